@@ -1,0 +1,53 @@
+# Every target makes its own virtual environment (.venv) if there is none.
+#
+#   PYTHON  interpreter to make it with (3.11 or newer)
+#   TORCH   torch requirement: plain `torch` takes a CUDA build; on a CPU machine a smaller one may be named here
+#   EXTRAS  cuda12 (also right on machines without a GPU) or cuda13, to match the driver
+PYTHON ?= python3
+TORCH ?= torch
+EXTRAS ?= dev,cuda12
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow test-gpu check style format bench clean
+
+demo: $(READY)  ## train a small GPT on real text
+	$(BIN)/python benchmarks/train_gpt.py
+
+test: $(READY)  ## all tests that need no GPU and no long time
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+test-slow: $(READY)  ## the long ones
+	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+
+test-gpu: $(READY)  ## on a CUDA host
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+style: $(READY)  ## format, lint, types
+	$(BIN)/ruff format --check dali_pipes/ operators tests benchmarks
+	$(BIN)/ruff check dali_pipes/ operators tests benchmarks
+	$(BIN)/mypy dali_pipes tests benchmarks
+
+check: style test  ## what must pass before a commit
+
+format: $(READY)
+	$(BIN)/ruff format dali_pipes/ operators tests benchmarks
+	$(BIN)/ruff check --fix dali_pipes/ operators tests benchmarks
+
+bench: $(READY)  ## side by side with other loaders; see benchmarks/README.md
+	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS),bench]"
+	$(BIN)/python benchmarks/compare.py
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, PYTHON=... names one; found " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS)]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,221 @@
+"""The configuration of a loader: one checked, frozen model, from keywords or from a TOML, YAML or JSON file.
+
+    config = LoaderConfig.from_file("configs/gpt2_124m.toml", batch_size=16)
+    config = LoaderConfig(corpus="data/*.bin", batch_size=16, seq_len=1024)
+    print(config.to_toml())
+
+Relative corpus paths are taken from the working directory of the process. A key that is not known is an error that
+names the nearest known one; names that other loaders use are answered with ours.
+"""
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dali_pipes.errors import ConfigError
+
+OUTPUT_NAMES = ("input_ids", "labels", "row_ids")
+
+# What a user of another loader may type, and what to say. The README's migration table is made from the same facts.
+FOREIGN_NAMES = {
+    "n_workers": "num_threads",
+    "num_workers": "num_threads",
+    "worker_count": "num_threads",
+    "prefetch_size": "prefetch_queue_depth",
+    "prefetch_batches": "prefetch_queue_depth",
+    "prefetch_factor": "prefetch_queue_depth",
+    "worker_buffer_size": "prefetch_queue_depth",
+    "block_size": "seq_len",
+    "context_length": "seq_len",
+    "sequence_length": "seq_len",
+    "micro_batch_size": "batch_size",
+    "data_path": "corpus",
+    "paths": "corpus",
+    "num_replicas": "world_size",
+    "num_shards": "world_size",
+    "infinite": "repeat",
+}
+NOT_NEEDED = {
+    "pin_memory": "host staging buffers are pinned whenever the device is a GPU",
+    "persistent_workers": "there are no worker processes; the reader threads live as long as the loader",
+}
+
+ORDER_FIELDS = ("seq_len", "stride", "shuffle", "seed", "split", "validation_fraction", "label_shift")
+"""Settings that decide which tokens are in which row, and the order of rows: a state is refused when they differ."""
+
+
+class LoaderConfig(BaseModel):
+    """Settings of a loader; every instance has been checked. Raises `ConfigError`.
+
+    Sizes are in tokens or rows unless a name says bytes. `batch_size` is the number of rows a rank gets in one step.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
+
+    corpus: tuple[str, ...] = Field(description="files, folders or glob patterns", min_length=1)
+    format: str = Field("auto", description="corpus format; auto recognises it by content")
+    dtype: str | None = Field(None, description="integer type of headerless files; None: uint16")
+    eos_id: int | None = Field(None, ge=0, description="id that ends a document")
+    vocab_size: int | None = Field(None, gt=0, description="ids at or above it are refused at the first read")
+    split: Literal["train", "validation"] = Field(
+        "train", description="part of the corpus; validation has a fixed order"
+    )
+    validation_fraction: float = Field(0.0, ge=0.0, lt=1.0, description="share of tokens, at the end of the corpus")
+
+    batch_size: int = Field(gt=0, description="rows a rank gets in one step (B)")
+    seq_len: int = Field(gt=0, description="tokens in a row (T); a row reads T + 1 tokens of the corpus")
+    stride: int | None = Field(None, gt=0, description="tokens between the starts of neighbouring rows; None: seq_len")
+    shuffle: bool = Field(True, description="a new order each epoch; False: the order of the corpus")
+    seed: int = Field(0, ge=0, lt=2**64, description="decides the order of every epoch, the same on any machine")
+    drop_last: bool = Field(True, description="leave out the last, partial step of an epoch")
+    repeat: bool = Field(False, description="run through epoch after epoch without end")
+    outputs: tuple[str, ...] = Field(
+        ("input_ids", "labels"), description=f"fields of a batch: {', '.join(OUTPUT_NAMES)}"
+    )
+    label_shift: bool = Field(True, description="labels[t] is the token after input_ids[t]; False: labels equal inputs")
+
+    rank: int | None = Field(None, ge=0, description="None: from torch.distributed or the launcher's RANK")
+    world_size: int | None = Field(None, gt=0, description="None: from torch.distributed or the launcher's WORLD_SIZE")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="auto, cpu, cuda or cuda:N; only auto falls back to the CPU",
+    )
+    placement: Literal["auto", "host", "device"] = Field(
+        "auto", description="host sends rows to the GPU, device keeps the corpus there; auto: device for a small corpus"
+    )
+
+    prefetch_queue_depth: int = Field(2, gt=0, le=64, description="blocks DALI keeps ready")
+    num_threads: int = Field(2, gt=0, le=256, description="threads that read ahead")
+    py_num_workers: int = Field(0, ge=0, description="processes for Python work per row; no format needs any")
+    batches_per_run: int | None = Field(None, gt=0, description="batches in one DALI run (K); None: from a byte target")
+    max_block_bytes: int = Field(64 << 20, gt=0, description="bytes one block of K batches may take when delivered")
+
+    def __init__(self, **settings: Any) -> None:
+        _refuse_unknown(settings)
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {_message(e)}" for e in error.errors())
+            raise ConfigError(problems) from None
+
+    @field_validator("corpus", mode="before")
+    @classmethod
+    def _corpus_as_tuple(cls, value: Any) -> Any:
+        if isinstance(value, str | os.PathLike):
+            return (os.fspath(value),)
+        return tuple(os.fspath(v) for v in value) if isinstance(value, list | tuple) else value
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _dtype_as_name(cls, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value
+        return getattr(value, "name", getattr(value, "__name__", value))  # np.dtype or a NumPy scalar type
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (self.rank is None) != (self.world_size is None):
+            raise ValueError("rank and world_size go together: give both or neither")
+        if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
+            raise ValueError(f"rank {self.rank} is not below world_size {self.world_size}")
+        if self.split == "validation" and self.validation_fraction == 0.0:
+            raise ValueError('split = "validation" needs a validation_fraction above 0 (0.01 keeps 1 % of the tokens)')
+        unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]
+        if unknown or not self.outputs or len(set(self.outputs)) != len(self.outputs):
+            raise ValueError(
+                f"outputs {list(self.outputs)}: expected one or more different names of {list(OUTPUT_NAMES)}"
+                + (f"; {unknown[0]!r} is not made by this version" if unknown else "")
+            )
+        if self.py_num_workers:
+            raise ValueError(
+                f"py_num_workers = {self.py_num_workers}: token files need no Python work per row, so there is nothing "
+                "for worker processes to do; leave it at 0"
+            )
+        if self.placement == "device" and self.device == "cpu":
+            raise ValueError('placement = "device" keeps the corpus in GPU memory and needs device = "cuda"')
+        return self
+
+    @classmethod
+    def from_file(cls, *paths: str | os.PathLike[str], **overrides: Any) -> Self:
+        """Read `.toml`, `.yaml`/`.yml` or `.json` files; later files, then keywords, replace what earlier ones say.
+
+        So a preset of a model and one of a machine combine: `from_file("configs/gpt2_124m.toml", "configs/h100.toml")`.
+        Raises `ConfigError` naming the file.
+        """
+        _refuse_unknown(overrides)
+        settings: dict[str, Any] = {}
+        for path in map(Path, paths):
+            found = _read_settings(path)
+            try:
+                _refuse_unknown(found)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}") from None
+            settings.update(found)
+        try:
+            return cls(**{**settings, **overrides})
+        except ConfigError as error:
+            raise ConfigError(f"{', '.join(map(str, paths))}: {error}") from None
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some settings changed, checked again."""
+        return type(self)(**{**self.model_dump(), **changes})
+
+    def order_settings(self) -> dict[str, Any]:
+        """The settings that decide the order of the data, JSON-able: what a saved state is compared with."""
+        settings = {name: getattr(self, name) for name in ORDER_FIELDS}
+        settings["stride"] = self.stride if self.stride is not None else self.seq_len
+        return settings
+
+    def to_toml(self) -> str:
+        """The checked configuration as TOML, defaults included; settings that are None are left out."""
+        # JSON's strings, numbers, booleans and lists are valid TOML values.
+        values = self.model_dump(mode="json", exclude_none=True)
+        return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
+    try:
+        if path.suffix == ".toml":
+            settings: Any = tomllib.loads(text)
+        elif path.suffix in {".yaml", ".yml"}:
+            settings = yaml.safe_load(text)
+        elif path.suffix == ".json":
+            settings = json.loads(text)
+        else:
+            raise ConfigError(f"{path}: unknown suffix {path.suffix!r}; expected .toml, .yaml, .yml or .json")
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: expected a table of settings, found {type(settings).__name__}")
+    return settings
+
+
+def _refuse_unknown(settings: Mapping[str, Any]) -> None:
+    known = list(LoaderConfig.model_fields)
+    for name in settings:
+        if name in known:
+            continue
+        if name in NOT_NEEDED:
+            raise ConfigError(f"{name} is not needed: {NOT_NEEDED[name]}; remove it")
+        near = FOREIGN_NAMES.get(name) or next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
+        hint = f"did you mean {near!r}?" if near else f"known settings: {', '.join(known)}"
+        raise ConfigError(f"unknown setting {name!r}; {hint}")
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    if error["type"] == "missing":
+        return "is missing"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return text if error["type"] == "value_error" else f"{text}, found {error['input']!r}"

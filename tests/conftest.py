@@ -1,0 +1,76 @@
+"""Shared fixtures: a watchdog around every test, counting corpora, an oracle, and scripts in a process of their own."""
+
+import faulthandler
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracle import IntArray
+
+HANG_S = 240
+
+
+@pytest.fixture(autouse=True)
+def watchdog() -> Iterator[None]:
+    """A test that hangs ends the run with a stack dump of every thread."""
+    faulthandler.dump_traceback_later(HANG_S, exit=True, file=sys.__stderr__ or sys.stderr)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+class CountingCorpus:
+    """Files in which the token at corpus position i is i (modulo `vocab_size`)."""
+
+    def __init__(self, folder: Path, sizes: Sequence[int], dtype: str = "uint32", vocab_size: int | None = None):
+        self.folder = folder
+        self.dtype = dtype
+        folder.mkdir(exist_ok=True)
+        total = sum(sizes)
+        limit = vocab_size if vocab_size is not None else min(int(np.iinfo(dtype).max) + 1, 2**62)
+        self.tokens: IntArray = np.arange(total, dtype=np.int64) % limit
+        self.files = []
+        start = 0
+        for number, size in enumerate(sizes):
+            path = folder / f"shard_{number:03d}.bin"
+            self.tokens[start : start + size].astype(dtype).tofile(path)
+            self.files.append(path)
+            start += size
+
+    @property
+    def pattern(self) -> str:
+        return str(self.folder / "*.bin")
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Callable[..., CountingCorpus]:
+    def make(*sizes: int, dtype: str = "uint32", vocab_size: int | None = None, name: str = "data") -> CountingCorpus:
+        return CountingCorpus(tmp_path / name, sizes, dtype, vocab_size)
+
+    return make
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python source in a fresh process; a hang fails the test with the stacks of that process."""
+
+    def run(
+        source: str, *arguments: object, timeout_s: float = 60, environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / f"script_{len(list(tmp_path.glob('script_*')))}.py"
+        prefix = f"import faulthandler; faulthandler.dump_traceback_later({timeout_s}, exit=True)\n"
+        script.write_text(prefix + textwrap.dedent(source))
+        return subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s + 30,
+            env=environment,
+            cwd=tmp_path,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,53 @@
+"""Loads the `.cu` files of this folder: the compile options, the C names of dtypes, one cache."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+OPTIONS = ("-std=c++17",)
+
+# `long long`, not `long`: it has 64 bits for every compiler the sources meet (NVRTC, nvcc, g++).
+_C_TYPES = {
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+}
+
+
+def expression(function: str, *dtypes: np.dtype[Any]) -> str:
+    """C++ name of a kernel template for these dtypes, for example `rows<unsigned short, long long>`."""
+    return f"{function}<{', '.join(_C_TYPES[dtype.name] for dtype in dtypes)}>"
+
+
+def source_of(operator: str) -> str:
+    """Text of `<operator>.cu`."""
+    return Path(__file__).with_name(f"{operator}.cu").read_text(encoding="utf-8")
+
+
+def load(operator: str, name: str) -> Any:
+    """The kernel `name` of `<operator>.cu` for the current device, called as `kernel(grid, block, arguments)`.
+
+    The first call for a kernel and a device compiles it (or takes it from CuPy's cache on disk), which blocks for up
+    to a second or so; later calls are a dictionary look-up. A launch goes to CuPy's current stream and does not block.
+    """
+    import cupy
+
+    return _load(operator, name, cupy.cuda.Device().id)
+
+
+@functools.cache
+def _load(operator: str, name: str, device: int) -> Any:
+    import cupy
+
+    # A function belongs to the module of the device that was current when it was made: hence `device` in the key.
+    module = cupy.RawModule(code=source_of(operator), options=OPTIONS, name_expressions=[name])
+    return module.get_function(name)

@@ -1,0 +1,38 @@
+"""`xp`: the same test on every backend: NumPy, the CUDA sources run on the CPU, and CuPy where a GPU is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+import backends
+import cuda_on_cpu
+import pytest
+
+from dali_pipes.operators import _kernel
+
+
+@pytest.fixture(scope="session")
+def cpu_kernels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, cuda_on_cpu.CpuKernel]]:
+    """Every kernel of every `.cu` file, compiled for the CPU once a session."""
+    if cuda_on_cpu.find_compiler() is None:
+        pytest.skip("no compiler: neither g++ nor clang++ is installed, so the CUDA sources cannot run on the CPU")
+    flags = cuda_on_cpu.SANITISERS if cuda_on_cpu.SANITISE_VARIABLE in os.environ else ()
+    return {
+        operator: cuda_on_cpu.build(
+            operator, _kernel.source_of(operator), names, tmp_path_factory.mktemp(operator), flags
+        )
+        for operator, names in cuda_on_cpu.kernel_names().items()
+    }
+
+
+@pytest.fixture(params=["numpy", "cuda_on_cpu", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request: pytest.FixtureRequest) -> Iterator[backends.Backend]:
+    """One backend after another."""
+    if request.param == "numpy":
+        yield backends.NUMPY
+    elif request.param == "cuda_on_cpu":
+        with backends.cuda_sources_on_cpu(request.getfixturevalue("cpu_kernels")) as backend:
+            yield backend
+    else:
+        yield backends.cupy_on_a_gpu()

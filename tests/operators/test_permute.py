@@ -1,0 +1,232 @@
+"""permute: a bijection, frozen, equal on every backend, and as the paper describes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from backends import Backend
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dali_pipes.operators import permute
+from dali_pipes.operators.permute import ORDER_NAME
+
+settings_with_backend = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+sizes = st.one_of(
+    st.integers(1, 40),
+    st.builds(
+        lambda power, offset: min(max(2**power + offset, 1), 2**63 - 1), st.integers(0, 63), st.sampled_from([-1, 0, 1])
+    ),
+    st.integers(1, 2**63 - 1),
+)
+keys = st.integers(0, 2**64 - 1)
+
+
+def permute_by_paper(index: int, n: int, key: int) -> int:
+    """Slow and independent: bits are lists, lowest first; the round of Mitchell et al., then the offset."""
+
+    def number(bits: list[int]) -> int:
+        return sum(bit << place for place, bit in enumerate(bits))
+
+    def bits_of(value: int, count: int) -> list[int]:
+        return [(value >> place) & 1 for place in range(count)]
+
+    outputs = []
+    counter = key
+    for _ in range(25):
+        counter = (counter + 0x9E3779B97F4A7C15) % 2**64
+        z = counter
+        z = (z ^ z // 2**30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z // 2**27) * 0x94D049BB133111EB % 2**64
+        outputs.append(z ^ z // 2**31)
+
+    total = 4
+    while 1 << total < n:
+        total += 1
+    in_left = total // 2
+    value = index
+    while True:
+        bits = bits_of(value, total)
+        right, left = bits[: total - in_left], bits[total - in_left :]
+        for output in outputs[:24]:
+            product = bits_of(number(left) * 0xD2B74407B1CE6E93, 64)
+            key_bits = bits_of(output, 64)[32:]
+            # what the right half has above the left half's width becomes the lowest bit of the next right half
+            next_right = right[in_left:] + product[:in_left]
+            left = [product[32 + place] ^ key_bits[place] ^ right[place] for place in range(in_left)]
+            right = next_right
+        value = (number(right + left) + outputs[24]) % (1 << total)
+        if value < n:
+            return value
+
+
+@settings_with_backend
+@given(n=sizes, key=keys, data=st.data())
+def test_equals_the_description_in_the_paper(xp: Backend, n: int, key: int, data: st.DataObject) -> None:
+    index = st.one_of(st.integers(0, n - 1), st.sampled_from([0, n - 1, n // 2]))
+    indices = data.draw(st.lists(index, min_size=1, max_size=20))
+    images = xp.numpy(permute(xp.array(np.array(indices, np.int64)), n, key))
+    assert images.tolist() == [permute_by_paper(index, n, key) for index in indices]
+
+
+def test_backends_agree_on_more_indices_than_the_grid_has_threads(xp: Backend) -> None:
+    n, key = 2**33 + 1, 0xFEEDFACE
+    indices = np.random.default_rng(5).integers(0, n, 4096 * 256 + 37)
+    images = xp.numpy(permute(xp.array(indices), n, key))
+    again = np.concatenate([permute(part, n, key) for part in np.array_split(indices, 300)])
+    np.testing.assert_array_equal(images, again)
+
+
+@pytest.mark.parametrize("n", [*range(1, 41), *(2**k + d for k in range(6, 17) for d in (-1, 0, 1))])
+def test_is_a_bijection(xp: Backend, n: int) -> None:
+    images = xp.numpy(permute(xp.array(np.arange(n)), n, key=n * 0x1234567))
+    assert images.dtype == np.int64
+    assert np.array_equal(np.sort(images), np.arange(n))
+
+
+@settings_with_backend
+@given(n=st.integers(1, 5000), key=keys)
+def test_is_a_bijection_for_any_size_and_key(xp: Backend, n: int, key: int) -> None:
+    images = xp.numpy(permute(xp.array(np.arange(n)), n, key))
+    assert np.array_equal(np.sort(images), np.arange(n))
+
+
+@settings(deadline=None, max_examples=30)
+@given(n=st.integers(2**32 - 2, 2**63 - 1), key=keys, seed=st.integers(0, 2**32))
+def test_distinct_indices_of_a_large_set_have_distinct_images(n: int, key: int, seed: int) -> None:
+    indices = np.unique(np.random.default_rng(seed).integers(0, n, 5000))
+    images = permute(indices, n, key)
+    assert images.min() >= 0
+    assert images.max() < n
+    assert np.unique(images).size == indices.size
+
+
+FROZEN = [  # (n, key, indices, images)
+    (1, 0, [0], [0]),
+    (2, 1, [0, 1], [1, 0]),
+    (3, 2, [0, 1, 2], [2, 1, 0]),
+    (5, 0, [0, 1, 2, 3, 4], [3, 0, 4, 2, 1]),
+    (10, 2024, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [2, 5, 9, 1, 3, 7, 0, 4, 8, 6]),
+    (
+        16,
+        18446744073709551615,
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+        [13, 9, 6, 15, 7, 2, 14, 4, 1, 3, 11, 8, 5, 10, 0, 12],
+    ),
+    (
+        17,
+        3,
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
+        [8, 6, 9, 5, 0, 3, 16, 12, 10, 7, 14, 4, 11, 15, 13, 1, 2],
+    ),
+    (1000, 11400714819323198485, [0, 1, 2, 3, 500, 999], [145, 630, 131, 476, 506, 452]),
+    (65536, 42, [0, 1, 2, 32768, 65535], [61117, 5320, 16110, 23603, 14980]),
+    (65537, 42, [0, 1, 2, 32768, 65535, 65536], [15194, 6816, 36657, 38992, 25227, 21472]),
+    (200000, 1234567890123456789, [0, 1, 2, 99999, 199999], [197012, 190611, 172062, 127277, 63871]),
+    (4294967296, 7, [0, 1, 2147483648, 4294967295], [2015580261, 1255705397, 2171973011, 3036760739]),
+    (
+        4294967297,
+        7,
+        [0, 1, 2147483648, 4294967295, 4294967296],
+        [3853289579, 4147827946, 1128775155, 1258924570, 2207293982],
+    ),
+    (
+        9765625000,
+        3735928559,
+        [0, 1, 2, 4882812500, 9765624999],
+        [2987046380, 6373275647, 4335752455, 733692253, 6702058154],
+    ),
+    (
+        4611686018427387905,
+        99,
+        [0, 1, 2305843009213693952, 4611686018427387904],
+        [1178167775789406296, 3850447944686917137, 3575899598488788740, 4090563652121251740],
+    ),
+    (
+        9223372036854775807,
+        18446744069414584320,
+        [0, 1, 4611686018427387904, 9223372036854775806],
+        [5997570409438086566, 7983247015300586097, 5500402313033280112, 8576270817916894756],
+    ),
+]
+
+
+@pytest.mark.parametrize(("n", "key", "indices", "images"), FROZEN)
+def test_frozen_order(xp: Backend, n: int, key: int, indices: list[int], images: list[int]) -> None:
+    """Saved states rely on these numbers: if one has to change, the order needs a new name."""
+    assert ORDER_NAME == "philox24-v1"
+    assert xp.numpy(permute(xp.array(np.array(indices, np.int64)), n, key)).tolist() == images
+
+
+def test_image_does_not_depend_on_its_neighbours() -> None:
+    n, key = 100_003, 77
+    whole = permute(np.arange(n), n, key)
+    assert [int(permute(np.array([i]), n, key)[0]) for i in (0, 1, 99, n - 1)] == whole[[0, 1, 99, n - 1]].tolist()
+    for size in (2, 7, 8, 9, 300):
+        np.testing.assert_array_equal(permute(np.arange(500, 500 + size), n, key), whole[500 : 500 + size])
+
+
+def test_input_is_left_alone_and_may_be_strided_read_only_or_empty(xp: Backend) -> None:
+    indices = np.arange(100)
+    indices.flags.writeable = False
+    images = xp.numpy(permute(xp.array(indices), 100, 1))
+    assert indices.tolist() == list(range(100))
+    assert xp.numpy(permute(xp.array(indices[::3]), 100, 1)).tolist() == images[::3].tolist()
+    assert xp.numpy(permute(xp.array(indices[::-1]), 100, 1)).tolist() == images[::-1].tolist()
+    empty = xp.numpy(permute(xp.array(indices[:0]), 100, 1))
+    assert empty.shape == (0,)
+    assert empty.dtype == np.int64
+
+
+def test_numpy_integers_are_taken_as_size_and_key(xp: Backend) -> None:
+    indices = xp.array(np.arange(10))
+    expected = xp.numpy(permute(indices, 10, 2**64 - 1)).tolist()
+    assert xp.numpy(permute(indices, np.int64(10), np.uint64(2**64 - 1))).tolist() == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [0, -1, 2**63])
+def test_size_out_of_range(xp: Backend, n: int) -> None:
+    with pytest.raises(ValueError, match=rf"n is {n}, expected 1 <= n < 2\*\*63"):
+        permute(xp.array(np.arange(1)), n, 0)
+
+
+@pytest.mark.parametrize("key", [-1, 2**64])
+def test_key_out_of_range(xp: Backend, key: int) -> None:
+    with pytest.raises(ValueError, match=rf"key is {key}, expected 0 <= key < 2\*\*64"):
+        permute(xp.array(np.arange(1)), 1, key)
+
+
+def test_size_and_key_must_be_integers(xp: Backend) -> None:
+    with pytest.raises(TypeError, match="float"):
+        permute(xp.array(np.arange(1)), 1.0, 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="float"):
+        permute(xp.array(np.arange(1)), 1, 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("indices", "position", "wrong"), [([0, 3, -1], 2, -1), ([5, 10, 3, 10], 1, 10), ([2**62], 0, 2**62)]
+)
+def test_index_outside_the_set(xp: Backend, indices: list[int], position: int, wrong: int) -> None:
+    array = xp.array(np.array(indices, np.int64))
+    if xp.checks_values:
+        with pytest.raises(ValueError, match=rf"indices\[{position}\] is {wrong}, expected 0 <= index < n = 10"):
+            permute(array, 10, 0)
+    else:
+        assert (xp.numpy(permute(array, 10, 0)) == -1).tolist() == [not 0 <= index < 10 for index in indices]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint64", "float64", "bool"])
+def test_index_dtype(xp: Backend, dtype: str) -> None:
+    with pytest.raises(TypeError, match=f"indices have dtype {dtype}, expected int64"):
+        permute(xp.array(np.zeros(3, dtype)), 10, 0)
+
+
+def test_index_shape(xp: Backend) -> None:
+    with pytest.raises(ValueError, match=r"indices have shape \(2, 3\), expected one axis"):
+        permute(xp.array(np.zeros((2, 3), np.int64)), 10, 0)
+
+
+def test_other_arrays_are_refused_naming_both_kinds() -> None:
+    with pytest.raises(TypeError, match=r"indices must be a numpy\.ndarray or a cupy\.ndarray, not builtins\.list"):
+        permute([1, 2, 3], 10, 0)

@@ -1,0 +1,237 @@
+"""A corpus: token files read as one stream of ids, in the order in which they were found.
+
+    files      a.bin, 5 ids      b.bin, 0 ids     c.bin, 4 ids
+    stream     0 1 2 3 4                          5 6 7 8
+    extents    [0, 5) of a.bin                    [5, 9) of c.bin
+
+An extent is a run of ids that lie one after another in one file: one a file, more where a Megatron index says so. Rows
+may cross extents, so no tail of a file is lost.
+"""
+
+import operator
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.corpus.datafile import DataFile, Int64Array
+from dali_pipes.corpus.fingerprint import digest_corpus, short_digests
+from dali_pipes.corpus.reader import DescriptorPool
+from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
+
+
+class TokenLocation(NamedTuple):
+    """Where a token is stored: `offset` in tokens from the first token of the file's data."""
+
+    file: Path
+    offset: int
+
+
+class Corpus:
+    """Token files as one stream. Made by `open_corpus`; immutable, safe to read from several threads at once.
+
+    num_tokens:    ids in all files
+    num_documents: documents by the format's own index, None if the format has none
+    dtype:         native integer type of the ids as they are handed out (int64 for files of uint64)
+    format:        "flat", "llmc", "megatron" or "npy"
+    eos_id:        as given to `open_corpus`
+    files:         data files in reading order, absolute
+    fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
+                   wherever the folder is and whenever the files were touched
+    file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
+
+    A context manager. Files are read with positioned reads and opened as needed; nothing is mapped, written or cached.
+    """
+
+    def __init__(self, files: Sequence[DataFile], eos_id: int | None = None) -> None:
+        stored = files[0].stored
+        native = stored.newbyteorder("=")
+        self._is_swapped = not stored.isnative
+        self._is_uint64 = native == np.uint64
+        self._itemsize = native.itemsize
+        self._data_files = tuple(files)
+        counts = [file.extents[:, 1] for file in files]
+        # Token position of each extent's start, then the end of the last: int64 (E + 1,).
+        self._starts: Int64Array = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
+        self._first_bytes: Int64Array = np.concatenate([file.extents[:, 0] for file in files])
+        self._file_numbers: Int64Array = np.repeat(np.arange(len(files)), [len(count) for count in counts])
+        self._pool = DescriptorPool([file.path for file in files], [file.size for file in files])
+        self._documents_lock = threading.Lock()
+        self._document_offsets: Int64Array | None = None
+
+        self.num_tokens: Final = int(self._starts[-1])
+        known = [file.num_documents for file in files if file.num_documents is not None]
+        self.num_documents: Final = sum(known) if len(known) == len(files) else None
+        self.dtype: Final[np.dtype[Any]] = np.dtype(np.int64) if self._is_uint64 else native
+        self.format: Final = files[0].format
+        self.eos_id: Final = eos_id
+        self.files: Final = tuple(file.path for file in files)
+        digests = [file.digest for file in files]
+        self.fingerprint: Final = digest_corpus(self.format, native, digests)
+        self.file_digests: Final = short_digests(digests)
+
+    @property
+    def document_offsets(self) -> Int64Array | None:
+        """Token position of each document's start, and the end: int64 (num_documents + 1,), read-only, rising.
+
+        Equal neighbours are an empty document. Read from the indexes at the first use, which blocks, then kept.
+        None if the format has no documents.
+        """
+        if self.num_documents is None:
+            return None
+        with self._documents_lock:
+            if self._document_offsets is None:
+                parts, before = [np.zeros(1, np.int64)], 0
+                for file in self._data_files:
+                    assert file.read_document_offsets is not None
+                    parts.append(before + file.read_document_offsets()[1:])
+                    before += file.num_tokens
+                offsets = np.concatenate(parts)
+                offsets.flags.writeable = False
+                self._document_offsets = offsets
+            return self._document_offsets
+
+    def tokens(self, start: int, count: int) -> npt.NDArray[Any]:
+        """Ids `start` ... `start + count - 1` in a fresh array (count,) of the corpus's dtype. Blocks.
+
+        Raises CorpusError for a range outside the corpus, CorpusReadError if a file cannot be read.
+        """
+        start, count = operator.index(start), operator.index(count)
+        self._check_range(start, start, count)
+        out = np.empty(count, self.dtype)
+        self.read_rows([start], out.reshape(1, count))
+        return out
+
+    def read_rows(self, starts: Sequence[int] | npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Fill row r of `out` with the ids from position starts[r] on. Blocks, without the GIL while it reads.
+
+        starts: R positions
+        out:    (R, L), C-contiguous, writeable, of the corpus's dtype
+
+        Raises CorpusError for rows outside the corpus, CorpusReadError if a file ended early or cannot be read,
+        TokenRangeError for a uint64 id that int64 cannot hold. Rows may be filled in part then.
+        """
+        positions = self._check_rows(starts, out)
+        if out.size == 0:
+            return
+        view = out.data.cast("B")
+        if len(self._first_bytes) == 1:
+            offsets = self._first_bytes[0] + positions * self._itemsize
+            self._read_inside(view, out.shape[1], range(len(positions)), repeat(int(self._file_numbers[0])), offsets)
+        else:
+            self._read_from_extents(positions, view, out.shape[1])
+        if self._is_swapped:
+            out.byteswap(inplace=True)
+        if self._is_uint64 and out.min() < 0:
+            self._refuse_large_id(positions, out)
+
+    def locate(self, position: int) -> TokenLocation:
+        """The file that holds the token at `position`, and its offset there in tokens. Reads no data."""
+        position = operator.index(position)
+        self._check_range(position, position, 1)
+        extent = int(np.searchsorted(self._starts, position, side="right")) - 1
+        file = self._data_files[self._file_numbers[extent]]
+        byte = int(self._first_bytes[extent]) + (position - int(self._starts[extent])) * self._itemsize
+        return TokenLocation(file.path, (byte - file.data_offset) // self._itemsize)
+
+    def close(self) -> None:
+        """Let the files go; reads that are under way finish. Idempotent. What needs no file can still be asked."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        documents = "" if self.num_documents is None else f", {self.num_documents} documents"
+        return (
+            f"<Corpus {self.format} {self.dtype.name}: {self.num_tokens} tokens{documents}, {len(self.files)} files, "
+            f"fingerprint {self.fingerprint}>"
+        )
+
+    def _check_range(self, lowest: int, highest: int, count: int) -> None:
+        if count < 0 or lowest < 0 or highest + count > self.num_tokens:
+            start = lowest if lowest < 0 else highest
+            raise CorpusError(
+                f"{count} tokens from position {start} on were asked for, but the corpus has positions 0 to "
+                f"{self.num_tokens - 1}"
+            )
+
+    def _check_rows(self, starts: Sequence[int] | npt.NDArray[Any], out: npt.NDArray[Any]) -> Int64Array:
+        if out.ndim != 2 or out.dtype != self.dtype or not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError(
+                f"out: shape {out.shape}, {out.dtype}, C-contiguous {out.flags.c_contiguous}, writeable "
+                f"{out.flags.writeable}; needed: (rows, tokens), {self.dtype}, C-contiguous, writeable"
+            )
+        positions = np.asarray(starts)
+        if positions.shape != out.shape[:1] or (positions.size and positions.dtype.kind not in "iu"):
+            raise ValueError(f"starts: shape {positions.shape}, {positions.dtype}; needed: ({len(out)},), integers")
+        if positions.size:
+            self._check_range(int(positions.min()), int(positions.max()), out.shape[1])
+        return positions.astype(np.int64)
+
+    def _read_from_extents(self, positions: Int64Array, view: memoryview, length: int) -> None:
+        # In the order of the files, so that each is asked of the pool once.
+        rows = np.argsort(positions)
+        positions = positions[rows]
+        extents = np.searchsorted(self._starts, positions, side="right") - 1
+        is_inside = positions + length <= self._starts[extents + 1]
+        offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * self._itemsize
+        inside = rows[is_inside].tolist()
+        numbers = self._file_numbers[extents[is_inside]].tolist()
+        self._read_inside(view, length, inside, numbers, offsets[is_inside])
+        row_bytes = length * self._itemsize
+        for row, position in zip(rows[~is_inside].tolist(), positions[~is_inside].tolist(), strict=True):
+            self._read_across(position, view[row * row_bytes : (row + 1) * row_bytes])
+
+    def _read_inside(
+        self, view: memoryview, length: int, rows: Iterable[int], numbers: Iterable[int], offsets: Int64Array
+    ) -> None:
+        """The hot path: for each row one system call, straight into the caller's memory.
+
+        rows: numbers of rows in `view`. numbers: their files. offsets: their bytes there. None crosses an extent's end.
+        """
+        row_bytes, preadv = length * self._itemsize, os.preadv
+        current, offset = -1, 0
+        try:
+            for row, number, offset in zip(rows, numbers, offsets.tolist(), strict=False):
+                if number != current:
+                    file = self._pool.acquire(number)  # held while its descriptor is in use
+                    current, descriptor = number, file.descriptor
+                target = view[row * row_bytes : (row + 1) * row_bytes]
+                got = preadv(descriptor, [target], offset)
+                if got != row_bytes:
+                    file.read_into(target, offset, got)
+        except CorpusReadError:
+            raise
+        except OSError as error:
+            raise file.failed(error, offset, row_bytes) from error
+
+    def _read_across(self, position: int, row: memoryview) -> None:
+        """Fill `row` (bytes) from `position` on, extent by extent."""
+        extent = int(np.searchsorted(self._starts, position, side="right")) - 1
+        done = 0
+        while done < len(row):
+            start, end = int(self._starts[extent]), int(self._starts[extent + 1])
+            count = min(len(row) - done, (end - position) * self._itemsize)
+            offset = int(self._first_bytes[extent]) + (position - start) * self._itemsize
+            self._pool.acquire(int(self._file_numbers[extent])).read_into(row[done : done + count], offset)
+            done, position, extent = done + count, end, extent + 1
+
+    def _refuse_large_id(self, positions: Int64Array, out: npt.NDArray[Any]) -> None:
+        row, column = (int(at[0]) for at in np.nonzero(out < 0))
+        place = self.locate(int(positions[row]) + column)
+        raise TokenRangeError(
+            f"{place.file}: token {place.offset} is {int(out[row, column]) % 2**64}; ids of uint64 files are served as "
+            f"int64, so they must be below 2^63"
+        )

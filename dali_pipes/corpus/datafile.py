@@ -1,0 +1,60 @@
+"""What is known of one file of a corpus once it was opened and checked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+FORMATS = ("flat", "llmc", "megatron", "npy")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the ids of a file with one run of ids lie: what a format's parser finds out.
+
+    stored:      integer dtype as stored, with byte order
+    data_offset: byte of the first id
+    num_tokens:  ids from there on
+    """
+
+    stored: np.dtype[Any]
+    data_offset: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of ids. `read_document_offsets` blocks and reads the index; None if the format has no documents.
+
+    size:        bytes when the corpus was opened
+    stored:      integer dtype as stored, with byte order
+    data_offset: byte of the first id, from which `Corpus.locate` counts
+    extents:     int64 (E, 2): [first byte, number of ids] of each run of ids, in reading order, none empty
+    digest:      of name, size, header and sampled bytes
+    """
+
+    path: Path
+    format: str
+    size: int
+    stored: np.dtype[Any]
+    data_offset: int
+    extents: Int64Array
+    digest: bytes
+    num_documents: int | None = None
+    read_document_offsets: Callable[[], Int64Array] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids in all extents."""
+        return int(self.extents[:, 1].sum())
+
+
+def one_extent(layout: Layout) -> Int64Array:
+    """The extents, int64 (1, 2) or (0, 2), of a file with one run of ids."""
+    runs = [[layout.data_offset, layout.num_tokens]] if layout.num_tokens else []
+    return np.array(runs, np.int64).reshape(-1, 2)

@@ -1,0 +1,137 @@
+"""From what the user names, a file, a folder, a glob or a list of these, to files in an order that never varies.
+
+- folder: the files in it, not in folders below it (a glob with `**` goes down);
+- glob: `*`, `?`, `[...]`, `**`; a name that exists as written is taken as it is;
+- list: in the list's own order, each entry expanded in its place; what is named twice is there twice;
+- a Megatron pair can be named by its prefix, its `.bin` or its `.idx`.
+
+Folders and globs are in natural order, s_1 s_2 s_03 s_10: runs of digits count as numbers, the rest goes by code
+point, folder by folder from the top; names that then tie (s_3, s_03) go by code point. The order of the directory plays
+no part.
+
+Folders and globs leave out what is clearly no data: names that start with `.` or `_` or end in `~`, and the suffixes
+and names below. Everything else is data or an error; a file named in full is never left out.
+"""
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
+
+# fmt: off
+SIDE_SUFFIXES = (
+    ".bak", ".cfg", ".crc", ".csv", ".csv.gz", ".html", ".index", ".ini", ".ipynb", ".json", ".lock", ".log", ".md",
+    ".md5", ".meta", ".metadata", ".old", ".part", ".partial", ".pdf", ".pickle", ".pkl", ".png", ".py", ".rst", ".sh",
+    ".sha256", ".svg", ".swp", ".temp", ".tmp", ".toml", ".tsv", ".tsv.gz", ".txt", ".yaml", ".yml",
+)
+# fmt: on
+SIDE_NAMES = frozenset({"license", "makefile", "readme"})
+_DIGITS = re.compile(r"([0-9]+)")
+_MOST_NAMES_IN_MESSAGE = 5
+
+
+def find_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Absolute paths of the data files; of a Megatron pair the `.bin` if both are found, else the one that is there.
+
+    Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data.
+    """
+    if isinstance(paths, (str, os.PathLike)):
+        entries: list[str] = [os.fspath(paths)]
+    elif isinstance(paths, Iterable) and not isinstance(paths, (bytes, set, frozenset, dict)):
+        entries = [os.fspath(path) for path in paths]
+    else:
+        raise ConfigError(f"corpus: {paths!r} is a {type(paths).__name__}; a path, or a list of paths, is expected")
+    if not entries:
+        raise ConfigError("corpus: an empty list of paths; name at least one file, folder or glob")
+    found = [file for entry in entries for file in _expand(entry)]
+    # A shell's `data/*` names both files of each Megatron pair: the index is not a second corpus.
+    present = set(found)
+    return [file for file in found if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
+
+
+def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
+    """The sort key of folders and globs. Text and numbers alternate, so that the two are never compared."""
+    parts = [_DIGITS.split(part) for part in path.parts]
+    return [[int(piece) if at % 2 else piece for at, piece in enumerate(part)] for part in parts], str(path)
+
+
+def is_side_file(name: str) -> bool:
+    """Whether a file of this name is clearly no data, so that a folder or a glob leaves it out."""
+    lower = name.lower()
+    return name.startswith((".", "_")) or name.endswith("~") or lower in SIDE_NAMES or lower.endswith(SIDE_SUFFIXES)
+
+
+def _expand(entry: str) -> list[Path]:
+    path = Path(os.path.abspath(os.path.expanduser(entry)))
+    mode = _mode(path)
+    if mode is not None:
+        return _files_of_folder(path) if stat.S_ISDIR(mode) else [_regular(path, mode)]
+    if glob.has_magic(entry):
+        return _files_of_glob(entry, path)
+    for suffix in (".bin", ".idx"):  # a Megatron prefix, which may have dots of its own
+        if _mode(Path(f"{path}.idx")) is not None and _mode(Path(f"{path}{suffix}")) is not None:
+            return [Path(f"{path}{suffix}")]
+    raise CorpusReadError(f"{path}: there is no such file, folder or Megatron prefix (given as {entry!r})")
+
+
+def _files_of_folder(folder: Path) -> list[Path]:
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise CorpusReadError(f"{folder}: the folder cannot be read: {error.strerror}") from error
+    return _data_files([folder / name for name in names], f"the folder {folder}")
+
+
+def _files_of_glob(entry: str, pattern: Path) -> list[Path]:
+    matches = glob.glob(str(pattern), recursive=True)
+    if not matches:
+        raise CorpusReadError(f"{pattern}: nothing matches this pattern (given as {entry!r})")
+    return _data_files([Path(match) for match in matches], f"the pattern {pattern}")
+
+
+def _data_files(candidates: Iterable[Path], where: str) -> list[Path]:
+    files: list[Path] = []
+    folders: list[str] = []
+    side: list[str] = []
+    for path in sorted(set(candidates), key=natural_key):
+        if is_side_file(path.name):
+            side.append(path.name)
+            continue
+        mode = _mode(path)
+        if mode is None:
+            raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")
+        if stat.S_ISDIR(mode):
+            folders.append(path.name)
+        else:
+            files.append(_regular(path, mode))
+    if not files:
+        raise CorpusError(
+            f"{where} holds no data file: {len(side)} side files{_some(side)}, {len(folders)} folders{_some(folders)}. "
+            f"Name files in full, or go down into folders with a pattern such as 'folder/**/*.bin'."
+        )
+    return files
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise CorpusReadError(f"{path}: cannot be looked up: {error}") from error
+
+
+def _regular(path: Path, mode: int) -> Path:
+    if not stat.S_ISREG(mode):
+        raise CorpusReadError(f"{path}: is neither a regular file nor a folder")
+    return path
+
+
+def _some(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f" ({', '.join(names[:_MOST_NAMES_IN_MESSAGE])}{', ...' if len(names) > _MOST_NAMES_IN_MESSAGE else ''})"

@@ -1,0 +1,168 @@
+"""Open files as one corpus: find and recognise them, check each against its header or index, then all together."""
+
+import os
+import struct
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dali_pipes.corpus import flat, llmc, megatron, npy
+from dali_pipes.corpus.corpus import Corpus
+from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
+from dali_pipes.corpus.discover import find_files
+from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.sniff import recognise
+from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
+
+
+def open_corpus(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    format: str = "auto",
+    dtype: str | np.dtype[Any] | None = None,
+    eos_id: int | None = None,
+) -> Corpus:
+    """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
+
+    paths:  a file, a folder, a glob, or a list of these. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
+            and leave out side files; a list keeps its own order. `dali_pipes.corpus.discover` has the rules.
+    format: "auto" recognises each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy" or
+            "megatron" (also fairseq; prefix, `.bin` or `.idx`) says so and skips that.
+    dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Other
+            formats state it themselves, and it is compared.
+    eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
+
+    uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
+    A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
+
+    Raises ConfigError for arguments that cannot be, CorpusReadError for what is missing or unreadable,
+    CorpusFormatError for files that are damaged, unsupported, or not all of one format and id type.
+    """
+    if format != "auto" and format not in FORMATS:
+        raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
+    id_type = None if dtype is None else _id_type(dtype, format)
+    files = [_inspect(path, format, id_type) for path in find_files(paths)]
+    for file in files[1:]:
+        _check_alike(files[0], file)
+    if not any(file.num_tokens for file in files):
+        raise CorpusError(f"the corpus is empty: {len(files)} files without a token, the first is {files[0].path}")
+    return Corpus(files, eos_id)
+
+
+def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
+    try:
+        id_type = np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(f"dtype {dtype!r} is not a type: {error}") from error
+    if id_type.kind not in "iu" or id_type.itemsize not in (1, 2, 4, 8):
+        raise ConfigError(
+            f"dtype {dtype!r}: token ids are integers of 1, 2, 4 or 8 bytes, such as 'uint16' or 'uint32'"
+        )
+    return id_type
+
+
+def _inspect(path: Path, format: str, id_type: np.dtype[Any] | None) -> DataFile:
+    """Find out what the file at `path` holds and check it. `format` and `id_type` are what the user said."""
+    if format == "megatron":
+        return _inspect_pair(path, id_type)
+    with OpenFile(path) as file:
+        if format == "auto":
+            format = recognise(file, None if id_type is None else id_type.itemsize)
+            # A file without a mark beside an index is not flat, even if the index cannot be read: better an error that
+            # names the index than junk ids.
+            index_beside = path.suffix == ".bin" and path.with_suffix(".idx").exists()
+            if format == "megatron" or path.suffix == ".idx" or (format == "flat" and index_beside):
+                return _inspect_pair(path, id_type)
+            if format == "flat":
+                _refuse_parts_of_a_set(path)
+        samples = read_samples(file)
+        layout = _layout(file, format, id_type)
+        if format == "flat" and id_type is None:
+            flat.refuse_wider_ids(file, samples)
+        header = file.read(0, layout.data_offset)
+    return DataFile(
+        path=path,
+        format=format,
+        size=file.size,
+        stored=layout.stored,
+        data_offset=layout.data_offset,
+        extents=one_extent(layout),
+        digest=digest_file(path, file.size, layout.stored, header, samples),
+    )
+
+
+def _layout(file: OpenFile, format: str, id_type: np.dtype[Any] | None) -> Layout:
+    if format == "flat":
+        if id_type is not None and id_type.name == "uint64":
+            raise CorpusFormatError(
+                f"{file.path}: uint64 ids of a file without a header; say dtype='int64', the same bytes for every id "
+                f"below 2^63"
+            )
+        return flat.parse_flat(file, id_type)
+    layout = llmc.parse_llmc(file) if format == "llmc" else npy.parse_npy(file)
+    _check_id_type(file.path, format, layout.stored, id_type)
+    return layout
+
+
+def _inspect_pair(path: Path, id_type: np.dtype[Any] | None) -> DataFile:
+    """As `_inspect`, for the Megatron pair that the `.bin` or `.idx` at `path` belongs to."""
+    if path.suffix not in (".bin", ".idx"):
+        raise CorpusFormatError(f"{path}: Megatron data is a pair of files that end in .bin and .idx")
+    bin_path = path.with_suffix(".bin")
+    with OpenFile(path.with_suffix(".idx")) as index_file:
+        header = megatron.parse_header(index_file)
+        _check_id_type(index_file.path, "megatron", header.stored, id_type)
+        with OpenFile(bin_path) as bin_file:
+            index = megatron.read_index(index_file, header, bin_file)
+            samples = read_samples(bin_file)
+    about_index = struct.pack("<Q3I", index.size, *index.checksums)
+    return DataFile(
+        path=bin_path,
+        format="megatron",
+        size=bin_file.size,
+        stored=header.stored,
+        data_offset=0,
+        extents=index.extents,
+        digest=digest_file(bin_path, bin_file.size, header.stored, about_index, samples),
+        num_documents=header.num_documents,
+        read_document_offsets=None if header.num_documents is None else partial(megatron.read_document_offsets, index),
+    )
+
+
+def _check_id_type(path: Path, format: str, stored: np.dtype[Any], id_type: np.dtype[Any] | None) -> None:
+    if id_type is not None and id_type.newbyteorder("=") != stored.newbyteorder("="):
+        raise CorpusFormatError(f"{path}: its {format} header says {stored.name}, but dtype={id_type.name!r} was given")
+
+
+def _refuse_parts_of_a_set(path: Path) -> None:
+    """Refuse a file that has no mark of its own but belongs to a set with a side file that says how it is read."""
+    if path.suffix == ".ds" and path.with_name(f"{path.name}.index").exists():
+        kind, side = "datatrove file", f"{path.name}.index"
+    else:
+        side = "index.json"
+        try:
+            with OpenFile(path.with_name(side)) as index:
+                start = index.read(0, min(index.size, 4096))
+        except CorpusReadError:
+            return
+        if b'"chunks"' not in start and b'"shards"' not in start:
+            return
+        kind = "LitData chunk" if b'"chunks"' in start else "MosaicML Streaming (MDS) shard"
+    raise CorpusFormatError(
+        f"{path}: looks like a {kind}, because of {side} beside it; that format is not supported. If the file does "
+        f"hold ids alone, say format='flat' and a dtype."
+    )
+
+
+def _check_alike(one: DataFile, other: DataFile) -> None:
+    if one.format == other.format and one.stored == other.stored:
+        return
+    empty = next((file for file in (one, other) if file.size == 0), None)
+    hint = f" {empty.path} is empty, 0 bytes: remove it, or make or copy it again." if empty else ""
+    raise CorpusFormatError(
+        f"the files of a corpus are of one format and id type, but {one.path} is {one.format} {one.stored.str} and "
+        f"{other.path} is {other.format} {other.stored.str}.{hint} Open them apart, or name only the files of one kind."
+    )

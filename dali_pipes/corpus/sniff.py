@@ -1,0 +1,146 @@
+"""Recognise a file by its first bytes; suffixes lie (`.bin` has four meanings, `.npy` two, `.arrow` two).
+
+The answer is one of ours ("flat" for what has no known mark), or an error that names what the file is. A short mark can
+also be two ordinary token ids, so each mark of fewer than four bytes is confirmed by more of the file.
+"""
+
+import struct
+import zlib
+
+from dali_pipes.corpus import llmc, megatron, npy
+from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.errors import CorpusFormatError
+
+_HEAD_BYTES = 4096
+
+_KNOWN_MARKS = {
+    b"PAR1": "a Parquet file",
+    b"ARROW1\0\0": "an Arrow IPC file",
+    b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f": "a Riegeli or ArrayRecord file",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"\x04\x22\x4d\x18": "compressed with lz4",
+    b"\xfd7zXZ\0": "compressed with xz",
+    b"\xff\x06\x00\x00sNaPpY": "compressed with snappy",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"LDFZ01\0\0": "a LitData chunk compressed with zstd",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20": "a PyTorch pickle",
+    b"SQLite format 3\0": "an SQLite database",
+    b"GGUF": "a GGUF model",
+}
+_CONTROL_BYTES = (frozenset(range(0x20)) | {0x7F}) - frozenset(b"\t\n\f\r")
+_PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth")
+
+
+def recognise(file: OpenFile, id_width: int | None = None) -> str:
+    """The format of a file: "llmc", "npy", "megatron" for a Megatron index, or "flat", also for an empty file.
+
+    id_width: bytes of an id if the user said so; with 1, byte-level ids look like text, which then is not refused.
+    Raises CorpusFormatError for a file of another kind, naming it.
+    """
+    head = file.read(0, min(file.size, _HEAD_BYTES))
+    if head.startswith(npy.MAGIC):
+        return "npy"
+    if head.startswith(megatron.MAGIC):
+        return "megatron"
+    if len(head) >= 8 and struct.unpack_from("<i", head)[0] in llmc.MAGICS:
+        return "llmc"
+    kind = _foreign_kind(file, head, id_width)
+    if kind is not None:
+        raise CorpusFormatError(
+            f"{file.path}: is {kind}; token corpora are read from flat files of ids, llm.c, .npy and Megatron files. "
+            f"Convert it first; if it does hold ids alone, say format='flat' and a dtype."
+        )
+    return "flat"
+
+
+def _foreign_kind(file: OpenFile, head: bytes, id_width: int | None) -> str | None:
+    for mark, kind in _KNOWN_MARKS.items():
+        if head.startswith(mark):
+            return kind
+    if head.startswith(megatron.OLD_MAGIC):
+        return "an index of old fairseq or Megatron (TNTIDX)"
+    if head[257:262] == b"ustar":
+        return "a tar archive"
+    if head.startswith(b"PK\x03\x04"):
+        return _zip_kind(head)
+    for check in (_deflate_kind, _bzip2_kind, _arrow_stream_kind, _safetensors_kind, _tfrecord_kind, _pickle_kind):
+        if (found := check(file, head)) is not None:
+            return found
+    return _text_kind(head) if id_width != 1 else None
+
+
+def _zip_kind(head: bytes) -> str:
+    first_name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+    if first_name.endswith(b"data.pkl"):
+        return "a PyTorch checkpoint (a pickle in a zip archive)"
+    return "a NumPy .npz archive" if first_name.endswith(b".npy") else "a zip archive"
+
+
+def _deflate_kind(file: OpenFile, head: bytes) -> str | None:
+    if head[:3] == b"\x1f\x8b\x08":
+        name, window = "compressed with gzip", 31
+    elif head[:2] in (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"):
+        name, window = "compressed with zlib", 15
+    else:
+        return None
+    inflater = zlib.decompressobj(window)
+    try:
+        plain = inflater.decompress(head, 1024)
+    except zlib.error:
+        return None
+    return name if plain or inflater.eof else None
+
+
+def _bzip2_kind(file: OpenFile, head: bytes) -> str | None:
+    return "compressed with bzip2" if head[:3] == b"BZh" and head[4:10] == b"1AY&SY" else None
+
+
+def _arrow_stream_kind(file: OpenFile, head: bytes) -> str | None:
+    if len(head) < 12 or head[:4] != b"\xff\xff\xff\xff":
+        return None
+    length, root = struct.unpack_from("<iI", head, 4)
+    plausible = 0 < length <= file.size - 8 and length % 8 == 0 and 0 < root < length
+    return "an Arrow IPC stream (as Hugging Face datasets save)" if plausible else None
+
+
+def _safetensors_kind(file: OpenFile, head: bytes) -> str | None:
+    return "a safetensors file" if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") <= file.size - 8 else None
+
+
+def _tfrecord_kind(file: OpenFile, head: bytes) -> str | None:
+    if len(head) < 12:
+        return None
+    length, checksum = struct.unpack_from("<QI", head)
+    masked = _crc32c(head[:8])
+    masked = ((masked >> 15 | masked << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return "a TFRecord file" if length <= file.size - 16 and masked == checksum else None
+
+
+def _crc32c(data: bytes) -> int:
+    """The Castagnoli CRC, bit by bit: it is taken of eight bytes only."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def _pickle_kind(file: OpenFile, head: bytes) -> str | None:
+    framed = head[:2] in (b"\x80\x04", b"\x80\x05") and head[2:3] == b"\x95"
+    if framed and int.from_bytes(head[3:11], "little") <= file.size - 11:
+        return "a Python pickle, which is never loaded"
+    return "a Python pickle, which is never loaded" if file.path.suffix.lower() in _PICKLE_SUFFIXES else None
+
+
+def _text_kind(head: bytes) -> str | None:
+    """Text: UTF-8 without control characters. Ids below 256 have zero bytes between them, larger ones any byte."""
+    if len(head) < 64 or not _CONTROL_BYTES.isdisjoint(head) or len(set(head)) < 10:
+        return None
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 3:  # the head may end within a character
+            return None
+    return "JSON text" if head.lstrip()[:1] in (b"{", b"[") else "text, not token ids"

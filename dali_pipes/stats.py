@@ -1,0 +1,73 @@
+"""What a loader measured: how long the trainer waited for data, where block time went, and what to change."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class BlockTimes:
+    """Seconds the reader threads and the block source spent, summed over blocks."""
+
+    blocks: int = 0
+    plan_s: float = 0.0
+    read_s: float = 0.0
+    kernels_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """A snapshot; seconds are wall-clock. `data_wait_s` is the time the trainer spent inside `next()`.
+
+    `wall_s` counts from asking for the first batch of an epoch to the last batch handed out, over all epochs run so
+    far; time between epochs is not in it.
+    """
+
+    batches: int
+    tokens: int
+    wall_s: float
+    data_wait_s: float
+    queue_depth: int
+    """Blocks that are ready now: read ahead, or in DALI's prefetch queue."""
+    block_times: BlockTimes = field(default_factory=BlockTimes)
+    device: str = "cpu"
+    placement: str = "host"
+    placement_reason: str = ""
+    engine: str = "dali"
+    """"dali", or "direct" on a machine without DALI: batches are the same, taken from the block source itself."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens handed out per second of `wall_s`."""
+        return self.tokens / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def data_wait_pct(self) -> float:
+        """Share of `wall_s` that the trainer waited for data, in per cent."""
+        return 100.0 * self.data_wait_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def rating(self) -> str:
+        """Below 1 % data wait excellent, below 5 % good, below 20 % fair, else poor."""
+        for limit, name in ((1.0, "excellent"), (5.0, "good"), (20.0, "fair")):
+            if self.data_wait_pct < limit:
+                return name
+        return "poor"
+
+    @property
+    def advice(self) -> str:
+        """What to change when the rating is not good; empty when it is."""
+        if self.rating in ("excellent", "good"):
+            return ""
+        times = self.block_times
+        largest = max(times.plan_s, times.read_s, times.kernels_s)
+        if largest == 0.0 or self.queue_depth > 1:
+            return "blocks are ready, but small: raise batches_per_run so that one DALI run delivers more batches"
+        if largest == times.read_s:
+            return "most block time is reading: raise num_threads, or move the corpus to a faster disk or into memory"
+        if largest == times.kernels_s:
+            return "most block time is widening and labelling on the CPU: use a GPU, or leave the loader a free core"
+        return "most block time is planning: rows are very short; raise seq_len or batches_per_run"
+
+    def rating_line(self) -> str:
+        """One line for a log: `data wait 0.3 % of 41.0 s: excellent`, with the advice where there is one."""
+        line = f"data wait {self.data_wait_pct:.1f} % of {self.wall_s:.1f} s: {self.rating}"
+        return f"{line} ({self.advice})" if self.advice else line

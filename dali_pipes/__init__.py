@@ -1,0 +1,56 @@
+"""Token batches for language-model training on NVIDIA GPUs: exact order, exact resume, no data wait.
+
+    from dali_pipes import TokenLoader
+
+    for batch in TokenLoader(corpus="data/*.bin", batch_size=16, seq_len=1024):
+        batch["input_ids"], batch["labels"]          # int64 (16, 1024) each
+
+Importing the package imports neither torch nor DALI nor CuPy; the names below are loaded when they are first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dali_pipes.config import LoaderConfig
+    from dali_pipes.corpus import Corpus, open_corpus
+    from dali_pipes.loader import RowLocation, TokenLoader
+    from dali_pipes.pipeline import build_pipeline
+    from dali_pipes.stats import LoaderStats
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "Corpus": "corpus",
+    "LoaderConfig": "config",
+    "LoaderStats": "stats",
+    "RowLocation": "loader",
+    "TokenLoader": "loader",
+    "build_pipeline": "pipeline",
+    "open_corpus": "corpus",
+}
+
+__all__ = [
+    "Corpus",
+    "LoaderConfig",
+    "LoaderStats",
+    "RowLocation",
+    "TokenLoader",
+    "build_pipeline",
+    "open_corpus",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise ModuleNotFoundError(
+                "TokenLoader needs torch, in the build of your choice (CPU or CUDA): pip install torch", name="torch"
+            ) from error
+        raise
+    return getattr(module, name)

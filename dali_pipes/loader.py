@@ -1,0 +1,273 @@
+"""`TokenLoader`: batches for a PyTorch training loop. This module alone imports torch.
+
+    loader = TokenLoader(corpus="data/*.bin", batch_size=16, seq_len=1024)
+    for batch in loader:                                       # one epoch
+        loss = model(batch["input_ids"], batch["labels"])      # int64 (B, T) each, on loader.device
+
+The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]` (`label_shift=False`: equal to it).
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from dali_pipes.block_queue import BlockStream
+from dali_pipes.config import LoaderConfig
+from dali_pipes.corpus import Corpus
+from dali_pipes.errors import ConfigError, LoaderClosedError
+from dali_pipes.pipeline import BuiltSource, Graph, resolve_ranks
+from dali_pipes.schedule import PADDING, Position, StepRange
+from dali_pipes.source import plan_rows
+from dali_pipes.state import make_state, read_state
+from dali_pipes.stats import LoaderStats
+
+Batch = dict[str, torch.Tensor]
+
+
+class RowLocation(NamedTuple):
+    """Where a row's tokens come from."""
+
+    file: Path
+    offset: int
+    """First token of the row, counted in tokens from the first token of the file's data."""
+    source: int
+    """Number of the data source; 0 while there is one."""
+    position: int
+    """First token of the row, counted in the corpus seen as one stream."""
+    row_id: int
+    """Place of the row in its epoch's order."""
+
+
+class TokenLoader:
+    """An iterable over batches; each `for` is one epoch, in its own order (all epochs, with `repeat`).
+
+    Batches are dicts of int64 tensors (B, T), contiguous, on `loader.device`; `row_ids` is (B,). They are views of a
+    block of several batches that stays alive and unchanged as long as any of them is held, and that no one else
+    writes to; `clone()` a batch that you keep for long.
+
+    Leaving a `for` early ends that epoch for this object: the next `for` is the next epoch. `state_dict()` still points
+    behind the last batch handed out, so a resume goes on there. After an error the loader can be used again; the state
+    points behind the last good batch.
+
+    `next()` blocks while no block is ready. One thread at a time may iterate; `state_dict()`, `stats()` and `locate()`
+    may be called from any. Takes a `LoaderConfig`, or its settings as keywords, or both (keywords win). `graph` adds
+    DALI operators, see `build_pipeline`. Raises `ConfigError`, `CorpusError` and `BackendError` before the first batch
+    for all that can be known by then.
+    """
+
+    def __init__(self, config: LoaderConfig | None = None, *, graph: Graph | None = None, **settings: Any) -> None:
+        if config is None:
+            config = LoaderConfig(**settings)
+        elif settings:
+            config = config.replace(**settings)
+        self._ranks_given = config.rank is not None
+        self.config = resolve_ranks(_ranks_of_process_group(config))
+        built = BuiltSource(self.config, endless=True)
+        self._built, self._schedule, self._source = built, built.schedule, built.source
+        self._stream = BlockStream(built, self.config, graph)
+        self._closed = False
+        self._position = Position(0, 0)  # behind the last batch handed out: what a state says
+        self._resumed = Position(0, 0)  # where the epoch that a state was loaded into began for this object
+        self._run = 0  # number of the newest iterator; older ones are superseded
+        self._running = False  # the newest iterator has handed out a batch and has not ended
+        self._begun = False  # the epoch of `_position` was begun by this object and is not complete
+        self._batches = self._tokens = 0
+        self._wait_s = self._wall_s = 0.0
+
+    @property
+    def corpus(self) -> Corpus:
+        """The opened corpus."""
+        return self._source.corpus
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are delivered."""
+        number = self._built.device
+        return torch.device("cpu") if number is None else torch.device("cuda", number)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch, from 0."""
+        return self._next().epoch
+
+    @property
+    def step(self) -> int:
+        """Number of the next batch within its epoch, as `locate` counts them."""
+        return -(-self._next().rows // self._schedule.global_rows)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch: the same on every rank."""
+        return self._schedule.steps()
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._check_open()
+        self._check_ranks()
+        self._run += 1
+        self._running = False
+        return self._batches_from(self._next(), self._run)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands: behind the last batch handed out, whatever has been prefetched. Does not block.
+
+        A fresh, JSON-able dict under 1 KB, the same on every rank; it holds the corpus fingerprint and the settings
+        that decide the order. After the last batch of an epoch it is the start of the next one.
+        """
+        return make_state(self.config, self.corpus, self._schedule, self._position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on behind the batch after which `state` was taken; costs the same at any position.
+
+        The world size, batch size, block size, threads, device and placement may differ from the saving run. Ends an
+        iteration in progress. Raises `StateError` listing the differences when the corpus or the order has changed.
+        """
+        self._check_open()
+        position = read_state(state, self.config, self.corpus, self._schedule)
+        self._position = self._resumed = self._schedule.normalise(position)
+        self._run += 1
+        self._running = self._begun = False
+
+    def locate(self, step: int, row: int, epoch: int | None = None) -> RowLocation:
+        """Where row `row` of this rank's batch number `step` comes from, in `epoch` (None: that of the next batch).
+
+        Any past or future step; reads no data. Raises `ConfigError` for a step or row that does not exist, and for
+        steps before a resume that changed the number of rows in a step.
+        """
+        epoch = self.epoch if epoch is None else epoch
+        base, first_step = 0, 0
+        if epoch == self._resumed.epoch and self._resumed.rows % self._schedule.global_rows:
+            base = self._resumed.rows
+            first_step = -(-base // self._schedule.global_rows)
+        last_step = first_step + self._schedule.steps(base) - 1
+        if epoch < 0 or not first_step <= step <= last_step:
+            raise ConfigError(f"step {step} of epoch {epoch}: expected {first_step} to {last_step}, epoch 0 or later")
+        plan = plan_rows(self._schedule, StepRange(epoch, base, step - first_step, 1))
+        if not 0 <= row < len(plan.row_ids):
+            raise ConfigError(f"row {row}: step {step} has rows 0 to {len(plan.row_ids) - 1} on this rank")
+        if plan.row_ids[row] == PADDING:
+            raise ConfigError(f"row {row} of step {step} is padding: it comes from no file and its labels are ignored")
+        position = int(plan.starts[row])
+        place = self.corpus.locate(position)
+        return RowLocation(place.file, place.offset, 0, position, int(plan.row_ids[row]))
+
+    def stats(self) -> LoaderStats:
+        """What was measured so far. Does not block."""
+        return LoaderStats(
+            batches=self._batches,
+            tokens=self._tokens,
+            wall_s=self._wall_s,
+            data_wait_s=self._wait_s,
+            queue_depth=self._stream.queue_depth,
+            block_times=self._source.block_times(),
+            device=str(self.device),
+            placement=self._built.placement,
+            placement_reason=self._built.placement_reason,
+            engine=self._stream.engine,
+        )
+
+    def close(self) -> None:
+        """Stop the threads and close the files; idempotent. Batches already handed out stay valid."""
+        if not self._closed:
+            self._closed = True
+            self._run += 1
+            self._running = False
+            self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _next(self) -> Position:
+        if self._begun and not self._running:  # a `for` was left early: the next one is the next epoch
+            return Position(self._position.epoch + 1, 0)
+        return self._position
+
+    def _batches_from(self, start: Position, run: int) -> Iterator[Batch]:
+        try:
+            asked = time.perf_counter()
+            self._check_current(run)
+            self._stream.seek(start)
+            while True:
+                steps = self._stream.peek()
+                if steps.epoch != start.epoch and not self.config.repeat:
+                    return
+                step = steps.first_step
+                for batch in self._cut(self._stream.take(self._consumer()), steps):
+                    self._advance(steps, step)
+                    step += 1
+                    handed_out = time.perf_counter()
+                    self._wait_s += handed_out - asked
+                    self._wall_s += handed_out - asked
+                    yield batch
+                    asked = time.perf_counter()
+                    self._check_current(run)
+                    self._wall_s += asked - handed_out
+        finally:
+            if run == self._run:
+                self._running = False
+
+    def _consumer(self) -> Any:
+        """The stream that the trainer works on now; None on the CPU."""
+        number = self._built.device
+        return None if number is None else torch.cuda.current_stream(number)
+
+    def _cut(self, arrays: list[Any], steps: StepRange) -> Iterator[Batch]:
+        """A block as batches: views, no copies."""
+        schedule = self._schedule
+        sizes = [schedule.batch_size] * (steps.num_steps - 1)
+        sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1))
+        columns = [_tensor(array).split(sizes) for array in arrays]
+        names = self.config.outputs
+        return (dict(zip(names, views, strict=True)) for views in zip(*columns, strict=True))
+
+    def _advance(self, steps: StepRange, step: int) -> None:
+        schedule = self._schedule
+        self._position = schedule.normalise(Position(steps.epoch, schedule.rows_after(steps.base, step)))
+        self._begun = self._position.epoch == steps.epoch
+        self._running = True
+        self._batches += 1
+        self._tokens += schedule.step_rows(steps.base, step) * self.config.seq_len
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LoaderClosedError("this loader is closed; build a new one")
+
+    def _check_current(self, run: int) -> None:
+        self._check_open()
+        if run != self._run:
+            raise LoaderClosedError(
+                "this iterator was superseded: the loader was iterated again or a state was loaded; use the newest one"
+            )
+
+    def _check_ranks(self) -> None:
+        if self._ranks_given:
+            return
+        now = _process_group()
+        if now is not None and now != (self.config.rank, self.config.world_size):
+            raise ConfigError(
+                f"this loader was built as rank {self.config.rank} of {self.config.world_size}, but torch.distributed "
+                f"now says rank {now[0]} of {now[1]}; build the loader after init_process_group, or pass rank and "
+                "world_size"
+            )
+
+
+def _tensor(array: Any) -> Any:
+    return torch.utils.dlpack.from_dlpack(array)
+
+
+def _process_group() -> tuple[int, int] | None:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _ranks_of_process_group(config: LoaderConfig) -> LoaderConfig:
+    group = _process_group()
+    if config.rank is not None or group is None:
+        return config
+    return config.replace(rank=group[0], world_size=group[1])

@@ -1,0 +1,162 @@
+"""The DALI graph around a block source.
+
+    external_source (block source) ─▶ cast to int64 ─▶ the user's own DALI operators ─▶ prefetch queue
+
+One DALI run yields one block: a single sample of shape (K * B, T), since a run costs about the same whatever it
+carries. This module alone imports DALI.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dali_pipes import device as cuda
+from dali_pipes.config import LoaderConfig
+from dali_pipes.corpus import Corpus, open_corpus
+from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.schedule import Schedule, split_windows
+from dali_pipes.source import BlockSource, CpuPlacement, Placement
+
+TARGET_BLOCK_TOKENS = 1 << 18
+"""Tokens of a block when the user sets no `batches_per_run`: 2 MiB an output as int64, half a MiB as uint16."""
+
+Graph = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""DALI data nodes by output name → nodes of the same names, rows still in the first axis."""
+
+
+class BuiltSource:
+    """A block source with what was decided while building it."""
+
+    def __init__(self, config: LoaderConfig, *, endless: bool) -> None:
+        corpus = open_corpus(config.corpus, format=config.format, dtype=config.dtype, eos_id=config.eos_id)
+        try:
+            self.schedule = make_schedule(config, corpus)
+            self.device, self.device_reason = cuda.choose_device(config.device, _environment_number("LOCAL_RANK"))
+            self.placement, self.placement_reason, placement = _make_placement(config, corpus, self)
+        except BaseException:
+            corpus.close()
+            raise
+        self.stream = getattr(placement, "stream", None)
+        self.source = BlockSource(
+            corpus,
+            self.schedule,
+            placement,
+            outputs=config.outputs,
+            batches_per_run=batches_per_run(config, self.schedule),
+            num_threads=config.num_threads,
+            endless=endless,
+        )
+
+
+def build_pipeline(config: LoaderConfig, *, graph: Graph | None = None) -> Any:
+    """A DALI `Pipeline`, not yet built, for trainers that drive DALI themselves.
+
+    Its outputs are `config.outputs`, in that order, each one sample (batch size 1) of shape (K * B, T), int64
+    ((K * B,) for row_ids); the last block of an epoch is shorter. It raises `StopIteration` at the end of an epoch and
+    starts the next one, in a new order, after `reset()`; with `repeat` it never ends. `batches_per_run = 1` gives one
+    batch a run. `graph` may add DALI operators between the casts and the outputs.
+
+    `DALIGenericIterator([pipe], list(config.outputs), auto_reset=True)` gives (1, K * B, T) tensors.
+
+    Raises `BackendError` without DALI, `ConfigError` and `CorpusError` for bad settings and data.
+    """
+    return define_pipeline(BuiltSource(resolve_ranks(config), endless=config.repeat), config, graph)
+
+
+def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> Any:
+    """The DALI graph around a source."""
+    try:
+        from nvidia.dali import fn, types
+        from nvidia.dali.pipeline import Pipeline
+    except ImportError as error:
+        raise BackendError(
+            'DALI is not installed: pip install "dali-pipes[cpu]" on a machine without a GPU, "dali-pipes[cuda12]" or '
+            '"dali-pipes[cuda13]" on one with'
+        ) from error
+    # exec_dynamic: outputs own their memory, so a batch stays as it was for as long as someone holds it. The older
+    # executor was seen to overwrite outputs that torch still held through DLPack.
+    pipe = Pipeline(
+        batch_size=1,
+        num_threads=1,
+        device_id=built.device,
+        prefetch_queue_depth=config.prefetch_queue_depth,
+        exec_dynamic=True,
+    )
+    with pipe:
+        nodes = fn.external_source(
+            built.source,
+            num_outputs=len(config.outputs),
+            batch=True,
+            batch_info=True,
+            ndim=[1 if name == "row_ids" else 2 for name in config.outputs],
+            device="cpu" if built.device is None else "gpu",
+            **({} if built.stream is None else {"cuda_stream": built.stream}),
+        )
+        named = {
+            name: node if name == "row_ids" or built.device is not None else fn.cast(node, dtype=types.INT64)
+            for name, node in zip(config.outputs, nodes, strict=True)
+        }
+        if graph is not None:
+            named = dict(graph(named))
+            if set(named) != set(config.outputs):
+                raise ConfigError(f"graph returned {sorted(named)}, expected nodes named {sorted(config.outputs)}")
+        pipe.set_outputs(*(named[name] for name in config.outputs))
+    return pipe
+
+
+def make_schedule(config: LoaderConfig, corpus: Corpus) -> Schedule:
+    """The schedule of one rank; rank and world size must have been resolved."""
+    windows = split_windows(corpus.num_tokens, config.seq_len, config.stride, config.split, config.validation_fraction)
+    return Schedule(
+        windows,
+        config.batch_size,
+        rank=config.rank or 0,
+        world_size=config.world_size or 1,
+        shuffle=config.shuffle and config.split == "train",
+        seed=config.seed,
+        drop_last=config.drop_last,
+    )
+
+
+def batches_per_run(config: LoaderConfig, schedule: Schedule) -> int:
+    """Batches in one DALI run (K): the user's, or as many as reach the byte target; both capped by max_block_bytes."""
+    batch_tokens = config.batch_size * config.seq_len
+    wanted = config.batches_per_run or TARGET_BLOCK_TOKENS // batch_tokens
+    most = config.max_block_bytes // (batch_tokens * 8 * 2)
+    return max(1, min(wanted, most, schedule.steps()))
+
+
+def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
+    """Fill in rank and world size from the launcher's RANK and WORLD_SIZE where the configuration leaves them out."""
+    if config.rank is not None:
+        return config
+    rank, world_size = _environment_number("RANK"), _environment_number("WORLD_SIZE")
+    if rank is None or world_size is None:
+        rank, world_size = 0, 1
+    return config.replace(rank=rank, world_size=world_size)
+
+
+def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) -> tuple[str, str, Placement]:
+    if built.device is None:
+        if config.placement == "device":
+            raise BackendError(f'placement = "device" needs a GPU: {built.device_reason}')
+        placement = CpuPlacement(
+            corpus,
+            config.seq_len,
+            label_shift=config.label_shift,
+            vocab_size=config.vocab_size,
+            padding=built.schedule.pads,
+        )
+        return "host", built.device_reason, placement
+    name, reason = cuda.choose_placement(config.placement, built.device, corpus)
+    kind = cuda.DevicePlacement if name == "device" else cuda.HostPlacement
+    return (
+        name,
+        reason,
+        kind(corpus, built.schedule, built.device, label_shift=config.label_shift, vocab_size=config.vocab_size),
+    )
+
+
+def _environment_number(name: str) -> int | None:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdigit() else None

@@ -1,0 +1,107 @@
+"""The saved state of a loader: arithmetic, JSON-able, under 1 KB, and refused where it does not fit.
+
+    {"version": 1, "order": "philox24-v1", "config": {...}, "corpus": {...}, "epoch": 3, "rows": 40960}
+
+`rows` counts the rows of the epoch that all ranks together have consumed, so a run may go on with another number of
+ranks or another batch size.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.corpus import Corpus
+from dali_pipes.errors import StateError
+from dali_pipes.operators.permute import ORDER_NAME
+from dali_pipes.schedule import Position, Schedule
+
+VERSION = 1
+SEQUENTIAL = "sequential-v1"
+
+
+def make_state(config: LoaderConfig, corpus: Corpus, schedule: Schedule, position: Position) -> dict[str, Any]:
+    """A fresh dict that shares nothing with the loader."""
+    return {
+        "version": VERSION,
+        "order": ORDER_NAME if schedule.shuffle else SEQUENTIAL,
+        "config": config.order_settings(),
+        "corpus": {
+            "fingerprint": corpus.fingerprint,
+            "format": corpus.format,
+            "dtype": corpus.dtype.name,
+            "tokens": corpus.num_tokens,
+            "files": len(corpus.files),
+            "digests": " ".join(corpus.file_digests),
+        },
+        "epoch": position.epoch,
+        "rows": position.rows,
+    }
+
+
+def read_state(state: Mapping[str, Any], config: LoaderConfig, corpus: Corpus, schedule: Schedule) -> Position:
+    """The position in a state. Raises `StateError` listing every difference that would change the data order."""
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise StateError(f"this is not a loader state: expected a dict from state_dict(), found {_short(state)}")
+    if state["version"] != VERSION:
+        raise StateError(f"state version {state['version']!r} is not known; this release reads version {VERSION}")
+    expected = make_state(config, corpus, schedule, Position(0, 0))
+    missing = [name for name in expected if name not in state]
+    if missing:
+        raise StateError(f"the state is incomplete: {', '.join(missing)} missing")
+    for name in ("config", "corpus"):
+        if not isinstance(state[name], Mapping):
+            raise StateError(f"the state is damaged: {name} is {_short(state[name])}, expected a table")
+    differences = []
+    if state["order"] != expected["order"]:
+        differences.append(f"order: saved {state['order']!r}, now {expected['order']!r}")
+    differences += _differences("", state["config"], expected["config"])
+    if state["corpus"].get("fingerprint") != expected["corpus"]["fingerprint"]:
+        differences += _corpus_differences(state["corpus"], expected["corpus"], corpus)
+    if differences:
+        raise StateError(
+            "the state does not fit this loader, going on would change the data order:\n  "
+            + "\n  ".join(differences)
+            + "\nuse the corpus and settings that the state was saved with, or start without the state"
+        )
+    epoch, rows = state["epoch"], state["rows"]
+    if not (_is_count(epoch) and _is_count(rows) and rows <= schedule.num_rows):
+        raise StateError(f"epoch {epoch!r}, rows {rows!r}: expected whole numbers, rows at most {schedule.num_rows}")
+    return Position(epoch, rows)
+
+
+def _differences(prefix: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{prefix}{name}: saved {saved.get(name, 'nothing')!r}, now {now.get(name, 'nothing')!r}"
+        for name in dict.fromkeys([*now, *saved])
+        if saved.get(name) != now.get(name)
+    ]
+
+
+def _corpus_differences(saved: Mapping[str, Any], now: Mapping[str, Any], corpus: Corpus) -> list[str]:
+    plain = ("format", "dtype", "tokens", "files")
+    lines = _differences("corpus ", {n: saved.get(n) for n in plain}, {n: now[n] for n in plain})
+    old, new = str(saved.get("digests", "")).split(), corpus.file_digests
+    names = [path.name for path in corpus.files]
+    if len(old) == saved.get("files") and len(new) == len(names):  # a digest a file
+        added = [name for name, digest in zip(names, new, strict=True) if digest not in old]
+        gone = sum(digest not in new for digest in old)
+        lines += [f"corpus file {name}: new, renamed or changed since" for name in added]
+        lines += [f"corpus files of the saving run that are gone, renamed or changed: {gone}"] if gone else []
+    elif len(old) == len(new):
+        run = -(-len(names) // len(new))  # files a digest stands for
+        lines += [
+            f"corpus files {number * run} to {min((number + 1) * run, len(names)) - 1} ({names[number * run]} ...): "
+            "one or more added, renamed or changed"
+            for number in range(len(new))
+            if old[number] != new[number]
+        ]
+    return lines or ["corpus: the same files in another order"]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,96 @@
+"""States that do not fit are refused with every difference; see tests/cases for resumes."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dali_pipes import TokenLoader
+from dali_pipes.errors import StateError
+
+
+def load(corpus: Any, **overrides: Any) -> TokenLoader:
+    defaults = {"corpus": corpus.pattern, "dtype": corpus.dtype, "batch_size": 2, "seq_len": 4, "device": "cpu"}
+    return TokenLoader(**{**defaults, **overrides})
+
+
+def test_a_state_written_out(counting: Callable[..., Any]) -> None:
+    corpus = counting(60, 41, dtype="uint16")
+    with load(corpus, seed=3) as loader:
+        iterator = iter(loader)
+        next(iterator), next(iterator), next(iterator)
+        state = loader.state_dict()
+        fingerprint, digests = loader.corpus.fingerprint, " ".join(loader.corpus.file_digests)
+    assert state == {
+        "version": 1,
+        "order": "philox24-v1",
+        "config": {
+            "seq_len": 4,
+            "stride": 4,
+            "shuffle": True,
+            "seed": 3,
+            "split": "train",
+            "validation_fraction": 0.0,
+            "label_shift": True,
+        },
+        "corpus": {
+            "fingerprint": fingerprint,
+            "format": "flat",
+            "dtype": "uint16",
+            "tokens": 101,
+            "files": 2,
+            "digests": digests,
+        },
+        "epoch": 0,
+        "rows": 6,
+    }
+    assert json.loads(json.dumps(state)) == state
+
+
+def test_every_difference_is_listed(counting: Callable[..., Any]) -> None:
+    corpus = counting(101)
+    with load(corpus, seed=1) as loader:
+        state = loader.state_dict()
+    with load(corpus, seed=2, stride=3, label_shift=False) as other, pytest.raises(StateError) as error:
+        other.load_state_dict(state)
+    for line in ("seed: saved 1, now 2", "stride: saved 4, now 3", "label_shift: saved True, now False"):
+        assert line in str(error.value)
+    with load(corpus, seed=1, shuffle=False) as other, pytest.raises(StateError, match="order: saved 'philox24-v1'"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "state version 2"),
+        ({"epoch": -1}, "epoch -1"),
+        ({"rows": 26}, "rows at most 25"),
+        ({"rows": 1.5}, r"rows 1\.5"),
+        ({"rows": True}, "rows True"),
+        ({"config": {}}, "seed: saved 'nothing', now 0"),
+        ({"corpus": {}}, "corpus tokens: saved"),
+        ({"corpus": None}, "corpus"),
+        ({"config": "x"}, "config"),
+    ],
+)
+def test_a_damaged_state_is_refused(counting: Callable[..., Any], change: dict[str, Any], message: str) -> None:
+    with load(counting(101)) as loader:
+        state = {**loader.state_dict(), **change}
+        with pytest.raises(StateError, match=message):
+            loader.load_state_dict(state)
+        assert loader.epoch == 0
+
+
+@pytest.mark.parametrize("state", [None, {}, [], "x", {"model": 1}])
+def test_what_is_not_a_state_is_refused(counting: Callable[..., Any], state: Any) -> None:
+    with load(counting(101)) as loader, pytest.raises(StateError, match="not a loader state"):
+        loader.load_state_dict(state)
+
+
+def test_an_incomplete_state_names_what_is_missing(counting: Callable[..., Any]) -> None:
+    with load(counting(101)) as loader:
+        state = loader.state_dict()
+        del state["rows"], state["corpus"]
+        with pytest.raises(StateError, match="corpus, rows missing"):
+            loader.load_state_dict(state)

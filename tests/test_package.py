@@ -1,0 +1,155 @@
+"""What is installed is what is in the tree, under the names that are promised."""
+
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import NamedTuple
+
+import pytest
+
+import dali_pipes
+import dali_pipes.operators
+
+ROOT = Path(__file__).parents[1]
+PUBLIC_NAMES = [
+    "Corpus",
+    "LoaderConfig",
+    "LoaderStats",
+    "RowLocation",
+    "TokenLoader",
+    "build_pipeline",
+    "open_corpus",
+]
+OPERATORS = ["permute", "rows"]
+
+
+class Built(NamedTuple):
+    wheel: Path
+    sdist: Path
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The sdist of a clean copy of the tree, and the wheel that is built from that sdist. Needs no network."""
+    tree = tmp_path_factory.mktemp("tree")
+    for folder in ("dali_pipes", "operators"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tree / folder, symlinks=True, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree / name)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tree / "dist"), str(tree)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (wheel,), (sdist,) = (tree / "dist").glob("*.whl"), (tree / "dist").glob("*.tar.gz")
+    return Built(wheel, sdist)
+
+
+def files_of_the_tree() -> set[str]:
+    """Names in a wheel of every file of the two folders, except caches and an editor's hidden files."""
+    found = set()
+    for folder, prefix in (("dali_pipes", ""), ("operators", "dali_pipes/")):
+        for path in (ROOT / folder).rglob("*"):  # does not follow the link
+            name = path.relative_to(ROOT).as_posix()
+            if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
+                found.add(prefix + name)
+    return found
+
+
+def test_the_wheel_holds_the_tree_and_nothing_else(built: Built) -> None:
+    """A package that pyproject.toml does not list would be left out silently; a stray file would be installed."""
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
+    assert names == files_of_the_tree()
+    assert {name.split("/")[0] for name in names} == {"dali_pipes"}
+    assert {"dali_pipes/py.typed", "dali_pipes/operators/rows.cu", "dali_pipes/operators/rows.py"} <= names
+
+
+def test_the_wheel_says_what_it_is(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        info = f"dali_pipes-{dali_pipes.__version__}.dist-info"
+        metadata = wheel.read(f"{info}/METADATA").decode()
+        assert wheel.read(f"{info}/top_level.txt").decode().split() == ["dali_pipes"]
+        assert "dali-pipes = dali_pipes.cli:app" in wheel.read(f"{info}/entry_points.txt").decode()
+    assert re.search(rf"^Version: {re.escape(dali_pipes.__version__)}$", metadata, re.MULTILINE)
+    assert re.search(r"^License-Expression: Apache-2\.0$", metadata, re.MULTILINE)
+
+
+def test_the_sdist_holds_each_source_once(built: Built) -> None:
+    """Through the link a build could pick up the operators a second time."""
+    with tarfile.open(built.sdist) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    assert len(names) == len(set(names))
+    assert [name for name in names if name.endswith("rows.cu")] == ["operators/rows.cu"]
+
+
+def test_the_wheel_works_from_a_plain_folder(
+    built: Built, tmp_path: Path, run_script: Callable[..., "CompletedProcess[str]"]
+) -> None:
+    """Without the link, and with the kernels beside their modules."""
+    with zipfile.ZipFile(built.wheel) as wheel:
+        wheel.extractall(tmp_path / "site")
+    result = run_script(
+        """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import dali_pipes.operators
+        from dali_pipes.operators import _kernel
+        import dali_pipes.corpus, dali_pipes.pipeline
+        print(dali_pipes.operators.__file__)
+        assert "__global__" in _kernel.source_of("rows")
+        """,
+        tmp_path / "site",
+    )
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()) == tmp_path / "site" / "dali_pipes" / "operators" / "__init__.py"
+
+
+def test_operators_cannot_be_imported_under_another_name() -> None:
+    """From the repository root `operators` is on the path; two copies of one module must not exist."""
+    command = [sys.executable, "-c", "import operators"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert "ImportError: import this package as dali_pipes.operators, not as operators" in result.stderr
+
+
+def test_public_names() -> None:
+    assert dali_pipes.__all__ == PUBLIC_NAMES == sorted(PUBLIC_NAMES)
+    assert dali_pipes.operators.__all__ == OPERATORS == sorted(OPERATORS)
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    public = getattr(dali_pipes, name)
+    assert public.__name__ == name
+    assert inspect.getdoc(public)
+    if inspect.isclass(public):
+        for member, value in vars(public).items():
+            if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property | classmethod)):
+                own = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                assert getattr(own, "__doc__", None), f"{name}.{member} has no docstring"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_is_a_function_with_a_docstring(name: str) -> None:
+    operator = getattr(dali_pipes.operators, name)
+    assert inspect.isfunction(operator)
+    assert operator.__name__ == name
+    assert inspect.getdoc(operator)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'dali_pipes' has no attribute 'TokenLoder'"):
+        dali_pipes.TokenLoder  # noqa: B018
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == dali_pipes.__version__

@@ -2,26 +2,43 @@
 
 `BlockStream` keeps the queue filled, hands out good blocks before an error that lies behind them, and can be moved to
 another position. It never waits for a block that is still being read while another one is ready.
+
+On the CPU the queue carries tokens in the file's own width. They are widened, shifted and labelled a piece at a time,
+just before they are handed out, into memory that is kept and used again once nobody holds it: fresh pages would cost
+more than the work itself.
 """
 
 import importlib.util
-from typing import Any, Protocol
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.pipeline import BuiltSource, Graph, define_pipeline
-from dali_pipes.schedule import Blocks, Position, StepRange
-from dali_pipes.source import BlockInfo, BlockSource
+from dali_pipes.schedule import PADDING, Blocks, Position, StepRange
+from dali_pipes.source import IGNORE_INDEX, BlockInfo, BlockSource, staged_rows
+
+PIECE_TOKENS = 1 << 18
+"""Tokens widened at a time on the CPU, 2 MiB an output. Less costs more calls, each at the price of a cold cache."""
 
 
 class BlockQueue(Protocol):
     """Blocks in order, some of them on their way. For one thread at a time."""
 
-    in_flight: int
+    depth: int
+    """Blocks worth having in flight."""
+
+    @property
+    def in_flight(self) -> int:
+        """Blocks that were asked for and have not been taken."""
 
     def schedule(self) -> None:
-        """Ask for one more block. May block while its tokens are read; raises the source's errors."""
+        """Ask for more blocks, at least one. May block while tokens are read; raises the source's errors."""
 
     def take(self, stream: Any = None) -> list[Any]:
         """Arrays of the oldest block asked for, one an output, each supporting DLPack and owned by the caller.
@@ -37,65 +54,111 @@ class BlockQueue(Protocol):
 
 
 class DaliQueue:
-    """DALI's prefetch queue over a pipeline."""
+    """DALI's prefetch queue over a pipeline.
 
-    def __init__(self, pipe: Any) -> None:
+    Blocks are counted where DALI asks for them: its first `schedule_run` asks for as many as the queue is deep, later
+    ones for one each, and an error may come after some of them.
+    """
+
+    def __init__(self, pipe: Any, source: BlockSource) -> None:
         pipe.build()
+        self.depth = pipe.prefetch_queue_depth
         self._pipe = pipe
-        self._scheduled = 0
-        self.in_flight = 0
+        self._source = source
+        self._before = source.delivered
+        self._taken = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self._source.delivered - self._before - self._taken
 
     def schedule(self) -> None:
         self._pipe.schedule_run()
-        self._scheduled += 1
-        self.in_flight += 1
 
     def take(self, stream: Any = None) -> list[Any]:
         outputs = [output[0] for output in self._pipe.share_outputs(stream)]
         self._pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
-        self.in_flight -= 1
+        self._taken += 1
         return outputs
 
     def drain(self) -> int:
         while self.in_flight:
             self.take()
-        return self._scheduled
+        return self._taken
 
     def close(self) -> None:
         self._pipe = None
-        self.in_flight = 0
 
 
 class DirectQueue:
-    """The same blocks without DALI, for CPU machines where it is not installed: widened in the calling thread."""
+    """The same blocks without DALI, for CPU machines where it is not installed. Valid until the next `take`.
+
+    It asks the source when a block is taken; reading ahead is the source's own.
+    """
+
+    depth = 1
 
     def __init__(self, source: BlockSource) -> None:
         self._source = source
         self._next_iteration = 0
-        self.in_flight = 0
+        self._asked = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self._asked
 
     def schedule(self) -> None:
-        self.in_flight += 1
+        self._asked += 1
 
     def take(self, stream: Any = None) -> list[Any]:
         arrays = self._source(BlockInfo(self._next_iteration, 0))
         self._next_iteration += 1
-        self.in_flight -= 1
-        return [array[0].astype(np.int64) for array in arrays]
+        self._asked -= 1
+        return [array[0] for array in arrays]
 
     def drain(self) -> int:
-        self.in_flight = 0
+        self._asked = 0
         return self._next_iteration
 
     def close(self) -> None:
-        self.in_flight = 0
+        self._asked = 0
 
 
 def open_queue(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> tuple[BlockQueue, str]:
     """A queue over a source and the name of its engine: "dali", or "direct" on a CPU without DALI."""
     if built.device is None and graph is None and not _dali_installed():
         return DirectQueue(built.source), "direct"
-    return DaliQueue(define_pipeline(built, config, graph)), "dali"
+    return DaliQueue(define_pipeline(built, config, graph), built.source), "dali"
+
+
+class Piece(NamedTuple):
+    """Part of a block: one array an output of the configuration, and the rows of each batch in it."""
+
+    arrays: list[Any]
+    sizes: list[int]
+
+
+class PieceMemory:
+    """int64 arrays of up to `size` elements, whose memory is used again once no array or tensor refers to it."""
+
+    KEPT = 8
+    """Free buffers kept at most; what a consumer held beyond that goes back to the system."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: deque[npt.NDArray[np.int64]] = deque(maxlen=self.KEPT)
+
+    def take(self, rows: int, columns: int) -> npt.NDArray[np.int64]:
+        """An array (rows, columns) with any content."""
+        try:
+            buffer = self._free.pop()  # the one used last is the likeliest to be in the cache
+        except IndexError:
+            buffer = np.empty(self._size, np.int64)
+        array = buffer[: rows * columns].reshape(rows, columns)
+        # A tensor made from `array` holds `array` itself, so this runs when the last view of it is gone, in whichever
+        # thread that happens; deque.append is atomic.
+        weakref.finalize(array, self._free.append, buffer).atexit = False
+        return array
 
 
 class BlockStream:
@@ -108,7 +171,12 @@ class BlockStream:
         self._next_block = 0
         self._blocks = self._blocks_from(Position(0, 0))
         self._error: Exception | None = None
+        batch_tokens = config.batch_size * config.seq_len
+        self._batches_per_piece = max(1, min(PIECE_TOKENS // batch_tokens, built.source.batches_per_run))
+        self._memory = PieceMemory(self._batches_per_piece * batch_tokens)
         self.engine = "not started"
+        self.kernels_s = 0.0
+        """Seconds spent widening and labelling blocks in `take`."""
 
     @property
     def queue_depth(self) -> int:
@@ -135,12 +203,13 @@ class BlockStream:
         assert steps is not None
         return steps
 
-    def take(self, stream: Any = None) -> list[Any]:
-        """Arrays of the next block, one an output, for use on `stream`. Blocks while it is not ready.
+    def take(self, stream: Any = None) -> Iterator[Piece]:
+        """The next block in pieces, for use on `stream`. Blocks while it is not ready.
 
         An error of the source is raised after the good blocks before it have been taken. The stream must then `seek`.
         """
         assert self._queue is not None
+        steps = self.peek()
         try:
             self._fill(self._queue)
             if self._queue.in_flight == 0 and self._error is not None:
@@ -150,7 +219,12 @@ class BlockStream:
             self._drop_queue()  # what the queue holds after an interrupt is not known; seek makes a new one
             raise
         self._next_block += 1
-        return arrays
+        schedule = self._built.schedule
+        sizes = [schedule.batch_size] * (steps.num_steps - 1)
+        sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1))
+        if self._built.staged:
+            return self._widened(np.from_dlpack(arrays[0]), sizes, schedule.rows(steps))
+        return iter([Piece(arrays, sizes)])
 
     def close(self) -> None:
         """Drop the queue, stop the reader threads and close the corpus; idempotent."""
@@ -158,8 +232,25 @@ class BlockStream:
         self._built.source.close()
         self._built.source.corpus.close()
 
+    def _widened(self, tokens: npt.NDArray[Any], sizes: list[int], row_ids: npt.NDArray[np.int64]) -> Iterator[Piece]:
+        seq_len = self._config.seq_len
+        begin = 0
+        for first in range(0, len(sizes), self._batches_per_piece):
+            started = time.perf_counter()
+            part = sizes[first : first + self._batches_per_piece]
+            end = begin + sum(part)
+            inputs, labels = self._memory.take(end - begin, seq_len), self._memory.take(end - begin, seq_len)
+            staged_rows(tokens[begin:end], self._config.label_shift, inputs, labels)
+            ids = row_ids[begin:end]
+            if self._built.schedule.pads:
+                labels[ids == PADDING] = IGNORE_INDEX
+            named = {"input_ids": inputs, "labels": labels, "row_ids": ids}
+            begin = end
+            self.kernels_s += time.perf_counter() - started
+            yield Piece([named[name] for name in self._config.outputs], part)
+
     def _fill(self, queue: BlockQueue) -> None:
-        while self._error is None and queue.in_flight < self._config.prefetch_queue_depth:
+        while self._error is None and queue.in_flight < queue.depth:
             iteration = self._first_iteration + self._next_block + queue.in_flight
             if queue.in_flight > 0 and not self._built.source.ready(BlockInfo(iteration, 0)):
                 return

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 
-from dali_pipes.block_queue import BlockStream
+from dali_pipes.block_queue import BlockStream, Piece
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, LoaderClosedError
@@ -65,7 +66,7 @@ class TokenLoader:
             config = config.replace(**settings)
         self._ranks_given = config.rank is not None
         self.config = resolve_ranks(_ranks_of_process_group(config))
-        built = BuiltSource(self.config, endless=True)
+        built = BuiltSource(self.config, endless=True, staged=graph is None)
         self._built, self._schedule, self._source = built, built.schedule, built.source
         self._stream = BlockStream(built, self.config, graph)
         self._closed = False
@@ -154,13 +155,15 @@ class TokenLoader:
 
     def stats(self) -> LoaderStats:
         """What was measured so far. Does not block."""
+        times = self._source.block_times()
+        times.kernels_s += self._stream.kernels_s
         return LoaderStats(
             batches=self._batches,
             tokens=self._tokens,
             wall_s=self._wall_s,
             data_wait_s=self._wait_s,
             queue_depth=self._stream.queue_depth,
-            block_times=self._source.block_times(),
+            block_times=times,
             device=str(self.device),
             placement=self._built.placement,
             placement_reason=self._built.placement_reason,
@@ -195,10 +198,11 @@ class TokenLoader:
                 steps = self._stream.peek()
                 if steps.epoch != start.epoch and not self.config.repeat:
                     return
-                step = steps.first_step
-                for batch in self._cut(self._stream.take(self._consumer()), steps):
-                    self._advance(steps, step)
-                    step += 1
+                batches = self._batches_of(self._stream.take(self._consumer()))
+                for position, batch in zip(self._positions_behind(steps), batches, strict=True):
+                    self._position = position
+                    self._begun = position.epoch == steps.epoch
+                    self._running = True
                     handed_out = time.perf_counter()
                     self._wait_s += handed_out - asked
                     self._wall_s += handed_out - asked
@@ -215,22 +219,23 @@ class TokenLoader:
         number = self._built.device
         return None if number is None else torch.cuda.current_stream(number)
 
-    def _cut(self, arrays: list[Any], steps: StepRange) -> Iterator[Batch]:
-        """A block as batches: views, no copies."""
-        schedule = self._schedule
-        sizes = [schedule.batch_size] * (steps.num_steps - 1)
-        sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1))
-        columns = [_tensor(array).split(sizes) for array in arrays]
+    def _batches_of(self, pieces: Iterator[Piece]) -> Iterator[Batch]:
+        """Batches as views of the pieces of a block: no copies."""
         names = self.config.outputs
-        return (dict(zip(names, views, strict=True)) for views in zip(*columns, strict=True))
+        for arrays, sizes in pieces:
+            columns = [_tensor(array).split(sizes) for array in arrays]
+            for size, *views in zip(sizes, *columns, strict=True):
+                self._batches += 1
+                self._tokens += size * self.config.seq_len
+                yield dict(zip(names, views, strict=True))
 
-    def _advance(self, steps: StepRange, step: int) -> None:
+    def _positions_behind(self, steps: StepRange) -> Iterator[Position]:
+        """What a state says when each batch of a block has been handed out."""
         schedule = self._schedule
-        self._position = schedule.normalise(Position(steps.epoch, schedule.rows_after(steps.base, step)))
-        self._begun = self._position.epoch == steps.epoch
-        self._running = True
-        self._batches += 1
-        self._tokens += schedule.step_rows(steps.base, step) * self.config.seq_len
+        end = steps.first_step + steps.num_steps
+        for step in range(steps.first_step, end - 1):
+            yield Position(steps.epoch, steps.base + (step + 1) * schedule.global_rows)
+        yield schedule.normalise(Position(steps.epoch, schedule.rows_after(steps.base, end - 1)))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -256,7 +261,7 @@ class TokenLoader:
 
 
 def _tensor(array: Any) -> Any:
-    return torch.utils.dlpack.from_dlpack(array)
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.utils.dlpack.from_dlpack(array)
 
 
 def _process_group() -> tuple[int, int] | None:

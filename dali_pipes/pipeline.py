@@ -15,23 +15,27 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.schedule import Schedule, split_windows
-from dali_pipes.source import BlockSource, CpuPlacement, Placement
+from dali_pipes.source import BlockSource, Placement, ShiftedPlacement, StagedPlacement
 
-TARGET_BLOCK_TOKENS = 1 << 18
-"""Tokens of a block when the user sets no `batches_per_run`: 2 MiB an output as int64, half a MiB as uint16."""
+TARGET_BLOCK_TOKENS = 1 << 20
+"""Tokens of a block when the user sets no `batches_per_run`: 2 MiB as uint16. A quarter of it cost twice the CPU."""
 
 Graph = Callable[[dict[str, Any]], Mapping[str, Any]]
 """DALI data nodes by output name → nodes of the same names, rows still in the first axis."""
 
 
 class BuiltSource:
-    """A block source with what was decided while building it."""
+    """A block source with what was decided while building it.
 
-    def __init__(self, config: LoaderConfig, *, endless: bool) -> None:
+    `staged`: on the CPU, blocks are `tokens` in the file's width, for a loader that widens them itself.
+    """
+
+    def __init__(self, config: LoaderConfig, *, endless: bool, staged: bool = False) -> None:
         corpus = open_corpus(config.corpus, format=config.format, dtype=config.dtype, eos_id=config.eos_id)
         try:
             self.schedule = make_schedule(config, corpus)
             self.device, self.device_reason = cuda.choose_device(config.device, _environment_number("LOCAL_RANK"))
+            self.staged = staged and self.device is None
             self.placement, self.placement_reason, placement = _make_placement(config, corpus, self)
         except BaseException:
             corpus.close()
@@ -41,7 +45,7 @@ class BuiltSource:
             corpus,
             self.schedule,
             placement,
-            outputs=config.outputs,
+            outputs=("tokens",) if self.staged else config.outputs,
             batches_per_run=batches_per_run(config, self.schedule),
             num_threads=config.num_threads,
             endless=endless,
@@ -64,7 +68,8 @@ def build_pipeline(config: LoaderConfig, *, graph: Graph | None = None) -> Any:
 
 
 def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> Any:
-    """The DALI graph around a source."""
+    """The DALI graph around a source: its outputs, cast to int64 where they are wanted and are not yet."""
+    names = built.source.outputs
     try:
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import Pipeline
@@ -85,22 +90,21 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
     with pipe:
         nodes = fn.external_source(
             built.source,
-            num_outputs=len(config.outputs),
+            num_outputs=len(names),
             batch=True,
             batch_info=True,
-            ndim=[1 if name == "row_ids" else 2 for name in config.outputs],
+            ndim=[1 if name == "row_ids" else 2 for name in names],
             device="cpu" if built.device is None else "gpu",
             **({} if built.stream is None else {"cuda_stream": built.stream}),
         )
-        named = {
-            name: node if name == "row_ids" or built.device is not None else fn.cast(node, dtype=types.INT64)
-            for name, node in zip(config.outputs, nodes, strict=True)
-        }
+        named = dict(zip(names, nodes, strict=True))
+        if built.device is None and not built.staged:
+            named = {n: node if n == "row_ids" else fn.cast(node, dtype=types.INT64) for n, node in named.items()}
         if graph is not None:
             named = dict(graph(named))
-            if set(named) != set(config.outputs):
-                raise ConfigError(f"graph returned {sorted(named)}, expected nodes named {sorted(config.outputs)}")
-        pipe.set_outputs(*(named[name] for name in config.outputs))
+            if set(named) != set(names):
+                raise ConfigError(f"graph returned {sorted(named)}, expected nodes named {sorted(names)}")
+        pipe.set_outputs(*(named[name] for name in names))
     return pipe
 
 
@@ -140,12 +144,11 @@ def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) ->
     if built.device is None:
         if config.placement == "device":
             raise BackendError(f'placement = "device" needs a GPU: {built.device_reason}')
-        placement = CpuPlacement(
-            corpus,
-            config.seq_len,
-            label_shift=config.label_shift,
-            vocab_size=config.vocab_size,
-            padding=built.schedule.pads,
+        common: Any = {"label_shift": config.label_shift, "vocab_size": config.vocab_size}
+        placement = (
+            StagedPlacement(corpus, config.seq_len, **common)
+            if built.staged
+            else ShiftedPlacement(corpus, config.seq_len, **common, padding=built.schedule.pads)
         )
         return "host", built.device_reason, placement
     name, reason = cuda.choose_placement(config.placement, built.device, corpus)

@@ -4,11 +4,11 @@ A block is K batches of one rank. For each block the source plans the rows (inte
 token kernels. Planning and reading are done ahead of time by threads, with reads that release the GIL into buffers
 that are kept and reused, so the thread that runs the pipeline, the trainer's, does not touch a file:
 
-    reader threads    plan ─▶ positioned reads ─▶ range check ─▶ shift into inputs and labels ─┐
-    trainer's thread                                       source(block number) ◀── ready block ┘
+    reader threads    plan ─▶ positioned reads ─▶ range check ─┐
+    trainer's thread      source(block number) ◀── ready block ┘
 
-On the CPU a block leaves here in the file's own width and DALI widens it: DALI copies what an external source hands it,
-and copying 2 bytes a token and casting in DALI's thread measured less CPU than copying 8.
+Blocks leave here in the file's own width wherever someone behind can widen them: DALI copies what an external source
+hands it, and copying two bytes a token costs an eighth of copying two int64.
 """
 
 import os
@@ -142,62 +142,80 @@ def check_range(tokens: npt.NDArray[Any], starts: Int64Array, corpus: Corpus, vo
     )
 
 
-class CpuPlacement:
-    """Tokens from files to host memory: inputs and labels in the file's own width, or in a wider signed type.
+class StagedPlacement:
+    """Tokens from files to host memory, untouched: `tokens` (R, T + 1) in the file's own width ((R, T) unshifted).
 
-    Padding rows need a label of -100, so where the schedule has them the arrays are int32 or int64.
+    What a loader on the CPU takes: it widens, shifts and labels a block when it hands it out (`block_queue`).
     """
 
-    def __init__(
-        self, corpus: Corpus, seq_len: int, *, label_shift: bool, vocab_size: int | None, padding: bool = False
-    ) -> None:
-        self._corpus, self._seq_len, self._label_shift, self._vocab_size = corpus, seq_len, label_shift, vocab_size
-        file_dtype = corpus.dtype
-        if padding:
-            self.dtype = np.dtype(np.int32 if np.can_cast(file_dtype, np.int32) else np.int64)
-        else:
-            self.dtype = file_dtype
+    def __init__(self, corpus: Corpus, seq_len: int, *, label_shift: bool, vocab_size: int | None) -> None:
+        self._corpus, self._vocab_size = corpus, vocab_size
+        self._width = seq_len + label_shift
 
     def new_slot(self, max_rows: int) -> Slot:
-        return Slot(
-            {
-                "staging": np.empty((max_rows, self._seq_len + self._label_shift), self._corpus.dtype),
-                "input_ids": np.empty((max_rows, self._seq_len), self.dtype),
-                "labels": np.empty((max_rows, self._seq_len), self.dtype),
-            }
-        )
+        return Slot({"tokens": np.empty((max_rows, self._width), self._corpus.dtype)})
 
     def prepare(self, slot: Slot, plan: Plan, times: BlockTimes) -> None:
-        count = len(plan.starts)
-        staging, inputs, labels = (slot.arrays[name][:count] for name in ("staging", "input_ids", "labels"))
+        tokens = slot.arrays["tokens"][: len(plan.starts)]
         begin = time.perf_counter()
-        self._corpus.read_rows(plan.starts, staging)
-        check_range(staging, plan.starts, self._corpus, self._vocab_size)
-        read = time.perf_counter()
-        width = staging.shape[1]
-        rows(
-            staging.reshape(-1),
-            range(0, count * width, width),
-            self._seq_len,
-            label_shift=self._label_shift,
-            dtype=self.dtype,
-            out=(inputs, labels),
-        )
-        if np.issubdtype(self.dtype, np.signedinteger):
-            labels[plan.row_ids < 0] = IGNORE_INDEX
-        times.read_s = read - begin
-        times.kernels_s = time.perf_counter() - read
+        self._corpus.read_rows(plan.starts, tokens)
+        check_range(tokens, plan.starts, self._corpus, self._vocab_size)
+        times.read_s = time.perf_counter() - begin
 
     def deliver(self, slot: Slot, plan: Plan) -> dict[str, Array]:
-        count = len(plan.starts)
-        return {"input_ids": slot.arrays["input_ids"][:count], "labels": slot.arrays["labels"][:count]}
+        return {"tokens": slot.arrays["tokens"][: len(plan.starts)]}
 
     def close(self) -> None:
         pass
 
 
+class ShiftedPlacement(StagedPlacement):
+    """`input_ids` and `labels` (R, T) in host memory, in the file's own width; DALI widens them.
+
+    What a pipeline on the CPU takes that has no loader behind it. Padding rows need a label of -100, so where the
+    schedule has them the arrays are int32 or int64.
+    """
+
+    def __init__(
+        self, corpus: Corpus, seq_len: int, *, label_shift: bool, vocab_size: int | None, padding: bool
+    ) -> None:
+        super().__init__(corpus, seq_len, label_shift=label_shift, vocab_size=vocab_size)
+        self._seq_len, self._label_shift, self._padding = seq_len, label_shift, padding
+        signed = np.dtype(np.int32 if np.can_cast(corpus.dtype, np.int32) else np.int64)
+        self._dtype = signed if padding else corpus.dtype
+
+    def new_slot(self, max_rows: int) -> Slot:
+        slot = super().new_slot(max_rows)
+        for name in ("input_ids", "labels"):
+            slot.arrays[name] = np.empty((max_rows, self._seq_len), self._dtype)
+        return slot
+
+    def prepare(self, slot: Slot, plan: Plan, times: BlockTimes) -> None:
+        super().prepare(slot, plan, times)
+        begin = time.perf_counter()
+        count = len(plan.starts)
+        inputs, labels = slot.arrays["input_ids"][:count], slot.arrays["labels"][:count]
+        staged_rows(slot.arrays["tokens"][:count], self._label_shift, inputs, labels)
+        if self._padding:
+            labels[plan.row_ids < 0] = IGNORE_INDEX
+        times.kernels_s = time.perf_counter() - begin
+
+    def deliver(self, slot: Slot, plan: Plan) -> dict[str, Array]:
+        count = len(plan.starts)
+        return {"input_ids": slot.arrays["input_ids"][:count], "labels": slot.arrays["labels"][:count]}
+
+
+def staged_rows(
+    tokens: npt.NDArray[Any], label_shift: bool, inputs: npt.NDArray[Any], labels: npt.NDArray[Any]
+) -> None:
+    """Fill inputs and labels (R, T) from staged `tokens` (R, T + label_shift), C-contiguous."""
+    count, width = tokens.shape
+    starts = range(0, count * width, width)
+    rows(tokens.reshape(-1), starts, inputs.shape[1], label_shift=label_shift, dtype=inputs.dtype, out=(inputs, labels))
+
+
 class BlockSource:
-    """Blocks by number, for DALI's external source (`batch=True, batch_info=True`) or for a loader without DALI.
+    """Blocks by number, for DALI's external source (`batch=True, batch_info=True`) or for a queue without DALI.
 
     What a call returns depends on the block number alone; reading ahead only makes the answer ready. A call blocks
     while the block it asks for is still being read. Arrays are (1, R, T) ((1, R) for row_ids) and valid until the
@@ -230,6 +248,8 @@ class BlockSource:
         self._threads: ThreadPoolExecutor | None = None
         self._process = os.getpid()
         self._closed = False
+        self.delivered = 0
+        """Blocks handed out so far, over all epochs and restarts."""
         self._times = BlockTimes()
         self._times_lock = threading.Lock()
 
@@ -250,6 +270,7 @@ class BlockSource:
         arrays["row_ids"] = slot.plan.row_ids
         with self._times_lock:
             self._times.kernels_s += time.perf_counter() - begin
+        self.delivered += 1
         return tuple(arrays[name][None] for name in self.outputs)
 
     def ready(self, info: BlockInfo) -> bool:

@@ -11,8 +11,7 @@ may cross extents, so no tail of a file is lost.
 import operator
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -20,10 +19,14 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_corpus, short_digests
 from dali_pipes.corpus.reader import DescriptorPool
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
+
+_FEWEST_FOR_BATCH = 8  # rows from which on one call for all is cheaper than a call for each
+_MOST_FILES_AT_ONCE = 64  # descriptors that one batch of reads may hold, if the pool may keep as many
 
 
 class TokenLocation(NamedTuple):
@@ -62,6 +65,7 @@ class Corpus:
         self._first_bytes: Int64Array = np.concatenate([file.extents[:, 0] for file in files])
         self._file_numbers: Int64Array = np.repeat(np.arange(len(files)), [len(count) for count in counts])
         self._pool = DescriptorPool([file.path for file in files], [file.size for file in files])
+        self._batch_readers = BatchReaders()
         self._documents_lock = threading.Lock()
         self._document_offsets: Int64Array | None = None
 
@@ -122,8 +126,9 @@ class Corpus:
             return
         view = out.data.cast("B")
         if len(self._first_bytes) == 1:
-            offsets = self._first_bytes[0] + positions * self._itemsize
-            self._read_inside(view, out.shape[1], range(len(positions)), repeat(int(self._file_numbers[0])), offsets)
+            rows = np.arange(len(positions))
+            numbers = np.full(len(positions), self._file_numbers[0])
+            self._read_inside(view, out.shape[1], rows, numbers, self._first_bytes[0] + positions * self._itemsize)
         else:
             self._read_from_extents(positions, view, out.shape[1])
         if self._is_swapped:
@@ -143,6 +148,7 @@ class Corpus:
     def close(self) -> None:
         """Let the files go; reads that are under way finish. Idempotent. What needs no file can still be asked."""
         self._pool.close()
+        self._batch_readers.give_up()
 
     def __enter__(self) -> Self:
         return self
@@ -187,24 +193,67 @@ class Corpus:
         extents = np.searchsorted(self._starts, positions, side="right") - 1
         is_inside = positions + length <= self._starts[extents + 1]
         offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * self._itemsize
-        inside = rows[is_inside].tolist()
-        numbers = self._file_numbers[extents[is_inside]].tolist()
-        self._read_inside(view, length, inside, numbers, offsets[is_inside])
+        self._read_inside(view, length, rows[is_inside], self._file_numbers[extents[is_inside]], offsets[is_inside])
         row_bytes = length * self._itemsize
         for row, position in zip(rows[~is_inside].tolist(), positions[~is_inside].tolist(), strict=True):
             self._read_across(position, view[row * row_bytes : (row + 1) * row_bytes])
 
     def _read_inside(
-        self, view: memoryview, length: int, rows: Iterable[int], numbers: Iterable[int], offsets: Int64Array
+        self, view: memoryview, length: int, rows: Int64Array, numbers: Int64Array, offsets: Int64Array
     ) -> None:
-        """The hot path: for each row one system call, straight into the caller's memory.
+        """The hot path: whole rows from one extent each, straight into the caller's memory.
 
-        rows: numbers of rows in `view`. numbers: their files. offsets: their bytes there. None crosses an extent's end.
+        rows: numbers of rows in `view`. numbers: their files. offsets: their bytes there.
         """
-        row_bytes, preadv = length * self._itemsize, os.preadv
+        row_bytes = length * self._itemsize
+        reader = self._batch_readers.borrow() if len(rows) >= _FEWEST_FOR_BATCH else None
+        if reader is None:
+            self._read_one_by_one(view, row_bytes, rows, numbers, offsets)
+            return
+        address = np.frombuffer(view, np.uint8).ctypes.data
+        most_files = min(_MOST_FILES_AT_ONCE, self._pool.limit)
+        begin = 0
+        while begin < len(rows):
+            part = slice(begin, begin + _batch_length(numbers[begin : begin + MOST_READS], most_files))
+            addresses = (address + rows[part] * row_bytes).astype(np.uint64)
+            results = self._read_batch(reader, addresses, row_bytes, numbers[part], offsets[part])
+            if results is None:
+                break
+            # Short and failed reads are done again by themselves, which finishes them or tells what is wrong.
+            for at in begin + np.flatnonzero(results != row_bytes):
+                one = slice(at, at + 1)
+                self._read_one_by_one(view, row_bytes, rows[one], numbers[one], offsets[one])
+            begin = part.stop
+        self._batch_readers.give_back(reader)
+        self._read_one_by_one(view, row_bytes, rows[begin:], numbers[begin:], offsets[begin:])
+
+    def _read_batch(
+        self,
+        reader: BatchReader,
+        addresses: npt.NDArray[np.uint64],
+        row_bytes: int,
+        numbers: Int64Array,
+        offsets: Int64Array,
+    ) -> Int64Array | None:
+        """What each read gave, or None if they have to be done one by one."""
+        firsts, counts = _runs(numbers)
+        try:
+            files = [self._pool.acquire(number) for number in numbers[firsts].tolist()]  # held while being read
+            descriptors = np.repeat([file.descriptor for file in files], counts)
+            return reader.read(descriptors, addresses, row_bytes, offsets)
+        except CorpusReadError:  # perhaps too few descriptors for so many files at once; row by row needs one
+            return None
+        except OSError:  # the kernel refuses the call: in a forked child, for one
+            self._batch_readers.give_up()
+            return None
+
+    def _read_one_by_one(
+        self, view: memoryview, row_bytes: int, rows: Int64Array, numbers: Int64Array, offsets: Int64Array
+    ) -> None:
+        preadv = os.preadv
         current, offset = -1, 0
         try:
-            for row, number, offset in zip(rows, numbers, offsets.tolist(), strict=False):
+            for row, number, offset in zip(rows.tolist(), numbers.tolist(), offsets.tolist(), strict=True):
                 if number != current:
                     file = self._pool.acquire(number)  # held while its descriptor is in use
                     current, descriptor = number, file.descriptor
@@ -235,3 +284,17 @@ class Corpus:
             f"{place.file}: token {place.offset} is {int(out[row, column]) % 2**64}; ids of uint64 files are served as "
             f"int64, so they must be below 2^63"
         )
+
+
+def _runs(numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Where runs of equal numbers begin in rising `numbers` (at least one), and how long each is."""
+    if numbers[0] == numbers[-1]:
+        return np.zeros(1, np.int64), np.array([len(numbers)])
+    firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    return firsts, np.diff(np.append(firsts, len(numbers)))
+
+
+def _batch_length(numbers: Int64Array, most_files: int) -> int:
+    """How many of the rows, in the order of their files, come from the first `most_files` files."""
+    firsts, _ = _runs(numbers)
+    return len(numbers) if len(firsts) <= most_files else int(firsts[most_files])

@@ -100,7 +100,7 @@ class DescriptorPool:
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int], limit: int | None = None) -> None:
         self._paths = paths
         self._sizes = sizes
-        self._limit = _default_limit() if limit is None else limit
+        self.limit = _default_limit() if limit is None else limit
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] | None = OrderedDict()
 
@@ -128,7 +128,7 @@ class DescriptorPool:
             if self._open is None:
                 raise _closed()
             kept = self._open.setdefault(index, fresh)
-            while len(self._open) > self._limit:
+            while len(self._open) > self.limit:
                 evicted.append(self._open.popitem(last=False)[1])
         return kept
 

@@ -1,0 +1,170 @@
+"""Many positioned reads in one system call, without the interpreter lock: Linux native AIO.
+
+    rows        0        1        2                one io_submit: the kernel reads them one after another
+    offsets     8190     40950    0                one io_getevents: how many bytes each read gave
+
+A reader thread that calls `os.preadv` row by row gives up and takes back the interpreter lock at every row, and each
+time it may have to wait for the trainer's thread, or make it wait. In one call a block of rows costs the lock once. For
+files opened without O_DIRECT `io_submit` does the reads before it returns; the call blocks as `preadv` would.
+
+Where the kernel does not offer it (another system, a container that forbids it, no contexts left), `create` returns
+None and the caller reads row by row: the same bytes at a higher price.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import sys
+from collections import deque
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+MOST_READS = 256
+"""Reads in one call."""
+
+_PREAD = 0  # IOCB_CMD_PREAD
+# System call numbers of io_setup, io_destroy, io_submit, io_getevents (the C library has no functions for them).
+_CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
+
+_IOCB = np.dtype(  # struct iocb of linux/aio_abi.h, little-endian: 64 bytes
+    {
+        "names": ["data", "opcode", "descriptor", "buffer", "bytes", "offset"],
+        "formats": ["<u8", "<u2", "<u4", "<u8", "<u8", "<i8"],
+        "offsets": [0, 16, 20, 24, 32, 40],
+        "itemsize": 64,
+    }
+)
+_EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
+
+
+class BatchReader:
+    """One AIO context and its memory; for one thread at a time. Not usable in a forked child."""
+
+    def __init__(self, calls: tuple[int, int, int, int]) -> None:
+        """Raises OSError if the kernel gives no context."""
+        self._setup, self._destroy, self._submit, self._getevents = calls
+        self._context = ctypes.c_ulong(0)
+        self._system_call(self._setup, ctypes.c_long(MOST_READS), ctypes.byref(self._context))
+        self._iocbs = np.zeros(MOST_READS, _IOCB)
+        self._iocbs["opcode"] = _PREAD
+        self._iocbs["data"] = np.arange(MOST_READS)
+        self._events = np.zeros(MOST_READS, _EVENT)
+        addresses = self._iocbs.ctypes.data + _IOCB.itemsize * np.arange(MOST_READS, dtype=np.uint64)
+        self._addresses: Final = addresses
+        self._results: npt.NDArray[np.int64] = np.zeros(MOST_READS, np.int64)
+
+    @classmethod
+    def create(cls) -> Self | None:
+        """A reader, or None where the kernel does not offer one."""
+        calls = _CALLS.get(platform.machine())
+        if not sys.platform.startswith("linux") or sys.byteorder != "little" or calls is None:
+            return None
+        try:
+            return cls(calls)
+        except OSError:
+            return None
+
+    def read(
+        self,
+        descriptors: npt.NDArray[Any] | int,
+        addresses: npt.NDArray[np.uint64],
+        count_bytes: int,
+        offsets: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Read `count_bytes` from each byte offset (N,) of its file to its memory address. N <= MOST_READS. Blocks.
+
+        Returns what each read gave: bytes, or a negative error number. Raises OSError if the kernel refuses the call;
+        nothing is being written to the addresses any more when this returns or raises.
+        """
+        count = len(offsets)
+        iocbs = self._iocbs[:count]
+        iocbs["descriptor"], iocbs["buffer"] = descriptors, addresses
+        iocbs["bytes"], iocbs["offset"] = count_bytes, offsets
+        submitted = 0
+        try:
+            while submitted < count:
+                submitted += self._system_call(
+                    self._submit,
+                    self._context,
+                    ctypes.c_long(count - submitted),
+                    ctypes.c_void_p(self._addresses.ctypes.data + 8 * submitted),
+                )
+        finally:
+            self._collect(submitted)
+        return self._results[:count]
+
+    def close(self) -> None:
+        """Give the context back; waits for reads that are under way. Idempotent."""
+        context, self._context = self._context, ctypes.c_ulong(0)
+        if context.value:
+            self._system_call(self._destroy, context)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # in a forked child; or __init__ got no context
+            self.close()
+
+    def _collect(self, count: int) -> None:
+        done = 0
+        while done < count:
+            got = self._system_call(
+                self._getevents,
+                self._context,
+                ctypes.c_long(1),
+                ctypes.c_long(count - done),
+                ctypes.c_void_p(self._events.ctypes.data),
+                ctypes.c_void_p(None),
+            )
+            events = self._events[:got]
+            self._results[events["data"].astype(np.intp)] = events["result"]
+            done += got
+
+    def _system_call(self, number: int, *arguments: Any) -> int:
+        while True:
+            result = int(_LIBC.syscall(ctypes.c_long(number), *arguments))
+            if result >= 0:
+                return result
+            error = ctypes.get_errno()
+            if error != errno.EINTR:
+                raise OSError(error, os.strerror(error))
+
+
+class BatchReaders:
+    """Readers that several threads borrow and give back. Safe for all of them at once; none of it blocks."""
+
+    def __init__(self) -> None:
+        self._idle: deque[BatchReader] = deque()
+        self._available = True
+
+    def borrow(self) -> BatchReader | None:
+        """A reader for the calling thread alone, or None where there are none to be had."""
+        if not self._available:
+            return None
+        try:
+            return self._idle.pop()
+        except IndexError:
+            reader = BatchReader.create()
+            self._available = reader is not None
+            return reader
+
+    def give_back(self, reader: BatchReader) -> None:
+        """Let others borrow it. A reader that is not given back is closed when its last reference goes."""
+        if self._available:
+            self._idle.append(reader)
+
+    def give_up(self) -> None:
+        """Let no more be borrowed, and drop the idle ones; those in use close when they are dropped. Idempotent."""
+        self._available = False
+        self._idle.clear()
+
+
+def _libc() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.syscall.restype = ctypes.c_long
+    return library
+
+
+_LIBC = _libc()

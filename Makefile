@@ -39,7 +39,7 @@ format: $(READY)
 
 bench: $(READY)  ## side by side with other loaders; see benchmarks/README.md
 	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS),bench]"
-	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/compare.py --all-sizes
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, PYTHON=... names one; found " + sys.version)'

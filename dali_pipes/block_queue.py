@@ -19,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
+from dali_pipes.errors import LoaderClosedError
 from dali_pipes.pipeline import BuiltSource, Graph, define_pipeline
+from dali_pipes.readers import stay_out_of_exit
 from dali_pipes.schedule import PADDING, Blocks, Position, StepRange
 from dali_pipes.source import IGNORE_INDEX, BlockInfo, BlockSource, staged_rows
 
@@ -76,6 +78,8 @@ class DaliQueue:
         self._pipe.schedule_run()
 
     def take(self, stream: Any = None) -> list[Any]:
+        if self._pipe is None:
+            raise LoaderClosedError("this queue was closed")
         outputs = [output[0] for output in self._pipe.share_outputs(stream)]
         self._pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
         self._taken += 1
@@ -138,26 +142,43 @@ class Piece(NamedTuple):
     sizes: list[int]
 
 
-class PieceMemory:
-    """int64 arrays of up to `size` elements, whose memory is used again once no array or tensor refers to it."""
+class _BufferOf(weakref.ref[npt.NDArray[np.int64]]):
+    """A weak reference to an array that knows the buffer under it."""
 
-    KEPT = 8
-    """Free buffers kept at most; what a consumer held beyond that goes back to the system."""
+    __slots__ = ("buffer",)
+    buffer: npt.NDArray[np.int64]
+
+
+class PieceMemory:
+    """int64 arrays of up to `size` elements, whose memory is used again once no array or tensor refers to it.
+
+    For one thread at a time; arrays and tensors may be dropped in any.
+    """
+
+    MOST_FREE = 8
+    """Free buffers kept; what a consumer held beyond that goes back to the system."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._free: deque[npt.NDArray[np.int64]] = deque(maxlen=self.KEPT)
+        self._free: list[npt.NDArray[np.int64]] = []
+        self._used: dict[int, _BufferOf] = {}
+        self._dropped: deque[_BufferOf] = deque()
 
     def take(self, rows: int, columns: int) -> npt.NDArray[np.int64]:
         """An array (rows, columns) with any content."""
-        try:
-            buffer = self._free.pop()  # the one used last is the likeliest to be in the cache
-        except IndexError:
-            buffer = np.empty(self._size, np.int64)
+        while self._dropped:
+            reference = self._dropped.popleft()
+            self._used.pop(id(reference), None)
+            if len(self._free) < self.MOST_FREE:
+                self._free.append(reference.buffer)
+        # The one used last is the likeliest to be in the cache.
+        buffer = self._free.pop() if self._free else np.empty(self._size, np.int64)
         array = buffer[: rows * columns].reshape(rows, columns)
-        # A tensor made from `array` holds `array` itself, so this runs when the last view of it is gone, in whichever
-        # thread that happens; deque.append is atomic.
-        weakref.finalize(array, self._free.append, buffer).atexit = False
+        # A tensor made from `array` holds `array` itself, so the reference dies with the last view. The callback is a C
+        # function: no interrupt can hit it, which one in Python would swallow.
+        reference = _BufferOf(array, self._dropped.append)
+        reference.buffer = buffer
+        self._used[id(reference)] = reference
         return array
 
 
@@ -185,6 +206,13 @@ class BlockStream:
 
     def seek(self, position: Position) -> None:
         """Make `position` the start of the next block. Free when the stream stands there already."""
+        try:
+            self._seek(position)
+        except BaseException:
+            self._drop_queue()  # an interrupt half way leaves nothing to build on
+            raise
+
+    def _seek(self, position: Position) -> None:
         if self._queue is not None and self._error is None:
             ahead = self._blocks.steps(self._next_block)
             if ahead is not None and ahead.first_step == 0 and Position(ahead.epoch, ahead.base) == position:
@@ -208,17 +236,19 @@ class BlockStream:
 
         An error of the source is raised after the good blocks before it have been taken. The stream must then `seek`.
         """
-        assert self._queue is not None
+        queue = self._queue
+        assert queue is not None
         steps = self.peek()
         try:
-            self._fill(self._queue)
-            if self._queue.in_flight == 0 and self._error is not None:
+            self._fill(queue)
+            if queue.in_flight == 0 and self._error is not None:
                 raise self._error
-            arrays = self._queue.take(stream)
+            arrays = queue.take(stream)
+            self._next_block += 1
         except BaseException:
+            stay_out_of_exit()
             self._drop_queue()  # what the queue holds after an interrupt is not known; seek makes a new one
             raise
-        self._next_block += 1
         schedule = self._built.schedule
         sizes = [schedule.batch_size] * (steps.num_steps - 1)
         sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1))

@@ -19,7 +19,7 @@ from dali_pipes.block_queue import BlockStream, Piece
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, LoaderClosedError
-from dali_pipes.pipeline import BuiltSource, Graph, resolve_ranks
+from dali_pipes.pipeline import BuiltSource, Graph, process_group, resolve_ranks
 from dali_pipes.schedule import PADDING, Position, StepRange
 from dali_pipes.source import plan_rows
 from dali_pipes.state import make_state, read_state
@@ -65,7 +65,7 @@ class TokenLoader:
         elif settings:
             config = config.replace(**settings)
         self._ranks_given = config.rank is not None
-        self.config = resolve_ranks(_ranks_of_process_group(config))
+        self.config = resolve_ranks(config)
         built = BuiltSource(self.config, endless=True, staged=graph is None)
         self._built, self._schedule, self._source = built, built.schedule, built.source
         self._stream = BlockStream(built, self.config, graph)
@@ -251,7 +251,7 @@ class TokenLoader:
     def _check_ranks(self) -> None:
         if self._ranks_given:
             return
-        now = _process_group()
+        now = process_group()
         if now is not None and now != (self.config.rank, self.config.world_size):
             raise ConfigError(
                 f"this loader was built as rank {self.config.rank} of {self.config.world_size}, but torch.distributed "
@@ -262,17 +262,3 @@ class TokenLoader:
 
 def _tensor(array: Any) -> Any:
     return torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.utils.dlpack.from_dlpack(array)
-
-
-def _process_group() -> tuple[int, int] | None:
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
-
-
-def _ranks_of_process_group(config: LoaderConfig) -> LoaderConfig:
-    group = _process_group()
-    if config.rank is not None or group is None:
-        return config
-    return config.replace(rank=group[0], world_size=group[1])

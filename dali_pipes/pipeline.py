@@ -6,7 +6,10 @@ One DALI run yields one block: a single sample of shape (K * B, T), since a run 
 carries. This module alone imports DALI.
 """
 
+import ctypes
 import os
+import sys
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,6 +90,7 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
         prefetch_queue_depth=config.prefetch_queue_depth,
         exec_dynamic=True,
     )
+    _survive_forks(pipe)
     with pipe:
         nodes = fn.external_source(
             built.source,
@@ -131,13 +135,34 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule) -> int:
 
 
 def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
-    """Fill in rank and world size from the launcher's RANK and WORLD_SIZE where the configuration leaves them out."""
+    """Fill in rank and world size where the configuration leaves them out.
+
+    From an initialised torch.distributed, else from the launcher's RANK and WORLD_SIZE, else one rank alone. Raises
+    `ConfigError` when the launcher's variables are incomplete.
+    """
     if config.rank is not None:
         return config
+    group = process_group()
+    if group is not None:
+        return config.replace(rank=group[0], world_size=group[1])
     rank, world_size = _environment_number("RANK"), _environment_number("WORLD_SIZE")
+    if rank is None and world_size is None:
+        return config.replace(rank=0, world_size=1)
     if rank is None or world_size is None:
-        rank, world_size = 0, 1
+        missing = "RANK" if rank is None else "WORLD_SIZE"
+        raise ConfigError(
+            f"the environment has only one of RANK and WORLD_SIZE: {missing} is missing or no whole number; set both, "
+            "or pass rank and world_size"
+        )
     return config.replace(rank=rank, world_size=world_size)
+
+
+def process_group() -> tuple[int, int] | None:
+    """Rank and world size of torch's default process group, None without one. Imports nothing."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) -> tuple[str, str, Placement]:
@@ -158,6 +183,27 @@ def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) ->
         reason,
         kind(corpus, built.schedule, built.device, label_shift=config.label_shift, vocab_size=config.vocab_size),
     )
+
+
+_pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_forks_watched = False
+
+
+def _survive_forks(pipe: Any) -> None:
+    """Keep a forked child from waiting for ever for DALI's threads, which do not exist in it, when it drops `pipe`."""
+    global _forks_watched
+    if not _forks_watched:
+        os.register_at_fork(after_in_child=_abandon_pipelines)
+        _forks_watched = True
+    _pipelines.add(pipe)
+
+
+def _abandon_pipelines() -> None:
+    for pipe in list(_pipelines):
+        backend = getattr(pipe, "_pipe", None)
+        if backend is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # never destroyed: its destructor joins the threads
+            pipe._pipe = None
 
 
 def _environment_number(name: str) -> int | None:

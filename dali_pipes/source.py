@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import LoaderClosedError, TokenRangeError
 from dali_pipes.operators import permute, rows
+from dali_pipes.readers import ReaderThreads
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
 from dali_pipes.stats import BlockTimes
 
@@ -245,7 +246,7 @@ class BlockSource:
         self._pending: dict[tuple[int | None, int], Future[Slot]] = {}
         self._free: deque[Slot] = deque()
         self._delivered: Slot | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: ReaderThreads | None = None
         self._process = os.getpid()
         self._closed = False
         self.delivered = 0
@@ -261,7 +262,12 @@ class BlockSource:
         key = self._read_ahead(info)
         if key is None:
             raise StopIteration
-        slot = self._pending[key].result()
+        try:
+            slot = self._pending[key].result()
+        except CancelledError:  # closed from a signal handler or another thread while this call waited
+            self._check_usable()
+            raise
+        self._check_usable()
         del self._pending[key]
         self._delivered = slot
         assert slot.plan is not None
@@ -298,8 +304,10 @@ class BlockSource:
     def close(self) -> None:
         """Stop the reader threads (waiting for reads under way) and free the buffers; idempotent."""
         self._closed = True
+        for future in self._pending.values():
+            future.cancel()
         if self._threads is not None and os.getpid() == self._process:
-            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._threads.stop()
         self._threads = None
         self._pending.clear()
         self._free.clear()
@@ -325,7 +333,7 @@ class BlockSource:
         for key in [key for key in self._pending if key[0] != epoch_index or key[1] not in wanted]:
             self._discard(key)
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="dali_pipes-reader")
+            self._threads = ReaderThreads(self._num_threads)
         for number in wanted:
             steps = self._blocks.steps(number, epoch_index)
             if steps is not None and (epoch_index, number) not in self._pending:

@@ -36,10 +36,11 @@ ALLOWED = {
     "schedule": Imports("", "numpy"),
     "corpus": Imports("", "numpy"),
     "operators": Imports("", "numpy cupy"),
-    "source": Imports("schedule corpus operators stats", "numpy"),
+    "readers": Imports(""),
+    "source": Imports("readers schedule corpus operators stats", "numpy"),
     "device": Imports("source schedule corpus operators stats", "numpy cupy cupyx"),  # owns streams and device memory
     "pipeline": Imports("device source schedule corpus config", "nvidia"),  # the one module that knows DALI
-    "block_queue": Imports("pipeline source schedule config", "numpy"),
+    "block_queue": Imports("pipeline readers source schedule config", "numpy"),
     "state": Imports("schedule corpus operators config"),
     "loader": Imports("block_queue state pipeline source schedule corpus config stats", "numpy torch"),
     "cli": Imports("loader corpus config __init__", "rich typer"),

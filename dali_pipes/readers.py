@@ -1,0 +1,83 @@
+"""Threads that run tasks in the background and never keep a process alive.
+
+`concurrent.futures` has such threads too, but takes no task once the main thread has ended, although another thread may
+still be training. These end when they are stopped, when their owner is collected, and at interpreter exit.
+"""
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+_Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+_EXIT_WAIT_S = 10.0
+
+_live: "weakref.WeakSet[ReaderThreads]" = weakref.WeakSet()
+_at_exit: list[Callable[[], None]] = []
+_exiting = threading.Event()
+
+
+class ReaderThreads:
+    """`count` daemon threads; they hold the tasks they run, never their owner."""
+
+    def __init__(self, count: int) -> None:
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_work, args=(self._tasks,), name=f"dali_pipes-reader-{n}", daemon=True)
+            for n in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._finish = weakref.finalize(self, _release, self._tasks, count)
+        self._finish.atexit = False
+        _live.add(self)
+        if not _at_exit:  # registered after DALI's own handler, so it runs before that one
+            _at_exit.append(atexit.register(_stop_all))
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Run `function` in one of the threads; does not block. After `stop` the future never completes."""
+        future: Future[Any] = Future()
+        self._tasks.put((future, function, arguments))
+        return future
+
+    def stop(self, wait_s: float | None = None) -> None:
+        """End the threads behind the tasks submitted so far (cancel those that need not run); waits. Idempotent."""
+        self._finish()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(wait_s)
+
+
+def _work(tasks: "SimpleQueue[_Task | None]") -> None:
+    while (task := tasks.get()) is not None:
+        future, function, arguments = task
+        if future.set_running_or_notify_cancel():
+            try:
+                result = function(*arguments)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+        del task, future, function, arguments  # hold nothing while waiting for the next one
+
+
+def _release(tasks: "SimpleQueue[_Task | None]", count: int) -> None:
+    for _ in range(count):
+        tasks.put(None)
+
+
+def stay_out_of_exit() -> None:
+    """Never return in a daemon thread that trains on while the interpreter goes down: its data is gone, quietly."""
+    if _exiting.is_set() and threading.current_thread() is not threading.main_thread():
+        threading.Event().wait()
+
+
+def _stop_all() -> None:
+    """No thread may be filling a buffer while the interpreter takes memory down."""
+    _exiting.set()
+    for threads in list(_live):
+        threads.stop(_EXIT_WAIT_S)

@@ -1,0 +1,241 @@
+"""Train a small GPT on real text, fed by `dali_pipes`: `python benchmarks/train_gpt.py --help`.
+
+The run's folder gets `checkpoint.pt`, `metrics.jsonl` (one line a step) and `training.png`. The last line of the output
+is one line of JSON.
+"""
+
+import json
+import os
+import signal
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+# Torch's threads spin while they wait for each other, which takes the core from the one that is waited for as soon as
+# something else runs beside the training. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import typer
+from checkpoint import NAME, load_checkpoint, save_checkpoint
+from decode import GPT2_END_OF_TEXT, decode, load_pieces
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from trainer import Trainer
+from training_job import GPT2_VOCABULARY, Job, Model, make_job
+from training_report import save_chart, save_metrics
+
+from dali_pipes.errors import DaliPipesError
+
+SAMPLE_TOKENS = 160
+_BY_MODEL = "by model"
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+class Device(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class StopRequest:
+    """While entered, the first SIGINT or SIGTERM asks for an end after the step in progress; a second acts as usual."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __enter__(self) -> "StopRequest":
+        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.__exit__()
+
+
+@app.command()
+def main(
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Token file, folder or glob; may be repeated.",
+            show_default="Tiny Shakespeare, GPT-2 ids",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TOML, YAML or JSON with settings of the loader.")
+    ] = None,
+    model: Annotated[Model | None, typer.Option(help="Size of the model.", show_default="small")] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Steps of the whole run.", show_default=_BY_MODEL)
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Rows in a batch.", show_default=_BY_MODEL)
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens in a row.", show_default=_BY_MODEL)] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(metavar="RATE", help="The highest of the run.", show_default=_BY_MODEL)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Of first weights and data order.", show_default="1")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="auto takes a GPU where there is one.")] = Device.AUTO,
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile.", show_default="on a GPU")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for the results.", show_default="runs/demo, or that of --resume"),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Go on from this checkpoint, or the one in this folder.")
+    ] = None,
+    stop_after: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Stop early, once this many steps are done.")
+    ] = None,
+    val_every: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Steps between validations.", show_default="50")
+    ] = None,
+    val_batches: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Most batches in one.", show_default="50")
+    ] = None,
+    checkpoint_every: Annotated[int, typer.Option(metavar="N", min=1, help="Steps between checkpoints.")] = 100,
+) -> None:
+    """Train a GPT on token files, fed by dali_pipes; by default a small one on Tiny Shakespeare.
+
+    Shows loss, tokens a second and data wait while it runs, then a sample, a table and one line of JSON. Ctrl-C stops
+    after the step in progress and writes a checkpoint. --resume goes on exactly: options that are not given are those
+    of the saved run.
+    """
+    console = Console()
+    try:
+        saved = load_checkpoint(resume) if resume else None
+        plan = {"steps": steps, "learning_rate": learning_rate, "val_every": val_every, "val_batches": val_batches}
+        loader = {"corpus": corpus, "batch_size": batch_size, "seq_len": seq_len, "seed": seed, "device": str(device)}
+        job = make_job(model, plan, loader, config, saved["job"] if saved else None)
+        folder = out or Path("runs/demo") if not resume else out or (resume if resume.is_dir() else resume.parent)
+        folder.mkdir(parents=True, exist_ok=True)
+        with Trainer(job.plan, job.loader, job.shape(), compiled=compiled) as trainer:
+            if saved:
+                trainer.restore(saved)
+            elif (folder / NAME).exists():
+                os.replace(folder / NAME, folder / f"previous_{NAME}")
+            stopped_by = train(trainer, job, folder, stop_after or job.plan.steps, checkpoint_every, console)
+            report(trainer, job, folder, console, with_sample=stopped_by is None)
+    except DaliPipesError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    if stopped_by is not None:
+        raise typer.Exit(128 + stopped_by)
+
+
+def train(
+    trainer: Trainer, job: Job, folder: Path, stop_after: int, checkpoint_every: int, console: Console
+) -> int | None:
+    """Train and write checkpoints; returns the signal that ended it early, or None."""
+    corpus, plan = trainer.loader.corpus, job.plan
+    console.print(
+        f"{job.model} model of {trainer.parameters:,} parameters on {trainer.device}; corpus of {corpus.num_tokens:,} "
+        f"tokens; {plan.steps} steps of {job.loader.batch_size} x {job.loader.seq_len} tokens"
+        + (f", going on after step {trainer.step}" if trainer.step else ""),
+        highlight=False,
+        soft_wrap=True,
+    )
+    columns = [BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()]
+    shown = len(trainer.history.validation)
+    with StopRequest() as stop, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=plan.steps, completed=trainer.step)
+
+        def save() -> None:
+            save_checkpoint(folder / NAME, {"job": job.to_dict(), **trainer.state()})
+            save_metrics(trainer.history, folder / "metrics.jsonl")
+
+        def after_step() -> bool:
+            nonlocal shown
+            line = _progress_line(trainer)
+            progress.update(task, completed=trainer.step, description=line)
+            for step, loss in trainer.history.validation[shown:]:
+                rest = f"  {line}" if step == trainer.step else ""  # the first is from before the first step
+                console.print(f"step {step:>6}  validation loss {loss:.3f}{rest}", highlight=False, soft_wrap=True)
+            shown = len(trainer.history.validation)
+            if trainer.step % checkpoint_every == 0:
+                save()
+            return stop.signal is None
+
+        trainer.run(min(stop_after, plan.steps), after_step)
+        save()
+    return stop.signal
+
+
+def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_sample: bool) -> None:
+    """Write the chart; print the sample, the table and the line of JSON."""
+    history, stats = trainer.history, trainer.loader.stats()
+    title = f"{job.model} GPT, {trainer.step} steps of {job.loader.batch_size} x {job.loader.seq_len} tokens"
+    save_chart(history, f"{title}\n{stats.rating_line()}", folder / "training.png")
+    if with_sample:
+        console.print(Panel(Text(_sample_text(trainer, job)), title="sample of the trained model"))
+    rate = trainer.tokens_done / trainer.train_s if trainer.train_s else 0.0
+    tokens = trainer.step * job.loader.batch_size * job.loader.seq_len
+    rows = {
+        "steps": f"{trainer.step} of {job.plan.steps}",
+        "tokens": f"{tokens:,}",
+        "train loss": f"{history.train_loss:.3f} (at first {history.losses[0]:.3f})" if history.losses else "none",
+        "validation loss": "none" if history.val_loss is None else f"{history.val_loss:.3f}",
+        "tokens/s": f"{rate:,.0f}",
+        "data wait": f"{stats.data_wait_s:.3f} s, {stats.data_wait_pct:.2f} %",
+        "loader": stats.rating_line(),
+        "files": f"{folder}/: {NAME}, metrics.jsonl, training.png",
+    }
+    table = Table(show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table, highlight=False)
+    finished = trainer.step >= job.plan.steps
+    if not finished:
+        console.print(f"stopped after step {trainer.step}; --resume {folder} goes on", highlight=False)
+    summary = {
+        "model": str(job.model),
+        "device": str(trainer.device),
+        "steps": trainer.step,
+        "finished": finished,
+        "tokens": tokens,
+        "train_loss": history.train_loss,
+        "val_loss": history.val_loss,
+        "tokens_per_s": rate,
+        "data_wait_s": stats.data_wait_s,
+        "data_wait_pct": stats.data_wait_pct,
+        "rating": stats.rating,
+        "checkpoint": str(folder / NAME),
+        "chart": str(folder / "training.png"),
+    }
+    typer.echo(json.dumps(summary))
+
+
+def _progress_line(trainer: Trainer) -> str:
+    losses = trainer.history.losses
+    rate = trainer.tokens_done / trainer.train_s
+    loss = f"{losses[-1]:.3f}" if losses else "-"
+    return f"loss {loss}  {rate:,.0f} tokens/s  data wait {trainer.loader.stats().data_wait_pct:.2f} %"
+
+
+def _sample_text(trainer: Trainer, job: Job) -> str:
+    """A sample that begins where a document begins; as ids where the vocabulary is not GPT-2's."""
+    if job.loader.vocab_size != GPT2_VOCABULARY:
+        ids = trainer.sample([job.loader.eos_id or 0], SAMPLE_TOKENS, job.loader.seed)
+        return " ".join(map(str, ids))
+    pieces = load_pieces()
+    pieces[GPT2_END_OF_TEXT] = b"\n\n"
+    return decode(trainer.sample([GPT2_END_OF_TEXT], SAMPLE_TOKENS, job.loader.seed), pieces).strip()
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,183 @@
+"""The training loop: batches from a `TokenLoader`, AdamW, warm-up and cosine, validation, exact resume.
+
+A step is: take a batch, forward and backward, clip, update. What a checkpoint has to hold for a run to go on exactly
+is all in `Trainer.state`: parameters, optimizer, where the data stands, the random state, and the history.
+"""
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from gpt import GPT, ModelShape, parameter_groups
+from output_loss import IGNORED_LABEL
+from training_report import History
+
+from dali_pipes import LoaderConfig, TokenLoader
+from dali_pipes.errors import StateError
+
+_GRADIENT_NORM_LIMIT = 1.0
+_WEIGHT_DECAY = 0.1
+_LAST_RATE = 0.1  # share of the peak learning rate that is left at the last step
+_LOSSES_AT_ONCE = 10  # on a GPU: reading a loss waits for the step, so it is done for this many together
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does and when; the data is described by its `LoaderConfig`."""
+
+    steps: int
+    learning_rate: float
+    beta2: float
+    val_every: int
+    val_batches: int
+
+
+def learning_rate(plan: Plan, step: int) -> float:
+    """Rate of the update after `step` earlier ones: rises over 5 % of the steps, then half a cosine down to a tenth."""
+    warm_up = max(1, plan.steps // 20)
+    if step < warm_up:
+        return plan.learning_rate * (step + 1) / warm_up
+    progress = (step - warm_up) / max(1, plan.steps - warm_up)
+    return plan.learning_rate * (_LAST_RATE + (1 - _LAST_RATE) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+class Trainer:
+    """A model in training and the loader that feeds it. A context manager: leaving it closes the loaders.
+
+    Runs on `loader.device`; on a GPU under bfloat16 autocast. `history` is complete after `run` has returned.
+    """
+
+    def __init__(self, plan: Plan, config: LoaderConfig, shape: ModelShape, *, compiled: bool | None) -> None:
+        self.plan, self.shape = plan, shape
+        self.step = 0
+        self.history = History()
+        self.tokens_done = 0  # by this object, as `train_s`: what was done before a resume is not in them
+        self.train_s = 0.0
+        self._pending: list[torch.Tensor] = []
+        self._stack = contextlib.ExitStack()
+        self.loader = self._stack.enter_context(TokenLoader(config, repeat=True, split="train"))
+        self._validation: TokenLoader | None = None
+        if config.validation_fraction > 0:
+            validation = config.replace(split="validation", shuffle=False, drop_last=False, repeat=False)
+            self._validation = self._stack.enter_context(TokenLoader(validation))
+        self.device = self.loader.device
+        torch.manual_seed(config.seed)
+        self.model = GPT(shape).to(self.device)
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        on_gpu = self.device.type == "cuda"
+        self._loss: Callable[..., torch.Tensor] = self.model
+        if on_gpu if compiled is None else compiled:
+            self._loss = torch.compile(self.model)
+        self._optimizer = torch.optim.AdamW(
+            parameter_groups(self.model, _WEIGHT_DECAY), lr=plan.learning_rate, betas=(0.9, plan.beta2), fused=True
+        )
+        self._losses_at_once = _LOSSES_AT_ONCE if on_gpu else 1
+
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def run(self, last_step: int, after_step: Callable[[], bool]) -> None:
+        """Train until `last_step` steps are done, or until `after_step`, called after each of them, returns False."""
+        if self.step == 0 and not self.history.validation:
+            self._validate()
+        batches = iter(self.loader)
+        go_on = True
+        while go_on and self.step < last_step:
+            start, waited_s = time.perf_counter(), self.loader.stats().data_wait_s
+            batch = next(batches)
+            # The loader's own clock, so that table, chart and rating speak of the same seconds.
+            self.history.data_wait_s.append(self.loader.stats().data_wait_s - waited_s)
+            self._train_step(batch)
+            if len(self._pending) >= self._losses_at_once:
+                self._read_losses()
+            self.train_s += time.perf_counter() - start
+            if self.step % self.plan.val_every == 0 or self.step == self.plan.steps:
+                self._validate()
+            go_on = after_step()
+        self._read_losses()
+
+    def _train_step(self, batch: dict[str, torch.Tensor]) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.plan, self.step)
+        self.model.train()
+        with self._autocast():
+            loss = self._loss(batch["input_ids"], batch["labels"])
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), _GRADIENT_NORM_LIMIT)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.tokens_done += batch["input_ids"].numel()
+        self._pending.append(loss.detach())
+
+    @torch.no_grad()
+    def _validate(self) -> None:
+        """Mean loss over the first `val_batches` batches of the validation split, always the same ones."""
+        if self._validation is None:
+            return
+        self.model.eval()
+        total = torch.zeros((), device=self.device)
+        count = 0
+        for batch in itertools.islice(self._validation, self.plan.val_batches):
+            labels = int((batch["labels"] != IGNORED_LABEL).sum())
+            with self._autocast():
+                total += self.model(batch["input_ids"], batch["labels"]) * labels
+            count += labels
+        self.history.validation.append((self.step, total.item() / count))
+
+    def state(self) -> dict[str, Any]:
+        """All that a later run needs to go on exactly from here, as plain values and tensors."""
+        self._read_losses()
+        on_gpu = self.device.type == "cuda"
+        return {
+            "step": self.step,
+            "shape": asdict(self.shape),
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "loader": self.loader.state_dict(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if on_gpu else None,
+            "history": self.history.to_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`. Raises `StateError` where the model, the corpus or the data order is another one."""
+        differences = [
+            f"{name}: saved {state['shape'].get(name)!r}, now {value!r}"
+            for name, value in asdict(self.shape).items()
+            if state["shape"].get(name) != value
+        ]
+        if differences:
+            raise StateError("the checkpoint is of another model:\n  " + "\n  ".join(differences))
+        self.loader.load_state_dict(state["loader"])
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        if self.device.type == "cuda" and state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], self.device)
+        self.step = state["step"]
+        self.history = History(**state["history"])
+
+    def sample(self, prompt: list[int], count: int, seed: int) -> list[int]:
+        """`count` ids that the model puts behind `prompt`."""
+        self.model.eval()
+        generator = torch.Generator(self.device).manual_seed(seed)
+        with self._autocast():
+            ids = self.model.generate(torch.tensor(prompt, device=self.device), count, generator=generator)
+        return [int(token) for token in ids[len(prompt) :]]
+
+    def _read_losses(self) -> None:
+        if self._pending:
+            self.history.losses.extend(torch.stack(self._pending).tolist())
+            self._pending.clear()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")

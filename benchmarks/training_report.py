@@ -1,0 +1,68 @@
+"""What a training run leaves behind: its history as lines of JSON, and a chart. Needs matplotlib (extra `demo`)."""
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from checkpoint import write_atomically
+from matplotlib.figure import Figure
+
+SMOOTHING_STEPS = 20
+
+
+@dataclass
+class History:
+    """Figures of a run from its first step on, also over resumes."""
+
+    losses: list[float] = field(default_factory=list)
+    """Training loss of step 1, 2, ... in nats a token, before that step's update."""
+    data_wait_s: list[float] = field(default_factory=list)
+    """Seconds that each step waited for its batch."""
+    validation: list[tuple[int, float]] = field(default_factory=list)
+    """(steps done, validation loss)."""
+
+    @property
+    def train_loss(self) -> float:
+        """Mean over the last steps, since the loss of one batch is noisy; NaN before the first."""
+        return statistics.fmean(self.losses[-SMOOTHING_STEPS:]) if self.losses else float("nan")
+
+    @property
+    def val_loss(self) -> float | None:
+        """The newest validation loss; None where there has been none."""
+        return self.validation[-1][1] if self.validation else None
+
+    def to_dict(self) -> dict[str, list[float] | list[tuple[int, float]]]:
+        """Plain values, for a checkpoint: `History(**saved)` is the inverse."""
+        return asdict(self)
+
+
+def save_metrics(history: History, path: Path) -> None:
+    """Write one JSON object a line: the steps in order, each followed by the validation after it if there was one."""
+    lines = [
+        (step, 0, {"step": step, "loss": loss, "data_wait_s": wait})
+        for step, (loss, wait) in enumerate(zip(history.losses, history.data_wait_s, strict=True), start=1)
+    ]
+    lines += [(step, 1, {"step": step, "val_loss": loss}) for step, loss in history.validation]
+    lines.sort(key=lambda line: line[:2])
+    text = "".join(json.dumps(values) + "\n" for _, _, values in lines)
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def save_chart(history: History, title: str, path: Path) -> None:
+    """Write a PNG: training and validation loss above, how long each step waited for its data below."""
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    loss_axes, wait_axes = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    steps = range(1, len(history.losses) + 1)
+    smooth = [statistics.fmean(history.losses[max(0, step - SMOOTHING_STEPS) : step]) for step in steps]
+    loss_axes.plot(steps, history.losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="train, a step")
+    loss_axes.plot(steps, smooth, color="tab:blue", label=f"train, mean of {SMOOTHING_STEPS} steps")
+    if history.validation:
+        loss_axes.plot(*zip(*history.validation, strict=True), color="tab:orange", marker="o", label="validation")
+    loss_axes.set(title=title, ylabel="loss (nats a token)")
+    loss_axes.legend()
+    wait_axes.vlines(steps, 0, [wait * 1e3 for wait in history.data_wait_s], color="tab:red", linewidth=0.8)
+    wait_axes.set(xlabel="step", ylabel="data wait (ms)", ylim=(0, None))
+    for axes in (loss_axes, wait_axes):
+        axes.grid(alpha=0.3)
+    write_atomically(path, lambda file: figure.savefig(file, format="png", dpi=120))

@@ -1,0 +1,153 @@
+"""Loaders that are closed, engines, and groups of processes with time limits."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from dali_pipes import TokenLoader
+
+ALL_OUTPUTS = ("input_ids", "labels", "row_ids")
+
+
+@pytest.fixture
+def load() -> Iterator[Callable[..., TokenLoader]]:
+    """Makes loaders over a counting corpus, on the CPU and with every output; closes them after the test."""
+    opened: list[TokenLoader] = []
+
+    def make(corpus: Any, **settings: Any) -> TokenLoader:
+        defaults = {"corpus": corpus.pattern, "dtype": corpus.dtype, "device": "cpu", "outputs": ALL_OUTPUTS}
+        opened.append(TokenLoader(**{**defaults, **settings}))
+        return opened[-1]
+
+    yield make
+    for loader in opened:
+        loader.close()
+
+
+@pytest.fixture(params=["dali", "direct"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs the test once with DALI and once as on a machine where it is not installed."""
+    if request.param == "direct":
+        monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
+    """Run one script in several processes at once, as a launcher does, and return what each printed as JSON."""
+
+    def run(source: str, world_size: int, *arguments: object, timeout_s: float = 120) -> list[Any]:
+        folder = tmp_path_factory.mktemp("ranks")
+        script = folder / "script.py"
+        prefix = f"import faulthandler; faulthandler.dump_traceback_later({timeout_s}, exit=True)\n"
+        script.write_text(prefix + textwrap.dedent(source))
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]  # for the oracle
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        processes = []
+        for rank in range(world_size):
+            command = [sys.executable, str(script), str(rank), str(world_size), *map(str, arguments)]
+            environment["PYTHONHASHSEED"] = str(rank)
+            with (folder / f"out_{rank}").open("w") as out, (folder / f"err_{rank}").open("w") as err:
+                processes.append(subprocess.Popen(command, stdout=out, stderr=err, cwd=folder, env=environment))
+        try:
+            codes = [process.wait(timeout_s + 30) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        errors = [(folder / f"err_{rank}").read_text() for rank in range(world_size)]
+        assert codes == [0] * world_size, "\n".join(errors)
+        return [json.loads((folder / f"out_{rank}").read_text()) for rank in range(world_size)]
+
+    return run
+
+
+class Ended(NamedTuple):
+    """How a process ended."""
+
+    code: int
+    """Exit code, or minus the number of the signal that ended it."""
+    out: str
+    err: str
+
+
+# Forks a child for every scenario before any loader or thread exists, so that each runs and ends as a program of its
+# own would, and the second that the imports take is spent once.
+_DRIVER = """
+import faulthandler, gc, json, os, signal, sys, threading, time
+from pathlib import Path
+import numpy as np
+import torch
+import nvidia.dali.fn, nvidia.dali.types, nvidia.dali.pipeline
+from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
+from dali_pipes.corpus import Corpus
+from dali_pipes.errors import *
+import dali_pipes.pipeline, dali_pipes.block_queue
+
+FOLDER, LIMIT_S = Path(sys.argv[1]), int(sys.argv[2])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
+faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)  # a dump, then the end, in any forked process
+
+running = []
+
+def finish(pid, name):
+    for _ in range((LIMIT_S + 10) * 100):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+    (FOLDER / f"{name}.code").write_text(str(os.waitstatus_to_exitcode(status)))
+
+for name, source in json.loads((FOLDER / "scenarios.json").read_text()).items():
+    if len(running) == 2:
+        finish(*running.pop(0))
+    pid = os.fork()
+    if pid == 0:
+        for number, suffix in ((1, "out"), (2, "err")):
+            os.dup2(os.open(FOLDER / f"{name}.{suffix}", os.O_WRONLY | os.O_CREAT, 0o666), number)
+        signal.alarm(LIMIT_S)
+        break
+    running.append((pid, name))
+else:
+    while running:
+        finish(*running.pop(0))
+    sys.exit()
+os.mkdir(FOLDER / name)
+os.chdir(FOLDER / name)
+exec(compile(source, name, "exec"))
+"""
+
+
+@pytest.fixture(scope="session")
+def run_scenarios(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Ended]]:
+    """Run sources by name, each in a process and a working folder of its own; a hang ends with a stack dump."""
+
+    def run(preamble: str, scenarios: dict[str, str], limit_s: int = 30) -> dict[str, Ended]:
+        folder = tmp_path_factory.mktemp("scenarios")
+        begin = textwrap.dedent(preamble) + "\n"
+        sources = {name: begin + textwrap.dedent(source) for name, source in scenarios.items()}
+        (folder / "scenarios.json").write_text(json.dumps(sources))
+        (folder / "driver.py").write_text(_DRIVER)
+        command = [sys.executable, "driver.py", str(folder), str(limit_s)]
+        done = subprocess.run(
+            command, cwd=folder, timeout=(limit_s + 15) * len(scenarios), check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return {name: _ended(folder, name) for name in scenarios}
+
+    return run
+
+
+def _ended(folder: Path, name: str) -> Ended:
+    code, out, err = ((folder / f"{name}.{suffix}").read_text() for suffix in ("code", "out", "err"))
+    return Ended(int(code), out, err)

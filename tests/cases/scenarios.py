@@ -1,0 +1,45 @@
+"""What every scenario of a process of its own begins with; `run_scenarios` has made the imports."""
+
+PREAMBLE = """
+def corpus(rows=40, name="data"):
+    np.arange(rows * 4 + 1, dtype=np.uint32).tofile(f"{name}.bin")
+    return f"{name}.bin"
+
+def load(path=None, **settings):
+    common = dict(corpus=path or corpus(), dtype="uint32", batch_size=2, seq_len=4, device="cpu", batches_per_run=1)
+    common |= dict(outputs=["input_ids", "labels", "row_ids"], shuffle=False)
+    return TokenLoader(**common | settings)
+
+def slow_reads(seconds, after=0):
+    read_rows, count = Corpus.read_rows, [0]
+    def slow(self, starts, out):
+        count[0] += 1
+        if count[0] > after:
+            time.sleep(seconds)
+        read_rows(self, starts, out)
+    Corpus.read_rows = slow
+
+def interrupt_after(seconds):
+    def send():
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=send, daemon=True).start()
+
+def check_epoch(loader):
+    epoch, rows = loader.epoch, []
+    for batch in loader:
+        assert (batch["input_ids"][:, 0] == 4 * batch["row_ids"]).all(), (epoch, batch)
+        rows += batch["row_ids"].tolist()
+    assert rows == list(range(40)), (epoch, rows)
+
+def check_rest(loader):
+    # What comes after a state: every row from there on, once.
+    state, rows = loader.state_dict(), []
+    other = load(loader.config.corpus[0])
+    other.load_state_dict(state)
+    for batch in other:
+        assert (batch["input_ids"][:, 0] == 4 * batch["row_ids"]).all()
+        rows += batch["row_ids"].tolist()
+    assert rows == list(range(state["rows"], 40)), (state, rows)
+    other.close()
+"""

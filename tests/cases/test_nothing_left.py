@@ -1,0 +1,200 @@
+"""B35: no thread, process, descriptor or memory of a loader is left once it is closed or dropped."""
+
+import gc
+import os
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracle import epoch_batches
+from streams import all_same, take
+
+from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
+
+T = 8
+SETTINGS: dict[str, Any] = {"dtype": "uint32", "device": "cpu", "batch_size": 2, "seq_len": T, "batches_per_run": 2}
+
+
+def threads() -> int:
+    """Threads of this process, those of DALI and other libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def descriptors() -> list[str]:
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:  # the listing's own
+            continue
+    return sorted(links)
+
+
+def read_contexts() -> int:
+    """Contexts for batches of reads that the kernel keeps for this process."""
+    return Path("/proc/self/maps").read_text().count("[aio]")
+
+
+def children() -> list[str]:
+    return [text for path in Path("/proc/self/task").glob("*/children") if (text := path.read_text())]
+
+
+@pytest.fixture
+def corpus(counting: Callable[..., Any], engine: str) -> Any:
+    """Three files; DALI has been used once before, so that what it keeps for the whole process is there already."""
+    corpus = counting(300, 300, 201)
+    with TokenLoader(corpus=corpus.pattern, **SETTINGS) as loader:
+        take(loader, 3)
+    del loader
+    gc.collect()
+    return corpus
+
+
+@pytest.mark.parametrize("used", ["not at all", "an iterator alone", "one batch", "an epoch", "an error"])
+def test_after_close(corpus: Any, used: str) -> None:
+    """At once: no collection of garbage is needed."""
+    before = threads(), descriptors(), read_contexts(), children()
+    gc.disable()
+    try:
+        vocab_size: dict[str, Any] = {"vocab_size": 100} if used == "an error" else {}
+        loader = TokenLoader(corpus=corpus.pattern, **SETTINGS, num_threads=3, prefetch_queue_depth=4, **vocab_size)
+        iterator = iter(loader)
+        if used == "one batch":
+            next(iterator)
+        elif used == "an epoch":
+            assert len(list(iterator)) == 50
+        elif used == "an error":
+            with pytest.raises(ValueError, match="vocab_size"):
+                list(iterator)
+        loader.close()
+        _wait_for(lambda: threads() <= before[0])
+        assert (threads(), descriptors(), read_contexts(), children()) == before
+    finally:
+        gc.enable()
+
+
+def test_after_with_and_an_exception(corpus: Any) -> None:
+    before = threads(), descriptors(), read_contexts(), children()
+
+    def train() -> None:
+        with TokenLoader(corpus=corpus.pattern, **SETTINGS) as loader:
+            for _ in loader:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    _wait_for(lambda: threads() <= before[0])
+    assert (threads(), descriptors(), read_contexts(), children()) == before
+
+
+@pytest.mark.parametrize("used", ["not at all", "one batch", "an epoch", "an iterator in mid-epoch"])
+def test_after_garbage_collection(corpus: Any, used: str) -> None:
+    before = threads(), descriptors(), read_contexts(), children()
+    loader = TokenLoader(corpus=corpus.pattern, **SETTINGS, num_threads=3, prefetch_queue_depth=4)
+    iterator = None
+    if used == "one batch":
+        take(loader, 1)
+    elif used == "an epoch":
+        assert len(list(loader)) == 50
+    elif used == "an iterator in mid-epoch":
+        iterator = iter(loader)
+        next(iterator)
+    is_alive = weakref.ref(loader)
+    del loader, iterator
+    gc.collect()
+    assert is_alive() is None
+    _wait_for(lambda: threads() <= before[0])
+    assert (threads(), descriptors(), read_contexts(), children()) == before
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    """A thread that has been joined may be on the kernel's list for a moment longer."""
+    for _ in range(200):
+        if condition():
+            return
+        time.sleep(0.01)
+
+
+def test_fifty_loaders_dropped_in_mid_epoch(corpus: Any) -> None:
+    """None is closed; each is an abandoned variable of a long-lived program."""
+    before = threads(), descriptors(), read_contexts()
+    most_threads = 0
+    for number in range(50):
+        loader = TokenLoader(corpus=corpus.pattern, **SETTINGS, num_threads=2, prefetch_queue_depth=1 + number % 5)
+        assert len(take(loader, 1 + number % 7)) == 1 + number % 7
+        del loader
+        if number % 10 == 9:
+            gc.collect()
+        most_threads = max(most_threads, threads())
+    _wait_for(lambda: threads() <= before[0])
+    assert (threads(), descriptors(), read_contexts()) == before
+    assert most_threads < before[0] + 100
+
+
+def test_fifty_epochs_broken_off_in_one_loader(corpus: Any) -> None:
+    """Every new epoch reuses the threads and the queue that are there."""
+    with TokenLoader(corpus=corpus.pattern, **SETTINGS, num_threads=2, prefetch_queue_depth=4) as loader:
+        take(loader, 5)
+        during = threads()
+        for _ in range(50):
+            take(loader, 3)
+        assert threads() <= during + 2  # a reader that had not been needed yet may have started
+        assert all_same(
+            ({name: batch[name] for name in ("input_ids", "labels")} for batch in loader),
+            epoch_batches(corpus.tokens, batch_size=2, seq_len=T, epoch=51),
+        )
+
+
+def test_fifty_errors_in_one_loader(corpus: Any) -> None:
+    """A queue that was dropped after an error is gone, with its threads."""
+    with TokenLoader(corpus=corpus.pattern, **SETTINGS, vocab_size=700, shuffle=False) as loader:
+        with pytest.raises(ValueError, match="vocab_size"):
+            list(loader)
+        during = threads(), descriptors()
+        for _ in range(50):
+            loader.load_state_dict({**loader.state_dict(), "epoch": 0, "rows": 80})
+            with pytest.raises(ValueError, match="vocab_size"):
+                list(loader)
+        gc.collect()
+        assert threads() <= during[0] + 2
+        assert descriptors() == during[1]
+
+
+def test_a_loader_that_could_not_be_built(corpus: Any) -> None:
+    before = threads(), descriptors(), read_contexts()
+    for wrong in ({"batch_size": 10**6}, {"seq_len": 10**6}, {"corpus": corpus.pattern + "x"}, {"dtype": "int64"}):
+        with pytest.raises(ValueError, match=r"."):
+            TokenLoader(**{"corpus": corpus.pattern, **SETTINGS, **wrong})
+    gc.collect()
+    assert (threads(), descriptors(), read_contexts()) == before
+
+
+def test_the_pipeline_alone(counting: Callable[..., Any]) -> None:
+    corpus = counting(801)
+    build_pipeline(LoaderConfig(corpus=corpus.pattern, **SETTINGS)).build()
+    gc.collect()
+    before = threads(), descriptors(), read_contexts()
+    for _ in range(3):
+        pipe = build_pipeline(LoaderConfig(corpus=corpus.pattern, **SETTINGS))
+        pipe.build()
+        pipe.run()
+        del pipe
+        gc.collect()
+    _wait_for(lambda: threads() <= before[0])
+    assert threads() == before[0]
+    assert descriptors() == before[1]
+
+
+def test_batches_outlive_the_loader_and_hold_no_thread(corpus: Any) -> None:
+    before = threads(), descriptors(), read_contexts()
+    loader = TokenLoader(corpus=corpus.pattern, **SETTINGS)
+    batches = take(loader, 4)
+    del loader
+    gc.collect()
+    _wait_for(lambda: threads() <= before[0])
+    assert (threads(), descriptors(), read_contexts()) == before
+    expected = take(epoch_batches(corpus.tokens, batch_size=2, seq_len=T), 4)
+    assert all_same(batches, expected)

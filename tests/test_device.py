@@ -21,7 +21,7 @@ from dali_pipes.schedule import Position
 from dali_pipes.source import BlockInfo, BlockSource
 
 
-class DeviceArray(np.ndarray):  # type: ignore[type-arg]
+class DeviceArray(np.ndarray):
     """An array that can only be filled the way a CuPy array is."""
 
     def set(self, values: Any, stream: Any = None) -> None:

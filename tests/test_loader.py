@@ -46,7 +46,7 @@ def test_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory, data: st.Da
     sizes = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(lambda s: sum(s) >= 14))
     seq_len = data.draw(st.integers(1, 12))
     world_size = data.draw(st.integers(1, 3))
-    order = {
+    order: dict[str, Any] = {
         "batch_size": data.draw(st.integers(1, 4)),
         "seq_len": seq_len,
         "stride": data.draw(st.none() | st.integers(1, 15)),
@@ -208,7 +208,7 @@ def test_global_random_states_are_left_alone(counting: Callable[..., Any]) -> No
     torch.manual_seed(1)
 
     def states() -> tuple[Any, ...]:
-        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr, index]  # noqa: NPY002
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]  # noqa: NPY002
 
     before = states()
     with load(counting(401)) as loader:

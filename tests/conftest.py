@@ -4,12 +4,11 @@ import faulthandler
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from oracle import IntArray
+from counting import CountingCorpus
 
 HANG_S = 240
 
@@ -20,29 +19,6 @@ def watchdog() -> Iterator[None]:
     faulthandler.dump_traceback_later(HANG_S, exit=True, file=sys.__stderr__ or sys.stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
-
-
-class CountingCorpus:
-    """Files in which the token at corpus position i is i (modulo `vocab_size`)."""
-
-    def __init__(self, folder: Path, sizes: Sequence[int], dtype: str = "uint32", vocab_size: int | None = None):
-        self.folder = folder
-        self.dtype = dtype
-        folder.mkdir(exist_ok=True)
-        total = sum(sizes)
-        limit = vocab_size if vocab_size is not None else min(int(np.iinfo(dtype).max) + 1, 2**62)
-        self.tokens: IntArray = np.arange(total, dtype=np.int64) % limit
-        self.files = []
-        start = 0
-        for number, size in enumerate(sizes):
-            path = folder / f"shard_{number:03d}.bin"
-            self.tokens[start : start + size].astype(dtype).tofile(path)
-            self.files.append(path)
-            start += size
-
-    @property
-    def pattern(self) -> str:
-        return str(self.folder / "*.bin")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import CountingCorpus
+from counting import CountingCorpus
 from typer.testing import CliRunner, Result
 
 from dali_pipes import LoaderConfig, TokenLoader, __version__, open_corpus

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import CountingCorpus
+from counting import CountingCorpus
 from oracle import epoch_batches, same
 
 from dali_pipes import LoaderConfig, TokenLoader

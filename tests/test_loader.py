@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import CountingCorpus
+from counting import CountingCorpus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import epoch_batches, same

@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from conftest import CountingCorpus
+from counting import CountingCorpus
 
 from dali_pipes.config import FOREIGN_NAMES, NOT_NEEDED, LoaderConfig
 

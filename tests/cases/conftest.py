@@ -95,6 +95,8 @@ FOLDER, LIMIT_S = Path(sys.argv[1]), int(sys.argv[2])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
 faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)  # a dump, then the end, in any forked process
 
+gc.collect()
+gc.freeze()  # what the imports made need not be searched through when a child ends: 0.3 s instead of 1.0
 running = []
 
 def finish(pid, name):

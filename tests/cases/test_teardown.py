@@ -89,6 +89,74 @@ CLEAN = {
         thread.start()
         thread.join()
     """,
+    "in a daemon thread that an atexit handler stops and joins": """
+        import atexit
+        started, stop = threading.Event(), threading.Event()
+        def consume():
+            for batch in load(repeat=True):
+                started.set()
+                if stop.is_set():
+                    return
+        thread = threading.Thread(target=consume, daemon=True)
+        def end():
+            time.sleep(0.2)  # other handlers have their turn
+            stop.set()
+            thread.join()
+            print("done")
+        atexit.register(end)
+        thread.start()
+        started.wait()
+        time.sleep(0.05)
+    """,
+    "in a daemon thread of a trainer that is joined after an error": """
+        import atexit, queue
+        batches = queue.Queue(maxsize=2)
+        stop = threading.Event()
+        def consume():
+            try:
+                for batch in load(repeat=True):
+                    while not stop.is_set():
+                        try:
+                            batches.put(batch, timeout=0.01)
+                            break
+                        except queue.Full:
+                            continue
+                    if stop.is_set():
+                        return
+            except BaseException as error:
+                batches.put(error)
+        thread = threading.Thread(target=consume, daemon=True)
+        thread.start()
+        @atexit.register
+        def end():
+            stop.set()
+            thread.join()
+        batches.get(), batches.get()
+        print("done")
+    """,
+    "used by an atexit handler": """
+        import atexit
+        def end():
+            try:
+                check_epoch(loader)
+            except LoaderClosedError:
+                pass  # as good as the epoch: what it must not do is wait for ever
+            print("done")
+        atexit.register(end)
+        loader = load()
+        next(iter(loader))
+    """,
+    "built and used by an atexit handler": """
+        import atexit
+        @atexit.register
+        def end():
+            try:
+                check_epoch(load("data.bin"))
+            except LoaderClosedError:
+                pass
+            print("done")
+        check_epoch(load())
+    """,
     "in a thread that ends after the main one": """
         def consume():
             loader = load()

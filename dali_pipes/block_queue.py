@@ -8,11 +8,13 @@ just before they are handed out, into memory that is kept and used again once no
 more than the work itself.
 """
 
+import atexit
 import importlib.util
+import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,9 +23,11 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.pipeline import BuiltSource, Graph, define_pipeline
-from dali_pipes.readers import stay_out_of_exit
+from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.schedule import PADDING, Blocks, Position, StepRange
 from dali_pipes.source import IGNORE_INDEX, BlockInfo, BlockSource, staged_rows
+
+_EXIT_WAIT_S = 10.0
 
 PIECE_TOKENS = 1 << 18
 """Tokens widened at a time on the CPU, 2 MiB an output. Less costs more calls, each at the price of a cold cache."""
@@ -195,6 +199,7 @@ class BlockStream:
         batch_tokens = config.batch_size * config.seq_len
         self._batches_per_piece = max(1, min(PIECE_TOKENS // batch_tokens, built.source.batches_per_run))
         self._memory = PieceMemory(self._batches_per_piece * batch_tokens)
+        self._gate = threading.RLock()  # held by whoever is inside the queue; at exit nobody must be
         self.engine = "not started"
         self.kernels_s = 0.0
         """Seconds spent widening and labelling blocks in `take`."""
@@ -206,11 +211,14 @@ class BlockStream:
 
     def seek(self, position: Position) -> None:
         """Make `position` the start of the next block. Free when the stream stands there already."""
-        try:
-            self._seek(position)
-        except BaseException:
-            self._drop_queue()  # an interrupt half way leaves nothing to build on
-            raise
+        with self._gate:
+            end_thread_at_exit()
+            try:
+                self._seek(position)
+            except BaseException:
+                self._drop_queue()  # an interrupt half way leaves nothing to build on
+                end_thread_at_exit()
+                raise
 
     def _seek(self, position: Position) -> None:
         if self._queue is not None and self._error is None:
@@ -220,6 +228,9 @@ class BlockStream:
         if self._queue is None or self._error is not None:
             self._drop_queue()
             self._queue, self.engine = open_queue(self._built, self._config, self._graph)
+            _streams.add(self)
+            if not _at_exit:  # registered after DALI's own handler, so it runs before that one
+                _at_exit.append(atexit.register(_close_streams))
         self._first_iteration = self._queue.drain()
         self._built.source.restart(position, self._first_iteration)
         self._blocks = self._blocks_from(position)
@@ -236,19 +247,21 @@ class BlockStream:
 
         An error of the source is raised after the good blocks before it have been taken. The stream must then `seek`.
         """
-        queue = self._queue
-        assert queue is not None
-        steps = self.peek()
-        try:
-            self._fill(queue)
-            if queue.in_flight == 0 and self._error is not None:
-                raise self._error
-            arrays = queue.take(stream)
-            self._next_block += 1
-        except BaseException:
-            stay_out_of_exit()
-            self._drop_queue()  # what the queue holds after an interrupt is not known; seek makes a new one
-            raise
+        with self._gate:
+            end_thread_at_exit()
+            steps, queue = self.peek(), self._queue
+            if queue is None:
+                raise LoaderClosedError("the queue is gone: an error or the end of the interpreter closed it")
+            try:
+                self._fill(queue)
+                if queue.in_flight == 0 and self._error is not None:
+                    raise self._error
+                arrays = queue.take(stream)
+                self._next_block += 1
+            except BaseException:
+                self._drop_queue()  # what the queue holds after an interrupt is not known; seek makes a new one
+                end_thread_at_exit()
+                raise
         schedule = self._built.schedule
         sizes = [schedule.batch_size] * (steps.num_steps - 1)
         sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1))
@@ -297,6 +310,18 @@ class BlockStream:
 
     def _blocks_from(self, position: Position) -> Blocks:
         return Blocks(self._built.schedule, self._built.source.batches_per_run, position)
+
+
+_streams: "weakref.WeakSet[BlockStream]" = weakref.WeakSet()
+_at_exit: list[Callable[[], None]] = []
+
+
+def _close_streams() -> None:
+    """Take every queue down in the main thread, with no other thread inside: daemon threads may still be running."""
+    for stream in list(_streams):
+        if stream._gate.acquire(timeout=_EXIT_WAIT_S):
+            stream._drop_queue()
+            stream._gate.release()
 
 
 def _dali_installed() -> bool:

@@ -12,18 +12,26 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from dali_pipes.errors import LoaderClosedError
+
 _Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 _EXIT_WAIT_S = 10.0
 
 _live: "weakref.WeakSet[ReaderThreads]" = weakref.WeakSet()
 _at_exit: list[Callable[[], None]] = []
 _exiting = threading.Event()
+_AT_EXIT = "the interpreter is shutting down and the reader threads have been stopped; no more data can be read"
 
 
 class ReaderThreads:
     """`count` daemon threads; they hold the tasks they run, never their owner."""
 
     def __init__(self, count: int) -> None:
+        """Starts the threads. Raises `LoaderClosedError` while the interpreter goes down."""
+        if _exiting.is_set():
+            raise LoaderClosedError(_AT_EXIT)
+        self._lock = threading.Lock()
+        self._stopped = False
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=_work, args=(self._tasks,), name=f"dali_pipes-reader-{n}", daemon=True)
@@ -38,13 +46,19 @@ class ReaderThreads:
             _at_exit.append(atexit.register(_stop_all))
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Run `function` in one of the threads; does not block. After `stop` the future never completes."""
+        """Run `function` in one of the threads; does not block. After `stop` the future fails at once."""
         future: Future[Any] = Future()
-        self._tasks.put((future, function, arguments))
+        with self._lock:
+            if not self._stopped:
+                self._tasks.put((future, function, arguments))
+                return future
+        future.set_exception(LoaderClosedError(_AT_EXIT))
         return future
 
     def stop(self, wait_s: float | None = None) -> None:
         """End the threads behind the tasks submitted so far (cancel those that need not run); waits. Idempotent."""
+        with self._lock:
+            self._stopped = True
         self._finish()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -70,10 +84,10 @@ def _release(tasks: "SimpleQueue[_Task | None]", count: int) -> None:
         tasks.put(None)
 
 
-def stay_out_of_exit() -> None:
-    """Never return in a daemon thread that trains on while the interpreter goes down: its data is gone, quietly."""
+def end_thread_at_exit() -> None:
+    """End a daemon thread that trains on while the interpreter goes down, quietly: its data is gone."""
     if _exiting.is_set() and threading.current_thread() is not threading.main_thread():
-        threading.Event().wait()
+        raise SystemExit
 
 
 def _stop_all() -> None:

@@ -142,6 +142,29 @@ def _overwrite_free_memory() -> None:
         del blocks
 
 
+@pytest.mark.parametrize("dtype", [*WIDTHS, "int32"])
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("depth", [1, 4])
+def test_outputs_of_a_graph_are_kept(
+    counting: Callable[..., Any], load: Load, dtype: str, world_size: int, depth: int
+) -> None:
+    """With operators of the user, batches are views of DALI's own memory; int64 is what its cast may hand through."""
+    corpus = counting(642, dtype=dtype, vocab_size=200)
+    order: dict[str, Any] = {"batch_size": 3, "seq_len": T, "drop_last": False, "world_size": world_size, "rank": 0}
+    for per_run in (1, 4):
+        loader = load(corpus, graph=dict, batches_per_run=per_run, prefetch_queue_depth=depth, **order)
+        kept, expected = [], take(oracle_stream(corpus.tokens, **order), 40)
+        for number, batch in enumerate(take_lazily(loader, 40)):
+            assert all_same([batch], [expected[number]])
+            if number % 3 == 0:
+                kept.append((batch, expected[number]))
+            else:
+                for tensor in batch.values():
+                    tensor.fill_(-3)
+        loader.close()
+        assert all(all_same([batch], [want]) for batch, want in kept)
+
+
 @pytest.mark.parametrize("dtype", WIDTHS)
 def test_one_batch_of_a_block_is_kept(
     counting: Callable[..., Any], load: Load, engine: str, dtype: str, how: dict[str, Any]

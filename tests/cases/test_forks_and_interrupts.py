@@ -214,7 +214,7 @@ INTERRUPTS = {
 
 @pytest.fixture(scope="module")
 def ended(run_scenarios: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    return run_scenarios(PREAMBLE + "STEP = 23\n", {**FORKS, **INTERRUPTS}, limit_s=20)
+    return run_scenarios(PREAMBLE + "STEP = 23\n", {**FORKS, **INTERRUPTS}, limit_s=15)
 
 
 @pytest.mark.parametrize("name", [*FORKS, *INTERRUPTS])

@@ -108,7 +108,7 @@ CLEAN = {
         started.wait()
         time.sleep(0.05)
     """,
-    "in a daemon thread of a trainer that is joined after an error": """
+    "in a daemon thread that fills a queue and is joined at exit": """
         import atexit, queue
         batches = queue.Queue(maxsize=2)
         stop = threading.Event()
@@ -280,7 +280,7 @@ FAILING: dict[str, tuple[str, int, str]] = {
 @pytest.fixture(scope="module")
 def ended(run_scenarios: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     sources = {**CLEAN, **{name: source for name, (source, _, _) in FAILING.items()}}
-    return run_scenarios(PREAMBLE, sources, limit_s=20)
+    return run_scenarios(PREAMBLE, sources, limit_s=15)
 
 
 @pytest.mark.parametrize("name", CLEAN)

@@ -26,14 +26,14 @@ WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")  # -Wconversion: no p
 SANITISERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
 SANITISE_VARIABLE = "DALI_PIPES_SANITISE_KERNELS"  # set in the environment of a test run: builds with SANITISERS
 
-TOKEN_DTYPES = tuple(
+TOKEN_DTYPES: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(name) for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 )
 
 
 def rows_dtype_pairs() -> list[tuple[np.dtype[Any], np.dtype[Any]]]:
     """Every pair of token and output dtype that `rows` takes."""
-    wide = (np.dtype(np.int64), np.dtype(np.int32))
+    wide: tuple[np.dtype[Any], ...] = (np.dtype(np.int64), np.dtype(np.int32))
     return [(token, output) for token in TOKEN_DTYPES for output in dict.fromkeys((*wide, token))]
 
 

@@ -28,6 +28,7 @@ from dali_pipes.schedule import PADDING, Blocks, Position, StepRange
 from dali_pipes.source import IGNORE_INDEX, BlockInfo, BlockSource, staged_rows
 
 _EXIT_WAIT_S = 10.0
+_USER_WAIT_S = 1.0
 
 PIECE_TOKENS = 1 << 18
 """Tokens widened at a time on the CPU, 2 MiB an output. Less costs more calls, each at the price of a cold cache."""
@@ -200,6 +201,7 @@ class BlockStream:
         self._batches_per_piece = max(1, min(PIECE_TOKENS // batch_tokens, built.source.batches_per_run))
         self._memory = PieceMemory(self._batches_per_piece * batch_tokens)
         self._gate = threading.RLock()  # held by whoever is inside the queue; at exit nobody must be
+        self._user = threading.main_thread()
         self.engine = "not started"
         self.kernels_s = 0.0
         """Seconds spent widening and labelling blocks in `take`."""
@@ -249,6 +251,7 @@ class BlockStream:
         """
         with self._gate:
             end_thread_at_exit()
+            self._user = threading.current_thread()
             steps, queue = self.peek(), self._queue
             if queue is None:
                 raise LoaderClosedError("the queue is gone: an error or the end of the interpreter closed it")
@@ -322,6 +325,9 @@ def _close_streams() -> None:
         if stream._gate.acquire(timeout=_EXIT_WAIT_S):
             stream._drop_queue()
             stream._gate.release()
+        # It ends at its next `next()`. Left running, it may be inside torch when the interpreter is gone, which aborts.
+        if stream._user is not threading.main_thread():
+            stream._user.join(_USER_WAIT_S)
 
 
 def _dali_installed() -> bool:

@@ -20,6 +20,7 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.pipeline import BuiltSource, Graph, process_group, resolve_ranks
+from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.schedule import PADDING, Position, StepRange
 from dali_pipes.source import plan_rows
 from dali_pipes.state import make_state, read_state
@@ -242,6 +243,7 @@ class TokenLoader:
             raise LoaderClosedError("this loader is closed; build a new one")
 
     def _check_current(self, run: int) -> None:
+        end_thread_at_exit()
         self._check_open()
         if run != self._run:
             raise LoaderClosedError(

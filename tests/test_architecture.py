@@ -42,7 +42,7 @@ ALLOWED = {
     "pipeline": Imports("device source schedule corpus config", "nvidia"),  # the one module that knows DALI
     "block_queue": Imports("pipeline readers source schedule config", "numpy"),
     "state": Imports("schedule corpus operators config"),
-    "loader": Imports("block_queue state pipeline source schedule corpus config stats", "numpy torch"),
+    "loader": Imports("block_queue readers state pipeline source schedule corpus config stats", "numpy torch"),
     "cli": Imports("loader corpus config __init__", "rich typer"),
     "__init__": Imports("loader pipeline corpus config stats"),  # names for type checkers; loaded when first used
 }

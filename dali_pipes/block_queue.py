@@ -201,7 +201,6 @@ class BlockStream:
         self._batches_per_piece = max(1, min(PIECE_TOKENS // batch_tokens, built.source.batches_per_run))
         self._memory = PieceMemory(self._batches_per_piece * batch_tokens)
         self._gate = threading.RLock()  # held by whoever is inside the queue; at exit nobody must be
-        self._user = threading.main_thread()
         self.engine = "not started"
         self.kernels_s = 0.0
         """Seconds spent widening and labelling blocks in `take`."""
@@ -251,7 +250,7 @@ class BlockStream:
         """
         with self._gate:
             end_thread_at_exit()
-            self._user = threading.current_thread()
+            _users.add(threading.current_thread())
             steps, queue = self.peek(), self._queue
             if queue is None:
                 raise LoaderClosedError("the queue is gone: an error or the end of the interpreter closed it")
@@ -316,6 +315,7 @@ class BlockStream:
 
 
 _streams: "weakref.WeakSet[BlockStream]" = weakref.WeakSet()
+_users: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 _at_exit: list[Callable[[], None]] = []
 
 
@@ -325,9 +325,10 @@ def _close_streams() -> None:
         if stream._gate.acquire(timeout=_EXIT_WAIT_S):
             stream._drop_queue()
             stream._gate.release()
-        # It ends at its next `next()`. Left running, it may be inside torch when the interpreter is gone, which aborts.
-        if stream._user is not threading.main_thread():
-            stream._user.join(_USER_WAIT_S)
+    # They end at their next `next()`. Left running, one may be inside torch or DALI when the interpreter is gone, which
+    # aborts the process.
+    for thread in set(_users) - {threading.main_thread()}:
+        thread.join(_USER_WAIT_S)
 
 
 def _dali_installed() -> bool:

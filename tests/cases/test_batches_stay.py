@@ -2,6 +2,7 @@
 
 import gc
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,15 +22,20 @@ Load = Callable[..., TokenLoader]
 WIDTHS = ["uint16", "int64"]
 
 
-@pytest.fixture(params=[(1, 1, 1), (3, 4, 2), (None, 2, 2)], ids=lambda p: f"K={p[0]},depth={p[1]}")
-def how(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return dict(zip(("batches_per_run", "prefetch_queue_depth", "num_threads"), request.param, strict=True))
+@pytest.fixture(
+    params=[("dali", 1, 1, 1), ("dali", 3, 4, 2), ("dali", None, 2, 2), ("direct", 3, 2, 2)],
+    ids=lambda p: f"{p[0]},K={p[1]},depth={p[2]}",
+)
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Settings that must not matter, on a machine with or without DALI."""
+    engine, *values = request.param
+    if engine == "direct":
+        monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    return dict(zip(("batches_per_run", "prefetch_queue_depth", "num_threads"), values, strict=True))
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_twenty_batches_are_kept(
-    counting: Callable[..., Any], load: Load, engine: str, dtype: str, how: dict[str, Any]
-) -> None:
+def test_twenty_batches_are_kept(counting: Callable[..., Any], load: Load, dtype: str, how: dict[str, Any]) -> None:
     """Compared when all of them have been handed out, again after two more epochs, and after the loader is gone."""
     corpus = counting(300, 342, dtype=dtype, vocab_size=200)  # 40 rows, 13 batches
     order: dict[str, Any] = {"batch_size": 3, "seq_len": T, "drop_last": False}
@@ -87,7 +93,7 @@ def _content(held: Any) -> Any:
 
 
 @pytest.mark.parametrize("hold", HOLDS)
-@pytest.mark.parametrize("dtype", ["uint16", "int64"])
+@pytest.mark.parametrize(("engine", "dtype"), [("dali", "int64"), ("direct", "uint16")], indirect=["engine"])
 def test_a_batch_may_be_held_in_any_form(
     counting: Callable[..., Any], load: Load, engine: str, dtype: str, hold: str
 ) -> None:
@@ -167,7 +173,7 @@ def test_outputs_of_a_graph_are_kept(
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 def test_one_batch_of_a_block_is_kept(
-    counting: Callable[..., Any], load: Load, engine: str, dtype: str, how: dict[str, Any]
+    counting: Callable[..., Any], load: Load, dtype: str, how: dict[str, Any]
 ) -> None:
     """The other batches of its block, and the loader, are let go at once."""
     corpus = counting(642, dtype=dtype, vocab_size=200)
@@ -186,7 +192,7 @@ def test_one_batch_of_a_block_is_kept(
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_writing_to_a_batch_reaches_nothing_else(
-    counting: Callable[..., Any], load: Load, engine: str, dtype: str, world_size: int, how: dict[str, Any]
+    counting: Callable[..., Any], load: Load, dtype: str, world_size: int, how: dict[str, Any]
 ) -> None:
     """-1 into every output of batch k before k + 1 is asked for: nothing else changes, now or later."""
     corpus = counting(642, dtype=dtype, vocab_size=200)

@@ -43,7 +43,11 @@ def run_one_epoch(loader: Any, ending: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize(("per_run", "depth"), [(1, 1), (2, 6), (None, 2)])
+@pytest.mark.parametrize(
+    ("engine", "per_run", "depth"),
+    [("dali", 1, 1), ("dali", 2, 6), ("dali", None, 2), ("direct", 2, 2)],
+    indirect=["engine"],
+)
 def test_a_new_epoch_is_complete_whatever_ended_the_last(
     counting: Callable[..., Any], load: Load, engine: str, ending: str, per_run: int | None, depth: int
 ) -> None:

@@ -33,7 +33,9 @@ def test_no_batch_at_all_is_refused_when_building(counting: Callable[..., Any], 
     assert len(list(loader)) == 1
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(
+    ("engine", "depth"), [*(("dali", depth) for depth in DEPTHS), ("direct", 6)], indirect=["engine"]
+)
 @pytest.mark.parametrize(("num_threads", "per_run"), [(1, 1), (8, 1), (2, None)])
 def test_fewer_batches_than_the_queue_is_deep(
     counting: Callable[..., Any], load: Load, engine: str, depth: int, num_threads: int, per_run: int | None
@@ -86,8 +88,13 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(
-    ("error", "depth", "at"),
-    [*((error, depth, 3) for error in ERRORS for depth in DEPTHS), *(("I/O error", 2, at) for at in (0, 1, 9))],
+    ("engine", "error", "depth", "at"),
+    [
+        *(("dali", error, depth, 3) for error in ERRORS for depth in DEPTHS),
+        *(("direct", error, 2, 3) for error in ERRORS),
+        *((engine, "I/O error", 2, at) for engine in ("dali", "direct") for at in (0, 1, 9)),
+    ],
+    indirect=["engine"],
 )
 def test_the_good_batches_come_first_then_the_error(
     counting: Callable[..., Any],

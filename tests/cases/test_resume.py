@@ -98,7 +98,9 @@ def test_second_resume_in_a_new_process(counting: Callable[..., Any], run_script
         assert [batch["input_ids"].tolist() for batch in resumed] == expected[20:]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("engine", "depth"), [("dali", 1), ("dali", 2), ("dali", 8), ("direct", 2)], indirect=["engine"]
+)
 @pytest.mark.parametrize("num_threads", [1, 4])
 @pytest.mark.parametrize("per_run", [1, 3, None])
 def test_state_follows_consumption(

@@ -60,14 +60,32 @@ CLEAN = {
         next(iterator)
         print("done")
     """,
-    "in a daemon thread that never ends": """
+    "in a daemon thread that is in its loop body": """
         started = threading.Event()
         def consume():
-            for batch in load(repeat=True):
+            for batch in load(repeat=True, prefetch_queue_depth=4):
                 started.set()
+                time.sleep(3600)
         threading.Thread(target=consume, daemon=True).start()
         started.wait()
-        time.sleep(0.05)
+        print("done")
+    """,
+    "in a daemon thread that never ends": """
+        # A thread that is inside torch when the interpreter goes down aborts the process, so the loader has to end it.
+        for number in range(8):  # the exit falls into another part of the loop each time
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(10)
+                started = threading.Event()
+                def consume():
+                    for batch in load(repeat=True, prefetch_queue_depth=1 + number % 2):
+                        started.set()
+                threading.Thread(target=consume, daemon=True).start()
+                started.wait()
+                time.sleep(0.003 * number)
+                sys.exit()
+            status = os.waitpid(pid, 0)[1]
+            assert status == 0, status
         print("done")
     """,
     "in a daemon thread that waits for a block": """
@@ -123,8 +141,8 @@ CLEAN = {
                             continue
                     if stop.is_set():
                         return
-            except BaseException as error:
-                batches.put(error)
+            except Exception as error:
+                print(error)
         thread = threading.Thread(target=consume, daemon=True)
         thread.start()
         @atexit.register

@@ -24,7 +24,7 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.pipeline import BuiltSource, Graph, define_pipeline
 from dali_pipes.readers import end_thread_at_exit
-from dali_pipes.schedule import PADDING, Blocks, Position, StepRange
+from dali_pipes.schedule import PADDING, Position, StepRange
 from dali_pipes.source import IGNORE_INDEX, BlockInfo, BlockSource, staged_rows
 
 _EXIT_WAIT_S = 10.0
@@ -193,9 +193,7 @@ class BlockStream:
     def __init__(self, built: BuiltSource, config: LoaderConfig, graph: Graph | None = None) -> None:
         self._built, self._config, self._graph = built, config, graph
         self._queue: BlockQueue | None = None
-        self._first_iteration = 0
-        self._next_block = 0
-        self._blocks = self._blocks_from(Position(0, 0))
+        self._next_iteration = 0  # the number by which the source knows the next block to take
         self._error: Exception | None = None
         batch_tokens = config.batch_size * config.seq_len
         self._batches_per_piece = max(1, min(PIECE_TOKENS // batch_tokens, built.source.batches_per_run))
@@ -223,8 +221,8 @@ class BlockStream:
 
     def _seek(self, position: Position) -> None:
         if self._queue is not None and self._error is None:
-            ahead = self._blocks.steps(self._next_block)
-            if ahead is not None and ahead.first_step == 0 and Position(ahead.epoch, ahead.base) == position:
+            ahead = self.peek()
+            if ahead.first_step == 0 and Position(ahead.epoch, ahead.base) == position:
                 return
         if self._queue is None or self._error is not None:
             self._drop_queue()
@@ -232,15 +230,13 @@ class BlockStream:
             _streams.add(self)
             if not _at_exit:  # registered after DALI's own handler, so it runs before that one
                 _at_exit.append(atexit.register(_close_streams))
-        self._first_iteration = self._queue.drain()
-        self._built.source.restart(position, self._first_iteration)
-        self._blocks = self._blocks_from(position)
-        self._next_block = 0
+        self._next_iteration = self._queue.drain()
+        self._built.source.restart(position, self._next_iteration)
 
     def peek(self) -> StepRange:
         """Steps of the next block."""
-        steps = self._blocks.steps(self._next_block)
-        assert steps is not None
+        steps = self._built.source.steps(BlockInfo(self._next_iteration, 0))
+        assert steps is not None, "a loader's source is endless"
         return steps
 
     def take(self, stream: Any = None) -> Iterator[Piece]:
@@ -259,7 +255,7 @@ class BlockStream:
                 if queue.in_flight == 0 and self._error is not None:
                     raise self._error
                 arrays = queue.take(stream)
-                self._next_block += 1
+                self._next_iteration += 1
             except BaseException:
                 self._drop_queue()  # what the queue holds after an interrupt is not known; seek makes a new one
                 end_thread_at_exit()
@@ -296,8 +292,8 @@ class BlockStream:
 
     def _fill(self, queue: BlockQueue) -> None:
         while self._error is None and queue.in_flight < queue.depth:
-            iteration = self._first_iteration + self._next_block + queue.in_flight
-            if queue.in_flight > 0 and not self._built.source.ready(BlockInfo(iteration, 0)):
+            ahead = BlockInfo(self._next_iteration + queue.in_flight, 0)
+            if queue.in_flight > 0 and not self._built.source.ready(ahead):
                 return
             try:
                 queue.schedule()
@@ -309,9 +305,6 @@ class BlockStream:
             self._queue.close()
         self._queue = None
         self._error = None
-
-    def _blocks_from(self, position: Position) -> Blocks:
-        return Blocks(self._built.schedule, self._built.source.batches_per_run, position)
 
 
 _streams: "weakref.WeakSet[BlockStream]" = weakref.WeakSet()

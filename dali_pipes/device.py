@@ -24,7 +24,7 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.errors import BackendError
 from dali_pipes.operators import permute, rows
 from dali_pipes.schedule import Schedule
-from dali_pipes.source import IGNORE_INDEX, Plan, Slot, check_range
+from dali_pipes.source import IGNORE_INDEX, Plan, Slot, check_range, read_checked
 from dali_pipes.stats import BlockTimes
 
 Array = Any
@@ -97,7 +97,7 @@ def choose_device(requested: str, local_rank: int | None) -> tuple[int | None, s
 
 
 def choose_placement(requested: str, device: int, corpus: Corpus) -> tuple[str, str]:
-    """ "host" or "device", and the reason."""
+    """The placement, "host" or "device", and the reason."""
     cupy = require_cupy()
     size = corpus.num_tokens * corpus.dtype.itemsize
     with cupy.cuda.Device(device):
@@ -161,9 +161,7 @@ class HostPlacement(_GpuPlacement):
 
     def prepare(self, slot: Slot, plan: Plan, times: BlockTimes) -> None:
         slot.arrays["copied"].synchronize()  # the last copy out of this staging buffer; a new event has passed already
-        staging = slot.arrays["staging"][: len(plan.starts)]
-        self._corpus.read_rows(plan.starts, staging)
-        check_range(staging, plan.starts, self._corpus, self._vocab_size)
+        read_checked(self._corpus, plan, slot.arrays["staging"][: len(plan.starts)], self._vocab_size, times)
 
     def deliver(self, slot: Slot, plan: Plan) -> dict[str, Array]:
         count, staging = len(plan.starts), slot.arrays["staging"]

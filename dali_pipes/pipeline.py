@@ -166,10 +166,10 @@ def process_group() -> tuple[int, int] | None:
 
 
 def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) -> tuple[str, str, Placement]:
+    common: Any = {"label_shift": config.label_shift, "vocab_size": config.vocab_size}
     if built.device is None:
         if config.placement == "device":
             raise BackendError(f'placement = "device" needs a GPU: {built.device_reason}')
-        common: Any = {"label_shift": config.label_shift, "vocab_size": config.vocab_size}
         placement = (
             StagedPlacement(corpus, config.seq_len, **common)
             if built.staged
@@ -178,11 +178,7 @@ def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) ->
         return "host", built.device_reason, placement
     name, reason = cuda.choose_placement(config.placement, built.device, corpus)
     kind = cuda.DevicePlacement if name == "device" else cuda.HostPlacement
-    return (
-        name,
-        reason,
-        kind(corpus, built.schedule, built.device, label_shift=config.label_shift, vocab_size=config.vocab_size),
-    )
+    return name, reason, kind(corpus, built.schedule, built.device, **common)
 
 
 _pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()

@@ -143,6 +143,16 @@ def check_range(tokens: npt.NDArray[Any], starts: Int64Array, corpus: Corpus, vo
     )
 
 
+def read_checked(
+    corpus: Corpus, plan: Plan, tokens: npt.NDArray[Any], vocab_size: int | None, times: BlockTimes
+) -> None:
+    """Read the rows of a plan into `tokens` (R, L), in the corpus's dtype, and check their range."""
+    begin = time.perf_counter()
+    corpus.read_rows(plan.starts, tokens)
+    check_range(tokens, plan.starts, corpus, vocab_size)
+    times.read_s = time.perf_counter() - begin
+
+
 class StagedPlacement:
     """Tokens from files to host memory, untouched: `tokens` (R, T + 1) in the file's own width ((R, T) unshifted).
 
@@ -157,11 +167,7 @@ class StagedPlacement:
         return Slot({"tokens": np.empty((max_rows, self._width), self._corpus.dtype)})
 
     def prepare(self, slot: Slot, plan: Plan, times: BlockTimes) -> None:
-        tokens = slot.arrays["tokens"][: len(plan.starts)]
-        begin = time.perf_counter()
-        self._corpus.read_rows(plan.starts, tokens)
-        check_range(tokens, plan.starts, self._corpus, self._vocab_size)
-        times.read_s = time.perf_counter() - begin
+        read_checked(self._corpus, plan, slot.arrays["tokens"][: len(plan.starts)], self._vocab_size, times)
 
     def deliver(self, slot: Slot, plan: Plan) -> dict[str, Array]:
         return {"tokens": slot.arrays["tokens"][: len(plan.starts)]}
@@ -279,6 +285,10 @@ class BlockSource:
         self.delivered += 1
         return tuple(arrays[name][None] for name in self.outputs)
 
+    def steps(self, info: BlockInfo) -> StepRange | None:
+        """Steps of a block, None past the end of its epoch. Reads nothing."""
+        return self._blocks.steps(info.iteration - self._origin, None if self.endless else info.epoch_idx)
+
     def ready(self, info: BlockInfo) -> bool:
         """Whether a call for this block would return at once; starts reading it otherwise. Does not block."""
         self._check_usable()
@@ -325,10 +335,10 @@ class BlockSource:
 
     def _read_ahead(self, info: BlockInfo) -> tuple[int | None, int] | None:
         """See that a block and those behind it are being read; the block's key, or None past the end of the epoch."""
+        if self.steps(info) is None:
+            return None
         epoch_index = None if self.endless else info.epoch_idx
         block = info.iteration - self._origin
-        if self._blocks.steps(block, epoch_index) is None:
-            return None
         wanted = range(block, block + self._num_threads + 1)
         for key in [key for key in self._pending if key[0] != epoch_index or key[1] not in wanted]:
             self._discard(key)

@@ -1,4 +1,4 @@
-"""Which kind of array an operator was given, without importing CuPy for those who do not use it."""
+"""What an operator was given: which kind of array, without importing CuPy for those who do not use it, and numbers."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ def require_same_kind(operator: str, on_device: bool, **arrays: object) -> None:
                 f"{operator}: {name} is a {other}.ndarray beside a {first}.ndarray; "
                 "give all arrays as NumPy arrays or all as CuPy arrays"
             )
+
+
+def require_inside(operator: str, lowest: int, bits: int, **values: int) -> None:
+    """Raise a ValueError unless every value is in [lowest, 2**bits)."""
+    for name, value in values.items():
+        if not lowest <= value < 2**bits:
+            raise ValueError(f"{operator}: {name} is {value}, expected {lowest} <= {name} < 2**{bits}")
 
 
 def _is_cupy_array(array: object) -> TypeGuard[cupy.ndarray]:

@@ -1,8 +1,9 @@
-"""Loads the `.cu` files of this folder: the compile options, the C names of dtypes, one cache."""
+"""Loads the `.cu` files of this folder: their text, the compile options, the C names of dtypes, one cache."""
 
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,18 @@ def expression(function: str, *dtypes: np.dtype[Any]) -> str:
 
 
 def source_of(operator: str) -> str:
-    """Text of `<operator>.cu`."""
-    return Path(__file__).with_name(f"{operator}.cu").read_text(encoding="utf-8")
+    """Text of `<operator>.cu` with the `.cuh` files it includes in their places.
+
+    One text, since NVRTC is handed no files, and since CuPy's cache on disk knows a kernel by its text.
+    """
+    folder = Path(__file__).parent
+    source = (folder / f"{operator}.cu").read_text(encoding="utf-8")
+    return re.sub(
+        r'^#include "(\w+\.cuh)"$',
+        lambda line: (folder / line[1]).read_text(encoding="utf-8"),
+        source,
+        flags=re.MULTILINE,
+    )
 
 
 def load(operator: str, name: str) -> Any:
@@ -38,6 +49,9 @@ def load(operator: str, name: str) -> Any:
 
     The first call for a kernel and a device compiles it (or takes it from CuPy's cache on disk), which blocks for up
     to a second or so; later calls are a dictionary look-up. A launch goes to CuPy's current stream and does not block.
+
+    Arguments are CuPy arrays, NumPy scalars of the parameter's width, and for a struct passed by value a NumPy array
+    of one element of the structured dtype.
     """
     import cupy
 

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dali_pipes.operators import _kernel
-from dali_pipes.operators._array import is_cupy
+from dali_pipes.operators._array import is_cupy, require_inside
 
 if TYPE_CHECKING:
     import cupy
@@ -68,10 +68,8 @@ def permute(indices: Array, n: int, key: int) -> Array:
     index outside [0, n) is -1.
     """
     n, key = operator.index(n), operator.index(key)
-    if not 1 <= n < 2**63:
-        raise ValueError(f"permute: n is {n}, expected 1 <= n < 2**63")
-    if not 0 <= key < 2**64:
-        raise ValueError(f"permute: key is {key}, expected 0 <= key < 2**64")
+    require_inside("permute", 1, 63, n=n)
+    require_inside("permute", 0, 64, key=key)
     on_device = is_cupy("permute", "indices", indices)
     if indices.dtype != np.int64:
         raise TypeError(f"permute: indices have dtype {indices.dtype}, expected int64")
@@ -110,16 +108,7 @@ def _permute_cupy(indices: cupy.ndarray, n: int, key: int) -> cupy.ndarray:
 
     indices = cupy.ascontiguousarray(indices)
     images = cupy.empty(indices.shape, np.int64)
-    left_bits, right_bits = _domain(n)
-    arguments = (
-        indices,
-        np.int64(indices.size),
-        np.uint64(n),
-        np.uint64(key),
-        np.int32(left_bits),
-        np.int32(right_bits),
-        images,
-    )
+    arguments = (indices, np.int64(indices.size), bijection(n, key), images)
     grid, block = _launch_shape(indices.size)
     _kernel.load("permute", "permute")(grid, block, arguments)
     return images
@@ -128,6 +117,35 @@ def _permute_cupy(indices: cupy.ndarray, n: int, key: int) -> cupy.ndarray:
 def _launch_shape(count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Grid and block for `count` >= 1 indices; the kernel's loop covers what the grid does not."""
     return (min(-(-count // _THREADS), _BLOCKS_MAXIMUM),), (_THREADS,)
+
+
+# The struct of philox24.cuh, member by member.
+_BIJECTION = np.dtype(
+    [
+        ("n", np.uint64),
+        ("offset", np.uint64),
+        ("round_keys", np.uint32, _ROUNDS),
+        ("left_bits", np.int32),
+        ("right_bits", np.int32),
+    ],
+    align=True,
+)
+
+
+@functools.lru_cache(maxsize=64)
+def bijection(n: int, key: int | None) -> NDArray[np.void]:
+    """The bijection on [0, n) that `key` selects, as kernels take it by value: one element; read-only.
+
+    With None for the key, `left_bits` is 0 and stands for the identity.
+    """
+    packed = np.zeros(1, _BIJECTION)
+    packed["n"] = n
+    if key is not None:
+        schedule = _key_schedule(key)
+        packed["offset"], packed["round_keys"] = schedule.offset, schedule.round_keys
+        packed["left_bits"], packed["right_bits"] = _domain(n)
+    packed.flags.writeable = False
+    return packed
 
 
 class _Domain(NamedTuple):

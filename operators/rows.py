@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dali_pipes.operators import _kernel
-from dali_pipes.operators._array import is_cupy, require_same_kind
+from dali_pipes.operators import _row
+from dali_pipes.operators._array import require_same_kind
 
 if TYPE_CHECKING:
     import cupy
 
     from dali_pipes.operators._array import Array
-
-_THREADS = 256
-_GRID_ROWS_MAXIMUM = 65535  # a CUDA limit on the second axis of a grid
 
 
 def rows(
@@ -36,6 +33,8 @@ def rows(
     label_shift: bool = True,
     dtype: np.dtype[Any] | None = None,
     out: tuple[Array, Array] | None = None,
+    vocab_size: int | None = None,
+    bad: Array | None = None,
 ) -> tuple[Array, Array]:
     """Inputs and labels of R rows of T = `seq_len` tokens.
 
@@ -43,25 +42,23 @@ def rows(
     starts: int64 (R,), the first token of each row, of the same kind as `tokens`; or a `range`, for rows at equal
         distances. Row r reads tokens[starts[r] : starts[r] + T + label_shift]; rows may overlap.
     dtype: of both results: int64 (default), int32, or that of the tokens (nothing is widened). Values keep their low
-        bits, they are not checked: ids at or above 2**31 do not fit int32.
+        bits: ids at or above 2**31 do not fit int32.
     out: two contiguous arrays (R, T) to fill and return, apart from `tokens` in memory; `dtype` may then be left out.
+    bad: int64 (2,), of the same kind as `tokens`: ids outside [0, vocab_size), or [0, 2**63) without one, are counted
+        in the same pass. bad[0] grows by their number; bad[1] becomes the position of the first if it was larger.
+        Position p is token p % (T + label_shift) of row p // (T + label_shift); a token that several rows read counts
+        once in each. Begin with (0, 2**63 - 1). No check without it.
 
     Returns (inputs, labels), both (R, T) and contiguous, labels[r, t] = tokens[starts[r] + t + label_shift].
 
     NumPy checks every start. A `range` costs two strided copies, each without the GIL; an array of starts costs one
-    more copy of its rows. CuPy launches one kernel on the current stream and does not block: a range is checked on the
-    host, but starts on the device are not, and one outside of [0, N - T - label_shift] reads foreign memory.
+    more copy of its rows, and `bad` a search of them, unless the dtype of the tokens rules bad ids out. CuPy launches
+    one kernel on the current stream and does not block: a range is checked on the host, but starts on the device are
+    not, and one outside of [0, N - T - label_shift] reads foreign memory. Its stores have 16 bytes where both results
+    are aligned to that and T is a multiple of as many elements.
     """
     seq_len = operator.index(seq_len)
-    if seq_len < 1:
-        raise ValueError(f"rows: seq_len is {seq_len}, expected at least 1")
-    on_device = is_cupy("rows", "tokens", tokens)
-    if tokens.dtype.kind not in "iu":
-        raise TypeError(f"rows: tokens have dtype {tokens.dtype}, expected an integer dtype such as uint16")
-    if tokens.ndim != 1 or not tokens.flags.c_contiguous:
-        raise ValueError(
-            f"rows: tokens have shape {tokens.shape} and strides {tokens.strides}, expected one contiguous axis"
-        )
+    on_device = _row.require_tokens("rows", tokens, seq_len)
     width = seq_len + bool(label_shift)
     if isinstance(starts, range):
         _check_starts(starts, width, tokens.size)
@@ -73,10 +70,11 @@ def rows(
             raise ValueError(f"rows: starts have shape {starts.shape}, expected one axis")
         if not on_device:
             _check_starts(starts, width, tokens.size)
-    inputs, labels = _results((len(starts), seq_len), tokens.dtype, dtype, out, on_device)
+    limit = _row.id_limit("rows", tokens.dtype, vocab_size, bad, on_device)
+    inputs, labels = _row.results("rows", (len(starts), seq_len), tokens.dtype, dtype, out, on_device)
     if len(starts) > 0:
         run = _rows_cupy if on_device else _rows_numpy
-        run(tokens, starts, inputs, labels, width - seq_len)
+        run(tokens, starts, inputs, labels, width - seq_len, limit, bad)
     return inputs, labels
 
 
@@ -86,6 +84,8 @@ def _rows_numpy(
     inputs: NDArray[Any],
     labels: NDArray[Any],
     label_shift: int,
+    limit: int | None,
+    bad: NDArray[np.int64] | None,
 ) -> None:
     count, seq_len = inputs.shape
     width, item = seq_len + label_shift, tokens.itemsize
@@ -98,38 +98,26 @@ def _rows_numpy(
         source = np.lib.stride_tricks.sliding_window_view(tokens, width)[starts]
     np.copyto(inputs, source[:, :seq_len])
     np.copyto(labels, source[:, label_shift:])
+    if limit is not None and bad is not None:
+        _row.count_bad(source, limit, bad)
 
 
 def _rows_cupy(
-    tokens: cupy.ndarray, starts: cupy.ndarray | range, inputs: cupy.ndarray, labels: cupy.ndarray, label_shift: int
+    tokens: cupy.ndarray,
+    starts: cupy.ndarray | range,
+    inputs: cupy.ndarray,
+    labels: cupy.ndarray,
+    label_shift: int,
+    limit: int | None,
+    bad: cupy.ndarray | None,
 ) -> None:
     import cupy
 
-    count, seq_len = inputs.shape
     if isinstance(starts, range):
-        pointer, first, step = np.uint64(0), starts.start, starts.step
+        places = np.uint64(0), np.int64(starts.start), np.int64(starts.step)
     else:
-        pointer, first, step = cupy.ascontiguousarray(starts), 0, 0
-    arguments = (
-        tokens,
-        pointer,
-        np.int64(first),
-        np.int64(step),
-        np.int64(count),
-        np.int64(seq_len),
-        np.int64(label_shift),
-        inputs,
-        labels,
-    )
-    grid, block = _launch_shape(count, seq_len)
-    _kernel.load("rows", _kernel.expression("rows", tokens.dtype, inputs.dtype))(grid, block, arguments)
-
-
-def _launch_shape(count: int, seq_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid and block for `count` >= 1 rows: first axis along a row, second over rows, several a block if short."""
-    along = min(1 << (seq_len - 1).bit_length(), _THREADS)
-    across = _THREADS // along
-    return (-(-seq_len // along), min(-(-count // across), _GRID_ROWS_MAXIMUM)), (along, across)
+        places = cupy.ascontiguousarray(starts), np.int64(0), np.int64(0)
+    _row.launch("rows", tokens, label_shift, inputs, labels, limit, bad, *places)
 
 
 def _check_starts(starts: NDArray[np.int64] | range, width: int, num_tokens: int) -> None:
@@ -146,33 +134,3 @@ def _check_starts(starts: NDArray[np.int64] | range, width: int, num_tokens: int
             f"rows: row {row} starts at token {wrong} and reads {width}, to {wrong + width}; expected rows inside "
             f"[0, {num_tokens}), the tokens given"
         )
-
-
-def _results(
-    shape: tuple[int, int],
-    token_dtype: np.dtype[Any],
-    dtype: np.dtype[Any] | None,
-    out: tuple[Array, Array] | None,
-    on_device: bool,
-) -> tuple[Array, Array]:
-    """The two arrays to fill: those of `out`, checked, or new ones."""
-    if dtype is None:
-        dtype = np.dtype(np.int64) if out is None else out[0].dtype
-    dtype = np.dtype(dtype)
-    if dtype not in (np.int64, np.int32, token_dtype):
-        allowed = ", ".join(dict.fromkeys(("int64", "int32", token_dtype.name)))
-        raise TypeError(f"rows: dtype is {dtype}, expected one of {allowed}")
-    if out is not None:
-        require_same_kind("rows", on_device, **{"out[0]": out[0], "out[1]": out[1]})
-        for index, array in enumerate(out):
-            if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
-                raise ValueError(
-                    f"rows: out[{index}] has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; "
-                    f"expected a contiguous array of shape {shape}, dtype {dtype}"
-                )
-        return out
-    if on_device:
-        import cupy
-
-        return cupy.empty(shape, dtype), cupy.empty(shape, dtype)
-    return np.empty(shape, dtype), np.empty(shape, dtype)

@@ -28,7 +28,7 @@ PUBLIC_NAMES = [
     "build_pipeline",
     "open_corpus",
 ]
-OPERATORS = ["permute", "rows"]
+OPERATORS = ["permute", "rows", "shuffled_rows"]
 
 
 class Built(NamedTuple):
@@ -87,7 +87,7 @@ def test_the_sdist_holds_each_source_once(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
     assert len(names) == len(set(names))
-    assert [name for name in names if name.endswith("rows.cu")] == ["operators/rows.cu"]
+    assert [name for name in names if name.endswith("/rows.cu")] == ["operators/rows.cu"]
 
 
 def test_the_wheel_works_from_a_plain_folder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,10 @@ class Backend:
     array: Callable[[NDArray[Any]], Any]
     numpy: Callable[[Any], NDArray[Any]]
     checks_values: bool
+
+    def bad(self) -> Any:
+        """An array for the `bad` of an operator."""
+        return self.array(np.array([0, 2**63 - 1]))
 
 
 NUMPY = Backend("numpy", np.asarray, np.asarray, checks_values=True)
@@ -47,3 +51,10 @@ def cupy_on_a_gpu() -> Backend:
     if not cupy.cuda.is_available():
         pytest.skip("no CUDA device")
     return Backend("cupy", cupy.asarray, cupy.asnumpy, checks_values=False)
+
+
+def outside(values: Sequence[Sequence[int]], vocab_size: int | None) -> list[int]:
+    """What `bad` holds after the rows in `values`, all their tokens; slow and independent, over Python integers."""
+    flat = [value for row in values for value in row]
+    positions = [place for place, value in enumerate(flat) if not 0 <= value < (vocab_size or 2**63)]
+    return [len(positions), min(positions, default=2**63 - 1)]

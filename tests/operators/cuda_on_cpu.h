@@ -8,6 +8,20 @@
 #define __device__
 #define __forceinline__ inline
 
+// One thread runs at a time, so these need no locks.
+static inline unsigned long long atomicAdd(unsigned long long* address, unsigned long long value)
+{
+    const unsigned long long old = *address;
+    *address = old + value;
+    return old;
+}
+static inline long long atomicMin(long long* address, long long value)
+{
+    const long long old = *address;
+    *address = value < old ? value : old;
+    return old;
+}
+
 struct Axes {
     unsigned int x, y, z;
 };

@@ -22,7 +22,8 @@ from dali_pipes.operators import _kernel
 SHIM = Path(__file__).with_name("cuda_on_cpu.h")
 OPERATORS = Path(_kernel.__file__).parent
 
-WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")  # -Wconversion: no position is cut to 32 bits unseen
+# -Wconversion: no position is cut to 32 bits unseen; the pragmas are for the compilers of the device.
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wno-unknown-pragmas", "-Werror")
 SANITISERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
 SANITISE_VARIABLE = "DALI_PIPES_SANITISE_KERNELS"  # set in the environment of a test run: builds with SANITISERS
 
@@ -32,7 +33,7 @@ TOKEN_DTYPES: tuple[np.dtype[Any], ...] = tuple(
 
 
 def rows_dtype_pairs() -> list[tuple[np.dtype[Any], np.dtype[Any]]]:
-    """Every pair of token and output dtype that `rows` takes."""
+    """Every pair of token and output dtype that `rows` and `shuffled_rows` take."""
     wide: tuple[np.dtype[Any], ...] = (np.dtype(np.int64), np.dtype(np.int32))
     return [(token, output) for token in TOKEN_DTYPES for output in dict.fromkeys((*wide, token))]
 
@@ -41,7 +42,9 @@ def kernel_names() -> dict[str, list[str]]:
     """Operator -> the C++ name of every kernel that can be asked of its `.cu` file."""
     return {
         "permute": ["permute"],
-        "rows": [_kernel.expression("rows", *pair) for pair in rows_dtype_pairs()],
+        **{
+            name: [_kernel.expression(name, *pair) for pair in rows_dtype_pairs()] for name in ("rows", "shuffled_rows")
+        },
     }
 
 
@@ -60,6 +63,12 @@ class DeviceArray:
 
     def __len__(self) -> int:
         return len(self._host)
+
+    def __getitem__(self, part: slice) -> DeviceArray:
+        return DeviceArray(self._host[part])
+
+    def reshape(self, *shape: int) -> DeviceArray:
+        return DeviceArray(self._host.reshape(*shape))
 
     def copy(self) -> DeviceArray:
         return DeviceArray(self._host.copy())
@@ -86,7 +95,9 @@ class CpuKernel:
         values = [
             np.uint64(argument.address) if isinstance(argument, DeviceArray) else argument for argument in arguments
         ]
-        assert all(isinstance(value, np.generic) for value in values), "pass scalars of a known width"
+        assert all(
+            isinstance(value, np.number) or (isinstance(value, np.ndarray) and value.size == 1) for value in values
+        ), "pass scalars of a known width, and structs as arrays of one element: CuPy takes nothing else everywhere"
         assert [value.itemsize for value in values] == self._parameter_sizes, "widths of arguments and parameters"
         assert all(size >= 1 for size in (*grid, *block)), "CUDA refuses an empty grid or block"
         assert np.prod(block) <= 1024, "CUDA refuses more threads in a block"

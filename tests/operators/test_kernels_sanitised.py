@@ -51,7 +51,7 @@ def sanitised(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_kernels_are_clean_on_random_and_edge_inputs() -> None:
-    files = [str(HERE / "test_permute.py"), str(HERE / "test_rows.py")]
+    files = [str(HERE / f"test_{operator}.py") for operator in cuda_on_cpu.kernel_names()]
     # `random` of Hypothesis draws anew in every run; a failure prints its example
     done = sanitised(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cuda_on_cpu", *files])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]

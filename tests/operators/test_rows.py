@@ -10,7 +10,7 @@ from typing import Any
 import cuda_on_cpu
 import numpy as np
 import pytest
-from backends import Backend
+from backends import Backend, outside
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -103,6 +103,116 @@ def test_equals_the_copy_by_element(xp: Backend, data: st.DataObject, shift: boo
     assert inputs.shape == labels.shape == (len(starts), seq_len)
     expected = rows_by_element(tokens.tolist(), starts, seq_len, shift)
     assert (xp.numpy(inputs).tolist(), xp.numpy(labels).tolist()) == expected
+
+
+@settings_with_backend
+@given(data=st.data(), shift=st.booleans(), seq_len=st.integers(1, 70) | st.sampled_from([64, 128, 256, 300]))
+def test_results_at_any_address_leave_their_surroundings_alone(
+    xp: Backend, data: st.DataObject, shift: bool, seq_len: int
+) -> None:
+    """Stores of 16 bytes where they fit, narrow ones elsewhere."""
+    token_dtype, dtype = data.draw(st.sampled_from(cuda_on_cpu.rows_dtype_pairs()))
+    count = data.draw(st.integers(1, 5))
+    tokens = np.random.default_rng(seq_len).integers(0, 100, count * (seq_len + shift), token_dtype)
+    starts = range(0, tokens.size, seq_len + shift)
+    offsets = data.draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
+    whole = [xp.array(np.full(count * seq_len + 7, 111, dtype)) for _ in offsets]
+    size = count * seq_len
+    out = [array[at : at + size].reshape(count, seq_len) for array, at in zip(whole, offsets, strict=True)]
+    rows(xp.array(tokens), starts, seq_len, label_shift=shift, out=(out[0], out[1]))
+    expected = rows_by_element(tokens.tolist(), list(starts), seq_len, shift)
+    for array, at, values in zip(whole, offsets, expected, strict=True):
+        flat = [value for row in values for value in row]
+        assert xp.numpy(array).tolist() == [111] * at + flat + [111] * (7 - at)
+
+
+def count_bad(
+    xp: Backend, tokens: NDArray[Any], starts: range, seq_len: int, vocab_size: int | None, shift: bool = True
+) -> list[int]:
+    """`bad` after one call; the results must be what they are without it."""
+    bad, device_tokens = xp.bad(), xp.array(tokens)
+    counted = rows(device_tokens, starts, seq_len, label_shift=shift, vocab_size=vocab_size, bad=bad)
+    plain = rows(device_tokens, starts, seq_len, label_shift=shift)
+    for one, other in zip(counted, plain, strict=True):
+        np.testing.assert_array_equal(xp.numpy(one), xp.numpy(other))
+    result: list[int] = xp.numpy(bad).tolist()
+    return result
+
+
+@settings_with_backend
+@given(data=st.data(), shift=st.booleans(), seq_len=st.integers(1, 40), count=st.integers(1, 6))
+def test_bad_ids_are_counted(xp: Backend, data: st.DataObject, shift: bool, seq_len: int, count: int) -> None:
+    dtype = data.draw(st.sampled_from(cuda_on_cpu.TOKEN_DTYPES))
+    limits = np.iinfo(dtype)
+    border = st.sampled_from([1, 2, 100, limits.max, limits.max + 1, 2**63])
+    vocab_size = data.draw(st.none() | border.filter(lambda size: size <= 2**63))
+    good = min(vocab_size or 2**63, limits.max + 1)
+    size = seq_len + shift + (count - 1) * 3
+    tokens = np.random.default_rng(size).integers(0, good - 1, size, dtype, endpoint=True)
+    places = data.draw(st.lists(st.integers(0, size - 1), max_size=4))
+    tokens[places] = data.draw(st.sampled_from([limits.max, limits.min, min(good, limits.max)]))
+    starts = range(0, count * 3, 3)
+    read = [tokens[start : start + seq_len + shift].tolist() for start in starts]
+    assert count_bad(xp, tokens, starts, seq_len, vocab_size, shift) == outside(read, vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("token_dtype", "token", "vocab_size", "is_bad"),
+    [
+        ("uint16", 65535, None, False),
+        ("uint16", 65535, 65536, False),
+        ("uint16", 65535, 65535, True),
+        ("uint16", 65535, 2**63, False),
+        ("uint8", 1, 1, True),
+        ("int8", -1, None, True),
+        ("int16", -(2**15), 2**63, True),
+        ("int32", 2**31 - 1, 2**31, False),
+        ("int64", 2**63 - 1, None, False),
+        ("int64", 2**63 - 1, 2**63 - 1, True),
+        ("int64", -(2**63), None, True),
+        ("uint64", 2**63 - 1, None, False),
+        ("uint64", 2**63, None, True),
+        ("uint64", 2**64 - 1, 2**63, True),
+        ("uint32", 2**32 - 1, 2**32 - 1, True),
+    ],
+)
+@pytest.mark.parametrize("seq_len", [1, 5, 16])
+def test_bad_ids_at_the_limits(
+    xp: Backend, token_dtype: str, token: int, vocab_size: int | None, is_bad: bool, seq_len: int
+) -> None:
+    """In the first place, in the last that is only a label, and in all, of the second of three rows."""
+    width = seq_len + 1
+    starts = range(0, 3 * width, width)
+    for places in ([width], [2 * width - 1], range(width, 2 * width)):
+        tokens = np.zeros(3 * width, token_dtype)
+        tokens[list(places)] = token
+        expected = [len(places), places[0]] if is_bad else [0, 2**63 - 1]
+        assert count_bad(xp, tokens, starts, seq_len, vocab_size) == expected
+
+
+def test_a_token_that_rows_share_counts_in_each_and_calls_add_up(xp: Backend) -> None:
+    bad = xp.bad()
+    tokens = xp.array(np.array([0, 0, 0, 9, 0, 0], np.uint16))
+    rows(tokens, range(3), 3, vocab_size=9, bad=bad)
+    assert xp.numpy(bad).tolist() == [3, 3]
+    rows(tokens, range(2, 4), 1, vocab_size=9, bad=bad)
+    assert xp.numpy(bad).tolist() == [5, 1]
+    rows(tokens, xp.array(np.array([4])), 1, vocab_size=9, bad=bad)
+    assert xp.numpy(bad).tolist() == [5, 1]
+
+
+def test_wrong_bad(xp: Backend) -> None:
+    tokens = xp.array(TEN)
+    with pytest.raises(ValueError, match="vocab_size is given without bad"):
+        rows(tokens, range(1), 4, vocab_size=9)
+    for wrong in (np.zeros(3, np.int64), np.zeros(2, np.uint64), np.zeros(4, np.int64)[::2]):
+        with pytest.raises(
+            ValueError, match=r"bad has shape .*expected a contiguous array of shape \(2,\), dtype int64"
+        ):
+            rows(tokens, range(1), 4, bad=xp.array(wrong))
+    for size in (0, -1, 2**63 + 1):
+        with pytest.raises(ValueError, match=rf"vocab_size is {size}, expected 1 <= vocab_size <= 2\*\*63"):
+            rows(tokens, range(1), 4, vocab_size=size, bad=xp.bad())
 
 
 @settings_with_backend

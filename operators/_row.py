@@ -1,0 +1,136 @@
+"""What `rows` and `shuffled_rows` share: checks of tokens and results, ids counted as bad, the launch of `row.cuh`."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dali_pipes.operators import _kernel
+from dali_pipes.operators._array import is_cupy, require_same_kind
+
+if TYPE_CHECKING:
+    import cupy
+
+    from dali_pipes.operators._array import Array
+
+_LARGEST_ID_LIMIT = 2**63
+_STORE_BYTES = 16
+_THREADS = 128
+_BLOCKS_WANTED = 1024  # some 8 for each multiprocessor of a large card
+_GRID_SECOND_AXIS_MAXIMUM = 65535  # a limit of CUDA
+_GRID_FIRST_AXIS_MAXIMUM = 2**31 - 1
+
+
+def require_tokens(name: str, tokens: Array, seq_len: int) -> bool:
+    """Check the tokens of operator `name`; True if they are on a device."""
+    if seq_len < 1:
+        raise ValueError(f"{name}: seq_len is {seq_len}, expected at least 1")
+    on_device = is_cupy(name, "tokens", tokens)
+    if tokens.dtype.kind not in "iu":
+        raise TypeError(f"{name}: tokens have dtype {tokens.dtype}, expected an integer dtype such as uint16")
+    if tokens.ndim != 1 or not tokens.flags.c_contiguous:
+        raise ValueError(
+            f"{name}: tokens have shape {tokens.shape} and strides {tokens.strides}, expected one contiguous axis"
+        )
+    return on_device
+
+
+def results(
+    name: str,
+    shape: tuple[int, int],
+    token_dtype: np.dtype[Any],
+    dtype: np.dtype[Any] | None,
+    out: tuple[Array, Array] | None,
+    on_device: bool,
+) -> tuple[Array, Array]:
+    """The two arrays to fill: those of `out`, checked, or new ones."""
+    if dtype is None:
+        dtype = np.dtype(np.int64) if out is None else out[0].dtype
+    dtype = np.dtype(dtype)
+    if dtype not in (np.int64, np.int32, token_dtype):
+        allowed = ", ".join(dict.fromkeys(("int64", "int32", token_dtype.name)))
+        raise TypeError(f"{name}: dtype is {dtype}, expected one of {allowed}")
+    if out is not None:
+        require_same_kind(name, on_device, **{"out[0]": out[0], "out[1]": out[1]})
+        for index, array in enumerate(out):
+            if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
+                raise ValueError(
+                    f"{name}: out[{index}] has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; "
+                    f"expected a contiguous array of shape {shape}, dtype {dtype}"
+                )
+        return out
+    if on_device:
+        import cupy
+
+        return cupy.empty(shape, dtype), cupy.empty(shape, dtype)
+    return np.empty(shape, dtype), np.empty(shape, dtype)
+
+
+def require_vector(name: str, argument: str, array: Array, size: int, on_device: bool) -> None:
+    """Raise unless `array` is a contiguous int64 (size,) of the wanted kind."""
+    require_same_kind(name, on_device, **{argument: array})
+    if array.dtype != np.int64 or array.shape != (size,) or not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name}: {argument} has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; "
+            f"expected a contiguous array of shape ({size},), dtype int64"
+        )
+
+
+def id_limit(name: str, dtype: np.dtype[Any], vocab_size: int | None, bad: Array | None, on_device: bool) -> int | None:
+    """The limit that ids have to be checked against, None where `bad` is not given or no id of `dtype` can be bad."""
+    if bad is None:
+        if vocab_size is not None:
+            raise ValueError(f"{name}: vocab_size is given without bad, the array that the check reports to")
+        return None
+    require_vector(name, "bad", bad, 2, on_device)
+    limit = _LARGEST_ID_LIMIT if vocab_size is None else operator.index(vocab_size)
+    if not 1 <= limit <= _LARGEST_ID_LIMIT:
+        raise ValueError(f"{name}: vocab_size is {limit}, expected 1 <= vocab_size <= 2**63")
+    possible = np.iinfo(dtype)
+    return limit if possible.min < 0 or possible.max >= limit else None
+
+
+def count_bad(source: NDArray[Any], limit: int, bad: NDArray[np.int64]) -> None:
+    """Count the ids of `source` (R, T + label_shift) outside [0, limit). Allocates 9 bytes a token if there are any."""
+    if int(source.max()) < limit and int(source.min()) >= 0:
+        return
+    # A negative id is a huge one without its sign: one comparison finds both kinds, in every dtype.
+    outside = (source.astype(np.int64).view(np.uint64) >= np.uint64(limit)).reshape(-1)
+    bad[0] += np.count_nonzero(outside)
+    bad[1] = min(int(bad[1]), int(outside.argmax()))
+
+
+def launch(
+    name: str,
+    tokens: cupy.ndarray,
+    label_shift: int,
+    inputs: cupy.ndarray,
+    labels: cupy.ndarray,
+    limit: int | None,
+    bad: cupy.ndarray | None,
+    *places: Any,
+) -> None:
+    """Run the kernel `name`; `places` are the arguments that say where its rows are."""
+    count, seq_len = inputs.shape
+    check = (np.uint64(0), np.uint64(0)) if limit is None else (np.uint64(limit), bad)
+    sizes = np.int64(count), np.int64(seq_len), np.int64(label_shift)
+    grid, block = _launch_shape(count, seq_len, inputs.dtype.itemsize)
+    kernel = _kernel.load(name, _kernel.expression(name, tokens.dtype, inputs.dtype))
+    kernel(grid, block, (tokens, *sizes, inputs, labels, *check, *places))
+
+
+def _launch_shape(count: int, seq_len: int, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Grid (rows, pieces of a row) and block (along a row, rows) for `count` >= 1 rows.
+
+    A short row shares a block with others. A long one is cut in pieces only where there are too few rows to fill a
+    card, since each piece costs `shuffled_rows` a permutation.
+    """
+    width = _STORE_BYTES // itemsize
+    stores = seq_len // width if seq_len % width == 0 else seq_len
+    along = min(1 << (stores - 1).bit_length(), _THREADS)
+    row_blocks = -(-count // (_THREADS // along))
+    pieces = max(1, min(_BLOCKS_WANTED // row_blocks, -(-stores // along), _GRID_SECOND_AXIS_MAXIMUM))
+    return (min(row_blocks, _GRID_FIRST_AXIS_MAXIMUM), pieces), (along, _THREADS // along)

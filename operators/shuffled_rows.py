@@ -1,0 +1,154 @@
+"""shuffled_rows: rows of an epoch in its order, straight from the tokens: `permute`, `rows` and padding in one pass.
+
+    tokens (9,)   10 11 12 13 14 15 16 17 18      seq_len T = 2, stride 2, origin 0: windows 0 to 3 start at 0 2 4 6
+
+    num_rows = 4, key = 2: rows 0 1 2 3 show windows 3 1 0 2
+    first = 1, count = 3, row_step = 2: rows 1, 3 and one past the end, which is padding and shows row 0
+
+    row_ids (3,)   1   inputs (3, T)   12 13   labels (3, T)     13   14
+                   3                   14 15                     15   16
+                  -1                   16 17                   -100 -100
+
+This is what one rank of several gets in a block of steps, where the whole corpus is in a device's memory: rank =
+first % row_step, row_step = the number of ranks.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dali_pipes.operators import _row
+from dali_pipes.operators._array import require_inside
+from dali_pipes.operators.permute import bijection, permute
+from dali_pipes.operators.rows import rows
+
+if TYPE_CHECKING:
+    import cupy
+
+    from dali_pipes.operators._array import Array
+
+IGNORE_INDEX = -100
+"""Label of a padding row, which a loss function leaves out."""
+
+PADDING = -1
+"""Row id of a padding row."""
+
+
+def shuffled_rows(
+    tokens: Array,
+    first: int,
+    count: int,
+    *,
+    row_step: int,
+    num_rows: int,
+    key: int | None,
+    origin: int,
+    stride: int,
+    seq_len: int,
+    label_shift: bool = True,
+    dtype: np.dtype[Any] | None = None,
+    out: tuple[Array, Array] | None = None,
+    row_ids: Array | None = None,
+    vocab_size: int | None = None,
+    bad: Array | None = None,
+) -> tuple[Array, Array]:
+    """Inputs and labels of rows first, first + row_step, ... (R = `count` of them) of an epoch of `num_rows` rows.
+
+    tokens: (N,), any integer dtype, contiguous, NumPy or CuPy.
+    key: of the epoch's order: row i shows window permute(i, num_rows, key); with None, window i.
+    origin, stride: window w begins at token origin + w * stride and has T + label_shift tokens, T = `seq_len`.
+    row_ids: int64 (R,), filled with the numbers of the rows.
+    dtype, out, vocab_size, bad: as in `rows`; tokens of padding rows are checked like others.
+
+    A row whose number is num_rows or above is padding: it shows the tokens of row 0, its labels are -100 and its row
+    id is -1. With padding the results need a signed dtype of at least 16 bits.
+
+    Returns (inputs, labels), both (R, T), contiguous, of the kind of `tokens`. Everything is checked on the host.
+    CuPy launches one kernel on the current stream, makes no other array and does not block.
+    """
+    first, count, seq_len = operator.index(first), operator.index(count), operator.index(seq_len)
+    row_step, num_rows = operator.index(row_step), operator.index(num_rows)
+    origin, stride = operator.index(origin), operator.index(stride)
+    on_device = _row.require_tokens("shuffled_rows", tokens, seq_len)
+    require_inside("shuffled_rows", 0, 63, first=first, count=count, origin=origin)
+    require_inside("shuffled_rows", 1, 63, row_step=row_step, num_rows=num_rows, stride=stride)
+    if key is not None:
+        key = operator.index(key)
+        require_inside("shuffled_rows", 0, 64, key=key)
+    last_row = max(first, first + (count - 1) * row_step)
+    numbers = range(first, first + count * row_step, row_step)
+    starts = range(origin, origin + num_rows * stride, stride)
+    require_inside("shuffled_rows", 0, 63, last_row=last_row)
+    width = seq_len + bool(label_shift)
+    if starts[-1] + width > tokens.size:
+        raise ValueError(
+            f"shuffled_rows: window {num_rows - 1}, the last, starts at token {starts[-1]} and reads {width}, to "
+            f"{starts[-1] + width}; expected windows inside [0, {tokens.size}), the tokens given"
+        )
+    limit = _row.id_limit("shuffled_rows", tokens.dtype, vocab_size, bad, on_device)
+    if row_ids is not None:
+        _row.require_vector("shuffled_rows", "row_ids", row_ids, count, on_device)
+    inputs, labels = _row.results("shuffled_rows", (count, seq_len), tokens.dtype, dtype, out, on_device)
+    if count > 0 and last_row >= num_rows and not np.can_cast(np.int16, labels.dtype):
+        raise TypeError(
+            f"shuffled_rows: row {last_row} of {num_rows} is padding with labels of {IGNORE_INDEX}; expected a "
+            f"signed dtype of at least 16 bits, not {labels.dtype}"
+        )
+    if count > 0:
+        run = _shuffled_rows_cupy if on_device else _shuffled_rows_numpy
+        run(tokens, numbers, starts, key, inputs, labels, width - seq_len, row_ids, limit, bad)
+    return inputs, labels
+
+
+def _shuffled_rows_numpy(
+    tokens: NDArray[Any],
+    numbers: range,
+    starts: range,
+    key: int | None,
+    inputs: NDArray[Any],
+    labels: NDArray[Any],
+    label_shift: int,
+    row_ids: NDArray[np.int64] | None,
+    limit: int | None,
+    bad: NDArray[np.int64] | None,
+) -> None:
+    count, seq_len = inputs.shape
+    ids = numbers.start + numbers.step * np.arange(count)
+    padding = ids >= len(starts)
+    ids[padding] = 0
+    windows = ids if key is None else permute(ids, len(starts), key)
+    rows(
+        tokens,
+        starts.start + starts.step * windows,
+        seq_len,
+        label_shift=bool(label_shift),
+        out=(inputs, labels),
+        vocab_size=limit,
+        bad=bad if limit is not None else None,
+    )
+    if padding.any():
+        labels[padding] = IGNORE_INDEX
+    if row_ids is not None:
+        row_ids[:] = np.where(padding, PADDING, ids)
+
+
+def _shuffled_rows_cupy(
+    tokens: cupy.ndarray,
+    numbers: range,
+    starts: range,
+    key: int | None,
+    inputs: cupy.ndarray,
+    labels: cupy.ndarray,
+    label_shift: int,
+    row_ids: cupy.ndarray | None,
+    limit: int | None,
+    bad: cupy.ndarray | None,
+) -> None:
+    scalars = np.int64(numbers.start), np.int64(numbers.step), np.int64(starts.start), np.int64(starts.step)
+    ids = np.uint64(0) if row_ids is None else row_ids
+    order = bijection(len(starts), key)
+    _row.launch("shuffled_rows", tokens, label_shift, inputs, labels, limit, bad, order, *scalars, ids)

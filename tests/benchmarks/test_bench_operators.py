@@ -1,0 +1,62 @@
+"""The benchmarks of the operators at tiny size: they run alone, check their results and end with one line of JSON."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bench_permute
+import bench_rows
+import numpy as np
+import operator_timing
+import pytest
+
+
+def run_quick(script: str, folder: Path) -> dict[str, Any]:
+    command = [sys.executable, str(Path(script)), "--quick"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["machine"]["cores"] >= 1
+    for entry in found["entries"]:
+        for quantity in ("seconds", "ratio"):
+            spread = entry[quantity]
+            assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+    return found
+
+
+def test_rows(tmp_path: Path) -> None:
+    found = run_quick(bench_rows.__file__, tmp_path)
+    on_cpu = [entry for entry in found["entries"] if entry["device"] == "numpy"]
+    assert {entry["case"] for entry in on_cpu} == {"4 x 64", "3 x 33"}
+    assert [entry["name"] for entry in on_cpu if entry["case"] == "3 x 33" and entry["baseline"] == "gather"] == [
+        *("rows", "rows, ids checked", "permute, rows", "shuffled_rows", "gather", "torch gather")
+    ]
+    assert [entry["name"] for entry in on_cpu if entry["baseline"] == "permute, rows"] == ["shuffled_rows"] * 2
+
+
+def test_permute(tmp_path: Path) -> None:
+    found = run_quick(bench_permute.__file__, tmp_path)
+    formula, table, many = found["entries"][:3]
+    assert (formula["name"], table["name"], many["name"]) == ("permute", "table", "permute")
+    assert table["peak_bytes"] >= 8 * table["n"]
+    assert many["rows"] == 4096
+
+
+def test_wrong_results_stop_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_rows, "rows", lambda tokens, starts, seq_len, out, **_: out)
+    with pytest.raises(SystemExit, match="rows is wrong at 4 x 64 on numpy"):
+        bench_rows.main(quick=True, rounds=1)
+    monkeypatch.setattr(bench_permute, "permute", lambda indices, n, key: indices * 0)
+    with pytest.raises(SystemExit, match="no bijection"):
+        bench_permute.main(quick=True, rounds=1)
+
+
+def test_ratios_are_taken_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([2.0, 1.0, 40.0, 10.0, 6.0, 3.0])
+    monkeypatch.setattr(operator_timing, "_calls", lambda module, run: 1)
+    monkeypatch.setattr(operator_timing, "_seconds", lambda module, run, calls: next(seconds))
+    slow, fast = operator_timing.measure(np, {"slow": list, "fast": list}, "slow", 3)
+    assert slow["seconds"] == {"median": 6.0, "low": 2.0, "high": 40.0}
+    assert fast["ratio"] == {"median": 2.0, "low": 2.0, "high": 4.0}

@@ -15,17 +15,22 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
+from dali_pipes.cpu_placements import staged_rows
+from dali_pipes.device import Loan, loans_of
 from dali_pipes.errors import LoaderClosedError
+from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.pipeline import BuiltSource, Graph, define_pipeline
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.schedule import PADDING, Position, StepRange
-from dali_pipes.source import IGNORE_INDEX, BlockInfo, BlockSource, staged_rows
+from dali_pipes.source import BlockInfo, BlockSource
+from dali_pipes.stats import MemoryHeld
 
 _EXIT_WAIT_S = 10.0
 _USER_WAIT_S = 1.0
@@ -47,10 +52,10 @@ class BlockQueue(Protocol):
     def schedule(self) -> None:
         """Ask for more blocks, at least one. May block while tokens are read; raises the source's errors."""
 
-    def take(self, stream: Any = None) -> list[Any]:
+    def take(self, stream: int | None = None) -> list[Any]:
         """Arrays of the oldest block asked for, one an output, each supporting DLPack and owned by the caller.
 
-        On a GPU they are ready in the order of `stream`, without waiting for the device; None waits for it.
+        On a GPU they are ready in the order of `stream`, a raw handle, without waiting for the device; None waits.
         """
 
     def drain(self) -> int:
@@ -82,7 +87,7 @@ class DaliQueue:
     def schedule(self) -> None:
         self._pipe.schedule_run()
 
-    def take(self, stream: Any = None) -> list[Any]:
+    def take(self, stream: int | None = None) -> list[Any]:
         if self._pipe is None:
             raise LoaderClosedError("this queue was closed")
         outputs = [output[0] for output in self._pipe.share_outputs(stream)]
@@ -119,7 +124,7 @@ class DirectQueue:
     def schedule(self) -> None:
         self._asked += 1
 
-    def take(self, stream: Any = None) -> list[Any]:
+    def take(self, stream: int | None = None) -> list[Any]:
         arrays = self._source(BlockInfo(self._next_iteration, 0))
         self._next_iteration += 1
         self._asked -= 1
@@ -198,6 +203,8 @@ class BlockStream:
         batch_tokens = config.batch_size * config.seq_len
         self._batches_per_piece = max(1, min(PIECE_TOKENS // batch_tokens, built.source.batches_per_run))
         self._memory = PieceMemory(self._batches_per_piece * batch_tokens)
+        self._loans = None if built.device is None else loans_of(built.device)
+        self._loan: Loan | None = None
         self._gate = threading.RLock()  # held by whoever is inside the queue; at exit nobody must be
         self.engine = "not started"
         self.kernels_s = 0.0
@@ -207,6 +214,14 @@ class BlockStream:
     def queue_depth(self) -> int:
         """Blocks that are ready, in the queue or read ahead."""
         return (self._queue.in_flight if self._queue is not None else 0) + self._built.source.blocks_ready()
+
+    def memory(self) -> MemoryHeld:
+        """Bytes held on a GPU and for it."""
+        held = self._built.source.placement.memory()
+        if self._loans is None or self._queue is None:
+            return held
+        in_queue = self._queue.in_flight * self._block_bytes(self._built.source.batches_per_run)
+        return replace(held, dali_bytes=in_queue + self._loans.bytes_held)
 
     def seek(self, position: Position) -> None:
         """Make `position` the start of the next block. Free when the stream stands there already."""
@@ -239,8 +254,8 @@ class BlockStream:
         assert steps is not None, "a loader's source is endless"
         return steps
 
-    def take(self, stream: Any = None) -> Iterator[Piece]:
-        """The next block in pieces, for use on `stream`. Blocks while it is not ready.
+    def take(self, stream: int | None = None) -> Iterator[Piece]:
+        """The next block in pieces; on a GPU, for use on the stream of this raw handle. Blocks while it is not ready.
 
         An error of the source is raised after the good blocks before it have been taken. The stream must then `seek`.
         """
@@ -255,6 +270,7 @@ class BlockStream:
                 if queue.in_flight == 0 and self._error is not None:
                     raise self._error
                 arrays = queue.take(stream)
+                self._built.source.check(BlockInfo(self._next_iteration, 0))
                 self._next_iteration += 1
             except BaseException:
                 self._drop_queue()  # what the queue holds after an interrupt is not known; seek makes a new one
@@ -263,13 +279,27 @@ class BlockStream:
         schedule = self._built.schedule
         sizes = [schedule.batch_size] * (steps.num_steps - 1)
         sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1))
+        if self._loans is not None:
+            assert stream is not None, "a GPU's blocks are taken for a stream"
+            arrays, self._loan = self._loans.lend(arrays, self._block_bytes(steps.num_steps), stream)
         if self._built.staged:
             return self._widened(np.from_dlpack(arrays[0]), sizes, schedule.rows(steps))
         return iter([Piece(arrays, sizes)])
 
+    def use(self, stream: int) -> None:
+        """On a GPU: the next batch of the block taken last is for `stream`, whatever stream the block was taken for."""
+        if self._loans is not None and self._loan is not None:
+            self._loans.hand_out(self._loan, stream)
+
+    def order(self, before: int, after: int) -> None:
+        """On a GPU: let stream `after` wait for what has been queued on stream `before`."""
+        if self._loans is not None:
+            self._loans.order(before, after)
+
     def close(self) -> None:
         """Drop the queue, stop the reader threads and close the corpus; idempotent."""
         self._drop_queue()
+        self._loan = None
         self._built.source.close()
         self._built.source.corpus.close()
 
@@ -289,6 +319,12 @@ class BlockStream:
             begin = end
             self.kernels_s += time.perf_counter() - started
             yield Piece([named[name] for name in self._config.outputs], part)
+
+    def _block_bytes(self, num_steps: int) -> int:
+        """Bytes of a delivered block."""
+        seq_len = self._config.seq_len
+        row = sum(8 * (1 if name == "row_ids" else seq_len) for name in self._config.outputs)
+        return num_steps * self._config.batch_size * row
 
     def _fill(self, queue: BlockQueue) -> None:
         while self._error is None and queue.in_flight < queue.depth:

@@ -96,6 +96,12 @@ class LoaderConfig(BaseModel):
     num_threads: int = Field(2, gt=0, le=256, description="threads that read ahead")
     py_num_workers: int = Field(0, ge=0, description="processes for Python work per row; no format needs any")
     batches_per_run: int | None = Field(None, gt=0, description="batches in one DALI run (K); None: from a byte target")
+    max_device_bytes: int | None = Field(
+        None, ge=0, description="GPU memory the corpus may take; None: placement auto takes a tenth of what is free"
+    )
+    static_buffers: bool = Field(
+        False, description="deliver every batch at the same addresses, for CUDA graphs; it is valid until the next one"
+    )
     max_block_bytes: int = Field(64 << 20, gt=0, description="bytes one block of K batches may take when delivered")
 
     def __init__(self, **settings: Any) -> None:

@@ -1,36 +1,38 @@
-"""The one module that owns GPU memory and streams. Every CUDA call of this package is made here or by an operator.
+"""The one module that owns the GPU: streams, events, pinned and device memory. CUDA is called here and by operators.
 
-Who owns a buffer, who writes it, and what frees it:
+Who owns a buffer, which stream writes it, and which event frees it:
 
-    staging    pinned host memory, one a block in flight; written by a reader thread, read by an asynchronous copy on
-               `stream`; free again when the event recorded behind that copy has passed (a reader thread waits for it)
-    tokens, input_ids, labels
-               device memory, one set; written by the copy and the kernels on `stream`. DALI copies input_ids and
-               labels into its own memory on the same `stream`, so the next block cannot overtake that copy.
-    corpus     device memory (placement "device"); written once while loading
+    staging     pinned, one a block in flight. A reader thread fills it, a copy on `stream` reads it; it is filled again
+                when the event recorded behind that copy has passed, and the reader thread is who waits for it.
+    tokens, input_ids, labels, row_ids
+                device, one set. The copy and the kernels on `stream` write them; DALI copies them into its own memory
+                on the same `stream`, so the next block cannot overtake that copy.
+    corpus      device (placement "device"). Copies on `stream` write it once, while loading; kernels there read it.
+    bad ids     two words on the device, written by the kernels; copied on `stream` into a pinned pair a block, which is
+                read when the event behind that copy has passed.
+    blocks      DALI's. A consumer's streams read them. DALI would free one in the order of its own stream, which knows
+                nothing of the consumer's, so a block stays here (`Loans`) until events recorded on every stream it was
+                handed out for, after its last tensor was dropped, have passed.
 
-Nothing here runs on the default stream and nothing waits for the device in the steady state.
-
-Not yet run on a GPU: this is the thin first form, and no figure is claimed for it.
+Nothing is put on the default stream and nothing waits for the device as a whole; after the first block nothing is
+allocated but by DALI. Copies and events are ordered by raw handles, so a consumer's stream may be any library's.
 """
 
+import contextlib
 import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus import Corpus
 from dali_pipes.errors import BackendError
-from dali_pipes.operators import permute, rows
-from dali_pipes.schedule import Schedule
-from dali_pipes.source import IGNORE_INDEX, Plan, Slot, check_range, read_checked
-from dali_pipes.stats import BlockTimes
 
 Array = Any
-
-DEVICE_SHARE = 0.1
-"""Share of the free GPU memory that placement "auto" gives to the corpus at most."""
+Event = Any
 
 
 def cuda_driver_present() -> bool:
@@ -62,148 +64,222 @@ def require_cupy() -> Any:
     return cupy
 
 
-def empty_pinned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Page-locked host memory as a NumPy array, so that copies to the device need no staging of the driver's own."""
-    import cupyx
-
-    return cupyx.empty_pinned(shape, dtype)
-
-
-def choose_device(requested: str, local_rank: int | None) -> tuple[int | None, str]:
-    """The CUDA device number, or None for the CPU, and the reason for the choice.
-
-    "cuda" is the launcher's local rank where there is one, else CUDA's current device. Only "auto" may fall back to
-    the CPU. Raises `BackendError` when a GPU that was asked for cannot be used.
-    """
-    if requested == "cpu":
-        return None, 'device = "cpu"'
-    if requested == "auto":
-        if not cuda_driver_present():
-            return None, "no CUDA driver on this machine"
-        try:
-            cupy = require_cupy()
-        except BackendError as error:
-            return None, str(error)
-    else:
-        cupy = require_cupy()
-    if ":" in requested:
-        number = int(requested.split(":")[1])
-    else:
-        number = local_rank if local_rank is not None else int(cupy.cuda.Device().id)
-    count = int(cupy.cuda.runtime.getDeviceCount())
-    if number >= count:
-        raise BackendError(f"device cuda:{number} was asked for, but {count} device(s) are visible")
-    return number, f"device = {requested!r}"
-
-
-def choose_placement(requested: str, device: int, corpus: Corpus) -> tuple[str, str]:
-    """The placement, "host" or "device", and the reason."""
+def visible_devices() -> tuple[int, int]:
+    """How many devices there are, and the number of the current one. Raises `BackendError`, see `require_cupy`."""
     cupy = require_cupy()
-    size = corpus.num_tokens * corpus.dtype.itemsize
+    return int(cupy.cuda.runtime.getDeviceCount()), int(cupy.cuda.Device().id)
+
+
+def free_bytes(device: int) -> int:
+    """GPU memory that nobody has."""
+    cupy = require_cupy()
     with cupy.cuda.Device(device):
-        free, _total = cupy.cuda.runtime.memGetInfo()
-    if requested == "device" and size > free:
-        raise BackendError(
-            f'placement = "device": the corpus takes {size / 2**30:.2f} GiB and cuda:{device} has '
-            f'{free / 2**30:.2f} GiB free; use placement = "host"'
-        )
-    if requested != "auto":
-        return requested, f"placement = {requested!r}"
-    fits = size <= DEVICE_SHARE * free
-    comparison = "fits in" if fits else "is more than"
-    reason = f"corpus of {size / 2**30:.2f} GiB {comparison} {DEVICE_SHARE:.0%} of {free / 2**30:.1f} GiB free"
-    return ("device" if fits else "host"), reason
+        return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
-class _GpuPlacement:
-    """What both placements share: a stream, and device arrays for one block."""
+class _Exported:
+    """A device array as DALI takes it, naming the stream that writes it: CuPy would name its current one."""
 
-    def __init__(self, schedule: Schedule, device: int, *, label_shift: bool) -> None:
+    def __init__(self, array: Array, stream: int) -> None:
+        self.shape = array.shape
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream}
+        self._array = array
+
+
+class Gpu:
+    """One device with a stream of its own, and all memory that was taken for it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.device_bytes = self.pinned_bytes = 0
         self._cupy = require_cupy()
-        self._schedule, self._seq_len, self._label_shift = schedule, schedule.windows.seq_len, label_shift
-        self._device = self._cupy.cuda.Device(device)
-        with self._device:
-            self.stream = self._cupy.cuda.Stream(non_blocking=True)
-        self._arrays: dict[str, Array] = {}
+        with self._cupy.cuda.Device(number):
+            self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        self.stream: int = self._stream.ptr
+        """The raw handle, as DALI takes it."""
 
-    def _device_array(self, name: str, max_rows: int, width: int, dtype: npt.DTypeLike) -> Array:
-        if name not in self._arrays or self._arrays[name].shape[0] < max_rows:
-            self._arrays[name] = self._cupy.empty((max_rows, width), dtype)
-        return self._arrays[name]
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Make the device and its stream CuPy's current ones, for this thread."""
+        with self._cupy.cuda.Device(self.number), self._stream:  # a `Device` object is not for two threads
+            yield
 
-    def _run_rows(self, tokens: Array, starts: Array | range, plan: Plan, max_rows: int) -> dict[str, Array]:
-        count = len(plan.row_ids)
-        inputs = self._device_array("input_ids", max_rows, self._seq_len, np.int64)[:count]
-        labels = self._device_array("labels", max_rows, self._seq_len, np.int64)[:count]
-        rows(tokens, starts, self._seq_len, label_shift=self._label_shift, out=(inputs, labels))
-        if self._schedule.pads and plan.row_ids[-1] < 0:  # padding is always the last row of a block
-            labels[count - 1].fill(IGNORE_INDEX)
-        return {"input_ids": inputs, "labels": labels}
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Device memory with any content. Raises `BackendError` where there is not enough."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        with self.current():
+            try:
+                array = self._cupy.empty(shape, dtype)
+            except self._cupy.cuda.memory.OutOfMemoryError as error:
+                raise BackendError(
+                    f"cuda:{self.number}: no room for {size} bytes of GPU memory, {free_bytes(self.number)} bytes are "
+                    'free; lower batches_per_run or max_block_bytes, or use placement = "host"'
+                ) from error
+        self.device_bytes += size
+        return array
 
-    def close(self) -> None:
-        self._arrays.clear()
+    def empty_pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Page-locked host memory with any content: copies from and to it run beside the host."""
+        import cupyx
+
+        with self.current():
+            array: npt.NDArray[Any] = cupyx.empty_pinned(shape, dtype)
+        self.pinned_bytes += array.nbytes
+        return array
+
+    def free_unused_pinned(self) -> None:
+        """Give pinned memory that nobody refers to back to the system; CuPy would keep it."""
+        self._cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+    def copy(self, target: Array, source: Array) -> None:
+        """Queue a copy between a device array and pinned memory, both contiguous and equally long. Does not block."""
+        size = source.nbytes
+        assert size == target.nbytes
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpyAsync(_address(target), _address(source), size, runtime.memcpyDefault, self.stream)
+
+    def event(self) -> Event:
+        """An event that has passed. A thread that waits for it sleeps instead of spinning."""
+        with self.current():
+            return self._cupy.cuda.Event(block=True, disable_timing=True)
+
+    def record(self, event: Event) -> None:
+        """Let the event pass when what has been queued so far is done. Does not block."""
+        event.record(self._stream)
+
+    def passed(self, event: Event) -> bool:
+        """Whether an event has passed. Does not block."""
+        return bool(event.done)
+
+    def wait(self, event: Event) -> None:
+        """Blocks the calling thread until the event has passed."""
+        with self.current():
+            event.synchronize()
+
+    def wait_for_all(self) -> None:
+        """Blocks until all that was queued here is done: for loading and closing."""
+        self._stream.synchronize()
+
+    def export(self, array: Array) -> Any:
+        """The array as DALI takes it, in the order of this stream."""
+        with self.current():
+            return _Exported(array, self.stream)
 
 
-class HostPlacement(_GpuPlacement):
-    """Tokens cross to the GPU block by block, in the file's own width, and are widened and labelled there."""
-
-    def __init__(
-        self, corpus: Corpus, schedule: Schedule, device: int, *, label_shift: bool, vocab_size: int | None
-    ) -> None:
-        super().__init__(schedule, device, label_shift=label_shift)
-        self._corpus, self._vocab_size = corpus, vocab_size
-        self._width = self._seq_len + label_shift
-
-    def new_slot(self, max_rows: int) -> Slot:
-        with self._device:
-            staging = empty_pinned((max_rows, self._width), self._corpus.dtype)
-            return Slot({"staging": staging, "copied": self._cupy.cuda.Event(disable_timing=True)})
-
-    def prepare(self, slot: Slot, plan: Plan, times: BlockTimes) -> None:
-        slot.arrays["copied"].synchronize()  # the last copy out of this staging buffer; a new event has passed already
-        read_checked(self._corpus, plan, slot.arrays["staging"][: len(plan.starts)], self._vocab_size, times)
-
-    def deliver(self, slot: Slot, plan: Plan) -> dict[str, Array]:
-        count, staging = len(plan.starts), slot.arrays["staging"]
-        with self._device, self.stream:
-            tokens = self._device_array("tokens", len(staging), self._width, staging.dtype)[:count]
-            tokens.set(staging[:count], stream=self.stream)
-            slot.arrays["copied"].record(self.stream)
-            starts = range(0, count * self._width, self._width)
-            return self._run_rows(tokens.reshape(-1), starts, plan, len(staging))
+def _address(array: Array) -> int:
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
-class DevicePlacement(_GpuPlacement):
-    """The whole corpus in GPU memory; order and gather are computed there."""
+class _Lent:
+    """One output of a block, as torch takes it. Torch holds this object as long as a tensor refers to the memory."""
 
-    def __init__(
-        self, corpus: Corpus, schedule: Schedule, device: int, *, label_shift: bool, vocab_size: int | None
-    ) -> None:
-        super().__init__(schedule, device, label_shift=label_shift)
-        piece = 32 << 20
-        with self._device, self.stream:
-            self._tokens = self._cupy.empty(corpus.num_tokens, corpus.dtype)
-            for start in range(0, corpus.num_tokens, piece):
-                tokens = corpus.tokens(start, min(piece, corpus.num_tokens - start))
-                check_range(tokens[None], np.array([start]), corpus, vocab_size)
-                self._tokens[start : start + len(tokens)].set(tokens, stream=self.stream)
-                self.stream.synchronize()  # before the piece's memory goes away
+    def __init__(self, output: Any) -> None:
+        given = output.__cuda_array_interface__
+        # Version 2 names no stream: `Loans` orders the streams, torch need not. DALI writes types as `struct` does.
+        self.__cuda_array_interface__ = {
+            "shape": tuple(given["shape"]),
+            "typestr": np.dtype(given["typestr"]).str,
+            "data": given["data"],
+            "version": 2,
+            "strides": None,
+        }
 
-    def new_slot(self, max_rows: int) -> Slot:
-        return Slot({"max_rows": max_rows})
 
-    def prepare(self, slot: Slot, plan: Plan, times: BlockTimes) -> None:
-        pass
+class Loan:
+    """A block in the hands of a consumer, on the streams that it was handed out for."""
 
-    def deliver(self, slot: Slot, plan: Plan) -> dict[str, Array]:
-        schedule, key = self._schedule, self._schedule.key(plan.steps.epoch)
-        with self._device, self.stream:
-            windows = self._cupy.asarray(np.maximum(plan.row_ids, 0))
-            if key is not None:
-                windows = permute(windows, schedule.num_rows, key)
-            starts = schedule.starts(windows)
-            return self._run_rows(self._tokens, starts, plan, slot.arrays["max_rows"])
+    def __init__(self, outputs: list[Any], size: int, stream: int, ready: Any) -> None:
+        self.outputs, self.size, self.ready = outputs, size, ready
+        self.streams = {stream}
+        self.held = len(outputs)
+        """Outputs that a tensor still refers to."""
+        self.events: list[Any] = []
 
-    def close(self) -> None:
-        super().close()
-        self._tokens = None
+
+class _LoanReference(weakref.ref[Any]):
+    """A weak reference to one lent output that knows its loan."""
+
+    __slots__ = ("loan",)
+    loan: Loan
+
+
+class Loans:
+    """DALI's blocks in the hands of consumers of one device, over all loaders. Safe for several threads.
+
+    A consumer queues work on a block, drops it and goes on long before the work has run. The memory is DALI's again
+    only when events have passed that were recorded, after the drop was noticed, on every stream the block was handed
+    out for. Work on yet another stream must have been joined with one of these before the last tensor is dropped.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._cupy, self._number = require_cupy(), device
+        self._lock = threading.Lock()
+        self._references: dict[int, _LoanReference] = {}
+        self._dropped: deque[_LoanReference] = deque()
+        self._passing: list[Loan] = []
+        self._events: list[Any] = []
+        self.bytes_held = 0
+        """Bytes of blocks that are held, or were dropped and may still be read."""
+
+    def lend(self, outputs: list[Any], size: int, stream: int) -> tuple[list[Any], Loan]:
+        """Take a block's outputs, `size` bytes, ready on `stream`; returns what torch may have of them. Never waits."""
+        with self._lock, self._cupy.cuda.Device(self._number):
+            self._settle(stream)
+            ready = self._record(stream)
+            loan = Loan(outputs, size, stream, ready)
+            self.bytes_held += size
+            lent = [as_lent(output) for output in outputs]
+            for owner in lent:
+                reference = _LoanReference(owner, self._dropped.append)  # in C: no interrupt can come between
+                reference.loan = loan
+                self._references[id(reference)] = reference
+            return lent, loan
+
+    def hand_out(self, loan: Loan, stream: int) -> None:
+        """Make a loan's memory ready for `stream`, and keep it until work on that stream has passed, too."""
+        if stream not in loan.streams:
+            with self._lock, self._cupy.cuda.Device(self._number):
+                self._cupy.cuda.runtime.streamWaitEvent(stream, loan.ready.ptr)
+                loan.streams.add(stream)
+
+    def order(self, before: int, after: int) -> None:
+        """Let stream `after` wait for what has been queued on stream `before`. Does not block."""
+        if before != after:
+            with self._lock, self._cupy.cuda.Device(self._number):
+                event = self._record(before)
+                self._cupy.cuda.runtime.streamWaitEvent(after, event.ptr)
+                self._events.append(event)  # a wait that was queued does not mind the event being recorded again
+
+    def _settle(self, stream: int) -> None:
+        while self._dropped:
+            reference = self._dropped.popleft()
+            loan = self._references.pop(id(reference)).loan
+            loan.held -= 1
+            if loan.held == 0:
+                loan.events = [self._record(used) for used in loan.streams | {stream}]
+                self._passing.append(loan)
+        passed = [loan for loan in self._passing if all(event.done for event in loan.events)]
+        self._passing = [loan for loan in self._passing if loan not in passed]
+        for loan in passed:
+            self._events += [*loan.events, loan.ready]
+            self.bytes_held -= loan.size
+
+    def _record(self, stream: int) -> Any:
+        event = self._events.pop() if self._events else self._cupy.cuda.Event(disable_timing=True)
+        self._cupy.cuda.runtime.eventRecord(event.ptr, stream)
+        return event
+
+
+_loans: dict[int, Loans] = {}
+
+
+def loans_of(device: int) -> Loans:
+    """The one ledger of a device: a block that outlives its loader is still accounted for."""
+    if device not in _loans:
+        _loans.setdefault(device, Loans(device))
+    return _loans[device]
+
+
+def as_lent(output: Any) -> Any:
+    """What torch gets of a DALI output."""
+    return _Lent(output)

@@ -7,6 +7,8 @@
 The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]` (`label_shift=False`: equal to it).
 """
 
+import functools
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,8 +58,9 @@ class TokenLoader:
 
     `next()` blocks while no block is ready. One thread at a time may iterate; `state_dict()`, `stats()` and `locate()`
     may be called from any. Takes a `LoaderConfig`, or its settings as keywords, or both (keywords win). `graph` adds
-    DALI operators, see `build_pipeline`. Raises `ConfigError`, `CorpusError` and `BackendError` before the first batch
-    for all that can be known by then.
+    DALI operators, see `build_pipeline`. With `static_buffers` every batch is copied to the same addresses, in the
+    order of the consumer's stream, and is valid until the next one is asked for. Raises `ConfigError`, `CorpusError`
+    and `BackendError` before the first batch for all that can be known by then.
     """
 
     def __init__(self, config: LoaderConfig | None = None, *, graph: Graph | None = None, **settings: Any) -> None:
@@ -70,7 +73,12 @@ class TokenLoader:
         built = BuiltSource(self.config, endless=True, staged=graph is None)
         self._built, self._schedule, self._source = built, built.schedule, built.source
         self._stream = BlockStream(built, self.config, graph)
+        self._static = StaticBatch(self.config.batch_size) if self.config.static_buffers else None
+        self._last_stream: int | None = None  # that the last batch was handed out for
         self._closed = False
+        left_open = self.config.device == "auto" or (built.gpu is not None and self.config.placement == "auto")
+        if left_open and not self.config.rank:
+            _say_once(f"dali_pipes: batches on {self.device}, placement {built.placement}: {built.placement_reason}")
         self._position = Position(0, 0)  # behind the last batch handed out: what a state says
         self._resumed = Position(0, 0)  # where the epoch that a state was loaded into began for this object
         self._run = 0  # number of the newest iterator; older ones are superseded
@@ -168,6 +176,7 @@ class TokenLoader:
             device=str(self.device),
             placement=self._built.placement,
             placement_reason=self._built.placement_reason,
+            memory=self._stream.memory(),
             engine=self._stream.engine,
         )
 
@@ -215,20 +224,28 @@ class TokenLoader:
             if run == self._run:
                 self._running = False
 
-    def _consumer(self) -> Any:
-        """The stream that the trainer works on now; None on the CPU."""
-        number = self._built.device
-        return None if number is None else torch.cuda.current_stream(number)
+    def _consumer(self) -> int | None:
+        """The stream that the trainer works on now, as a raw handle; None on the CPU."""
+        return None if self._built.device is None else current_stream(self._built.device)
 
     def _batches_of(self, pieces: Iterator[Piece]) -> Iterator[Batch]:
-        """Batches as views of the pieces of a block: no copies."""
+        """Batches as views of the pieces of a block: no copies, unless they must be at fixed addresses."""
         names = self.config.outputs
         for arrays, sizes in pieces:
-            columns = [_tensor(array).split(sizes) for array in arrays]
+            columns = [as_tensor(array, self._built.device).split(sizes) for array in arrays]
             for size, *views in zip(sizes, *columns, strict=True):
                 self._batches += 1
                 self._tokens += size * self.config.seq_len
-                yield dict(zip(names, views, strict=True))
+                batch = dict(zip(names, views, strict=True))
+                stream = self._consumer()
+                if stream is not None:
+                    self._stream.use(stream)
+                if self._static is not None:
+                    if stream is not None and self._last_stream is not None:
+                        self._stream.order(self._last_stream, stream)  # the last batch may still be read there
+                    self._last_stream = stream
+                    batch = self._static.fill(batch)
+                yield batch
 
     def _positions_behind(self, steps: StepRange) -> Iterator[Position]:
         """What a state says when each batch of a block has been handed out."""
@@ -262,5 +279,37 @@ class TokenLoader:
             )
 
 
-def _tensor(array: Any) -> Any:
-    return torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.utils.dlpack.from_dlpack(array)
+class StaticBatch:
+    """Tensors at fixed addresses, which batch after batch is copied into."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._tensors: Batch = {}
+
+    def fill(self, batch: Batch) -> Batch:
+        """Copy a batch, on torch's current stream; a partial one fills the first rows. Does not block."""
+        for name, tensor in batch.items():
+            if name not in self._tensors:
+                shape = (self._batch_size, *tensor.shape[1:])
+                self._tensors[name] = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+            self._tensors[name][: len(tensor)].copy_(tensor, non_blocking=True)
+        return {name: self._tensors[name][: len(tensor)] for name, tensor in batch.items()}
+
+
+def current_stream(device: int) -> int:
+    """The raw handle of torch's current stream."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def as_tensor(array: Any, device: int | None) -> Any:
+    """A tensor over an array's memory, which holds the array as long as any view of it lives."""
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array)
+    if device is None:  # DALI's own output, on the CPU
+        return torch.utils.dlpack.from_dlpack(array)
+    return torch.as_tensor(array, device=torch.device("cuda", device))
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    print(text, file=sys.stderr)

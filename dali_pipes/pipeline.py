@@ -13,12 +13,15 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dali_pipes import device as cuda
+from dali_pipes.choice import choose_device, choose_placement
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus, open_corpus
+from dali_pipes.cpu_placements import ShiftedPlacement, StagedPlacement
+from dali_pipes.device import Gpu
 from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.gpu_placements import DevicePlacement, HostPlacement
 from dali_pipes.schedule import Schedule, split_windows
-from dali_pipes.source import BlockSource, Placement, ShiftedPlacement, StagedPlacement
+from dali_pipes.source import BlockSource, Placement
 
 TARGET_BLOCK_TOKENS = 1 << 20
 """Tokens of a block when the user sets no `batches_per_run`: 2 MiB as uint16. A quarter of it cost twice the CPU."""
@@ -33,23 +36,25 @@ class BuiltSource:
     `staged`: on the CPU, blocks are `tokens` in the file's width, for a loader that widens them itself.
     """
 
+    gpu: Gpu | None = None
+
     def __init__(self, config: LoaderConfig, *, endless: bool, staged: bool = False) -> None:
         corpus = open_corpus(config.corpus, format=config.format, dtype=config.dtype, eos_id=config.eos_id)
         try:
             self.schedule = make_schedule(config, corpus)
-            self.device, self.device_reason = cuda.choose_device(config.device, _environment_number("LOCAL_RANK"))
+            self.device, self.device_reason = choose_device(config.device, _environment_number("LOCAL_RANK"))
             self.staged = staged and self.device is None
+            self.batches_per_run = batches_per_run(config, self.schedule)
             self.placement, self.placement_reason, placement = _make_placement(config, corpus, self)
         except BaseException:
             corpus.close()
             raise
-        self.stream = getattr(placement, "stream", None)
         self.source = BlockSource(
             corpus,
             self.schedule,
             placement,
             outputs=("tokens",) if self.staged else config.outputs,
-            batches_per_run=batches_per_run(config, self.schedule),
+            batches_per_run=self.batches_per_run,
             num_threads=config.num_threads,
             endless=endless,
         )
@@ -99,7 +104,7 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
             batch_info=True,
             ndim=[1 if name == "row_ids" else 2 for name in names],
             device="cpu" if built.device is None else "gpu",
-            **({} if built.stream is None else {"cuda_stream": built.stream}),
+            cuda_stream=None if built.gpu is None else built.gpu.stream,
         )
         named = dict(zip(names, nodes, strict=True))
         if built.device is None and not built.staged:
@@ -170,15 +175,15 @@ def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) ->
     if built.device is None:
         if config.placement == "device":
             raise BackendError(f'placement = "device" needs a GPU: {built.device_reason}')
-        placement = (
-            StagedPlacement(corpus, config.seq_len, **common)
-            if built.staged
-            else ShiftedPlacement(corpus, config.seq_len, **common, padding=built.schedule.pads)
-        )
-        return "host", built.device_reason, placement
-    name, reason = cuda.choose_placement(config.placement, built.device, corpus)
-    kind = cuda.DevicePlacement if name == "device" else cuda.HostPlacement
-    return name, reason, kind(corpus, built.schedule, built.device, **common)
+        kind = StagedPlacement if built.staged else ShiftedPlacement
+        return "host", built.device_reason, kind(corpus, built.schedule, **common)
+    corpus_bytes = built.schedule.windows.span * corpus.dtype.itemsize
+    name, reason = choose_placement(config.placement, built.device, corpus_bytes, config.max_device_bytes)
+    gpu_kind = DevicePlacement if name == "device" else HostPlacement
+    max_rows = built.batches_per_run * config.batch_size
+    placement = gpu_kind(corpus, built.schedule, Gpu(built.device), max_rows=max_rows, outputs=config.outputs, **common)
+    built.gpu = placement.gpu
+    return name, reason, placement
 
 
 _pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()

@@ -24,13 +24,10 @@ import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import LoaderClosedError, TokenRangeError
-from dali_pipes.operators import permute, rows
+from dali_pipes.operators import permute
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
-from dali_pipes.stats import BlockTimes
-
-IGNORE_INDEX = -100
-"""Label that a loss function leaves out: the default of `torch.nn.functional.cross_entropy`."""
+from dali_pipes.stats import BlockTimes, MemoryHeld
 
 PLAN_ROWS = 1024
 
@@ -60,19 +57,32 @@ class Slot:
 
     arrays: dict[str, Array] = field(default_factory=dict)
     plan: Plan | None = None
+    """Rows of the block, where the placement wants them planned."""
 
 
 class Placement(Protocol):
     """Where a block's tokens come from and go to. Placements change cost, never content."""
 
+    plans_rows: bool
+    """Whether `prepare` needs the rows of a block planned; a GPU that holds the corpus computes them itself."""
+
     def new_slot(self, max_rows: int) -> Slot:
         """Memory for blocks of up to `max_rows` rows."""
 
-    def prepare(self, slot: Slot, plan: Plan, times: BlockTimes) -> None:
-        """Read and check a block; called in a reader thread."""
+    def prepare(self, slot: Slot, times: BlockTimes) -> None:
+        """Read a block; called in a reader thread."""
 
-    def deliver(self, slot: Slot, plan: Plan) -> dict[str, Array]:
-        """Arrays of a prepared block, valid until the next call; called in the thread that runs the pipeline."""
+    def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
+        """Arrays of a prepared block, (1, R, ...) each, valid until the next call; called in the pipeline's thread."""
+
+    def check(self, iteration: int | None = None) -> None:
+        """Raise what was found wrong, after its delivery, with blocks up to `iteration`; None: with those known now."""
+
+    def restart(self) -> None:
+        """Forget the blocks delivered so far."""
+
+    def memory(self) -> MemoryHeld:
+        """Bytes held on a GPU and for it."""
 
     def close(self) -> None:
         """Let go of device memory; idempotent."""
@@ -117,108 +127,19 @@ class PlanCache:
         return Plan(steps, whole.row_ids[part], whole.starts[part])
 
 
-def check_range(tokens: npt.NDArray[Any], starts: Int64Array, corpus: Corpus, vocab_size: int | None) -> None:
-    """Refuse ids that are negative, at or above `vocab_size`, or too large for int64.
-
-    `tokens` is (R, L); row r holds the corpus from `starts[r]`. Raises `TokenRangeError` naming the first such id.
-    """
-    limit = vocab_size if vocab_size is not None else 2**63
-    info = np.iinfo(tokens.dtype)
-    too_large = limit <= info.max and int(tokens.max()) >= limit
-    negative = info.min < 0 and int(tokens.min()) < 0
-    if not (too_large or negative):
-        return
-    bad = np.zeros(tokens.shape, dtype=bool)
-    if limit <= info.max:
-        bad |= tokens >= limit
-    if info.min < 0:
-        bad |= tokens < 0
-    row, column = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    position = int(starts[row]) + int(column)
-    place = corpus.locate(position)
+def range_error(
+    corpus: Corpus, schedule: Schedule, plan: Plan, row: int, column: int, vocab_size: int | None
+) -> TokenRangeError:
+    """The error for the id at `column` of a block's row `row`; reads it from the corpus again."""
+    position = int(plan.starts[row]) + column
+    token, place = int(corpus.tokens(position, 1)[0]), corpus.locate(position)
+    step = plan.steps.first_step + -(-plan.steps.base // schedule.global_rows) + row // schedule.batch_size
     expected = f"0 <= id < vocab_size = {vocab_size}" if vocab_size is not None else "0 <= id < 2**63"
-    raise TokenRangeError(
-        f"{place.file}: token {place.offset} (corpus position {position}) is {int(tokens[row, column])}, expected "
-        f"{expected}; check vocab_size (it must count added tokens) and the file's dtype (read as {tokens.dtype})"
+    return TokenRangeError(
+        f"{place.file}: token {place.offset} (corpus position {position}) is {token}, expected {expected}; it is in "
+        f"step {step} of epoch {plan.steps.epoch}; check vocab_size (it must count added tokens) and the file's dtype "
+        f"(read as {corpus.dtype})"
     )
-
-
-def read_checked(
-    corpus: Corpus, plan: Plan, tokens: npt.NDArray[Any], vocab_size: int | None, times: BlockTimes
-) -> None:
-    """Read the rows of a plan into `tokens` (R, L), in the corpus's dtype, and check their range."""
-    begin = time.perf_counter()
-    corpus.read_rows(plan.starts, tokens)
-    check_range(tokens, plan.starts, corpus, vocab_size)
-    times.read_s = time.perf_counter() - begin
-
-
-class StagedPlacement:
-    """Tokens from files to host memory, untouched: `tokens` (R, T + 1) in the file's own width ((R, T) unshifted).
-
-    What a loader on the CPU takes: it widens, shifts and labels a block when it hands it out (`block_queue`).
-    """
-
-    def __init__(self, corpus: Corpus, seq_len: int, *, label_shift: bool, vocab_size: int | None) -> None:
-        self._corpus, self._vocab_size = corpus, vocab_size
-        self._width = seq_len + label_shift
-
-    def new_slot(self, max_rows: int) -> Slot:
-        return Slot({"tokens": np.empty((max_rows, self._width), self._corpus.dtype)})
-
-    def prepare(self, slot: Slot, plan: Plan, times: BlockTimes) -> None:
-        read_checked(self._corpus, plan, slot.arrays["tokens"][: len(plan.starts)], self._vocab_size, times)
-
-    def deliver(self, slot: Slot, plan: Plan) -> dict[str, Array]:
-        return {"tokens": slot.arrays["tokens"][: len(plan.starts)]}
-
-    def close(self) -> None:
-        pass
-
-
-class ShiftedPlacement(StagedPlacement):
-    """`input_ids` and `labels` (R, T) in host memory, in the file's own width; DALI widens them.
-
-    What a pipeline on the CPU takes that has no loader behind it. Padding rows need a label of -100, so where the
-    schedule has them the arrays are int32 or int64.
-    """
-
-    def __init__(
-        self, corpus: Corpus, seq_len: int, *, label_shift: bool, vocab_size: int | None, padding: bool
-    ) -> None:
-        super().__init__(corpus, seq_len, label_shift=label_shift, vocab_size=vocab_size)
-        self._seq_len, self._label_shift, self._padding = seq_len, label_shift, padding
-        signed = np.dtype(np.int32 if np.can_cast(corpus.dtype, np.int32) else np.int64)
-        self._dtype = signed if padding else corpus.dtype
-
-    def new_slot(self, max_rows: int) -> Slot:
-        slot = super().new_slot(max_rows)
-        for name in ("input_ids", "labels"):
-            slot.arrays[name] = np.empty((max_rows, self._seq_len), self._dtype)
-        return slot
-
-    def prepare(self, slot: Slot, plan: Plan, times: BlockTimes) -> None:
-        super().prepare(slot, plan, times)
-        begin = time.perf_counter()
-        count = len(plan.starts)
-        inputs, labels = slot.arrays["input_ids"][:count], slot.arrays["labels"][:count]
-        staged_rows(slot.arrays["tokens"][:count], self._label_shift, inputs, labels)
-        if self._padding:
-            labels[plan.row_ids < 0] = IGNORE_INDEX
-        times.kernels_s = time.perf_counter() - begin
-
-    def deliver(self, slot: Slot, plan: Plan) -> dict[str, Array]:
-        count = len(plan.starts)
-        return {"input_ids": slot.arrays["input_ids"][:count], "labels": slot.arrays["labels"][:count]}
-
-
-def staged_rows(
-    tokens: npt.NDArray[Any], label_shift: bool, inputs: npt.NDArray[Any], labels: npt.NDArray[Any]
-) -> None:
-    """Fill inputs and labels (R, T) from staged `tokens` (R, T + label_shift), C-contiguous."""
-    count, width = tokens.shape
-    starts = range(0, count * width, width)
-    rows(tokens.reshape(-1), starts, inputs.shape[1], label_shift=label_shift, dtype=inputs.dtype, out=(inputs, labels))
 
 
 class BlockSource:
@@ -262,6 +183,7 @@ class BlockSource:
 
     def __call__(self, info: BlockInfo) -> tuple[Array, ...]:
         self._check_usable()
+        self.placement.check()
         if self._delivered is not None:  # whoever got the last block has copied it by now
             self._free.append(self._delivered)
             self._delivered = None
@@ -276,14 +198,22 @@ class BlockSource:
         self._check_usable()
         del self._pending[key]
         self._delivered = slot
-        assert slot.plan is not None
+        steps = self.steps(info)
+        assert steps is not None
         begin = time.perf_counter()
-        arrays = self.placement.deliver(slot, slot.plan)
-        arrays["row_ids"] = slot.plan.row_ids
+        arrays = self.placement.deliver(slot, steps, info.iteration)
         with self._times_lock:
             self._times.kernels_s += time.perf_counter() - begin
         self.delivered += 1
-        return tuple(arrays[name][None] for name in self.outputs)
+        return tuple(arrays[name] for name in self.outputs)
+
+    def check(self, info: BlockInfo) -> None:
+        """Raise `TokenRangeError` if a block that was handed out holds a bad id that only a GPU has seen.
+
+        The CPU knows before it hands a block out. On a GPU this waits for the block's kernel, which has usually run by
+        the time anyone takes the block; a call for a later block raises too once the answer is known.
+        """
+        self.placement.check(info.iteration)
 
     def steps(self, info: BlockInfo) -> StepRange | None:
         """Steps of a block, None past the end of its epoch. Reads nothing."""
@@ -299,6 +229,7 @@ class BlockSource:
         """Make `iteration` the first block from `position` on. Blocks read ahead for another place are dropped."""
         self._blocks = Blocks(self.schedule, self.batches_per_run, position)
         self._origin = iteration
+        self.placement.restart()
         for key in list(self._pending):
             self._discard(key)
 
@@ -363,10 +294,11 @@ class BlockSource:
     def _prepare(self, steps: StepRange, slot: Slot | None) -> Slot:
         slot = self.placement.new_slot(self.batches_per_run * self.schedule.batch_size) if slot is None else slot
         times = BlockTimes(blocks=1)
-        begin = time.perf_counter()
-        slot.plan = self._plans.plan(steps)
-        times.plan_s = time.perf_counter() - begin
-        self.placement.prepare(slot, slot.plan, times)
+        if self.placement.plans_rows:
+            begin = time.perf_counter()
+            slot.plan = self._plans.plan(steps)
+            times.plan_s = time.perf_counter() - begin
+        self.placement.prepare(slot, times)
         with self._times_lock:
             for name, value in vars(times).items():
                 setattr(self._times, name, getattr(self._times, name) + value)

@@ -14,6 +14,19 @@ class BlockTimes:
 
 
 @dataclass(frozen=True)
+class MemoryHeld:
+    """Bytes that a loader on a GPU holds, by its own account; all 0 on the CPU.
+
+    `dali_bytes` counts blocks in the queue, and blocks of any loader on the device that a consumer holds or may still
+    be reading. What DALI's pool keeps beyond that is not known here.
+    """
+
+    pinned_bytes: int = 0
+    device_bytes: int = 0
+    dali_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class LoaderStats:
     """A snapshot; seconds are wall-clock. `data_wait_s` is the time the trainer spent inside `next()`.
 
@@ -31,6 +44,7 @@ class LoaderStats:
     device: str = "cpu"
     placement: str = "host"
     placement_reason: str = ""
+    memory: MemoryHeld = field(default_factory=MemoryHeld)
     engine: str = "dali"
     """"dali", or "direct" on a machine without DALI: batches are the same, taken from the block source itself."""
 

@@ -1,8 +1,8 @@
 """Who may import whom. The tables below are the documentation; the tests read every import and compare.
 
-cli ─► loader ─┬─► block_queue ─► pipeline ─┬─► source ─┬─► schedule    (integers only)
-               └─► state                    └─► device  ├─► corpus      (files)
-                                                        └─► operators   (arrays; own backend choice)
+cli ─► loader ─┬─► block_queue ─► pipeline ─┬─► cpu_placements ─┬─► source ─┬─► schedule    (integers only)
+               └─► state                    ├─► gpu_placements ─┴─► device  ├─► corpus      (files)
+                                            └─► choice                      └─► operators   (arrays; own backend choice)
 
 config, stats: plain data, read by those above        errors: imported by all, imports nothing
 """
@@ -38,9 +38,14 @@ ALLOWED = {
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
     "source": Imports("readers schedule corpus operators stats", "numpy"),
-    "device": Imports("source schedule corpus operators stats", "numpy cupy cupyx"),  # owns streams and device memory
-    "pipeline": Imports("device source schedule corpus config", "nvidia"),  # the one module that knows DALI
-    "block_queue": Imports("pipeline readers source schedule config", "numpy"),
+    "cpu_placements": Imports("source schedule corpus operators stats", "numpy"),
+    "device": Imports("", "numpy cupy cupyx"),  # the one module that owns streams, events and device memory
+    "gpu_placements": Imports("device readers source schedule corpus operators stats", "numpy rich"),
+    "choice": Imports("device"),
+    "pipeline": Imports(
+        "choice device cpu_placements gpu_placements source schedule corpus config", "nvidia"
+    ),  # the one module that knows DALI
+    "block_queue": Imports("pipeline cpu_placements device operators readers source schedule config stats", "numpy"),
     "state": Imports("schedule corpus operators config"),
     "loader": Imports("block_queue readers state pipeline source schedule corpus config stats", "numpy torch"),
     "cli": Imports("loader corpus config __init__", "rich typer"),

@@ -98,12 +98,19 @@ class Schedule:
 
     def rows(self, steps: StepRange) -> Int64Array:
         """Row numbers of this rank in a range of steps, step after step: int64 (R,), -1 for padding rows."""
-        last_step = steps.first_step + steps.num_steps - 1
-        count = (steps.num_steps - 1) * self.batch_size + self.step_rows(steps.base, last_step)
-        first = steps.base + steps.first_step * self.global_rows + self.rank
+        first, count = self.first_row(steps), self.row_count(steps)
         rows = np.arange(first, first + count * self.world_size, self.world_size, dtype=np.int64)
         rows[rows >= self.num_rows] = PADDING
         return rows
+
+    def first_row(self, steps: StepRange) -> int:
+        """Row number of this rank's first row in a range of steps; the next ones follow at a distance of world_size."""
+        return steps.base + steps.first_step * self.global_rows + self.rank
+
+    def row_count(self, steps: StepRange) -> int:
+        """Rows this rank gets in a range of steps, padding rows included."""
+        last_step = steps.first_step + steps.num_steps - 1
+        return (steps.num_steps - 1) * self.batch_size + self.step_rows(steps.base, last_step)
 
     def key(self, epoch: int) -> int | None:
         """The 64-bit key of an epoch's order, drawn from (seed, epoch) with SHA-256; None for the identity order."""

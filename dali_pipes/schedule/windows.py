@@ -26,11 +26,15 @@ class Windows:
     """Tokens of the split that the windows are cut from."""
 
     @property
+    def span(self) -> int:
+        """Tokens from `first` to the last one that a window reads."""
+        return (self.count - 1) * self.stride + self.seq_len + 1
+
+    @property
     def unused_tokens(self) -> int:
         """Tokens of the split that no window reads, neither as an input nor as a label."""
         gap = max(0, self.stride - self.seq_len - 1) * (self.count - 1)
-        end = (self.count - 1) * self.stride + self.seq_len + 1
-        return self.num_tokens - end + gap
+        return self.num_tokens - self.span + gap
 
 
 def split_windows(

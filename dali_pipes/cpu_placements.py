@@ -1,0 +1,125 @@
+"""The placements on a CPU: where a block's tokens are read to, and in which form they leave.
+
+StagedPlacement     tokens in the file's own width: what a loader takes, which widens them itself (`block_queue`)
+ShiftedPlacement    inputs and labels in the file's own width: what a bare pipeline takes, where DALI widens them
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.corpus import Corpus
+from dali_pipes.operators import rows
+from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.schedule import Schedule, StepRange
+from dali_pipes.source import Slot, range_error
+from dali_pipes.stats import BlockTimes, MemoryHeld
+
+Array = Any
+
+
+def find_bad_id(tokens: npt.NDArray[Any], vocab_size: int | None) -> tuple[int, int] | None:
+    """Row and column of the first id in `tokens` (R, L) that is negative or at or above `vocab_size`."""
+    limit = vocab_size if vocab_size is not None else 2**63
+    info = np.iinfo(tokens.dtype)
+    too_large = limit <= info.max and int(tokens.max()) >= limit
+    negative = info.min < 0 and int(tokens.min()) < 0
+    if not (too_large or negative):
+        return None
+    bad = np.zeros(tokens.shape, dtype=bool)
+    if limit <= info.max:
+        bad |= tokens >= limit
+    if info.min < 0:
+        bad |= tokens < 0
+    row, column = divmod(int(np.argmax(bad)), tokens.shape[1])
+    return row, column
+
+
+class StagedPlacement:
+    """Tokens from files to host memory, untouched: `tokens` (R, T + 1) in the file's own width ((R, T) unshifted).
+
+    What a loader on the CPU takes: it widens, shifts and labels a block when it hands it out (`block_queue`).
+    """
+
+    plans_rows = True
+
+    def __init__(self, corpus: Corpus, schedule: Schedule, *, label_shift: bool, vocab_size: int | None) -> None:
+        self._corpus, self._schedule, self._vocab_size = corpus, schedule, vocab_size
+        self._width = schedule.windows.seq_len + label_shift
+
+    def new_slot(self, max_rows: int) -> Slot:
+        return Slot({"tokens": np.empty((max_rows, self._width), self._corpus.dtype)})
+
+    def prepare(self, slot: Slot, times: BlockTimes) -> None:
+        """Read the rows of the slot's plan and check the range of their ids."""
+        assert slot.plan is not None
+        tokens = slot.arrays["tokens"][: len(slot.plan.starts)]
+        begin = time.perf_counter()
+        self._corpus.read_rows(slot.plan.starts, tokens)
+        bad = find_bad_id(tokens, self._vocab_size)
+        times.read_s = time.perf_counter() - begin
+        if bad is not None:
+            raise range_error(self._corpus, self._schedule, slot.plan, *bad, self._vocab_size)
+
+    def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
+        return {"tokens": slot.arrays["tokens"][None, : self._schedule.row_count(steps)]}
+
+    def check(self, iteration: int | None = None) -> None:
+        pass  # ids were checked when they were read
+
+    def restart(self) -> None:
+        pass
+
+    def memory(self) -> MemoryHeld:
+        return MemoryHeld()
+
+    def close(self) -> None:
+        pass
+
+
+class ShiftedPlacement(StagedPlacement):
+    """`input_ids` and `labels` (R, T) in host memory, in the file's own width; DALI widens them.
+
+    What a pipeline on the CPU takes that has no loader behind it. Padding rows need a label of -100, so where the
+    schedule has them the arrays are int32 or int64.
+    """
+
+    def __init__(self, corpus: Corpus, schedule: Schedule, *, label_shift: bool, vocab_size: int | None) -> None:
+        super().__init__(corpus, schedule, label_shift=label_shift, vocab_size=vocab_size)
+        self._seq_len, self._label_shift = schedule.windows.seq_len, label_shift
+        signed = np.dtype(np.int32 if np.can_cast(corpus.dtype, np.int32) else np.int64)
+        self._dtype = signed if schedule.pads else corpus.dtype
+
+    def new_slot(self, max_rows: int) -> Slot:
+        slot = super().new_slot(max_rows)
+        for name in ("input_ids", "labels"):
+            slot.arrays[name] = np.empty((max_rows, self._seq_len), self._dtype)
+        return slot
+
+    def prepare(self, slot: Slot, times: BlockTimes) -> None:
+        super().prepare(slot, times)
+        assert slot.plan is not None
+        begin = time.perf_counter()
+        count = len(slot.plan.starts)
+        inputs, labels = slot.arrays["input_ids"][:count], slot.arrays["labels"][:count]
+        staged_rows(slot.arrays["tokens"][:count], self._label_shift, inputs, labels)
+        if self._schedule.pads:
+            labels[slot.plan.row_ids < 0] = IGNORE_INDEX
+        times.kernels_s = time.perf_counter() - begin
+
+    def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
+        assert slot.plan is not None
+        count = self._schedule.row_count(steps)
+        arrays = {name: slot.arrays[name][None, :count] for name in ("input_ids", "labels")}
+        return {**arrays, "row_ids": slot.plan.row_ids[None]}
+
+
+def staged_rows(
+    tokens: npt.NDArray[Any], label_shift: bool, inputs: npt.NDArray[Any], labels: npt.NDArray[Any]
+) -> None:
+    """Fill inputs and labels (R, T) from staged `tokens` (R, T + label_shift), C-contiguous."""
+    count, width = tokens.shape
+    starts = range(0, count * width, width)
+    rows(tokens.reshape(-1), starts, inputs.shape[1], label_shift=label_shift, dtype=inputs.dtype, out=(inputs, labels))

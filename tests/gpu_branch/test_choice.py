@@ -1,0 +1,85 @@
+"""Which device, with which words where it cannot be had."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gpu_stand_in
+import pytest
+
+from dali_pipes import TokenLoader, choice, device, loader
+from dali_pipes.errors import BackendError
+
+
+@pytest.mark.parametrize(
+    ("requested", "devices", "current", "local_rank", "expected"),
+    [
+        ("cpu", 2, 0, 1, None),
+        ("auto", 2, 0, None, 0),
+        ("auto", 2, 0, 1, 1),
+        ("cuda", 2, 0, None, 0),
+        ("cuda", 2, 0, 1, 1),
+        ("cuda", 8, 3, 5, 3),  # the process has chosen, by torch.cuda.set_device or CUDA's own
+        ("cuda", 1, 0, 3, 0),  # the launcher shows each process one device alone
+        ("cuda:1", 2, 0, 0, 1),
+        ("cuda:0", 2, 1, 1, 0),
+    ],
+)
+def test_device(
+    monkeypatch: pytest.MonkeyPatch,
+    requested: str,
+    devices: int,
+    current: int,
+    local_rank: int | None,
+    expected: int | None,
+) -> None:
+    monkeypatch.setattr(device, "cuda_driver_present", lambda: True)
+    monkeypatch.setattr(device, "visible_devices", lambda: (devices, current))
+    assert choice.choose_device(requested, local_rank)[0] == expected
+
+
+@pytest.mark.parametrize(("requested", "local_rank"), [("cuda:7", None), ("cuda", 5), ("auto", 5)])
+def test_a_device_that_is_not_visible(monkeypatch: pytest.MonkeyPatch, requested: str, local_rank: int | None) -> None:
+    monkeypatch.setattr(device, "cuda_driver_present", lambda: True)
+    monkeypatch.setattr(device, "visible_devices", lambda: (2, 0))
+    with pytest.raises(BackendError, match=r"cuda:[57] was asked for, but 2 device\(s\) are visible"):
+        choice.choose_device(requested, local_rank)
+
+
+def test_no_cupy_and_no_device_are_one_clear_error_each(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", None)
+        with pytest.raises(BackendError, match=r'needs CuPy: pip install "dali-pipes\[cuda12\]"'):
+            TokenLoader(**settings, device="cuda")
+    with gpu_stand_in.installed() as gpu:
+        gpu.devices = 0
+        with pytest.raises(BackendError, match="no device is visible"):
+            TokenLoader(**settings, device="cuda")
+        sys.modules["cupy"].cuda.runtime.getDeviceCount = _fails
+        with pytest.raises(BackendError, match=r"found no usable device \(no driver\)"):
+            TokenLoader(**settings, device="cuda")
+        with TokenLoader(**settings, device="auto") as fallen_back:
+            assert "no driver" in fallen_back.stats().placement_reason
+            assert fallen_back.stats().device == "cpu"
+
+
+def _fails() -> int:
+    raise gpu_stand_in.CudaRuntimeError("no driver")
+
+
+def test_what_was_chosen_is_said_once(
+    settings: dict[str, Any], capfd: pytest.CaptureFixture[str], counting: Callable[..., Any]
+) -> None:
+    loader._say_once.cache_clear()
+    with gpu_stand_in.installed():
+        for _ in range(2):
+            TokenLoader(**settings, device="cuda").close()
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("placement device: the corpus of 1.88e-07 GiB fits in 10% of 16 GiB free on cuda:0") == 1
+    with gpu_stand_in.installed():
+        TokenLoader(**settings, device="cuda", placement="host").close()
+        TokenLoader(**settings, device="cuda", rank=1, world_size=2).close()
+    assert capfd.readouterr().err == "", "nothing was left to choose; and one rank speaks for all"

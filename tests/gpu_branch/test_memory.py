@@ -1,0 +1,161 @@
+"""What a loader on a GPU holds: counted, bounded before anything is allocated, and not growing."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import gpu_stand_in
+import numpy as np
+import pytest
+from oracle import epoch_batches, same
+from streams import all_same, loader_stream
+
+from dali_pipes import TokenLoader, gpu_placements
+from dali_pipes.errors import BackendError, CorpusReadError
+
+PLACEMENTS = ("host", "device")
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_nothing_is_allocated_and_no_event_made_in_the_steady_state(
+    gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
+) -> None:
+    with TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=2) as loader:
+        batches = loader_stream(loader)
+        for _ in range(60):
+            next(batches)
+        before = loader.stats().memory
+        for _ in range(1000):
+            next(batches)
+            assert loader.stats().memory.dali_bytes <= 4 * 2 * 3 * 4 * 8 * 2, "two in the queue, one held, one passing"
+        after = loader.stats().memory
+    assert gpu.events_made < 30, "500 blocks were made; events and what is found in a block are used again"
+    assert (after.device_bytes, after.pinned_bytes) == (before.device_bytes, before.pinned_bytes)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_memory_is_what_the_allocator_gave(
+    gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
+) -> None:
+    gc.collect()
+    before = gpu.allocated
+    with TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=2) as loader:
+        assert loader.stats().memory.device_bytes == gpu.allocated - before
+        for batch in loader:
+            del batch
+        memory = loader.stats().memory
+        assert memory.device_bytes + memory.dali_bytes == gpu.allocated - before
+        assert memory.pinned_bytes > 0
+    gc.collect()
+    assert loader.stats().memory.device_bytes == loader.stats().memory.pinned_bytes == 0
+    gpu.stream(0).run()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_block_costs_one_launch(gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str) -> None:
+    with TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=4) as loader:
+        count = len(list(loader))
+        assert loader.stats().block_times.plan_s > 0 if placement == "host" else True
+        delivered = loader._source.delivered
+    assert gpu.kernels == ["rows" if placement == "host" else "shuffled_rows"] * delivered
+    assert count == 8
+
+
+@pytest.mark.parametrize("chunk_bytes", [2, 6, 64, 10**6])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "uint32", "int64"])
+def test_a_corpus_is_loaded_in_chunks(
+    gpu: gpu_stand_in.StandInGpu,
+    counting: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    chunk_bytes: int,
+    dtype: str,
+) -> None:
+    monkeypatch.setattr(gpu_placements, "LOAD_CHUNK_BYTES", max(chunk_bytes, np.dtype(dtype).itemsize))
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    corpus = counting(30, 1, 71, dtype=dtype)
+    with TokenLoader(
+        corpus=corpus.pattern, dtype=dtype, batch_size=3, seq_len=4, device="cuda", placement="device"
+    ) as loader:
+        assert all_same(loader, epoch_batches(corpus.tokens, batch_size=3, seq_len=4))
+
+
+def test_a_file_that_fails_while_loading(
+    gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_placements, "LOAD_CHUNK_BYTES", 64)
+    corpus = counting(30, 71, dtype="uint16")
+    settings = {"corpus": corpus.pattern, "dtype": "uint16", "batch_size": 3, "seq_len": 4}
+    real = gpu_placements.load_tokens
+
+    def truncate_then_load(*arguments: Any) -> None:
+        with corpus.files[1].open("r+b") as file:
+            file.truncate(40)
+        real(*arguments)
+
+    monkeypatch.setattr(gpu_placements, "load_tokens", truncate_then_load)
+    with pytest.raises(CorpusReadError, match=r"shard_001\.bin"):
+        TokenLoader(**settings, device="cuda", placement="device")
+    gc.collect()
+    assert gpu.allocated == 0
+
+
+def test_too_little_memory_is_refused_with_the_numbers_before_anything_is_allocated(
+    settings: dict[str, Any], counting: Callable[..., Any]
+) -> None:
+    with gpu_stand_in.installed(capacity=150) as gpu:
+        with pytest.raises(BackendError, match=r"202 bytes.*1\.4e-07 GiB free on cuda:0.*placement = \"host\""):
+            TokenLoader(**settings, device="cuda", placement="device")
+        assert not gpu.everything
+    with gpu_stand_in.installed() as gpu:
+        with pytest.raises(BackendError, match=r"202 bytes.*max_device_bytes = 201"):
+            TokenLoader(**settings, device="cuda", placement="device", max_device_bytes=201)
+        assert not gpu.everything
+        TokenLoader(**settings, device="cuda", placement="device", max_device_bytes=202).close()
+
+
+def test_no_room_for_a_block_is_an_error_with_the_numbers(settings: dict[str, Any]) -> None:
+    with gpu_stand_in.installed(capacity=1000) as gpu:
+        with pytest.raises(BackendError, match=r"cuda:0: no room for 768 bytes .* 232 bytes are free.*batches_per_run"):
+            TokenLoader(**settings, device="cuda", placement="host", batches_per_run=8)
+        gc.collect()
+        assert gpu.allocated == 0
+        with TokenLoader(**settings, device="cuda", placement="host", batches_per_run=1) as loader:
+            assert next(iter(loader))
+
+
+def test_auto_follows_the_free_memory_and_says_why(settings: dict[str, Any]) -> None:
+    def chosen(capacity: int, **more: Any) -> tuple[str, str]:
+        with gpu_stand_in.installed(capacity=capacity), TokenLoader(**settings, device="cuda", **more) as loader:
+            stats = loader.stats()
+            return stats.placement, stats.placement_reason
+
+    assert chosen(10**6) == ("device", "the corpus of 1.88e-07 GiB fits in 10% of 0.000931 GiB free on cuda:0")
+    assert chosen(2019, batches_per_run=1)[0] == "host"
+    assert chosen(2020, batches_per_run=1)[0] == "device"
+    assert chosen(10**6, max_device_bytes=201) == (
+        "host",
+        "the corpus of 1.88e-07 GiB is more than max_device_bytes = 201",
+    )
+    assert chosen(10**6, max_device_bytes=202)[0] == "device"
+    assert chosen(10**6, max_device_bytes=202, placement="host") == ("host", 'placement = "host"')
+    assert chosen(2019, batches_per_run=1, max_device_bytes=10**9)[0] == "host"  # more than there is bounds nothing
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_two_loaders_side_by_side(gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str) -> None:
+    corpus = counting(400)
+    common: dict[str, Any] = {"corpus": corpus.pattern, "dtype": "uint32", "device": "cuda", "placement": placement}
+    with (
+        TokenLoader(**common, batch_size=3, seq_len=4) as first,
+        TokenLoader(**common, batch_size=2, seq_len=7, seed=5) as second,
+    ):
+        pairs = zip(
+            first,
+            epoch_batches(corpus.tokens, batch_size=3, seq_len=4),
+            second,
+            epoch_batches(corpus.tokens, batch_size=2, seq_len=7, seed=5),
+            strict=False,
+        )
+        for batch, wanted, other, other_wanted in pairs:
+            assert same(batch, wanted)
+            assert same(other, other_wanted)

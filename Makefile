@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu check style format bench clean
+.PHONY: demo test test-slow test-gpu gpu-check check style format bench clean
 
 demo: $(READY)  ## train a small GPT on real text
 	$(BIN)/python benchmarks/train_gpt.py
@@ -25,6 +25,9 @@ test-slow: $(READY)  ## the long ones
 
 test-gpu: $(READY)  ## on a CUDA host
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+gpu-check: $(READY)  ## on a CUDA host: parity, lifetimes, cost, training and faults
+	$(BIN)/python benchmarks/gpu_check.py
 
 style: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check dali_pipes/ operators tests benchmarks

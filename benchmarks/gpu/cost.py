@@ -1,0 +1,205 @@
+"""Part 4: what the loader costs the card, the link, the trainer's thread and memory.
+
+Methods, where the name of a figure does not say it all:
+
+- Kernels: bytes that must be read once and written once, over the time of the device; the ceiling beside it is a device
+  copy that moves as many bytes.
+- Corpus load: the time to build a loader and get its first batch with the large corpus, less the same with a tiny one.
+- Time of the device a step: rounds of equal steps (a matrix product) with the loader and with one fixed batch, in
+  turns; the median of the differences. So it holds all that the loader slows the step down by, also what runs beside
+  it on another stream.
+- Memory growth: from after a warm-up of a tenth as many steps; each side is the highest of several looks.
+"""
+
+import itertools
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from comparison.process import tree_memory_bytes
+
+from dali_pipes import TokenLoader
+from gpu.batches import ON_GPU
+from gpu.ceilings import PINNED_COPY, ceilings, device_copy_rate
+from gpu.pace import Feed, Pace, Product, fixed_feed, our_feed, paced, torch_feed
+from gpu.session import Session
+
+KERNEL_SHARE, HOST_SHARE, LOAD_SHARE = 0.7, 0.8, 0.8
+MAIN_THREAD_US = 20.0
+_GROWTH_MIB = 1.0  # what the interpreter itself may come and go by
+
+
+def training_settings(session: Session) -> tuple[dict[str, Any], int]:
+    """The loader of the training part, and the tokens of its corpus."""
+    batch_size, seq_len = session.pick((16, 1024), (2, 16))
+    tokens = session.pick(200_000_000, 2 * 16 * 20 + 1)
+    return {"corpus": session.corpus("training", tokens), "batch_size": batch_size, "seq_len": seq_len}, tokens
+
+
+def kernels(session: Session) -> None:
+    machine = session.machine  # first: in a dry run it brings what `import cupy` finds
+    seq_len = session.pick(1024, 16)
+    for log_tokens in session.pick((20, 24), (6, 8)):
+        count = 2**log_tokens // seq_len
+        moved = count * (seq_len + 1) * 2 + 2 * count * seq_len * 8
+        ceiling = device_copy_rate(machine, moved)
+        session.figure(f"device copy of {moved} bytes, read + write", ceiling / 1e9, "GB/s")
+        for name, function in _kernel_calls(count, seq_len).items():
+            rate = moved / machine.timed(function, calls=20)
+            session.figure(f"{name}, 2^{log_tokens} tokens", rate / 1e9, "GB/s")
+            session.figure(f"{name}, 2^{log_tokens} tokens: share", rate / ceiling, "of copy", at_least=KERNEL_SHARE)
+
+
+def _kernel_calls(count: int, seq_len: int) -> dict[str, Callable[[], object]]:
+    """Calls that make `count` rows from uint16 ids into the same arrays, without allocating."""
+    import cupy
+
+    from dali_pipes.operators import rows, shuffled_rows
+
+    windows = 4 * count
+    ids = np.random.default_rng(4).integers(0, 50257, windows * seq_len + 1, dtype=np.uint16)
+    tokens, staged = cupy.asarray(ids), cupy.asarray(ids[: count * (seq_len + 1)])
+    out = (cupy.empty((count, seq_len), np.int64), cupy.empty((count, seq_len), np.int64))
+    check: dict[str, Any] = {"vocab_size": 50257, "bad": cupy.asarray(np.array([0, 2**63 - 1]))}
+    starts = range(0, count * (seq_len + 1), seq_len + 1)  # as the rows of a block lie when they have been sent
+    order: dict[str, Any] = {"row_step": 1, "num_rows": windows, "key": 7, "origin": 0, "stride": seq_len}
+    order |= {"seq_len": seq_len, "out": out}
+    return {
+        "rows": lambda: rows(staged, starts, seq_len, out=out),
+        "rows, ids checked": lambda: rows(staged, starts, seq_len, out=out, **check),
+        "shuffled_rows, ids checked": lambda: shuffled_rows(tokens, 0, count, **order, **check),
+    }
+
+
+def host_bytes_sent(session: Session) -> None:
+    """The `host` placement flat out: nothing but `next()`, at the usual shape and at one with large batches."""
+    machine = session.machine
+    ceiling = ceilings(session)[PINNED_COPY]
+    settings, _tokens = training_settings(session)
+    large = {"batch_size": session.pick(256, 4), "seq_len": session.pick(4096, 32), "batches_per_run": 8}
+    large |= {"max_block_bytes": 1 << 28, "prefetch_queue_depth": 4, "num_threads": min(8, os.cpu_count() or 1)}
+    for name, changes in (("defaults", {}), ("large batches", large)):
+        with our_feed(settings | ON_GPU[0] | changes) as (loader, feed):
+            row_bytes = 2 * (loader.config.seq_len + 1)
+            for _batch in itertools.islice(feed, session.pick(50, 4)):
+                pass
+            machine.synchronize()
+            started, count = time.perf_counter(), 0
+            while time.perf_counter() - started < session.pick(2.0, 0.02):
+                for _batch in itertools.islice(feed, 8):
+                    count += loader.config.batch_size
+            machine.synchronize()
+            rate = count * row_bytes / (time.perf_counter() - started)
+        shape = f"({loader.config.batch_size}, {loader.config.seq_len})"
+        wanted = {"at_least": HOST_SHARE} if changes else {}
+        session.figure(f"host sends, {name} {shape}", rate / 1e9, "GB/s")
+        session.figure(f"host sends, {name} {shape}: share", rate / ceiling, "of pinned copy", **wanted)
+
+
+def corpus_load(session: Session) -> None:
+    machine = session.machine
+    ceiling = ceilings(session)[PINNED_COPY]
+    room_tokens = min(shutil.disk_usage(session.folder).free // 4, machine.free_and_total_bytes()[0] // 4) // 2
+    tokens = session.pick(min(2**30, room_tokens), 2**12)
+    shape: dict[str, Any] = {"batch_size": session.pick(16, 2), "seq_len": session.pick(1024, 16)}
+    seconds: dict[int, list[float]] = {session.pick(2**20, 2**10): [], tokens: []}
+    for _round, size in itertools.product(range(3), seconds):
+        settings = shape | ON_GPU[1] | {"corpus": session.corpus("load", size), "max_device_bytes": 2 * size}
+        started = time.perf_counter()
+        with TokenLoader(**settings) as loader:
+            next(iter(loader))
+            machine.synchronize()
+            seconds[size].append(time.perf_counter() - started)
+    small, large = (statistics.median(found) for found in seconds.values())
+    rate = 2 * (tokens - min(seconds)) / max(large - small, 1e-9)
+    session.figure(f"device: build and first batch, {2 * tokens / 2**30:.2f} GiB", large, "s")
+    session.figure("device: corpus load", rate / 1e9, "GB/s")
+    session.figure("device: corpus load: share", rate / ceiling, "of pinned copy", at_least=LOAD_SHARE)
+
+
+def next_beside_a_product(session: Session) -> None:
+    """Latency and main-thread CPU of `next()`, and memory over many steps; torch's DataLoader beside it."""
+    machine, product = session.machine, Product(session)
+    settings, tokens = training_settings(session)
+    steps = session.pick(10_000, 40)
+    ours: dict[str, Pace] = {}
+    for on_gpu in ON_GPU:
+        placement = str(on_gpu["placement"])
+        with our_feed(settings | on_gpu) as (loader, feed):
+            paced(machine, feed, steps // 10, product)
+            before = _highest_memory(session, loader, feed, product)
+            ours[placement] = paced(machine, feed, steps, product)
+            after = _highest_memory(session, loader, feed, product)
+        _report_pace(session, f"ours {placement}", ours[placement], wanted=True)
+        session.note(f"ours {placement}: memory held", {name: f"{value:.1f} MiB" for name, value in after.items()})
+        for name in after:
+            limit = _GROWTH_MIB if name == "the process" else 0.0
+            growth = after[name] - before[name]
+            session.figure(f"ours {placement}: growth of {name} in {steps} steps", growth, "MiB", at_most=limit)
+    for workers in session.pick((0, 8), (0, 2)):
+        with torch_feed(session, settings, tokens, workers) as batches:
+            paced(machine, batches, session.pick(100, 2), product)
+            pace = paced(machine, batches, session.pick(1500, 8), product)
+        name = f"torch DataLoader, {workers} workers"
+        _report_pace(session, name, pace, wanted=False)
+        for placement, mine in ours.items():
+            ratio = pace.next_cpu_s / max(mine.next_cpu_s, 1e-9)
+            session.figure(f"{name}: main-thread CPU against ours {placement}", ratio, "x")
+
+
+def device_time_of_loader(session: Session) -> None:
+    for placement, seconds in loader_device_s(session).items():
+        session.figure(f"ours {placement}: time of the device a step", 1e6 * seconds, "us")
+
+
+def loader_device_s(session: Session) -> dict[str, float]:
+    """Seconds of the device that a step takes longer for the loader, by placement. Measured once a run."""
+    return session.kept("loader_device_s", lambda: _measure_device_s(session))
+
+
+def _measure_device_s(session: Session) -> dict[str, float]:
+    machine, product = session.machine, Product(session)
+    settings, _tokens = training_settings(session)
+    steps, found = session.pick(250, 4), {}
+    with fixed_feed(settings | ON_GPU[0]) as fixed:
+        for on_gpu in ON_GPU:
+            with our_feed(settings | on_gpu) as (_loader, feed):
+                paced(machine, feed, steps, product)
+                differences = []
+                for _round in range(session.pick(9, 2)):
+                    with_loader = paced(machine, feed, steps, product).device_s
+                    differences.append(with_loader - paced(machine, fixed, steps, product).device_s)
+                found[str(on_gpu["placement"])] = statistics.median(differences)
+    return found
+
+
+def _report_pace(session: Session, name: str, pace: Pace, *, wanted: bool) -> None:
+    for label, share in (("p50", 50.0), ("p99", 99.0), ("p99.9", 99.9)):
+        session.figure(f"{name}: next() {label}", 1e6 * float(np.percentile(pace.next_s, share)), "us")
+    limit = MAIN_THREAD_US if wanted else None
+    session.figure(f"{name}: main-thread CPU a batch", 1e6 * pace.next_cpu_s, "us", at_most=limit)
+
+
+def _highest_memory(session: Session, loader: TokenLoader, feed: Feed, product: Product) -> dict[str, float]:
+    """MiB: what the loader says it holds, and what device and process have in use; the most of several looks."""
+    looks = []
+    for _ in range(session.pick(20, 2)):
+        paced(session.machine, feed, 7, product)  # few enough to meet the blocks in different places
+        memory = loader.stats().memory
+        free, total = session.machine.free_and_total_bytes()
+        held = {
+            "pinned memory": memory.pinned_bytes,
+            "loader's device memory": memory.device_bytes,
+            "DALI's memory": memory.dali_bytes,
+            "the device": total - free,
+            "the process": tree_memory_bytes()["unshared"],
+        }
+        looks.append({name: value / 2**20 for name, value in held.items()})
+    return {name: max(look[name] for look in looks) for name in looks[0]}
+
+
+CHECKS = (kernels, host_bytes_sent, corpus_load, device_time_of_loader, next_beside_a_product)

@@ -1,0 +1,207 @@
+"""`gpu_check.py`: its dry run passes; and whatever one part does, the others run and the report says so."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gpu_check
+import gpu_stand_in
+import numpy as np
+import pytest
+import typer
+from gpu.batches import difference
+from gpu.runner import Part, run_part
+from typer.testing import CliRunner
+
+NEEDS_COMPILER = pytest.mark.skipif(gpu_stand_in.why_not() is not None, reason=str(gpu_stand_in.why_not()))
+
+BROKEN = {
+    "good": """
+        def speed(session):
+            session.figure("rate", 3.0, "GB/s", at_least=5.0)
+            session.figure("wait", 0.1, "%", at_most=0.5)
+            session.verify("data", "")
+        CHECKS = (speed,)
+    """,
+    "raising": """
+        def first(session):
+            raise ValueError("[no] such thing")
+        def second(session):
+            session.verify("after the error", "")
+        CHECKS = (first, second)
+    """,
+    "unimportable": "import there_is_no_such_module",
+    "hanging": """
+        import subprocess, time
+        def good(session):
+            session.verify("before the hang", "")
+        def never_ends(session):
+            worker = subprocess.Popen(["sleep", "60"])
+            session.note("worker", worker.pid)
+            time.sleep(60)
+        CHECKS = (good, never_ends)
+    """,
+    "dying": """
+        import os, signal
+        def good(session):
+            session.verify("before the signal", "")
+        def dies(session):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        CHECKS = (good, dies)
+    """,
+    "leaving": """
+        import os
+        def leaves(session):
+            print("last words", flush=True)
+            os._exit(3)
+        CHECKS = (leaves,)
+    """,
+    "wrong": """
+        def bits(session):
+            session.verify("parity", "2 of 9 values differ")
+        CHECKS = (bits,)
+    """,
+}
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Part]:
+    """A part whose module does what its name says."""
+    for name, text in BROKEN.items():
+        lines = [line.removeprefix(" " * 8) for line in text.splitlines()]
+        (tmp_path / f"part_{name}.py").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return lambda name: Part(name, f"part_{name}", 3.0 if name == "hanging" else 60.0)
+
+
+def run(
+    parts: tuple[Part, ...], *options: str, monkeypatch: pytest.MonkeyPatch, out: Path
+) -> tuple[int, Any, Any, str]:
+    """The script with these parts: exit code, the JSON file, the last line, all output."""
+    monkeypatch.setattr(gpu_check, "PARTS", parts)
+    app = typer.Typer()
+    app.command()(gpu_check.main)
+    names = ",".join(part.name for part in parts)
+    result = CliRunner().invoke(app, ["--parts", names, "--dry", "--out", str(out), *options])
+    if not (out / "gpu_check.json").exists():
+        return result.exit_code, None, None, result.output
+    report = json.loads((out / "gpu_check.json").read_text())
+    return result.exit_code, report, json.loads(result.stdout.splitlines()[-1]), result.output
+
+
+@NEEDS_COMPILER
+def test_the_dry_run_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = tuple(replace(part, limit_s=3 * part.limit_s) for part in gpu_check.PARTS)  # a busy machine is no failure
+    code, report, last, output = run(parts, monkeypatch=monkeypatch, out=tmp_path / "out")
+    assert (code, last["failed"], last["failed_parts"], last["not_done"]) == (0, [], {}, []), output
+    assert [part["name"] for part in report["parts"]] == [part.name for part in gpu_check.PARTS]
+    assert {"card", "driver", "cuda_runtime", "python", "versions", "date"} <= set(report["about"])
+    assert set(report["about"]["versions"]) == {"torch", "numpy", "cupy", "nvidia.dali"}
+    found = {check["check"]: check for part in report["parts"] for check in part["checks"]}
+    assert {name for name, check in found.items() if check["result"] in ("pass", "missed") and check["wanted"]} == {
+        *(
+            f"{kernel}, 2^{size} tokens: share"
+            for kernel in ("rows", "rows, ids checked", "shuffled_rows, ids checked")
+            for size in (6, 8)
+        ),
+        "host sends, large batches (4, 32): share",
+        "device: corpus load: share",
+        *(
+            f"ours {placement}: {figure}"
+            for placement in ("host", "device")
+            for figure in (
+                "main-thread CPU a batch",
+                *(
+                    f"growth of {what} in 40 steps"
+                    for what in (
+                        "pinned memory",
+                        "loader's device memory",
+                        "DALI's memory",
+                        "the device",
+                        "the process",
+                    )
+                ),
+                "rate against the fixed batch",
+                "data wait",
+                "time of the device, of a step",
+            )
+        ),
+    }, "the figures that issue a target"
+    assert all(check in output for check in ("steps/s", "next() p99.9", "graph replayed", "fork"))
+
+
+def test_a_part_may_raise_hang_or_die_and_the_others_run(
+    tmp_path: Path, broken: Callable[[str], Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("raising", "unimportable", "hanging", "dying", "leaving", "good")
+    code, report, last, output = run(tuple(map(broken, names)), monkeypatch=monkeypatch, out=tmp_path / "out")
+    assert code == 1
+    part = {found["name"]: found for found in report["parts"]}
+    assert list(part) == list(names)
+    assert {name: found["status"] for name, found in part.items()} == {
+        **dict.fromkeys(names, "failed"),
+        "raising": "done",
+        "good": "done",
+    }
+    assert [check["result"] for check in part["raising"]["checks"]] == ["fail", "pass"]
+    assert "[no] such thing" in part["raising"]["checks"][0]["value"]
+    assert "Traceback" in part["raising"]["checks"][0]["details"]
+    assert "there_is_no_such_module" in part["unimportable"]["output_tail"]
+    assert part["hanging"]["why"] == "not done after its limit of 3 s"
+    assert part["hanging"]["checks"][0]["result"] == "pass"
+    assert part["hanging"]["not_done"] == ["never ends"]
+    assert "never_ends" in part["hanging"]["output_tail"], "the stacks, shortly before the end"
+    worker = part["hanging"]["checks"][1]["value"]
+    state = Path(f"/proc/{worker}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z", "what the part started was killed with it"
+    assert part["dying"]["why"] == "died by SIGSEGV"
+    assert part["dying"]["not_done"] == ["dies"]
+    assert part["leaving"]["why"] == "ended with exit code 3"
+    assert "last words" in part["leaving"]["output_tail"]
+    assert [check["result"] for check in part["good"]["checks"]] == ["missed", "pass", "pass"]
+    assert set(last["failed_parts"]) == {"unimportable", "hanging", "dying", "leaving"}
+    assert "hanging: never ends" in last["not_done"]
+    assert all(text in output for text in ("died by SIGSEGV", "NOT DONE", "[no] such thing", "last words"))
+
+
+def test_only_wrong_data_is_a_failure_not_a_missed_figure(
+    tmp_path: Path, broken: Callable[[str], Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = (broken("good"), broken("wrong"))
+    code, report, last, _output = run(parts, "--parts", "good", monkeypatch=monkeypatch, out=tmp_path / "good")
+    assert code == 0
+    assert [part["name"] for part in report["parts"]] == ["good"]
+    assert (last["ok"], last["passed"], last["missed"]) == (True, 2, ["good: rate"])
+    code, _report, last, output = run(parts, monkeypatch=monkeypatch, out=tmp_path / "both")
+    assert code == 1
+    assert last["failed"] == ["wrong: parity"]
+    assert "2 of 9 values differ" in output
+    code, report, _last, output = run(parts, "--parts", "good,bad", monkeypatch=monkeypatch, out=tmp_path / "none")
+    assert (code, report) == (2, None)
+    assert "bad" in output
+
+
+def test_limits_scale(tmp_path: Path, broken: Callable[[str], Part], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, report, _last, _output = run(
+        (broken("good"),), "--seconds-scale", "0.5", monkeypatch=monkeypatch, out=tmp_path / "out"
+    )
+    assert (code, report["parts"][0]["limit_s"]) == (0, 30.0)
+
+
+def test_records_are_shown_as_they_come(tmp_path: Path, broken: Callable[[str], Part]) -> None:
+    lines: list[str] = []
+    run_part(broken("good"), tmp_path, dry=True, log=lines.append)
+    assert lines == ["good: rate: 3 GB/s >= 5 missed", "good: wait: 0.1 % <= 0.5 pass", "good: data: ok  pass"]
+
+
+def test_a_difference_is_found_wherever_it_is() -> None:
+    expected = [{"input_ids": np.arange(6).reshape(2, 3) + number} for number in range(3)]
+    assert difference(expected, expected) == ""
+    assert "2 batches, expected 3" in difference(expected[:2], expected)
+    assert "int32" in difference([{"input_ids": expected[0]["input_ids"].astype(np.int32)}], expected[:1])
+    assert "labels" in difference([{"labels": expected[0]["input_ids"]}], expected[:1])
+    changed = [{"input_ids": batch["input_ids"].copy()} for batch in expected]
+    changed[2]["input_ids"][1, 0] = -1
+    assert difference(changed, expected) == "batch 2, input_ids: 1 of 6 values differ, first at (1, 0): -1, expected 5"

@@ -9,11 +9,12 @@ more than the work itself.
 """
 
 import atexit
+import contextlib
 import importlib.util
+import math
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -22,12 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.cpu_placements import staged_rows
+from dali_pipes.cpu_placements import build_batches, staged_rows
 from dali_pipes.device import Loan, loans_of
+from dali_pipes.documents import Pieces
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.piece_memory import PieceMemory
 from dali_pipes.pipeline import BuiltSource, Graph, define_pipeline
 from dali_pipes.readers import end_thread_at_exit
+from dali_pipes.row_plan import some_rows, staged
 from dali_pipes.schedule import PADDING, Position, StepRange
 from dali_pipes.source import BlockInfo, BlockSource
 from dali_pipes.stats import MemoryHeld
@@ -72,8 +76,9 @@ class DaliQueue:
     ones for one each, and an error may come after some of them.
     """
 
-    def __init__(self, pipe: Any, source: BlockSource) -> None:
+    def __init__(self, pipe: Any, source: BlockSource, on_device: Callable[[], Any] = contextlib.nullcontext) -> None:
         pipe.build()
+        self._on_device = on_device
         self.depth = pipe.prefetch_queue_depth
         self._pipe = pipe
         self._source = source
@@ -90,7 +95,8 @@ class DaliQueue:
     def take(self, stream: int | None = None) -> list[Any]:
         if self._pipe is None:
             raise LoaderClosedError("this queue was closed")
-        outputs = [output[0] for output in self._pipe.share_outputs(stream)]
+        with self._on_device():  # 0 is the default stream of the current device, whichever DALI works for
+            outputs = [output[0] for output in self._pipe.share_outputs(stream)]
         self._pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
         self._taken += 1
         return outputs
@@ -142,54 +148,19 @@ def open_queue(built: BuiltSource, config: LoaderConfig, graph: Graph | None) ->
     """A queue over a source and the name of its engine: "dali", or "direct" on a CPU without DALI."""
     if built.device is None and graph is None and not _dali_installed():
         return DirectQueue(built.source), "direct"
-    return DaliQueue(define_pipeline(built, config, graph), built.source), "dali"
+    on_device = contextlib.nullcontext if built.gpu is None else built.gpu.on_device
+    return DaliQueue(define_pipeline(built, config, graph), built.source, on_device), "dali"
 
 
 class Piece(NamedTuple):
-    """Part of a block: one array an output of the configuration, and the rows of each batch in it."""
+    """Part of a block: an array an array-valued output, with the rows of its batches one behind the other."""
 
-    arrays: list[Any]
+    arrays: dict[str, Any]
+    """By output; `cu_seqlens` has a row for each batch."""
     sizes: list[int]
-
-
-class _BufferOf(weakref.ref[npt.NDArray[np.int64]]):
-    """A weak reference to an array that knows the buffer under it."""
-
-    __slots__ = ("buffer",)
-    buffer: npt.NDArray[np.int64]
-
-
-class PieceMemory:
-    """int64 arrays of up to `size` elements, whose memory is used again once no array or tensor refers to it.
-
-    For one thread at a time; arrays and tensors may be dropped in any.
-    """
-
-    MOST_FREE = 8
-    """Free buffers kept; what a consumer held beyond that goes back to the system."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._free: list[npt.NDArray[np.int64]] = []
-        self._used: dict[int, _BufferOf] = {}
-        self._dropped: deque[_BufferOf] = deque()
-
-    def take(self, rows: int, columns: int) -> npt.NDArray[np.int64]:
-        """An array (rows, columns) with any content."""
-        while self._dropped:
-            reference = self._dropped.popleft()
-            self._used.pop(id(reference), None)
-            if len(self._free) < self.MOST_FREE:
-                self._free.append(reference.buffer)
-        # The one used last is the likeliest to be in the cache.
-        buffer = self._free.pop() if self._free else np.empty(self._size, np.int64)
-        array = buffer[: rows * columns].reshape(rows, columns)
-        # A tensor made from `array` holds `array` itself, so the reference dies with the last view. The callback is a C
-        # function: no interrupt can hit it, which one in Python would swallow.
-        reference = _BufferOf(array, self._dropped.append)
-        reference.buffer = buffer
-        self._used[id(reference)] = reference
-        return array
+    """Rows of each batch."""
+    values: list[dict[str, int]]
+    """Of each batch, what is known on the host."""
 
 
 class BlockStream:
@@ -202,7 +173,7 @@ class BlockStream:
         self._error: Exception | None = None
         batch_tokens = config.batch_size * config.seq_len
         self._batches_per_piece = max(1, min(PIECE_TOKENS // batch_tokens, built.source.batches_per_run))
-        self._memory = PieceMemory(self._batches_per_piece * batch_tokens)
+        self._memory = PieceMemory(self._batches_per_piece * batch_tokens * max(1, config.mtp))
         self._loans = None if built.device is None else loans_of(built.device)
         self._loan: Loan | None = None
         self._gate = threading.RLock()  # held by whoever is inside the queue; at exit nobody must be
@@ -269,7 +240,14 @@ class BlockStream:
                 self._fill(queue)
                 if queue.in_flight == 0 and self._error is not None:
                     raise self._error
-                arrays = queue.take(stream)
+                try:
+                    arrays = queue.take(stream)
+                except Exception as error:
+                    if self._error is not None:  # a block that DALI could not copy was counted but does not exist
+                        raise self._error from error
+                    if isinstance(error, StopIteration):
+                        raise RuntimeError("DALI has no block to hand out") from error
+                    raise
                 self._built.source.check(BlockInfo(self._next_iteration, 0))
                 self._next_iteration += 1
             except BaseException:
@@ -278,13 +256,17 @@ class BlockStream:
                 raise
         schedule = self._built.schedule
         sizes = [schedule.batch_size] * (steps.num_steps - 1)
-        sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1))
+        sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))
         if self._loans is not None:
             assert stream is not None, "a GPU's blocks are taken for a stream"
             arrays, self._loan = self._loans.lend(arrays, self._block_bytes(steps.num_steps), stream)
         if self._built.staged:
-            return self._widened(np.from_dlpack(arrays[0]), sizes, schedule.rows(steps))
-        return iter([Piece(arrays, sizes)])
+            tokens = np.from_dlpack(arrays[0])
+            return (self._widened if self._built.row_outputs is None else self._built_up)(tokens, steps, sizes)
+        values: list[dict[str, int]] = [{} for _ in sizes]
+        if self._built.row_outputs is not None:
+            values = [self._built.row_outputs.host_values(pieces) for pieces in self._pieces(steps, sizes)]
+        return iter([Piece(dict(zip(self._built.source.outputs, arrays, strict=True)), sizes, values)])
 
     def use(self, stream: int) -> None:
         """On a GPU: the next batch of the block taken last is for `stream`, whatever stream the block was taken for."""
@@ -303,28 +285,59 @@ class BlockStream:
         self._built.source.close()
         self._built.source.corpus.close()
 
-    def _widened(self, tokens: npt.NDArray[Any], sizes: list[int], row_ids: npt.NDArray[np.int64]) -> Iterator[Piece]:
-        seq_len = self._config.seq_len
+    def _widened(self, tokens: npt.NDArray[Any], steps: StepRange, sizes: list[int]) -> Iterator[Piece]:
+        seq_len, row_ids = self._config.seq_len, self._built.schedule.rows(steps)
         begin = 0
         for first in range(0, len(sizes), self._batches_per_piece):
             started = time.perf_counter()
             part = sizes[first : first + self._batches_per_piece]
             end = begin + sum(part)
-            inputs, labels = self._memory.take(end - begin, seq_len), self._memory.take(end - begin, seq_len)
+            inputs, labels = self._memory.take((end - begin, seq_len)), self._memory.take((end - begin, seq_len))
             staged_rows(tokens[begin:end], self._config.label_shift, inputs, labels)
             ids = row_ids[begin:end]
             if self._built.schedule.pads:
                 labels[ids == PADDING] = IGNORE_INDEX
-            named = {"input_ids": inputs, "labels": labels, "row_ids": ids}
             begin = end
             self.kernels_s += time.perf_counter() - started
-            yield Piece([named[name] for name in self._config.outputs], part)
+            yield Piece({"input_ids": inputs, "labels": labels, "row_ids": ids}, part, [{} for _ in part])
+
+    def _built_up(self, tokens: npt.NDArray[Any], steps: StepRange, sizes: list[int]) -> Iterator[Piece]:
+        """Batches of rows that are put together from pieces, one at a time."""
+        outputs, layout = self._built.row_outputs, self._built.layout
+        assert outputs is not None
+        assert layout is not None
+        row_ids = self._built.schedule.rows(steps)
+        begin = 0
+        for size, pieces in zip(sizes, self._pieces(steps, sizes), strict=True):
+            started = time.perf_counter()
+            end = begin + size
+            arrays: dict[str, Any] = {}
+            for name in outputs.outputs:
+                shape, dtype = outputs.shape(name, 1)
+                is_rows = name != "cu_seqlens"
+                arrays[name] = self._memory.take((size, *shape[1:])) if is_rows else np.empty(shape, dtype)
+            build_batches(outputs, tokens[begin:end].reshape(-1), staged(pieces, layout.width), arrays)
+            arrays["row_ids"] = row_ids[begin:end]
+            begin = end
+            self.kernels_s += time.perf_counter() - started
+            yield Piece(arrays, [size], [outputs.host_values(pieces)])
+
+    def _pieces(self, steps: StepRange, sizes: list[int]) -> list[Pieces]:
+        """What each batch of a block is made of."""
+        plan = self._built.source.plans.plan(steps)
+        assert plan.pieces is not None
+        ends = np.cumsum(sizes).tolist()
+        return [some_rows(plan.pieces, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
     def _block_bytes(self, num_steps: int) -> int:
         """Bytes of a delivered block."""
-        seq_len = self._config.seq_len
-        row = sum(8 * (1 if name == "row_ids" else seq_len) for name in self._config.outputs)
-        return num_steps * self._config.batch_size * row
+        rows = num_steps * self._config.batch_size
+        size = 8 * rows if "row_ids" in self._config.outputs else 0
+        for name in self._built.source.outputs:
+            if name != "row_ids":
+                shape, dtype = self._built.output_shape(name, num_steps)
+                size += math.prod(shape) * np.dtype(dtype).itemsize
+        return size
 
     def _fill(self, queue: BlockQueue) -> None:
         while self._error is None and queue.in_flight < queue.depth:

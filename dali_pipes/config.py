@@ -21,7 +21,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from dali_pipes.errors import ConfigError
 
-OUTPUT_NAMES = ("input_ids", "labels", "row_ids")
+OUTPUT_NAMES = (
+    "input_ids",
+    "labels",
+    "position_ids",
+    "segment_ids",
+    "loss_mask",
+    "attention_mask",
+    "cu_seqlens",
+    "max_seqlen",
+    "row_ids",
+)
+DOCUMENT_OUTPUTS = ("position_ids", "segment_ids", "loss_mask", "attention_mask", "cu_seqlens", "max_seqlen")
+"""Outputs that tell where documents begin and end."""
 
 # What a user of another loader may type, and what to say. The README's migration table is made from the same facts.
 FOREIGN_NAMES = {
@@ -48,6 +60,7 @@ NOT_NEEDED = {
 }
 
 ORDER_FIELDS = ("seq_len", "stride", "shuffle", "seed", "split", "validation_fraction", "label_shift")
+DOCUMENT_ORDER_FIELDS = ("rows", "long_documents", "window_documents", "eos_id", "document_start_id")
 """Settings that decide which tokens are in which row, and the order of rows: a state is refused when they differ."""
 
 
@@ -63,6 +76,7 @@ class LoaderConfig(BaseModel):
     format: str = Field("auto", description="corpus format; auto recognises it by content")
     dtype: str | None = Field(None, description="integer type of headerless files; None: uint16")
     eos_id: int | None = Field(None, ge=0, description="id that ends a document")
+    document_start_id: int | None = Field(None, ge=0, description="id that begins a document, where none ends it")
     vocab_size: int | None = Field(None, gt=0, description="ids at or above it are refused at the first read")
     split: Literal["train", "validation"] = Field(
         "train", description="part of the corpus; validation has a fixed order"
@@ -72,6 +86,18 @@ class LoaderConfig(BaseModel):
     batch_size: int = Field(gt=0, description="rows a rank gets in one step (B)")
     seq_len: int = Field(gt=0, description="tokens in a row (T); a row reads T + 1 tokens of the corpus")
     stride: int | None = Field(None, gt=0, description="tokens between the starts of neighbouring rows; None: seq_len")
+    rows: Literal["stream", "pack", "pad"] = Field(
+        "stream", description="stream: windows of the corpus; pack: whole documents, best fit; pad: one document a row"
+    )
+    long_documents: Literal["split", "truncate", "drop"] = Field(
+        "split", description="what becomes of a document longer than a row of pack or pad"
+    )
+    window_documents: int = Field(65536, gt=0, description="documents that are packed together; each window is planned")
+    pad_id: int = Field(0, ge=0, description="input id behind the last document of a row")
+    mask_boundaries: bool | None = Field(
+        None, description="ignore labels that cross into the next document; None: yes with pack, pad and mtp"
+    )
+    mtp: int = Field(0, ge=0, description="labels of the next k tokens, (B, T, k); 0: of the next one, (B, T)")
     shuffle: bool = Field(True, description="a new order each epoch; False: the order of the corpus")
     seed: int = Field(0, ge=0, lt=2**64, description="decides the order of every epoch, the same on any machine")
     drop_last: bool = Field(True, description="leave out the last, partial step of an epoch")
@@ -145,9 +171,33 @@ class LoaderConfig(BaseModel):
                 f"py_num_workers = {self.py_num_workers}: token files need no Python work per row, so there is nothing "
                 "for worker processes to do; leave it at 0"
             )
+        if self.rows != "stream" and self.stride is not None:
+            raise ValueError(f'rows = "{self.rows}" are made of documents, which have no stride; leave it out')
+        if not self.label_shift and (self.uses_documents or self.mtp):
+            raise ValueError("label_shift = False copies the inputs; documents, masks and mtp need shifted labels")
         if self.placement == "device" and self.device == "cpu":
             raise ValueError('placement = "device" keeps the corpus in GPU memory and needs device = "cuda"')
         return self
+
+    @property
+    def batch_names(self) -> tuple[str, ...]:
+        """What a batch holds: the outputs, and beside `cu_seqlens` the number of segments in it."""
+        return self.outputs + (("num_segments",) if "cu_seqlens" in self.outputs else ())
+
+    @property
+    def uses_documents(self) -> bool:
+        """Whether rows, labels or outputs depend on where documents begin and end."""
+        return self.rows != "stream" or self.masks_boundaries or any(name in DOCUMENT_OUTPUTS for name in self.outputs)
+
+    @property
+    def masks_boundaries(self) -> bool:
+        """Whether labels that cross into the next document are ignored."""
+        return self.rows != "stream" or self.mtp > 0 if self.mask_boundaries is None else self.mask_boundaries
+
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether rows are put together from pieces of documents, instead of cut from the stream as they lie."""
+        return self.uses_documents or self.mtp > 0
 
     @classmethod
     def from_file(cls, *paths: str | os.PathLike[str], **overrides: Any) -> Self:
@@ -178,6 +228,8 @@ class LoaderConfig(BaseModel):
         """The settings that decide the order of the data, JSON-able: what a saved state is compared with."""
         settings = {name: getattr(self, name) for name in ORDER_FIELDS}
         settings["stride"] = self.stride if self.stride is not None else self.seq_len
+        if self.rows != "stream":
+            settings |= {name: getattr(self, name) for name in DOCUMENT_ORDER_FIELDS}
         return settings
 
     def to_toml(self) -> str:

@@ -11,8 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
+from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.row_outputs import RowOutputs
+from dali_pipes.row_plan import Layout, Plan, some_rows, staged
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
@@ -40,14 +43,24 @@ def find_bad_id(tokens: npt.NDArray[Any], vocab_size: int | None) -> tuple[int, 
 class StagedPlacement:
     """Tokens from files to host memory, untouched: `tokens` (R, T + 1) in the file's own width ((R, T) unshifted).
 
-    What a loader on the CPU takes: it widens, shifts and labels a block when it hands it out (`block_queue`).
+    What a loader on the CPU takes: it widens, shifts and labels a block when it hands it out (`block_queue`). Rows made
+    of pieces take as many tokens as their layout says.
     """
 
     plans_rows = True
 
-    def __init__(self, corpus: Corpus, schedule: Schedule, *, label_shift: bool, vocab_size: int | None) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        schedule: Schedule,
+        *,
+        label_shift: bool,
+        vocab_size: int | None,
+        layout: Layout = None,
+    ) -> None:
         self._corpus, self._schedule, self._vocab_size = corpus, schedule, vocab_size
-        self._width = schedule.windows.seq_len + label_shift
+        self._layout = layout
+        self._width = schedule.windows.seq_len + label_shift if layout is None else layout.width
 
     def new_slot(self, max_rows: int) -> Slot:
         return Slot({"tokens": np.empty((max_rows, self._width), self._corpus.dtype)})
@@ -57,7 +70,7 @@ class StagedPlacement:
         assert slot.plan is not None
         tokens = slot.arrays["tokens"][: len(slot.plan.starts)]
         begin = time.perf_counter()
-        self._corpus.read_rows(slot.plan.starts, tokens)
+        read_rows(self._corpus, slot.plan, self._layout, tokens)
         bad = find_bad_id(tokens, self._vocab_size)
         times.read_s = time.perf_counter() - begin
         if bad is not None:
@@ -83,37 +96,78 @@ class ShiftedPlacement(StagedPlacement):
     """`input_ids` and `labels` (R, T) in host memory, in the file's own width; DALI widens them.
 
     What a pipeline on the CPU takes that has no loader behind it. Padding rows need a label of -100, so where the
-    schedule has them the arrays are int32 or int64.
+    schedule has them the arrays are int32 or int64. Rows made of pieces are delivered whole, as `outputs` says.
     """
 
-    def __init__(self, corpus: Corpus, schedule: Schedule, *, label_shift: bool, vocab_size: int | None) -> None:
-        super().__init__(corpus, schedule, label_shift=label_shift, vocab_size=vocab_size)
+    def __init__(
+        self,
+        corpus: Corpus,
+        schedule: Schedule,
+        *,
+        label_shift: bool,
+        vocab_size: int | None,
+        layout: Layout = None,
+        row_outputs: RowOutputs | None = None,
+    ) -> None:
+        super().__init__(corpus, schedule, label_shift=label_shift, vocab_size=vocab_size, layout=layout)
         self._seq_len, self._label_shift = schedule.windows.seq_len, label_shift
+        self._row_outputs = row_outputs
         signed = np.dtype(np.int32 if np.can_cast(corpus.dtype, np.int32) else np.int64)
         self._dtype = signed if schedule.pads else corpus.dtype
 
     def new_slot(self, max_rows: int) -> Slot:
         slot = super().new_slot(max_rows)
-        for name in ("input_ids", "labels"):
-            slot.arrays[name] = np.empty((max_rows, self._seq_len), self._dtype)
+        if self._row_outputs is None:
+            for name in ("input_ids", "labels"):
+                slot.arrays[name] = np.empty((max_rows, self._seq_len), self._dtype)
+        else:
+            for name in self._row_outputs.outputs:
+                slot.arrays[name] = np.empty(*self._row_outputs.shape(name, max_rows // self._schedule.batch_size))
         return slot
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
         super().prepare(slot, times)
         assert slot.plan is not None
         begin = time.perf_counter()
-        count = len(slot.plan.starts)
-        inputs, labels = slot.arrays["input_ids"][:count], slot.arrays["labels"][:count]
-        staged_rows(slot.arrays["tokens"][:count], self._label_shift, inputs, labels)
-        if self._schedule.pads:
-            labels[slot.plan.row_ids < 0] = IGNORE_INDEX
+        tokens = slot.arrays["tokens"][: len(slot.plan.starts)]
+        if self._row_outputs is None:
+            inputs, labels = slot.arrays["input_ids"][: len(tokens)], slot.arrays["labels"][: len(tokens)]
+            staged_rows(tokens, self._label_shift, inputs, labels)
+            if self._schedule.pads:
+                labels[slot.plan.row_ids < 0] = IGNORE_INDEX
+        else:
+            assert slot.plan.pieces is not None
+            arrays = {name: slot.arrays[name] for name in self._row_outputs.outputs}
+            build_batches(self._row_outputs, tokens.reshape(-1), staged(slot.plan.pieces, self._width), arrays)
         times.kernels_s = time.perf_counter() - begin
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
         assert slot.plan is not None
         count = self._schedule.row_count(steps)
-        arrays = {name: slot.arrays[name][None, :count] for name in ("input_ids", "labels")}
+        arrays = {name: array[None, :count] for name, array in slot.arrays.items() if name != "tokens"}
+        if "cu_seqlens" in arrays:
+            arrays["cu_seqlens"] = arrays["cu_seqlens"][:, : steps.num_steps]
         return {**arrays, "row_ids": slot.plan.row_ids[None]}
+
+
+def read_rows(corpus: Corpus, plan: Plan, layout: Layout, tokens: npt.NDArray[Any]) -> None:
+    """Read the rows of a plan into `tokens` (R, W); places that no token of the corpus belongs in become 0."""
+    if layout is None:
+        corpus.read_rows(plan.starts, tokens)
+        return
+    starts, lengths, targets = layout.reads(plan)
+    if int(lengths.sum()) < tokens.size:
+        tokens.fill(0)
+    corpus.read_pieces(np.maximum(starts, 0), lengths, targets, tokens.reshape(-1))
+
+
+def build_batches(outputs: RowOutputs, tokens: Array, pieces: Pieces, arrays: dict[str, Array], **check: Any) -> None:
+    """Outputs of a block of batches, from its tokens (N,) and the places of its pieces in them."""
+    num_rows = len(pieces.row_offsets) - 1
+    for number, begin in enumerate(range(0, num_rows, outputs.batch_size)):
+        end = min(begin + outputs.batch_size, num_rows)
+        out = {name: array[number] if name == "cu_seqlens" else array[begin:end] for name, array in arrays.items()}
+        outputs.build(tokens, some_rows(pieces, begin, end), out, **check)
 
 
 def staged_rows(

@@ -101,8 +101,16 @@ class Gpu:
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Make the device and its stream CuPy's current ones, for this thread."""
-        with self._cupy.cuda.Device(self.number), self._stream:  # a `Device` object is not for two threads
+        with self.on_device(), self._stream:
             yield
+
+    def on_device(self) -> Any:
+        """A context in which the device is the current one, for this thread."""
+        return self._cupy.cuda.Device(self.number)  # an object each: one is not for two threads
+
+    def adopt_thread(self) -> None:
+        """Make the device the current one of a thread that is ours; else its next call would wake device 0, too."""
+        self._cupy.cuda.Device(self.number).use()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Device memory with any content. Raises `BackendError` where there is not enough."""
@@ -123,13 +131,21 @@ class Gpu:
         import cupyx
 
         with self.current():
-            array: npt.NDArray[Any] = cupyx.empty_pinned(shape, dtype)
+            try:
+                array: npt.NDArray[Any] = cupyx.empty_pinned(shape, dtype)
+            except self._cupy.cuda.runtime.CUDARuntimeError as error:
+                raise BackendError(
+                    f"no room for {shape} of {np.dtype(dtype)} in pinned host memory ({error}); lower num_threads, "
+                    "batches_per_run or max_block_bytes"
+                ) from error
         self.pinned_bytes += array.nbytes
         return array
 
-    def free_unused_pinned(self) -> None:
-        """Give pinned memory that nobody refers to back to the system; CuPy would keep it."""
-        self._cupy.get_default_pinned_memory_pool().free_all_blocks()
+    def free_unused(self) -> None:
+        """Give memory that nobody refers to back to the system: CuPy would keep it, a part for each stream."""
+        with self.current():
+            self._cupy.get_default_memory_pool().free_all_blocks(stream=self._stream)
+            self._cupy.get_default_pinned_memory_pool().free_all_blocks()
 
     def copy(self, target: Array, source: Array) -> None:
         """Queue a copy between a device array and pinned memory, both contiguous and equally long. Does not block."""
@@ -191,8 +207,8 @@ class Loan:
     def __init__(self, outputs: list[Any], size: int, stream: int, ready: Any) -> None:
         self.outputs, self.size, self.ready = outputs, size, ready
         self.streams = {stream}
-        self.held = len(outputs)
-        """Outputs that a tensor still refers to."""
+        self.open: set[int] = set()
+        """References to outputs that a tensor still refers to."""
         self.events: list[Any] = []
 
 
@@ -216,23 +232,31 @@ class Loans:
         self._lock = threading.Lock()
         self._references: dict[int, _LoanReference] = {}
         self._dropped: deque[_LoanReference] = deque()
+        self._live: dict[int, Loan] = {}
         self._passing: list[Loan] = []
         self._events: list[Any] = []
-        self.bytes_held = 0
+
+    @property
+    def bytes_held(self) -> int:
         """Bytes of blocks that are held, or were dropped and may still be read."""
+        return sum(loan.size for loan in list(self._live.values()))
 
     def lend(self, outputs: list[Any], size: int, stream: int) -> tuple[list[Any], Loan]:
         """Take a block's outputs, `size` bytes, ready on `stream`; returns what torch may have of them. Never waits."""
         with self._lock, self._cupy.cuda.Device(self._number):
             self._settle(stream)
-            ready = self._record(stream)
-            loan = Loan(outputs, size, stream, ready)
-            self.bytes_held += size
-            lent = [as_lent(output) for output in outputs]
-            for owner in lent:
-                reference = _LoanReference(owner, self._dropped.append)  # in C: no interrupt can come between
-                reference.loan = loan
-                self._references[id(reference)] = reference
+            loan = Loan(outputs, size, stream, self._record(stream))
+            self._live[id(loan)] = loan
+            try:
+                lent = [as_lent(output) for output in outputs]
+                for owner in lent:
+                    reference = _LoanReference(owner, self._dropped.append)  # in C: no interrupt comes into the call
+                    reference.loan = loan
+                    loan.open.add(id(reference))
+                    self._references[id(reference)] = reference
+            except BaseException:  # an interrupt: nobody has had the block
+                self._live.pop(id(loan), None)
+                raise
             return lent, loan
 
     def hand_out(self, loan: Loan, stream: int) -> None:
@@ -251,18 +275,23 @@ class Loans:
                 self._events.append(event)  # a wait that was queued does not mind the event being recorded again
 
     def _settle(self, stream: int) -> None:
+        # Wherever an interrupt cuts this short, the next call does the rest, and what it does again changes nothing.
         while self._dropped:
-            reference = self._dropped.popleft()
-            loan = self._references.pop(id(reference)).loan
-            loan.held -= 1
-            if loan.held == 0:
-                loan.events = [self._record(used) for used in loan.streams | {stream}]
-                self._passing.append(loan)
+            reference = self._dropped[0]
+            loan = getattr(reference, "loan", None)  # none where an interrupt came between making and naming it
+            if loan is not None:
+                loan.open.discard(id(reference))
+                if not loan.open and loan not in self._passing:
+                    loan.events = [self._record(used) for used in loan.streams | {stream}]
+                    self._passing.append(loan)
+            self._references.pop(id(reference), None)
+            self._dropped.popleft()
         passed = [loan for loan in self._passing if all(event.done for event in loan.events)]
+        for loan in passed:
+            self._live.pop(id(loan), None)
         self._passing = [loan for loan in self._passing if loan not in passed]
         for loan in passed:
             self._events += [*loan.events, loan.ready]
-            self.bytes_held -= loan.size
 
     def _record(self, stream: int) -> Any:
         event = self._events.pop() if self._events else self._cupy.cuda.Event(disable_timing=True)

@@ -18,12 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
+from dali_pipes.cpu_placements import read_rows
 from dali_pipes.device import Gpu
+from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows, shuffled_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.readers import ReaderThreads
+from dali_pipes.row_outputs import RowOutputs
+from dali_pipes.row_plan import Layout, plan_rows, some_rows, staged
 from dali_pipes.schedule import PADDING, Schedule, StepRange
-from dali_pipes.source import Slot, plan_rows, range_error
+from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
 
 Array = Any
@@ -60,13 +64,23 @@ class GpuPlacement:
         outputs: tuple[str, ...],
         label_shift: bool,
         vocab_size: int | None,
+        layout: Layout = None,
+        row_outputs: RowOutputs | None = None,
     ) -> None:
         self.gpu, self._corpus, self._schedule = gpu, corpus, schedule
         self._label_shift, self._vocab_size, self._outputs = label_shift, vocab_size, outputs
+        self._layout, self._row_outputs = layout, row_outputs
         self._seq_len = schedule.windows.seq_len
-        self._inputs = gpu.empty((max_rows, self._seq_len), np.int64)
-        self._labels = gpu.empty((max_rows, self._seq_len), np.int64)
+        self._checked_width = self._seq_len + label_shift if row_outputs is None else self._seq_len
+        self._arrays: dict[str, Array] = {}
+        if row_outputs is None:
+            for name in ("input_ids", "labels"):
+                self._arrays[name] = gpu.empty((max_rows, self._seq_len), np.int64)
+        else:
+            for name in row_outputs.outputs:
+                self._arrays[name] = gpu.empty(*row_outputs.shape(name, max_rows // schedule.batch_size))
         self._row_ids = gpu.empty((max_rows,), np.int64) if "row_ids" in outputs else None
+        self._table: Array = None
         self._bad = gpu.empty((2,), np.int64)
         self._tokens: Array = None
         self._no_bad_id = gpu.empty_pinned((2,), np.int64)
@@ -79,7 +93,9 @@ class GpuPlacement:
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Any]:
         """Queue a block's work; its arrays, (1, R, T) each, in the order of the stream. Does not block."""
         count = self._schedule.row_count(steps)
-        arrays = {"input_ids": self._inputs[:count], "labels": self._labels[:count]}
+        arrays = {name: array[:count] for name, array in self._arrays.items() if name != "cu_seqlens"}
+        if "cu_seqlens" in self._arrays:
+            arrays["cu_seqlens"] = self._arrays["cu_seqlens"][: steps.num_steps]
         if self._row_ids is not None:
             arrays["row_ids"] = self._row_ids[:count]
         with self.gpu.current():
@@ -94,6 +110,40 @@ class GpuPlacement:
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         raise NotImplementedError
 
+    def _stage_tables(self, slot: Slot, pieces: Pieces) -> None:
+        """Keep the places of a block's pieces in pinned memory, for each batch one behind the other."""
+        batches = [
+            some_rows(pieces, begin, min(begin + self._schedule.batch_size, len(pieces.row_offsets) - 1))
+            for begin in range(0, len(pieces.row_offsets) - 1, self._schedule.batch_size)
+        ]
+        slot.batches = [(len(batch.row_offsets), len(batch.starts)) for batch in batches]
+        table = np.concatenate([column for batch in batches for column in batch])
+        if "table" not in slot.arrays or len(slot.arrays["table"]) < len(table):
+            slot.arrays["table"] = self.gpu.empty_pinned((_roomy(len(table)),), np.int64)
+        slot.arrays["table"][: len(table)] = table
+
+    def _build(self, slot: Slot, tokens: Array, arrays: dict[str, Array]) -> None:
+        assert self._row_outputs is not None
+        size = sum(offsets + 3 * pieces for offsets, pieces in slot.batches)
+        if self._table is None or len(self._table) < size:
+            self._table = self.gpu.empty((_roomy(size),), np.int64)
+        self.gpu.copy(self._table[:size], slot.arrays["table"][:size])
+        self.gpu.record(slot.arrays["copied"])
+        place, row = 0, 0
+        outputs = self._row_outputs
+        for number, (offsets, count) in enumerate(slot.batches):
+            columns = []
+            for length in (offsets, count, count, count):
+                columns.append(self._table[place : place + length])
+                place += length
+            end = row + offsets - 1
+            out = {
+                name: arrays[name][number] if name == "cu_seqlens" else arrays[name][row:end]
+                for name in outputs.outputs
+            }
+            outputs.build(tokens, Pieces(*columns), out, vocab_size=self._vocab_size, bad=self._bad)
+            row = end
+
     def check(self, iteration: int | None = None) -> None:
         """Raise `TokenRangeError` if a block up to `iteration` holds a bad id, which waits for that block's kernel.
 
@@ -107,8 +157,8 @@ class GpuPlacement:
                 return
             self.gpu.wait(reading.arrived)
             if reading.found[0]:
-                plan = plan_rows(self._schedule, reading.steps)
-                row, column = divmod(int(reading.found[1]), self._seq_len + self._label_shift)
+                plan = plan_rows(self._schedule, reading.steps, self._layout)
+                row, column = divmod(int(reading.found[1]), self._checked_width)
                 raise range_error(self._corpus, self._schedule, plan, row, column, self._vocab_size)
             self._unused.append(self._unread.popleft())
 
@@ -130,7 +180,10 @@ class GpuPlacement:
         self._closed = True
         with contextlib.suppress(RuntimeError):  # the context is broken, and nothing is being copied any more
             self.gpu.wait_for_all()
-        self._inputs = self._labels = self._row_ids = self._bad = self._tokens = None
+        self._row_ids = self._bad = self._tokens = self._table = None
+        self._arrays.clear()
+        with contextlib.suppress(RuntimeError):
+            self.gpu.free_unused()
         self._unused.clear()
         self._unread.clear()
         self.gpu.device_bytes = self.gpu.pinned_bytes = 0
@@ -141,12 +194,13 @@ class HostPlacement(GpuPlacement):
 
     def __init__(self, corpus: Corpus, schedule: Schedule, gpu: Gpu, *, max_rows: int, **settings: Any) -> None:
         super().__init__(corpus, schedule, gpu, max_rows=max_rows, **settings)
-        self._width = self._seq_len + self._label_shift
+        self._width = self._seq_len + self._label_shift if self._layout is None else self._layout.width
         self._tokens = gpu.empty((max_rows * self._width,), corpus.dtype)
         self._ignored = gpu.empty_pinned((self._seq_len,), np.int64)
         self._ignored[:] = IGNORE_INDEX
 
     def new_slot(self, max_rows: int) -> Slot:
+        self.gpu.adopt_thread()
         arrays = {"staging": self.gpu.empty_pinned((max_rows, self._width), self._corpus.dtype)}
         if self._row_ids is not None:
             arrays["row_ids"] = self.gpu.empty_pinned((max_rows,), np.int64)
@@ -155,23 +209,31 @@ class HostPlacement(GpuPlacement):
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
         """Fill the staging buffer; called in a reader thread, which waits for the last copy out of it."""
         assert slot.plan is not None
+        self.gpu.adopt_thread()
         self.gpu.wait(slot.arrays["copied"])
         count = len(slot.plan.starts)
         begin = time.perf_counter()
-        self._corpus.read_rows(slot.plan.starts, slot.arrays["staging"][:count])
+        read_rows(self._corpus, slot.plan, self._layout, slot.arrays["staging"][:count])
+        if self._layout is not None:
+            assert slot.plan.pieces is not None
+            self._stage_tables(slot, staged(slot.plan.pieces, self._width))
         times.read_s = time.perf_counter() - begin
         if self._row_ids is not None:
             slot.arrays["row_ids"][:count] = slot.plan.row_ids
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         assert slot.plan is not None
-        row_ids, inputs, labels = slot.plan.row_ids, arrays["input_ids"], arrays["labels"]
+        row_ids = slot.plan.row_ids
         count = len(row_ids)
         tokens = self._tokens[: count * self._width]
         self.gpu.copy(tokens, slot.arrays["staging"][:count])
         if self._row_ids is not None:
             self.gpu.copy(arrays["row_ids"], slot.arrays["row_ids"][:count])
+        if self._row_outputs is not None:
+            self._build(slot, tokens, arrays)
+            return
         self.gpu.record(slot.arrays["copied"])
+        inputs, labels = arrays["input_ids"], arrays["labels"]
         rows(
             tokens,
             range(0, count * self._width, self._width),
@@ -188,28 +250,44 @@ class HostPlacement(GpuPlacement):
 class DevicePlacement(GpuPlacement):
     """The windows' part of the corpus in GPU memory. A block costs the host one launch; order and gather are in it."""
 
-    plans_rows = False
-
     def __init__(self, corpus: Corpus, schedule: Schedule, gpu: Gpu, **settings: Any) -> None:
         super().__init__(corpus, schedule, gpu, **settings)
-        self._tokens = gpu.empty((schedule.windows.span,), corpus.dtype)
+        self.plans_rows = self._layout is not None
+        self._tokens = gpu.empty((schedule.token_span,), corpus.dtype)
         load_tokens(corpus, schedule.windows.first, self._tokens, gpu)
-        gpu.free_unused_pinned()
+        gpu.free_unused()
 
     def new_slot(self, max_rows: int) -> Slot:
-        return Slot()
+        self.gpu.adopt_thread()
+        arrays = {"copied": self.gpu.event()}
+        if self._layout is not None and self._row_ids is not None:
+            arrays["row_ids"] = self.gpu.empty_pinned((max_rows,), np.int64)
+        return Slot(arrays)
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
-        """Nothing: the order is computed where the tokens are."""
+        """With windows nothing: the order is computed where the tokens are. Else the places of the pieces there."""
+        if slot.plan is not None and slot.plan.pieces is not None:
+            self.gpu.adopt_thread()
+            self.gpu.wait(slot.arrays["copied"])
+            offsets, starts, lengths, ends = slot.plan.pieces
+            first = self._schedule.windows.first
+            self._stage_tables(slot, Pieces(offsets, starts - first, lengths, ends - first))
+            if self._row_ids is not None:
+                slot.arrays["row_ids"][: len(slot.plan.row_ids)] = slot.plan.row_ids
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
+        if self._row_outputs is not None:
+            if self._row_ids is not None:
+                self.gpu.copy(arrays["row_ids"], slot.arrays["row_ids"][: len(arrays["row_ids"])])
+            self._build(slot, self._tokens, arrays)
+            return
         schedule = self._schedule
         shuffled_rows(
             self._tokens,
             schedule.first_row(steps),
             len(arrays["input_ids"]),
             row_step=schedule.world_size,
-            num_rows=schedule.num_rows,
+            num_rows=schedule.windows.count,
             key=schedule.key(steps.epoch),
             origin=0,
             stride=schedule.windows.stride,
@@ -220,6 +298,11 @@ class DevicePlacement(GpuPlacement):
             vocab_size=self._vocab_size,
             bad=self._bad,
         )
+
+
+def _roomy(size: int) -> int:
+    """Room for more than `size`, so that a block with a few more pieces than any before it allocates nothing."""
+    return size + size // 2 + 1024
 
 
 def load_tokens(corpus: Corpus, first: int, target: Array, gpu: Gpu) -> None:
@@ -239,6 +322,7 @@ def load_tokens(corpus: Corpus, first: int, target: Array, gpu: Gpu) -> None:
 
     def read(number: int) -> npt.NDArray[Any]:
         buffer, copied = ring[number % len(ring)]
+        gpu.adopt_thread()
         gpu.wait(copied)
         part = buffer[:, : min(chunk, total - starts[number])]
         corpus.read_rows([first + starts[number]], part)

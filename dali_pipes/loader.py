@@ -20,15 +20,17 @@ import torch
 from dali_pipes.block_queue import BlockStream, Piece
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
+from dali_pipes.document_rows import PlanReport
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.pipeline import BuiltSource, Graph, process_group, resolve_ranks
 from dali_pipes.readers import end_thread_at_exit
+from dali_pipes.row_plan import PackedPieces, plan_rows
 from dali_pipes.schedule import PADDING, Position, StepRange
-from dali_pipes.source import plan_rows
 from dali_pipes.state import make_state, read_state
 from dali_pipes.stats import LoaderStats
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Any]
+"""Tensors by output name; `max_seqlen` and `num_segments` are whole numbers."""
 
 
 class RowLocation(NamedTuple):
@@ -73,9 +75,12 @@ class TokenLoader:
         built = BuiltSource(self.config, endless=True, staged=graph is None)
         self._built, self._schedule, self._source = built, built.schedule, built.source
         self._stream = BlockStream(built, self.config, graph)
+        self._reports: dict[int, PlanReport] = {}
         self._static = StaticBatch(self.config.batch_size) if self.config.static_buffers else None
         self._last_stream: int | None = None  # that the last batch was handed out for
         self._closed = False
+        if built.warning is not None and not self.config.rank:
+            _say_once(f"dali_pipes: {built.warning}")
         left_open = self.config.device == "auto" or (built.gpu is not None and self.config.placement == "auto")
         if left_open and not self.config.rank:
             _say_once(f"dali_pipes: batches on {self.device}, placement {built.placement}: {built.placement_reason}")
@@ -109,8 +114,37 @@ class TokenLoader:
         return -(-self._next().rows // self._schedule.global_rows)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch: the same on every rank."""
-        return self._schedule.steps()
+        """Batches in a whole epoch: the same on every rank.
+
+        Rows made of documents are counted as their plan is made: until an epoch has been planned this is an estimate
+        (`length_is_exact`); `plan_report()` makes it exact.
+        """
+        documents = self._schedule.documents
+        if documents is None or self.length_is_exact:
+            return self._schedule.steps(0, self.epoch)
+        rows = documents.estimate(self.epoch)
+        return max(1, rows // self._schedule.global_rows)
+
+    @property
+    def length_is_exact(self) -> bool:
+        """Whether `len()` has been counted rather than estimated."""
+        layout = self._built.layout
+        return not isinstance(layout, PackedPieces) or layout.documents.is_complete(self.epoch)
+
+    def plan_report(self) -> PlanReport:
+        """What the plan of the next batch's epoch makes of the documents: rows, fill, padding, dropped and split ones.
+
+        Plans the whole epoch, which blocks (about a second for a million documents) and shows its progress; training
+        needs none of it. Raises `ConfigError` where rows are windows of the stream.
+        """
+        layout = self._built.layout
+        if not isinstance(layout, PackedPieces):
+            raise ConfigError('rows = "stream" have no plan; rows = "pack" and "pad" do')
+        epoch = self.epoch
+        if epoch not in self._reports:
+            self._reports = {epoch: layout.documents.report(epoch)}
+            layout.documents.count(epoch)
+        return self._reports[epoch]
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
@@ -150,10 +184,10 @@ class TokenLoader:
         if epoch == self._resumed.epoch and self._resumed.rows % self._schedule.global_rows:
             base = self._resumed.rows
             first_step = -(-base // self._schedule.global_rows)
-        last_step = first_step + self._schedule.steps(base) - 1
+        last_step = first_step + self._schedule.steps(base, epoch) - 1
         if epoch < 0 or not first_step <= step <= last_step:
             raise ConfigError(f"step {step} of epoch {epoch}: expected {first_step} to {last_step}, epoch 0 or later")
-        plan = plan_rows(self._schedule, StepRange(epoch, base, step - first_step, 1))
+        plan = plan_rows(self._schedule, StepRange(epoch, base, step - first_step, 1), self._built.layout)
         if not 0 <= row < len(plan.row_ids):
             raise ConfigError(f"row {row}: step {step} has rows 0 to {len(plan.row_ids) - 1} on this rank")
         if plan.row_ids[row] == PADDING:
@@ -220,6 +254,7 @@ class TokenLoader:
                     asked = time.perf_counter()
                     self._check_current(run)
                     self._wall_s += asked - handed_out
+                del batch, batches  # or the block would be held here while the next one is made
         finally:
             if run == self._run:
                 self._running = False
@@ -230,13 +265,16 @@ class TokenLoader:
 
     def _batches_of(self, pieces: Iterator[Piece]) -> Iterator[Batch]:
         """Batches as views of the pieces of a block: no copies, unless they must be at fixed addresses."""
-        names = self.config.outputs
-        for arrays, sizes in pieces:
-            columns = [as_tensor(array, self._built.device).split(sizes) for array in arrays]
-            for size, *views in zip(sizes, *columns, strict=True):
+        names = self.config.batch_names
+        for arrays, sizes, values in pieces:
+            columns = {}
+            for name in (name for name in names if name in arrays):
+                tensor = as_tensor(arrays[name], self._built.device)
+                columns[name] = tensor.unbind() if name == "cu_seqlens" else tensor.split(sizes)
+            for number, size in enumerate(sizes):
                 self._batches += 1
                 self._tokens += size * self.config.seq_len
-                batch = dict(zip(names, views, strict=True))
+                batch = {name: columns[name][number] if name in columns else values[number][name] for name in names}
                 stream = self._consumer()
                 if stream is not None:
                     self._stream.use(stream)
@@ -253,7 +291,7 @@ class TokenLoader:
         end = steps.first_step + steps.num_steps
         for step in range(steps.first_step, end - 1):
             yield Position(steps.epoch, steps.base + (step + 1) * schedule.global_rows)
-        yield schedule.normalise(Position(steps.epoch, schedule.rows_after(steps.base, end - 1)))
+        yield schedule.normalise(Position(steps.epoch, schedule.rows_after(steps.base, end - 1, steps.epoch)))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -288,12 +326,13 @@ class StaticBatch:
 
     def fill(self, batch: Batch) -> Batch:
         """Copy a batch, on torch's current stream; a partial one fills the first rows. Does not block."""
-        for name, tensor in batch.items():
+        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        for name, tensor in tensors.items():
             if name not in self._tensors:
-                shape = (self._batch_size, *tensor.shape[1:])
+                shape = tensor.shape if name == "cu_seqlens" else (self._batch_size, *tensor.shape[1:])
                 self._tensors[name] = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
             self._tensors[name][: len(tensor)].copy_(tensor, non_blocking=True)
-        return {name: self._tensors[name][: len(tensor)] for name, tensor in batch.items()}
+        return {**batch, **{name: self._tensors[name][: len(tensor)] for name, tensor in tensors.items()}}
 
 
 def current_stream(device: int) -> int:

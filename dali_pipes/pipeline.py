@@ -18,9 +18,13 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.cpu_placements import ShiftedPlacement, StagedPlacement
 from dali_pipes.device import Gpu
+from dali_pipes.document_rows import DocumentRows, split_documents
+from dali_pipes.documents import find_documents
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.gpu_placements import DevicePlacement, HostPlacement
-from dali_pipes.schedule import Schedule, split_windows
+from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
+from dali_pipes.row_plan import Layout, PackedPieces, StreamPieces
+from dali_pipes.schedule import Schedule, Windows, split_windows
 from dali_pipes.source import BlockSource, Placement
 
 TARGET_BLOCK_TOKENS = 1 << 20
@@ -41,7 +45,8 @@ class BuiltSource:
     def __init__(self, config: LoaderConfig, *, endless: bool, staged: bool = False) -> None:
         corpus = open_corpus(config.corpus, format=config.format, dtype=config.dtype, eos_id=config.eos_id)
         try:
-            self.schedule = make_schedule(config, corpus)
+            self.schedule, self.layout, self.warning = make_schedule(config, corpus)
+            self.row_outputs = make_row_outputs(config)
             self.device, self.device_reason = choose_device(config.device, _environment_number("LOCAL_RANK"))
             self.staged = staged and self.device is None
             self.batches_per_run = batches_per_run(config, self.schedule)
@@ -53,11 +58,19 @@ class BuiltSource:
             corpus,
             self.schedule,
             placement,
-            outputs=("tokens",) if self.staged else config.outputs,
+            outputs=("tokens",) if self.staged else tuple(name for name in config.outputs if name != "max_seqlen"),
             batches_per_run=self.batches_per_run,
             num_threads=config.num_threads,
             endless=endless,
+            layout=self.layout,
         )
+        self._config = config
+
+    def output_shape(self, name: str, num_batches: int) -> tuple[tuple[int, ...], Any]:
+        """Shape and dtype of an output of a delivered block."""
+        if self.row_outputs is not None:
+            return self.row_outputs.shape(name, num_batches)
+        return (num_batches * self._config.batch_size, self._config.seq_len), "int64"
 
 
 def build_pipeline(config: LoaderConfig, *, graph: Graph | None = None) -> Any:
@@ -72,6 +85,8 @@ def build_pipeline(config: LoaderConfig, *, graph: Graph | None = None) -> Any:
 
     Raises `BackendError` without DALI, `ConfigError` and `CorpusError` for bad settings and data.
     """
+    if "max_seqlen" in config.outputs:
+        raise ConfigError('outputs: "max_seqlen" is a number on the host, which a DALI pipeline has no place for')
     return define_pipeline(BuiltSource(resolve_ranks(config), endless=config.repeat), config, graph)
 
 
@@ -102,13 +117,14 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
             num_outputs=len(names),
             batch=True,
             batch_info=True,
-            ndim=[1 if name == "row_ids" else 2 for name in names],
+            ndim=[_axes(config, name) for name in names],
             device="cpu" if built.device is None else "gpu",
             cuda_stream=None if built.gpu is None else built.gpu.stream,
         )
         named = dict(zip(names, nodes, strict=True))
         if built.device is None and not built.staged:
-            named = {n: node if n == "row_ids" else fn.cast(node, dtype=types.INT64) for n, node in named.items()}
+            narrow = built.row_outputs is None
+            named = {n: fn.cast(v, dtype=types.INT64) if narrow and n != "row_ids" else v for n, v in named.items()}
         if graph is not None:
             named = dict(graph(named))
             if set(named) != set(names):
@@ -117,17 +133,68 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
     return pipe
 
 
-def make_schedule(config: LoaderConfig, corpus: Corpus) -> Schedule:
-    """The schedule of one rank; rank and world size must have been resolved."""
-    windows = split_windows(corpus.num_tokens, config.seq_len, config.stride, config.split, config.validation_fraction)
-    return Schedule(
+def _axes(config: LoaderConfig, name: str) -> int:
+    if name == "row_ids":
+        return 1
+    return 3 if name == "labels" and config.mtp else 2
+
+
+def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layout, str | None]:
+    """The schedule of one rank, how its rows are put together, and what the user should know about the documents.
+
+    Rank and world size must have been resolved.
+    """
+    documents_found = find_documents(corpus, start_id=config.document_start_id) if config.uses_documents else None
+    offsets = None if documents_found is None else documents_found.offsets
+    shuffle = config.shuffle and config.split == "train"
+    layout: Layout = None
+    documents: DocumentRows | None = None
+    if config.rows == "stream":
+        windows = split_windows(
+            corpus.num_tokens, config.seq_len, config.stride, config.split, config.validation_fraction
+        )
+        if config.uses_pieces:
+            limit = windows.first + windows.num_tokens
+            layout = StreamPieces(offsets, config.seq_len, max(1, config.mtp), limit, config.masks_boundaries)
+    else:
+        assert offsets is not None
+        offsets = split_documents(offsets, config.split, config.validation_fraction)
+        documents = DocumentRows(
+            offsets,
+            config.seq_len,
+            mode=config.rows,
+            long_documents=config.long_documents,
+            window_documents=config.window_documents,
+            shuffle=shuffle,
+            seed=config.seed,
+        )
+        layout = PackedPieces(documents)
+        span = int(offsets[-1] - offsets[0])
+        windows = Windows(int(offsets[0]), 0, config.seq_len, config.seq_len, span)
+    schedule = Schedule(
         windows,
         config.batch_size,
         rank=config.rank or 0,
         world_size=config.world_size or 1,
-        shuffle=config.shuffle and config.split == "train",
+        shuffle=shuffle,
         seed=config.seed,
         drop_last=config.drop_last,
+        documents=documents,
+    )
+    return schedule, layout, None if documents_found is None else documents_found.warning
+
+
+def make_row_outputs(config: LoaderConfig) -> RowOutputs | None:
+    """How outputs are made where rows are put together from pieces."""
+    if not config.uses_pieces:
+        return None
+    return RowOutputs(
+        tuple(name for name in config.outputs if name not in ("row_ids", *HOST_OUTPUTS)),
+        config.batch_size,
+        config.seq_len,
+        pad_id=config.pad_id,
+        mtp=config.mtp,
+        mask_boundaries=config.masks_boundaries,
     )
 
 
@@ -136,7 +203,7 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule) -> int:
     batch_tokens = config.batch_size * config.seq_len
     wanted = config.batches_per_run or TARGET_BLOCK_TOKENS // batch_tokens
     most = config.max_block_bytes // (batch_tokens * 8 * 2)
-    return max(1, min(wanted, most, schedule.steps()))
+    return max(1, min(wanted, most, schedule.steps(most=min(wanted, most))))
 
 
 def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
@@ -171,17 +238,27 @@ def process_group() -> tuple[int, int] | None:
 
 
 def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) -> tuple[str, str, Placement]:
-    common: Any = {"label_shift": config.label_shift, "vocab_size": config.vocab_size}
+    common: Any = {"label_shift": config.label_shift, "vocab_size": config.vocab_size, "layout": built.layout}
     if built.device is None:
         if config.placement == "device":
             raise BackendError(f'placement = "device" needs a GPU: {built.device_reason}')
-        kind = StagedPlacement if built.staged else ShiftedPlacement
-        return "host", built.device_reason, kind(corpus, built.schedule, **common)
-    corpus_bytes = built.schedule.windows.span * corpus.dtype.itemsize
+        if built.staged:
+            return "host", built.device_reason, StagedPlacement(corpus, built.schedule, **common)
+        shifted = ShiftedPlacement(corpus, built.schedule, **common, row_outputs=built.row_outputs)
+        return "host", built.device_reason, shifted
+    corpus_bytes = built.schedule.token_span * corpus.dtype.itemsize
     name, reason = choose_placement(config.placement, built.device, corpus_bytes, config.max_device_bytes)
     gpu_kind = DevicePlacement if name == "device" else HostPlacement
     max_rows = built.batches_per_run * config.batch_size
-    placement = gpu_kind(corpus, built.schedule, Gpu(built.device), max_rows=max_rows, outputs=config.outputs, **common)
+    placement = gpu_kind(
+        corpus,
+        built.schedule,
+        Gpu(built.device),
+        max_rows=max_rows,
+        outputs=tuple(name for name in config.outputs if name not in HOST_OUTPUTS),
+        row_outputs=built.row_outputs,
+        **common,
+    )
     built.gpu = placement.gpu
     return name, reason, placement
 

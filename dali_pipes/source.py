@@ -24,12 +24,10 @@ import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import LoaderClosedError, TokenRangeError
-from dali_pipes.operators import permute
 from dali_pipes.readers import ReaderThreads
+from dali_pipes.row_plan import Layout, Plan, PlanCache
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
 from dali_pipes.stats import BlockTimes, MemoryHeld
-
-PLAN_ROWS = 1024
 
 Array = Any  # a NumPy array, or a CuPy array where the placement is on a GPU
 Int64Array = npt.NDArray[np.int64]
@@ -43,21 +41,14 @@ class BlockInfo(NamedTuple):
 
 
 @dataclass
-class Plan:
-    """Rows of one block: row numbers in the epoch (-1: padding) and the first token of each; int64 (R,)."""
-
-    steps: StepRange
-    row_ids: Int64Array
-    starts: Int64Array
-
-
-@dataclass
 class Slot:
     """Memory of one block on its way; reused block after block. `arrays` belongs to the placement."""
 
     arrays: dict[str, Array] = field(default_factory=dict)
     plan: Plan | None = None
     """Rows of the block, where the placement wants them planned."""
+    batches: list[tuple[int, int]] = field(default_factory=list)
+    """Of each batch of rows made of pieces: entries of `row_offsets`, and pieces."""
 
 
 class Placement(Protocol):
@@ -88,50 +79,11 @@ class Placement(Protocol):
         """Let go of device memory; idempotent."""
 
 
-def plan_rows(schedule: Schedule, steps: StepRange) -> Plan:
-    """Row numbers and token positions of a range of steps. Cost and memory depend on the number of rows alone."""
-    row_ids = schedule.rows(steps)
-    order = np.maximum(row_ids, 0) if schedule.pads else row_ids  # a padding row shows the epoch's first row
-    key = schedule.key(steps.epoch)
-    windows = order if key is None else permute(order, schedule.num_rows, key)
-    return Plan(steps, row_ids, schedule.starts(windows))
-
-
-class PlanCache:
-    """Plans of ranges of steps, computed for about `PLAN_ROWS` rows at a time; safe for several threads.
-
-    A permutation costs some 150 small NumPy calls whatever the number of rows, so planning a block of 64 rows by itself
-    costs nearly as much as planning 1,024: measured 2 us a row against 0.3.
-    """
-
-    def __init__(self, schedule: Schedule, batches_per_run: int) -> None:
-        self._schedule = schedule
-        self._steps_per_plan = max(1, PLAN_ROWS // (batches_per_run * schedule.batch_size)) * batches_per_run
-        self._plans: dict[tuple[int, int, int], Plan] = {}
-        self._lock = threading.Lock()
-
-    def plan(self, steps: StepRange) -> Plan:
-        """The plan of one block, whose first step is a multiple of batches_per_run."""
-        number = steps.first_step // self._steps_per_plan
-        first_step = number * self._steps_per_plan
-        key = (steps.epoch, steps.base, number)
-        with self._lock:
-            if key not in self._plans:
-                count = min(self._steps_per_plan, self._schedule.steps(steps.base) - first_step)
-                while len(self._plans) >= 3:
-                    del self._plans[next(iter(self._plans))]
-                self._plans[key] = plan_rows(self._schedule, steps._replace(first_step=first_step, num_steps=count))
-            whole = self._plans[key]
-        begin = (steps.first_step - first_step) * self._schedule.batch_size
-        part = slice(begin, begin + steps.num_steps * self._schedule.batch_size)
-        return Plan(steps, whole.row_ids[part], whole.starts[part])
-
-
 def range_error(
     corpus: Corpus, schedule: Schedule, plan: Plan, row: int, column: int, vocab_size: int | None
 ) -> TokenRangeError:
     """The error for the id at `column` of a block's row `row`; reads it from the corpus again."""
-    position = int(plan.starts[row]) + column
+    position = plan.position(row, column)
     token, place = int(corpus.tokens(position, 1)[0]), corpus.locate(position)
     step = plan.steps.first_step + -(-plan.steps.base // schedule.global_rows) + row // schedule.batch_size
     expected = f"0 <= id < vocab_size = {vocab_size}" if vocab_size is not None else "0 <= id < 2**63"
@@ -163,11 +115,12 @@ class BlockSource:
         batches_per_run: int,
         num_threads: int,
         endless: bool,
+        layout: Layout = None,
     ) -> None:
         self.corpus, self.schedule, self.placement = corpus, schedule, placement
         self.outputs, self.batches_per_run, self.endless = outputs, batches_per_run, endless
         self._num_threads = num_threads
-        self._plans = PlanCache(schedule, batches_per_run)
+        self.plans = PlanCache(schedule, batches_per_run, layout)
         self._blocks = Blocks(schedule, batches_per_run, Position(0, 0))
         self._origin = 0
         self._pending: dict[tuple[int | None, int], Future[Slot]] = {}
@@ -184,9 +137,11 @@ class BlockSource:
     def __call__(self, info: BlockInfo) -> tuple[Array, ...]:
         self._check_usable()
         self.placement.check()
-        if self._delivered is not None:  # whoever got the last block has copied it by now
-            self._free.append(self._delivered)
-            self._delivered = None
+        # Whoever got the last block has copied it by now. An interrupt between the lines loses a slot; the other way
+        # round it would put one there twice, and two blocks into the same memory.
+        last, self._delivered = self._delivered, None
+        if last is not None:
+            self._free.append(last)
         key = self._read_ahead(info)
         if key is None:
             raise StopIteration
@@ -296,9 +251,11 @@ class BlockSource:
         times = BlockTimes(blocks=1)
         if self.placement.plans_rows:
             begin = time.perf_counter()
-            slot.plan = self._plans.plan(steps)
+            slot.plan = self.plans.plan(steps)
             times.plan_s = time.perf_counter() - begin
         self.placement.prepare(slot, times)
+        if slot.plan is not None:
+            self.plans.plan_behind(slot.plan)
         with self._times_lock:
             for name, value in vars(times).items():
                 setattr(self._times, name, getattr(self._times, name) + value)

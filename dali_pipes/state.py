@@ -3,7 +3,7 @@
     {"version": 1, "order": "philox24-v1", "config": {...}, "corpus": {...}, "epoch": 3, "rows": 40960}
 
 `rows` counts the rows of the epoch that all ranks together have consumed, so a run may go on with another number of
-ranks or another batch size.
+ranks or another batch size. Rows made of documents add `window`: the window of the plan, and the rows before it.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import StateError
 from dali_pipes.operators.permute import ORDER_NAME
-from dali_pipes.schedule import Position, Schedule
+from dali_pipes.schedule import Position, Schedule, WindowMark
 
 VERSION = 1
 SEQUENTIAL = "sequential-v1"
@@ -21,7 +21,7 @@ SEQUENTIAL = "sequential-v1"
 
 def make_state(config: LoaderConfig, corpus: Corpus, schedule: Schedule, position: Position) -> dict[str, Any]:
     """A fresh dict that shares nothing with the loader."""
-    return {
+    state: dict[str, Any] = {
         "version": VERSION,
         "order": ORDER_NAME if schedule.shuffle else SEQUENTIAL,
         "config": config.order_settings(),
@@ -36,6 +36,9 @@ def make_state(config: LoaderConfig, corpus: Corpus, schedule: Schedule, positio
         "epoch": position.epoch,
         "rows": position.rows,
     }
+    if schedule.documents is not None:
+        state["window"] = list(schedule.documents.mark(position.epoch, position.rows))
+    return state
 
 
 def read_state(state: Mapping[str, Any], config: LoaderConfig, corpus: Corpus, schedule: Schedule) -> Position:
@@ -45,7 +48,7 @@ def read_state(state: Mapping[str, Any], config: LoaderConfig, corpus: Corpus, s
     if state["version"] != VERSION:
         raise StateError(f"state version {state['version']!r} is not known; this release reads version {VERSION}")
     expected = make_state(config, corpus, schedule, Position(0, 0))
-    missing = [name for name in expected if name not in state]
+    missing = [name for name in expected if name not in state and name != "window"]  # only one row mode has that
     if missing:
         raise StateError(f"the state is incomplete: {', '.join(missing)} missing")
     for name in ("config", "corpus"):
@@ -64,8 +67,15 @@ def read_state(state: Mapping[str, Any], config: LoaderConfig, corpus: Corpus, s
             + "\nuse the corpus and settings that the state was saved with, or start without the state"
         )
     epoch, rows = state["epoch"], state["rows"]
-    if not (_is_count(epoch) and _is_count(rows) and rows <= schedule.num_rows):
-        raise StateError(f"epoch {epoch!r}, rows {rows!r}: expected whole numbers, rows at most {schedule.num_rows}")
+    most = schedule.windows.count
+    if not (_is_count(epoch) and _is_count(rows) and (rows <= most or schedule.documents is not None)):
+        raise StateError(f"epoch {epoch!r}, rows {rows!r}: expected whole numbers, rows at most {most}")
+    if schedule.documents is not None:
+        window = state.get("window")
+        if not (isinstance(window, list | tuple) and len(window) == 2 and all(map(_is_count, window))):
+            raise StateError(f"window {_short(window)}: expected two whole numbers")
+        if not schedule.documents.seek(epoch, rows, WindowMark(*window)):
+            raise StateError(f"rows {rows} of epoch {epoch} are not in window {window[0]} after {window[1]} rows")
     return Position(epoch, rows)
 
 

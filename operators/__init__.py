@@ -11,6 +11,7 @@ if __name__ != "dali_pipes.operators":
 
 from dali_pipes.operators.permute import permute
 from dali_pipes.operators.rows import rows
+from dali_pipes.operators.segments import segments
 from dali_pipes.operators.shuffled_rows import shuffled_rows
 
-__all__ = ["permute", "rows", "shuffled_rows"]
+__all__ = ["permute", "rows", "segments", "shuffled_rows"]

@@ -21,6 +21,14 @@ def watchdog() -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is found in the corpora of the tests is not kept in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DALI_PIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def counting(tmp_path: Path) -> Callable[..., CountingCorpus]:
     def make(*sizes: int, dtype: str = "uint32", vocab_size: int | None = None, name: str = "data") -> CountingCorpus:

@@ -57,8 +57,8 @@ class Stream:
 
     def enqueue(self, operation: Callable[[], object]) -> None:
         with self.gpu.lock:
-            self._waiting.append(operation)
             self.queued += 1
+            self._waiting.append(operation)
             if self.gpu.order == "early":
                 self.run()
             elif self.gpu.order == "random":
@@ -119,14 +119,14 @@ class Event:
 class Memory:
     """Bytes at an address, poisoned when the object dies. They stay mapped, so that a late access shows."""
 
-    def __init__(self, gpu: "StandInGpu", size: int, *, on_host: bool = False) -> None:
+    def __init__(self, gpu: "StandInGpu", size: int, *, on_host: bool = False, stream: Stream | None = None) -> None:
         self.raw = np.full(max(size, 1) + 63, POISON, np.uint8)
         self.offset = -self.raw.ctypes.data % 64
         self.address, self.size = self.raw.ctypes.data + self.offset, size
         gpu.everything.append(self.raw)
         counted = 0 if on_host else size
         gpu.allocated += counted
-        weakref.finalize(self, gpu.poison, self.raw, counted).atexit = False
+        weakref.finalize(self, gpu.poison, self.raw, counted, stream).atexit = False
 
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.ndarray(shape, dtype, self.raw.data, offset=self.offset)
@@ -176,6 +176,7 @@ class Pipeline:
     def __init__(self, gpu: "StandInGpu", built: Any, depth: int) -> None:
         self.prefetch_queue_depth = depth
         self._gpu, self._source, self._stream = gpu, built.source, built.gpu.stream
+        self._device = built.gpu.number
         self._iteration = 0
         self._ready: deque[tuple[list[DaliTensor], Event]] = deque()
 
@@ -197,6 +198,9 @@ class Pipeline:
             self._ready.append((outputs, event))
 
     def share_outputs(self, cuda_stream: int) -> list[list[DaliTensor]]:
+        assert self._gpu.current_device == self._device, "a raw handle is one of the current device's streams"
+        if not self._ready:
+            raise StopIteration
         outputs, event = self._ready.popleft()
         event.wait_from(self._gpu.stream(cuda_stream))
         self._gpu.consume(cuda_stream)
@@ -231,6 +235,8 @@ class StandInGpu:
         self.default_stream_work = self.events_made = 0
         self.kernels: list[str] = []
         """Names of the kernels launched so far."""
+        self.freed_arenas: list[int] = []
+        """Streams whose free memory CuPy's pool was told to give back."""
         self._handles = iter(range(1000, 10**9))
         self._threads = threading.local()
         self._kernels: dict[tuple[str, str], cuda_on_cpu.CpuKernel] = {}
@@ -242,6 +248,15 @@ class StandInGpu:
             self._threads.streams = []
         stack: list[Stream] = self._threads.streams
         return stack
+
+    @property
+    def current_device(self) -> int:
+        """CUDA's current device of this thread."""
+        return getattr(self._threads, "device", 0)
+
+    @current_device.setter
+    def current_device(self, number: int) -> None:
+        self._threads.device = number
 
     def new_handle(self) -> int:
         return next(self._handles)
@@ -255,10 +270,13 @@ class StandInGpu:
         if self.eager:
             self.stream(handle).run()
 
-    def poison(self, raw: npt.NDArray[np.uint8], counted: int) -> None:
+    def poison(self, raw: npt.NDArray[np.uint8], counted: int, stream: Stream | None) -> None:
         with self.lock:
-            raw.fill(POISON)
             self.allocated -= counted
+            if stream is None:
+                raw.fill(POISON)
+            else:  # CuPy's pool gives memory to work that comes behind, on the stream it was taken for
+                stream.enqueue(lambda: raw.fill(POISON))
 
     def copy(self, target: int, source: int, size: int, handle: int) -> None:
         if handle == 0:
@@ -270,12 +288,16 @@ class StandInGpu:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if self.allocated + size > self.capacity:
             raise OutOfMemoryError(f"{size} bytes")
-        memory = Memory(self, size)
+        memory = Memory(self, size, stream=self.current[-1] if self.current else self.stream(0))
         return DeviceArray(memory.array(shape, dtype), memory)
 
     def asarray(self, host: npt.NDArray[Any]) -> DeviceArray:
         array = self.empty(host.shape, host.dtype)
         np.copyto(array._host, host)
+        return array
+
+    def contiguous(self, array: DeviceArray) -> DeviceArray:
+        assert array.flags.c_contiguous, "a copy on the device that nobody counted on"
         return array
 
     def asnumpy(self, array: DeviceArray) -> npt.NDArray[Any]:
@@ -312,15 +334,23 @@ class StandInGpu:
     def cupy(self) -> SimpleNamespace:
         """What `import cupy` gives."""
 
+        gpu = self
+
         class Device:
-            def __init__(self, number: int = 0) -> None:
-                self.id = number
+            def __init__(self, number: int | None = None) -> None:
+                self.id = gpu.current_device if number is None else number
+                self._before: list[int] = []
+
+            def use(self) -> None:
+                gpu.current_device = self.id
 
             def __enter__(self) -> Self:
+                self._before.append(gpu.current_device)
+                self.use()
                 return self
 
             def __exit__(self, *exception: object) -> None:
-                pass
+                gpu.current_device = self._before.pop()
 
         def make_event(block: bool = False, disable_timing: bool = False) -> Event:
             self.events_made += 1
@@ -346,10 +376,13 @@ class StandInGpu:
             __version__="stand-in",
             ndarray=DeviceArray,
             RawModule=self.module,
-            ascontiguousarray=lambda array: self.asarray(np.ascontiguousarray(array._host)),
+            ascontiguousarray=self.contiguous,
             empty=self.empty,
             asarray=self.asarray,
             asnumpy=self.asnumpy,
+            get_default_memory_pool=lambda: SimpleNamespace(
+                free_all_blocks=lambda stream: self.freed_arenas.append(stream.ptr)
+            ),
             get_default_pinned_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
             cuda=cuda,
         )

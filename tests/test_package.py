@@ -28,7 +28,7 @@ PUBLIC_NAMES = [
     "build_pipeline",
     "open_corpus",
 ]
-OPERATORS = ["permute", "rows", "shuffled_rows"]
+OPERATORS = ["permute", "rows", "segments", "shuffled_rows"]
 
 
 class Built(NamedTuple):

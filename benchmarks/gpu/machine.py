@@ -123,7 +123,7 @@ class Cuda(Machine):
     """The current device, through torch."""
 
     dry = False
-    out_of_memory = torch.OutOfMemoryError
+    out_of_memory = torch.cuda.OutOfMemoryError
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())

@@ -72,10 +72,12 @@ class BatchReader:
         self,
         descriptors: npt.NDArray[Any] | int,
         addresses: npt.NDArray[np.uint64],
-        count_bytes: int,
+        count_bytes: npt.NDArray[np.int64] | int,
         offsets: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """Read `count_bytes` from each byte offset (N,) of its file to its memory address. N <= MOST_READS. Blocks.
+        """Read `count_bytes` (each, or one for all) from byte offsets (N,) of the files to memory. Blocks.
+
+        N <= MOST_READS.
 
         Returns what each read gave: bytes, or a negative error number. Raises OSError if the kernel refuses the call;
         nothing is being written to the addresses any more when this returns or raises.

@@ -120,20 +120,23 @@ class Corpus:
         Raises CorpusError for rows outside the corpus, CorpusReadError if a file ended early or cannot be read,
         TokenRangeError for a uint64 id that int64 cannot hold. Rows may be filled in part then.
         """
-        positions = self._check_rows(starts, out)
-        if out.size == 0:
-            return
-        view = out.data.cast("B")
-        if len(self._first_bytes) == 1:
-            rows = np.arange(len(positions))
-            numbers = np.full(len(positions), self._file_numbers[0])
-            self._read_inside(view, out.shape[1], rows, numbers, self._first_bytes[0] + positions * self._itemsize)
-        else:
-            self._read_from_extents(positions, view, out.shape[1])
-        if self._is_swapped:
-            out.byteswap(inplace=True)
-        if self._is_uint64 and out.min() < 0:
-            self._refuse_large_id(positions, out)
+        self._check_out(out, 2)
+        positions = _integers("starts", starts, len(out))
+        lengths = np.full(len(out), out.shape[1])
+        self._read(positions, lengths, lengths.cumsum() - lengths, out.reshape(-1))
+
+    def read_pieces(self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
+        """Put the `lengths[p]` ids from position starts[p] on at out[targets[p]]. Else as `read_rows`.
+
+        starts, lengths, targets: (P,); no two pieces overlap in `out`, and what lies between them is left as it is
+        out: (N,), C-contiguous, writeable, of the corpus's dtype
+        """
+        self._check_out(out, 1)
+        positions, counts = _integers("starts", starts, len(starts)), _integers("lengths", lengths, len(starts))
+        places = _integers("targets", targets, len(starts))
+        if len(places) and (counts.min() < 0 or places.min() < 0 or (places + counts).max() > len(out)):
+            raise ValueError(f"pieces do not lie inside of out, which has {len(out)} places")
+        self._read(positions, counts, places, out)
 
     def locate(self, position: int) -> TokenLocation:
         """The file that holds the token at `position`, and its offset there in tokens. Reads no data."""
@@ -170,65 +173,90 @@ class Corpus:
                 f"{self.num_tokens - 1}"
             )
 
-    def _check_rows(self, starts: Sequence[int] | npt.NDArray[Any], out: npt.NDArray[Any]) -> Int64Array:
-        if out.ndim != 2 or out.dtype != self.dtype or not out.flags.c_contiguous or not out.flags.writeable:
+    def _check_out(self, out: npt.NDArray[Any], axes: int) -> None:
+        if out.ndim != axes or out.dtype != self.dtype or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(
                 f"out: shape {out.shape}, {out.dtype}, C-contiguous {out.flags.c_contiguous}, writeable "
-                f"{out.flags.writeable}; needed: (rows, tokens), {self.dtype}, C-contiguous, writeable"
+                f"{out.flags.writeable}; needed: ({'rows, ' if axes == 2 else ''}tokens), {self.dtype}, C-contiguous, "
+                "writeable"
             )
-        positions = np.asarray(starts)
-        if positions.shape != out.shape[:1] or (positions.size and positions.dtype.kind not in "iu"):
-            raise ValueError(f"starts: shape {positions.shape}, {positions.dtype}; needed: ({len(out)},), integers")
-        if positions.size:
-            self._check_range(int(positions.min()), int(positions.max()), out.shape[1])
-        return positions.astype(np.int64)
 
-    def _read_from_extents(self, positions: Int64Array, view: memoryview, length: int) -> None:
+    def _read(self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
+        if not positions.size or not lengths.any():
+            self._check_range(int(positions.min(initial=0)), int(positions.max(initial=0)), 0)
+            return
+        lowest, furthest = int(positions.min()), int((positions + lengths).argmax())
+        self._check_range(lowest, int(positions[furthest]), int(lengths[furthest]))
+        view = out.data.cast("B")
+        if len(self._first_bytes) == 1:
+            numbers = np.full(len(positions), self._file_numbers[0])
+            offsets = self._first_bytes[0] + positions * self._itemsize
+            self._read_inside(view, targets, lengths, numbers, offsets)
+        else:
+            self._read_from_extents(positions, lengths, targets, view)
+        if not (self._is_swapped or self._is_uint64):
+            return
+        for position, target, length in zip(positions.tolist(), targets.tolist(), lengths.tolist(), strict=True):
+            piece = out[target : target + length]
+            if self._is_swapped:
+                piece.byteswap(inplace=True)
+            if self._is_uint64 and piece.min(initial=0) < 0:
+                self._refuse_large_id(position, piece)
+
+    def _read_from_extents(
+        self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, view: memoryview
+    ) -> None:
         # In the order of the files, so that each is asked of the pool once.
-        rows = np.argsort(positions)
-        positions = positions[rows]
-        extents = np.searchsorted(self._starts, positions, side="right") - 1
-        is_inside = positions + length <= self._starts[extents + 1]
+        order = np.argsort(positions)
+        positions, lengths, targets = positions[order], lengths[order], targets[order]
+        extents = np.minimum(np.searchsorted(self._starts, positions, side="right") - 1, len(self._first_bytes) - 1)
+        is_inside = positions + lengths <= self._starts[extents + 1]
         offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * self._itemsize
-        self._read_inside(view, length, rows[is_inside], self._file_numbers[extents[is_inside]], offsets[is_inside])
-        row_bytes = length * self._itemsize
-        for row, position in zip(rows[~is_inside].tolist(), positions[~is_inside].tolist(), strict=True):
-            self._read_across(position, view[row * row_bytes : (row + 1) * row_bytes])
+        self._read_inside(
+            view,
+            targets[is_inside],
+            lengths[is_inside],
+            self._file_numbers[extents[is_inside]],
+            offsets[is_inside],
+        )
+        across = np.stack((positions, lengths, targets))[:, ~is_inside] * [[1], [self._itemsize], [self._itemsize]]
+        for position, size, target in across.T.tolist():
+            self._read_across(position, view[target : target + size])
 
     def _read_inside(
-        self, view: memoryview, length: int, rows: Int64Array, numbers: Int64Array, offsets: Int64Array
+        self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array, offsets: Int64Array
     ) -> None:
-        """The hot path: whole rows from one extent each, straight into the caller's memory.
+        """The hot path: pieces that lie in one extent each, straight into the caller's memory.
 
-        rows: numbers of rows in `view`. numbers: their files. offsets: their bytes there.
+        targets, lengths: places in `view`, in tokens. numbers: the files. offsets: the bytes there.
         """
-        row_bytes = length * self._itemsize
-        reader = self._batch_readers.borrow() if len(rows) >= _FEWEST_FOR_BATCH else None
+        targets, sizes = targets * self._itemsize, lengths * self._itemsize
+        reader = self._batch_readers.borrow() if len(targets) >= _FEWEST_FOR_BATCH else None
         if reader is None:
-            self._read_one_by_one(view, row_bytes, rows, numbers, offsets)
+            self._read_one_by_one(view, targets, sizes, numbers, offsets)
             return
         address = np.frombuffer(view, np.uint8).ctypes.data
         most_files = min(_MOST_FILES_AT_ONCE, self._pool.limit)
         begin = 0
-        while begin < len(rows):
+        while begin < len(targets):
             part = slice(begin, begin + _batch_length(numbers[begin : begin + MOST_READS], most_files))
-            addresses = (address + rows[part] * row_bytes).astype(np.uint64)
-            results = self._read_batch(reader, addresses, row_bytes, numbers[part], offsets[part])
+            addresses = (address + targets[part]).astype(np.uint64)
+            results = self._read_batch(reader, addresses, sizes[part], numbers[part], offsets[part])
             if results is None:
                 break
             # Short and failed reads are done again by themselves, which finishes them or tells what is wrong.
-            for at in begin + np.flatnonzero(results != row_bytes):
+            for at in begin + np.flatnonzero(results != sizes[part]):
                 one = slice(at, at + 1)
-                self._read_one_by_one(view, row_bytes, rows[one], numbers[one], offsets[one])
+                self._read_one_by_one(view, targets[one], sizes[one], numbers[one], offsets[one])
             begin = part.stop
         self._batch_readers.give_back(reader)
-        self._read_one_by_one(view, row_bytes, rows[begin:], numbers[begin:], offsets[begin:])
+        self._read_one_by_one(view, targets[begin:], sizes[begin:], numbers[begin:], offsets[begin:])
 
     def _read_batch(
         self,
         reader: BatchReader,
         addresses: npt.NDArray[np.uint64],
-        row_bytes: int,
+        sizes: Int64Array,
         numbers: Int64Array,
         offsets: Int64Array,
     ) -> Int64Array | None:
@@ -237,7 +265,7 @@ class Corpus:
         try:
             files = [self._pool.acquire(number) for number in numbers[firsts].tolist()]  # held while being read
             descriptors = np.repeat([file.descriptor for file in files], counts)
-            return reader.read(descriptors, addresses, row_bytes, offsets)
+            return reader.read(descriptors, addresses, sizes, offsets)
         except CorpusReadError:  # perhaps too few descriptors for so many files at once; row by row needs one
             return None
         except OSError:  # the kernel refuses the call: in a forked child, for one
@@ -245,23 +273,24 @@ class Corpus:
             return None
 
     def _read_one_by_one(
-        self, view: memoryview, row_bytes: int, rows: Int64Array, numbers: Int64Array, offsets: Int64Array
+        self, view: memoryview, targets: Int64Array, sizes: Int64Array, numbers: Int64Array, offsets: Int64Array
     ) -> None:
         preadv = os.preadv
-        current, offset = -1, 0
+        current, offset, size = -1, 0, 0
+        columns = (column.tolist() for column in (targets, sizes, numbers, offsets))
         try:
-            for row, number, offset in zip(rows.tolist(), numbers.tolist(), offsets.tolist(), strict=True):
+            for target, size, number, offset in zip(*columns, strict=True):
                 if number != current:
                     file = self._pool.acquire(number)  # held while its descriptor is in use
                     current, descriptor = number, file.descriptor
-                target = view[row * row_bytes : (row + 1) * row_bytes]
-                got = preadv(descriptor, [target], offset)
-                if got != row_bytes:
-                    file.read_into(target, offset, got)
+                piece = view[target : target + size]
+                got = preadv(descriptor, [piece], offset)
+                if got != size:
+                    file.read_into(piece, offset, got)
         except CorpusReadError:
             raise
         except OSError as error:
-            raise file.failed(error, offset, row_bytes) from error
+            raise file.failed(error, offset, size) from error
 
     def _read_across(self, position: int, row: memoryview) -> None:
         """Fill `row` (bytes) from `position` on, extent by extent."""
@@ -274,13 +303,20 @@ class Corpus:
             self._pool.acquire(int(self._file_numbers[extent])).read_into(row[done : done + count], offset)
             done, position, extent = done + count, end, extent + 1
 
-    def _refuse_large_id(self, positions: Int64Array, out: npt.NDArray[Any]) -> None:
-        row, column = (int(at[0]) for at in np.nonzero(out < 0))
-        place = self.locate(int(positions[row]) + column)
+    def _refuse_large_id(self, position: int, piece: npt.NDArray[Any]) -> None:
+        column = int(np.argmax(piece < 0))
+        place = self.locate(position + column)
         raise TokenRangeError(
-            f"{place.file}: token {place.offset} is {int(out[row, column]) % 2**64}; ids of uint64 files are served as "
+            f"{place.file}: token {place.offset} is {int(piece[column]) % 2**64}; ids of uint64 files are served as "
             f"int64, so they must be below 2^63"
         )
+
+
+def _integers(name: str, values: Sequence[int] | npt.NDArray[Any], count: int) -> Int64Array:
+    array = np.asarray(values)
+    if array.shape != (count,) or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{name}: shape {array.shape}, {array.dtype}; needed: ({count},), integers")
+    return array.astype(np.int64)
 
 
 def _runs(numbers: Int64Array) -> tuple[Int64Array, Int64Array]:

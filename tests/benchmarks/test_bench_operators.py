@@ -8,9 +8,12 @@ from typing import Any
 
 import bench_permute
 import bench_rows
+import bench_segments
 import numpy as np
 import operator_timing
 import pytest
+
+from dali_pipes.operators import segments
 
 
 def run_quick(script: str, folder: Path) -> dict[str, Any]:
@@ -36,6 +39,15 @@ def test_rows(tmp_path: Path) -> None:
     assert [entry["name"] for entry in on_cpu if entry["baseline"] == "permute, rows"] == ["shuffled_rows"] * 2
 
 
+def test_segments(tmp_path: Path) -> None:
+    found = run_quick(bench_segments.__file__, tmp_path)
+    on_cpu = [entry for entry in found["entries"] if entry["device"] == "numpy"]
+    assert [entry["name"] for entry in on_cpu] == [
+        *("segments, all outputs", "segments, inputs and labels", "rows") * 2
+    ]
+    assert all(entry["pieces"] > entry["rows"] == 3 and entry["baseline"] == "rows" for entry in on_cpu)
+
+
 def test_permute(tmp_path: Path) -> None:
     found = run_quick(bench_permute.__file__, tmp_path)
     formula, table, many = found["entries"][:3]
@@ -48,6 +60,12 @@ def test_wrong_results_stop_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(bench_rows, "rows", lambda tokens, starts, seq_len, out, **_: out)
     with pytest.raises(SystemExit, match="rows is wrong at 4 x 64 on numpy"):
         bench_rows.main(quick=True, rounds=1)
+    changed = {"pad_id": 1}
+    monkeypatch.setattr(bench_segments, "segments", lambda **options: segments(**options | changed))
+    with pytest.raises(
+        SystemExit, match=r"input_ids of segments are wrong at 3 x 100, \d+ pieces side by side on numpy"
+    ):
+        bench_segments.main(quick=True, rounds=1)
     monkeypatch.setattr(bench_permute, "permute", lambda indices, n, key: indices * 0)
     with pytest.raises(SystemExit, match="no bijection"):
         bench_permute.main(quick=True, rounds=1)

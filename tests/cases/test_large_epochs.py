@@ -12,8 +12,8 @@ import pytest
 from streams import take
 
 from dali_pipes import TokenLoader
+from dali_pipes.row_plan import plan_rows
 from dali_pipes.schedule import Blocks, Position, Schedule, Windows
-from dali_pipes.source import plan_rows
 
 T = 8
 ROWS = 3_000_000_000

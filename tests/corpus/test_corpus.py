@@ -335,3 +335,33 @@ def test_eight_threads_read_right_rows_while_files_are_evicted(tmp_path: Path, m
             thread.join()
         assert wrong == []
         assert len(open_files(tmp_path)) == 4
+
+
+@given(data=st.data())
+def test_pieces_of_any_length_and_place(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Like rows, but each with its own length and place; what lies between them is left alone."""
+    folder = tmp_path_factory.mktemp("pieces")
+    sizes = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=4))
+    tokens = np.arange(sum(sizes), dtype=np.uint16)
+    for number, part in enumerate(np.split(tokens, np.cumsum(sizes)[:-1])):
+        part.tofile(folder / f"{number}.bin")
+    pieces, used = [], 0
+    for _ in range(data.draw(st.integers(0, 12))):
+        start = data.draw(st.integers(0, len(tokens) - 1))
+        length = data.draw(st.integers(0, min(20, len(tokens) - start)))
+        gap = data.draw(st.integers(0, 3))
+        pieces.append((start, length, used + gap))
+        used += gap + length
+    pieces = data.draw(st.permutations(pieces))
+    expected = np.full(used + 2, 65535, np.uint16)
+    for start, length, target in pieces:
+        expected[target : target + length] = tokens[start : start + length]
+    out = np.full_like(expected, 65535)
+    columns = np.array(pieces, np.int64).reshape(-1, 3).T
+    with open_corpus(str(folder)) as corpus:
+        corpus.read_pieces(columns[0], columns[1], columns[2], out)
+        assert np.array_equal(out, expected)
+        with pytest.raises(ValueError, match="do not lie inside of out"):
+            corpus.read_pieces(np.array([0]), np.array([1]), np.array([len(out)]), out)
+        with pytest.raises(CorpusError, match="positions 0 to"):
+            corpus.read_pieces(np.array([len(tokens)]), np.array([1]), np.array([0]), out)

@@ -24,6 +24,7 @@ CALLED = [  # everything that dali_pipes/device.py and operators/ take from CuPy
     "cuda.runtime.memcpyDefault",
     "cuda.runtime.streamWaitEvent",
     "empty",
+    "get_default_memory_pool",
     "get_default_pinned_memory_pool",
     "ndarray",
 ]

@@ -45,6 +45,7 @@ def kernel_names() -> dict[str, list[str]]:
         **{
             name: [_kernel.expression(name, *pair) for pair in rows_dtype_pairs()] for name in ("rows", "shuffled_rows")
         },
+        "segments": [*(_kernel.expression("segments", token) for token in TOKEN_DTYPES), "segment_bounds"],
     }
 
 
@@ -72,6 +73,9 @@ class DeviceArray:
 
     def copy(self) -> DeviceArray:
         return DeviceArray(self._host.copy())
+
+    def fill(self, value: int) -> None:
+        self._host.fill(value)
 
     def get(self) -> NDArray[Any]:
         """The values on the host; a synchronisation in CuPy, so for tests alone."""

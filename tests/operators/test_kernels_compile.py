@@ -139,5 +139,6 @@ def test_compiles_with_nvcc(operator: str, architecture: str, tmp_path: Path) ->
     command = [nvcc, *options, "-o", str(tmp_path / "unit.cubin"), str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    mangled = rf"_Z{len(operator)}{operator}[A-Z]\w+".encode()
+    functions = {name.partition("<")[0] for name in names}
+    mangled = rf"_Z(?:{'|'.join(f'{len(name)}{name}' for name in functions)})[A-Z]\w+".encode()
     assert len(set(re.findall(mangled, (tmp_path / "unit.cubin").read_bytes()))) == len(names)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dali_pipes.operators import permute, rows, shuffled_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.row_plan import plan_rows
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.schedule.windows import Windows
-from dali_pipes.source import plan_rows
 
 settings_with_backend = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -135,7 +135,7 @@ def test_equals_the_plan_of_a_schedule(xp: Backend, shuffle: bool, world_size: i
             steps.base + steps.first_step * schedule.global_rows + rank,
             plan.row_ids.size,
             row_step=world_size,
-            num_rows=schedule.num_rows,
+            num_rows=schedule.windows.count,
             key=schedule.key(steps.epoch),
             origin=windows.first,
             stride=windows.stride,

@@ -1,6 +1,7 @@
 """The schedule is arithmetic: checked against plain enumeration, and at sizes where nothing could be enumerated."""
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.errors import ConfigError
+from dali_pipes.row_plan import plan_rows
 from dali_pipes.schedule import PADDING, Blocks, Position, Schedule, StepRange, Windows
-from dali_pipes.source import plan_rows
 
 
-def make(rows: int, batch_size: int, rank: int = 0, world_size: int = 1, **settings: bool) -> Schedule:
+def make(rows: int, batch_size: int, rank: int = 0, world_size: int = 1, **settings: Any) -> Schedule:
     windows = Windows(first=0, count=rows, seq_len=4, stride=4, num_tokens=rows * 4 + 1)
     return Schedule(windows, batch_size, rank=rank, world_size=world_size, **settings)
 

@@ -1,0 +1,261 @@
+"""Rows made of whole documents: which pieces of the corpus are in row i of an epoch.
+
+    order of the epoch    d7 d2 d9 d4 | d1 d8 d3 d6 | d0 d5           windows of 4 documents, each planned by itself
+    rows of a window      [d9 d2] [d7] [d4]                           best fit, then shuffled
+    rows of the epoch     0 1 2 | 3 4 | 5                             numbered on from window to window
+
+A window's rows depend on the seed, the epoch and its number alone, so every rank plans the same ones, and a run that
+goes on plans the windows it needs and no others. How many rows a window makes is known when it has been planned; a
+state therefore says in which window it is and how many rows came before it.
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.documents import Pieces
+from dali_pipes.errors import ConfigError
+from dali_pipes.operators import permute
+from dali_pipes.schedule import Packing, PackingCounts, WindowMark, pack, rows_of_documents
+
+Int64Array = npt.NDArray[np.int64]
+RowMode = Literal["pack", "pad"]
+LongDocuments = Literal["split", "truncate", "drop"]
+
+_WINDOWS_KEPT = 3
+_EPOCHS_KEPT = 3
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What an epoch's plan makes of the documents, over all ranks; every figure is exact.
+
+    Tokens in rows and `dropped_tokens` add up to `tokens`.
+    """
+
+    epoch: int
+    documents: int
+    """Empty ones included."""
+    tokens: int
+    rows: int
+    padding_tokens: int
+    fill: float
+    """Share of the rows' places that hold tokens."""
+    dropped_documents: int
+    dropped_tokens: int
+    """Of documents that were dropped, and behind the end of those that were truncated."""
+    split_documents: int
+    truncated_documents: int
+
+
+def split_documents(offsets: Int64Array, split: str, validation_fraction: float) -> Int64Array:
+    """The documents of one split: validation has those that begin in the last part of the tokens, train the others."""
+    border = int(offsets[-1]) - int((offsets[-1] - offsets[0]) * validation_fraction)
+    first = int(np.searchsorted(offsets[:-1], border)) if validation_fraction else len(offsets) - 1
+    part = offsets[first:] if split == "validation" else offsets[: first + 1]
+    if len(part) < 2 or part[-1] == part[0]:
+        raise ConfigError(
+            f"the {split} split has no document with tokens in it (validation_fraction {validation_fraction}, "
+            f"{len(offsets) - 1} documents); use a longer corpus or another validation_fraction"
+        )
+    return part
+
+
+@dataclass
+class _Epoch:
+    """Rows counted so far: `ends[i]` rows are in the windows up to first.window + i."""
+
+    first: WindowMark
+    ends: list[int] = field(default_factory=list)
+
+    @property
+    def known(self) -> int:
+        return self.ends[-1] if self.ends else self.first.rows_before
+
+
+class DocumentRows:
+    """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
+
+    offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
+    """
+
+    def __init__(
+        self,
+        offsets: Int64Array,
+        seq_len: int,
+        *,
+        mode: RowMode,
+        long_documents: LongDocuments,
+        window_documents: int,
+        shuffle: bool,
+        seed: int,
+    ) -> None:
+        self.offsets, self.seq_len = offsets, seq_len
+        self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
+        self._shuffle, self._seed = shuffle, seed
+        self.num_documents = len(offsets) - 1
+        self.num_windows = -(-self.num_documents // window_documents)
+        self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
+        self._plans: OrderedDict[tuple[int, int], tuple[Int64Array, Packing]] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def count(self, epoch: int, at_least: int | None = None) -> int:
+        """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
+        with self._lock:
+            counted = self._counted(epoch)
+            while not self._complete(counted) and (at_least is None or counted.known < at_least):
+                self._plan(epoch, counted.first.window + len(counted.ends))
+            return counted.known
+
+    def is_complete(self, epoch: int) -> bool:
+        """Whether all rows of an epoch have been counted. Plans nothing."""
+        with self._lock:
+            return epoch in self._epochs and self._complete(self._epochs[epoch])
+
+    def mark(self, epoch: int, row: int) -> WindowMark:
+        """The window that `row` is in, or would begin. Plans nothing while the epoch is one of the last ones used."""
+        with self._lock:
+            if row == 0 and epoch not in self._epochs:
+                return WindowMark(0, 0)
+            counted = self._counted(epoch)
+            if not counted.first.rows_before <= row <= counted.known:  # forgotten since, or before a saved mark
+                self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
+                self.count(epoch, row)
+            number = int(np.searchsorted(np.array(counted.ends), row, side="right"))
+            before = counted.ends[number - 1] if number else counted.first.rows_before
+            return WindowMark(counted.first.window + number, before)
+
+    def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
+        """Count an epoch's rows from a saved mark on. False if `row` cannot be where the mark says it is."""
+        with self._lock:
+            if not (0 <= mark.window <= self.num_windows and 0 <= mark.rows_before <= row):
+                return False
+            if mark.window == 0 and mark.rows_before:
+                return False
+            before = self._epochs.get(epoch)
+            self._epochs[epoch] = counted = _Epoch(mark)
+            self._epochs.move_to_end(epoch)
+            if row <= self.count(epoch, row) and (not counted.ends or row <= counted.ends[0]):
+                return True
+            del self._epochs[epoch]
+            if before is not None:
+                self._epochs[epoch] = before
+            return False
+
+    def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:
+        """Pieces of rows (rising; -1, at the end, is a row without any) of an epoch."""
+        real = row_ids[row_ids >= 0]
+        if len(real):
+            if real[0] < self._counted(epoch).first.rows_before:  # before the place where a saved state began
+                self._epochs[epoch] = _Epoch(WindowMark(0, 0))
+            self.count(epoch, int(real[-1]) + 1)
+        parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        counts: list[Int64Array] = []
+        done = 0
+        while done < len(real):
+            mark = self.mark(epoch, int(real[done]))  # never a window without rows: this one has a row
+            documents, packing = self._plan(epoch, mark.window)
+            num_rows = len(packing.row_offsets) - 1
+            here = real[done : np.searchsorted(real, mark.rows_before + num_rows)] - mark.rows_before
+            done += len(here)
+            rows = here if not self._shuffle else permute(here, num_rows, self._key("window", epoch, mark.window))
+            first, size = packing.row_offsets[rows], np.diff(packing.row_offsets)[rows]
+            at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
+            starts = self.offsets[documents[packing.piece_documents[at]]] + packing.piece_begins[at]
+            lengths = packing.piece_lengths[at].astype(np.int64)
+            parts.append((starts, lengths, starts + lengths))
+            counts.append(size)
+        counts.append(np.zeros(len(row_ids) - len(real), np.int64))
+        row_offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
+        empty = np.zeros(0, np.int64)
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [empty, empty, empty]
+        return Pieces(row_offsets, *columns)
+
+    def plan_behind(self, epoch: int, row: int) -> None:
+        """Plan the window behind that of `row`, so that nobody has to wait for it later."""
+        with self._lock:
+            window = self.mark(epoch, row).window + 1
+            if window < self.num_windows:
+                self._plan(epoch, window)
+            elif (epoch + 1) not in self._epochs:
+                self.count(epoch + 1, 1)
+
+    def estimate(self, epoch: int) -> int:
+        """Rows of an epoch: exact once they have been counted, else by the windows planned so far, at least one."""
+        with self._lock:
+            self.count(epoch, 1)
+            counted = self._counted(epoch)
+            if self._complete(counted):
+                return counted.known
+            rows = counted.known - counted.first.rows_before
+            return counted.known + rows * (self.num_windows - counted.first.window - len(counted.ends)) // len(
+                counted.ends
+            )
+
+    def report(self, epoch: int, progress: Callable[[int, int], None] | None = None) -> PlanReport:
+        """Plan an epoch whole and add it up. Blocks; `progress(done, windows)` is called after each window."""
+        rows = pieces_tokens = 0
+        counts = PackingCounts(0, 0, 0, 0)
+        for window in range(self.num_windows):
+            packing = self._plan(epoch, window)[1]
+            rows += len(packing.row_offsets) - 1
+            pieces_tokens += int(packing.piece_lengths.sum())
+            counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
+            if progress is not None:
+                progress(window + 1, self.num_windows)
+        lengths_total = int(self.offsets[-1] - self.offsets[0])
+        return PlanReport(
+            epoch=epoch,
+            documents=self.num_documents,
+            tokens=lengths_total,
+            rows=rows,
+            padding_tokens=rows * self.seq_len - pieces_tokens,
+            fill=pieces_tokens / (rows * self.seq_len) if rows else 0.0,
+            **counts._asdict(),
+        )
+
+    def _complete(self, counted: _Epoch) -> bool:
+        return counted.first.window + len(counted.ends) >= self.num_windows
+
+    def _counted(self, epoch: int) -> _Epoch:
+        if epoch not in self._epochs:
+            self._epochs[epoch] = _Epoch(WindowMark(0, 0))
+            while len(self._epochs) > _EPOCHS_KEPT:
+                self._epochs.popitem(last=False)
+        self._epochs.move_to_end(epoch)
+        return self._epochs[epoch]
+
+    def _plan(self, epoch: int, window: int) -> tuple[Int64Array, Packing]:
+        """Documents of a window, in the order of the epoch, and the rows they make."""
+        with self._lock:
+            key = (epoch, window)
+            if key not in self._plans:
+                begin = window * self._window_documents
+                documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
+                if self._shuffle:
+                    documents = permute(documents, self.num_documents, self._key("order", epoch))
+                lengths = self.offsets[documents + 1] - self.offsets[documents]
+                self._plans[key] = documents, self._pack(lengths)
+                while len(self._plans) > _WINDOWS_KEPT:
+                    self._plans.popitem(last=False)
+            counted = self._counted(epoch)
+            if window == counted.first.window + len(counted.ends):
+                counted.ends.append(counted.known + len(self._plans[key][1].row_offsets) - 1)
+            self._plans.move_to_end(key)
+            return self._plans[key]
+
+    def _pack(self, lengths: Int64Array) -> Packing:
+        if self._mode == "pack":
+            return pack(lengths, self.seq_len, self._long_documents)
+        pieces = rows_of_documents(lengths, self.seq_len, self._long_documents)
+        return Packing(np.arange(len(pieces.piece_documents) + 1), *pieces)
+
+    def _key(self, *what: object) -> int:
+        text = " ".join(map(str, ("dali_pipes", self._seed, *what)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

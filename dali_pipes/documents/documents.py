@@ -1,0 +1,122 @@
+"""Find the documents of a corpus: from its index, or from the id that ends or begins each of them.
+
+    tokens           7 8 E 9 E E 5           end id E            S 7 8 S S 9       start id S
+    offsets          0     3   5 6 7                             0     3 4   6
+    documents        [7 8 E] [9 E] [E] [5]                       [S 7 8] [S] [S 9]
+
+The id belongs to the document that it ends or begins. What follows the last end id is a last document, and what comes
+before the first start id is a first one. Only an index can tell of documents without tokens: there they stay, as equal
+neighbours in `offsets`.
+"""
+
+import operator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.corpus import Corpus
+from dali_pipes.documents.cache import default_cache_dir, kept_name, load_or_make
+from dali_pipes.documents.scan import Delimiter, scan_offsets
+from dali_pipes.errors import ConfigError
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Documents:
+    """The documents of one corpus, in its order."""
+
+    offsets: Int64Array
+    """(D + 1,), read-only, from 0 to the number of tokens, non-decreasing: document d is tokens offsets[d] to
+    offsets[d + 1] - 1. May be mapped from a file, which other processes share."""
+
+    source: str
+    """How they were found: "index", "end id 50256", "start id 1"."""
+
+    warning: str | None = None
+    """What the user should know: an id that never occurs, offsets that could not be kept for the next start."""
+
+    @property
+    def num_documents(self) -> int:
+        """D, empty documents included."""
+        return len(self.offsets) - 1
+
+
+def find_documents(corpus: Corpus, *, start_id: int | None = None, cache_dir: Path | None = None) -> Documents:
+    """The documents of `corpus`. Blocks: reads its index, or all of its tokens at the first call for an id.
+
+    start_id:  the id that begins a document; `corpus.eos_id` is the one that ends a document. Neither is looked at
+               where the format has an index.
+    cache_dir: where the offsets found in a scan are kept, by default `DALI_PIPES_CACHE`, else `dali_pipes` in
+               `XDG_CACHE_HOME`, else in `~/.cache`. Of several processes that look for them there at once, one scans
+               and the others wait. A folder that cannot be written, or one that holds the data, is a warning in the
+               result. Kept offsets are known by the corpus's fingerprint, which samples its files.
+
+    Raises ConfigError where an id is needed and none is given, or both are, and what `Corpus.read_rows` raises.
+    """
+    offsets = corpus.document_offsets
+    if offsets is not None:
+        return Documents(offsets, "index")
+    delimiter = _delimiter(corpus, start_id)
+    source = f"{delimiter.kind} id {delimiter.token_id}"
+    limits = np.iinfo(corpus.dtype)
+    if not limits.min <= delimiter.token_id <= limits.max:
+        whole: Int64Array = np.array([0, corpus.num_tokens])
+        whole.flags.writeable = False
+        return Documents(whole, source, _never_occurs(corpus, delimiter))
+    offsets, why_not_kept = _kept_or_scanned(corpus, delimiter, cache_dir)
+    warnings = [_never_occurs(corpus, delimiter)] if _is_absent(corpus, delimiter, offsets) else []
+    if why_not_kept is not None:
+        warnings.append(f"{why_not_kept}; the next start scans again. Name a folder to keep them in: DALI_PIPES_CACHE.")
+    return Documents(offsets, source, " ".join(warnings) or None)
+
+
+def _delimiter(corpus: Corpus, start_id: int | None) -> Delimiter:
+    end_id = corpus.eos_id
+    if start_id is not None and end_id is not None:
+        raise ConfigError(
+            f"eos_id = {end_id} and document_start_id = {start_id} are both set; documents are told apart by one of "
+            f"them: keep eos_id if it ends every document, document_start_id if it begins every document"
+        )
+    if end_id is not None:
+        return Delimiter("end", operator.index(end_id))
+    if start_id is not None:
+        return Delimiter("start", operator.index(start_id))
+    raise ConfigError(
+        f"{corpus.files[0]}: files of format {corpus.format} do not say where documents end; set eos_id to the id that "
+        f"ends every document, or document_start_id to the id that begins every document"
+    )
+
+
+def _kept_or_scanned(corpus: Corpus, delimiter: Delimiter, cache_dir: Path | None) -> tuple[Int64Array, str | None]:
+    """The offsets, and why they could not be kept."""
+    scan = partial(scan_offsets, corpus, delimiter)
+    try:
+        directory = (default_cache_dir() if cache_dir is None else cache_dir).absolute()
+        holds_data = directory.resolve() in {folder.resolve() for folder in {file.parent for file in corpus.files}}
+    except (OSError, RuntimeError) as error:  # no home folder, a loop of links
+        return scan(), f"document offsets are not kept: {error}"
+    if holds_data:
+        return scan(), f"document offsets are not kept: nothing is written to {directory}, which holds the data"
+    name = kept_name(corpus.fingerprint, delimiter.kind, delimiter.token_id)
+    return load_or_make(directory / name, corpus.num_tokens, scan)
+
+
+def _is_absent(corpus: Corpus, delimiter: Delimiter, offsets: Int64Array) -> bool:
+    """Whether the id is nowhere. One document may also be one that has it, at its outer end."""
+    if len(offsets) > 2:
+        return False
+    position = corpus.num_tokens - 1 if delimiter.kind == "end" else 0
+    return int(corpus.tokens(position, 1)[0]) != delimiter.token_id
+
+
+def _never_occurs(corpus: Corpus, delimiter: Delimiter) -> str:
+    setting = "eos_id" if delimiter.kind == "end" else "document_start_id"
+    return (
+        f"{setting} = {delimiter.token_id} is nowhere in the corpus ({corpus.num_tokens} tokens of "
+        f"{corpus.dtype.name}, first file {corpus.files[0]}), so all of it is one document; is it the id of the "
+        f"tokenizer that made it?"
+    )

@@ -1,0 +1,63 @@
+"""How documents cut windows of the token stream into pieces.
+
+offsets         0         3     5     5           9            document 2 has no tokens
+tokens          0  1  2 | 3  4  |     | 5  6  7  8
+windows of 4    [         )                                    from 0:  pieces 0+3, 3+1
+                   [           )                               from 1:  pieces 1+2, 3+2
+                           [          )                        from 4:  pieces 4+1, 5+3
+document ends   3 5     3 5     5 9
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Pieces(NamedTuple):
+    """The pieces of R windows, in the order of the windows and of the tokens in them. Every piece has a token."""
+
+    row_offsets: Int64Array
+    """(R + 1,): window r has pieces row_offsets[r] to row_offsets[r + 1] - 1."""
+    starts: Int64Array
+    """(P,): position of each piece's first token in the corpus."""
+    lengths: Int64Array
+    """(P,): tokens in each piece."""
+    document_ends: Int64Array
+    """(P,): position behind the last token of the piece's document, wherever the window ends."""
+
+
+def pieces_of_windows(offsets: Int64Array, starts: npt.ArrayLike, length: int) -> Pieces:
+    """Cut the windows [start, start + length) of the token stream where documents end.
+
+    offsets: (D + 1,) int64, as in `Documents`, empty documents included
+    starts:  (R,) integers, in any order; windows lie inside the corpus and may overlap
+    length:  tokens in a window, the same for all
+
+    Two binary searches a window and work in proportion to the documents that the windows meet, empty ones too.
+    """
+    begins: Int64Array = np.asarray(starts, np.int64)
+    ends = begins + length
+    assert offsets.dtype == np.int64, f"offsets of {offsets.dtype} would be copied as a whole by every search"
+    assert length >= 0
+    assert not begins.size or (begins.min() >= 0 and ends.max() <= offsets[-1]), "a window outside the corpus"
+    # Documents that a window meets: from the last that begins at or before its first token to the last that begins
+    # before its end. In rising order a search goes where the one before has been: 2.1 instead of 3.0 ms for 1024
+    # windows in 10^8 documents.
+    order = np.argsort(begins)
+    first, last = np.empty_like(begins), np.empty_like(begins)
+    first[order] = np.searchsorted(offsets, begins[order], side="right") - 1
+    last[order] = np.searchsorted(offsets, ends[order], side="left") - 1
+    counts = np.maximum(last + 1 - first, 0)
+    before = np.cumsum(counts) - counts
+    windows = np.repeat(np.arange(len(begins)), counts)
+    documents = np.arange(len(windows)) + (first - before)[windows]
+    document_ends = offsets[documents + 1]
+    piece_starts = np.maximum(offsets[documents], begins[windows])
+    lengths = np.minimum(document_ends, ends[windows]) - piece_starts
+    has_tokens = lengths > 0
+    row_offsets = np.zeros(len(begins) + 1, np.int64)
+    np.cumsum(np.bincount(windows[has_tokens], minlength=len(begins)), out=row_offsets[1:])
+    return Pieces(row_offsets, piece_starts[has_tokens], lengths[has_tokens], document_ends[has_tokens])

@@ -1,0 +1,326 @@
+"""segments: rows made of pieces of documents, with all that says where a document begins and ends, in one pass.
+
+    tokens (N,)   10 11 12 13   20 21   30        three documents, which end at 4, 6 and 7        seq_len T = 5
+    row 0: three tokens of the first document, then the second; row 1: the third, and four positions of padding
+
+    row_offsets (R + 1,)   0 2 3     piece_starts (P,)   0 4 6     piece_lengths   3 2 1     piece_ends   4 6 7
+
+    input_ids (R, T)     10 11 12 20 21     labels           11   12   13   21 -100     position_ids   0 1 2 0 1
+                         30  0  0  0  0                    -100 -100 -100 -100 -100                    0 0 0 0 0
+
+    segment_ids           1  1  1  2  2     attention_mask    1    1    1    1    1     loss_mask      1 1 1 1 0
+                          1  0  0  0  0                       1    0    0    0    0                    0 0 0 0 0
+
+    num_segments   4     cu_seqlens   0 3 5 6 10 10 10 10 10 10 10
+
+The label of 12 is 13, which the row does not show but the document has. Padding is known by its position, never by its
+value, so `pad_id` may be the id of a token; the padding of a row is a segment of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dali_pipes.operators import _kernel, _row
+from dali_pipes.operators._array import require_inside, require_same_kind
+from dali_pipes.operators._pieces import PieceLayout, PieceTables
+from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    import cupy
+
+    from dali_pipes.operators._array import Array
+
+_THREADS = 128
+_BOUND_THREADS = 32
+_BLOCKS_WANTED = 1024
+_GRID_SECOND_AXIS_MAXIMUM = 65535  # a limit of CUDA
+
+
+class _LabelRule(NamedTuple):
+    """`cross`: from one piece to the next of the row. `learn`: None, or 0 for each token that is no label."""
+
+    num_labels: int
+    cross: bool
+    learn: Any
+
+
+def segments(
+    tokens: Array,
+    row_offsets: Array,
+    piece_starts: Array,
+    piece_lengths: Array,
+    piece_ends: Array,
+    seq_len: int,
+    *,
+    outputs: Collection[str],
+    pad_id: int = 0,
+    mtp: int = 0,
+    mask_boundaries: bool = True,
+    loss_mask: Array | None = None,
+    cu_capacity: int | None = None,
+    out: Mapping[str, Array] | None = None,
+    vocab_size: int | None = None,
+    bad: Array | None = None,
+) -> dict[str, Array]:
+    """The wanted `outputs`, by name, of R rows of T = `seq_len` positions.
+
+    tokens: (N,), any integer dtype, contiguous, NumPy or CuPy; all other arrays are of the same kind.
+    row_offsets: int64 (R + 1,). Row r holds the pieces row_offsets[r] : row_offsets[r + 1], one behind the other from
+        position 0; what they leave of the row is padding.
+    piece_starts, piece_lengths: int64 (P,). Piece p is tokens[start : start + length], length >= 1.
+    piece_ends: int64 (P,), start + length or more: where the tokens end that may be labels of the piece, which is the
+        end of its document or of what was read of it.
+    mtp: 0 for one label a position, the next token; k for k of them, label j being the token j + 1 ahead. These never
+        come from beyond the piece's end, whatever `mask_boundaries`.
+    mask_boundaries: with False the last token of a piece has the first of the row's next piece as its label.
+    loss_mask: uint8 (N,), contiguous: a token that has a 0 is no label.
+    cu_capacity: C, for how many segments `cu_seqlens` has room, R or more; by default R * T, or what `out` says.
+    out: contiguous arrays to fill and return, by output, apart from the input in memory. Those it lacks are made.
+    bad: as in `rows`, for the tokens that the rows show, not their padding. Position p is position p % T of row p // T.
+
+    Outputs, int64 (R, T) where nothing else is said, and 0 on padding:
+    input_ids: the tokens, their low 64 bits; `pad_id` on padding.
+    labels: (R, T), with `mtp` (R, T, mtp); -100 where there is none and on padding.
+    position_ids: 0, 1, ... in each piece. segment_ids: number of the piece in its row, from 1. attention_mask: 1.
+    loss_mask: 1 where the label, the first of `mtp`, is not -100.
+    cu_seqlens: int32 (C + 1,), for the R * T positions in one line: where each segment begins, then R * T up to the
+        end of the array. The padding of a row is its last segment.
+    num_segments: int64 (1,), the segments that `cu_seqlens` has or should have had room for.
+
+    NumPy checks the tables and the room. CuPy launches one kernel on the current stream, a second one for cu_seqlens or
+    num_segments, and does not block. It checks neither: wrong tables read foreign memory, and segments without room
+    are left out.
+    """
+    seq_len, pad_id, mtp = operator.index(seq_len), operator.index(pad_id), operator.index(mtp)
+    on_device = _row.require_tokens("segments", tokens, seq_len)
+    require_inside("segments", -(2**63), 63, pad_id=pad_id)
+    require_inside("segments", 0, 31, mtp=mtp)
+    pieces = PieceTables(row_offsets, piece_starts, piece_lengths, piece_ends)
+    _require_tables(pieces, on_device)
+    if loss_mask is not None:
+        _require_array("loss_mask", loss_mask, tokens.shape, np.dtype(np.uint8), on_device)
+    limit = _row.id_limit("segments", tokens.dtype, vocab_size, bad, on_device)
+    shape = row_offsets.size - 1, seq_len
+    results = _results(outputs, shape, mtp, cu_capacity, out or {}, on_device)
+    rule = _LabelRule(max(mtp, 1), not mask_boundaries and mtp == 0, loss_mask)
+    run = _segments_cupy if on_device else _segments_numpy
+    run(tokens, pieces, shape, rule, pad_id, results, limit, bad)
+    return results
+
+
+def _segments_numpy(
+    tokens: NDArray[Any],
+    pieces: PieceTables,
+    shape: tuple[int, int],
+    rule: _LabelRule,
+    pad_id: int,
+    results: dict[str, NDArray[Any]],
+    limit: int | None,
+    bad: NDArray[np.int64] | None,
+) -> None:
+    layout = PieceLayout(_checked(pieces, tokens.size, shape[1]), shape)
+    flat = {name: array.reshape(-1) for name, array in results.items()}
+    if "cu_seqlens" in flat:
+        layout.fill_bounds(flat["cu_seqlens"])
+    if "num_segments" in flat:
+        flat["num_segments"][0] = np.count_nonzero(layout.counts)
+    if "segment_ids" in flat:
+        np.copyto(flat["segment_ids"], layout.spread(layout.numbers(), layout.lengths.size))
+    if "position_ids" in flat:
+        positions = layout.spread(layout.begins % shape[1], shape[1]).reshape(shape)
+        np.subtract(np.arange(shape[1], dtype=positions.dtype), positions, out=positions)
+        np.copyto(results["position_ids"], positions)
+        layout.pad(flat["position_ids"], 0)
+    if "attention_mask" in flat:
+        flat["attention_mask"].fill(1)
+        layout.pad(flat["attention_mask"], 0)
+    if limit is None and not {"input_ids", "labels", "loss_mask"} & flat.keys():
+        return
+    inputs = flat["input_ids"] if "input_ids" in flat else np.empty(layout.size, np.int64)
+    layout.gather(tokens, inputs)
+    if "labels" in flat or "loss_mask" in flat:
+        _fill_labels(tokens, inputs, layout, rule, flat.get("labels"), flat.get("loss_mask"))
+    layout.pad(inputs, pad_id)
+    if limit is not None and bad is not None:
+        outside = inputs.view(np.uint64) >= np.uint64(limit)  # a negative id is a huge one without its sign
+        layout.pad(outside, False)
+        if outside.any():
+            bad[0] += np.count_nonzero(outside)
+            bad[1] = min(int(bad[1]), int(outside.argmax()))
+
+
+def _fill_labels(
+    tokens: NDArray[Any],
+    inputs: NDArray[np.int64],
+    layout: PieceLayout,
+    rule: _LabelRule,
+    flat_labels: NDArray[np.int64] | None,
+    loss_mask: NDArray[np.int64] | None,
+) -> None:
+    if flat_labels is None:
+        flat_labels = np.empty(layout.size * rule.num_labels, np.int64)
+    labels = flat_labels.reshape(layout.size, rule.num_labels)
+    learn = rule.learn
+    if learn is not None:
+        shown = np.empty(layout.size, np.uint8)
+        layout.gather(learn, shown)
+        learned = np.empty_like(shown)
+    for step, label in enumerate(labels.T, 1):
+        ignored = layout.look_ahead(tokens, inputs, step, rule.cross, IGNORE_INDEX, label)
+        if step == 1 and loss_mask is not None:
+            loss_mask.fill(1)
+            loss_mask[ignored] = 0
+            layout.pad(loss_mask, 0)
+        if learn is not None:
+            layout.look_ahead(learn, shown, step, rule.cross, 0, learned)
+            label[learned == 0] = IGNORE_INDEX
+        layout.pad(label, IGNORE_INDEX)
+    # By value, which takes another third of the time, only where labels may be masked or tokens may be -100 themselves.
+    if loss_mask is not None and (learn is not None or not np.can_cast(tokens.dtype, np.uint32)):
+        np.copyto(loss_mask, labels[:, 0] != IGNORE_INDEX)
+
+
+def _segments_cupy(
+    tokens: cupy.ndarray,
+    pieces: PieceTables,
+    shape: tuple[int, int],
+    rule: _LabelRule,
+    pad_id: int,
+    results: dict[str, cupy.ndarray],
+    limit: int | None,
+    bad: cupy.ndarray | None,
+) -> None:
+    import cupy
+
+    count, seq_len = shape
+    null = np.uint64(0)
+    cu_seqlens, num_segments = results.get("cu_seqlens", null), results.get("num_segments", null)
+    if count == 0:
+        for name in {"cu_seqlens", "num_segments"} & results.keys():
+            results[name].fill(0)
+        return
+    offsets, starts, lengths, ends = (cupy.ascontiguousarray(table) for table in pieces)
+    bounds_wanted = cu_seqlens is not null or num_segments is not null
+    padded = cupy.empty((count,), np.uint8) if bounds_wanted else null
+    sizes = np.int64(count), np.int64(seq_len)
+    room = np.int64(0 if cu_seqlens is null else cu_seqlens.size - 1)
+    learn = null if rule.learn is None else rule.learn
+    labels = np.int64(rule.num_labels), np.int64(rule.cross)
+    wanted = [results.get(name, null) for name in _ROW_OUTPUTS]
+    check = (null, null) if limit is None else (np.uint64(limit), bad)
+    kernel = _kernel.load("segments", _kernel.expression("segments", tokens.dtype))
+    tables = offsets, starts, lengths, ends
+    arguments = tokens, learn, *sizes, *tables, np.int64(pad_id), *labels, *wanted, cu_seqlens, room, padded, *check
+    kernel(*_launch_shape(count, seq_len), arguments)
+    if bounds_wanted:
+        kernel = _kernel.load("segments", "segment_bounds")
+        blocks = min(-(-count // _BOUND_THREADS), _BLOCKS_WANTED)
+        arguments = offsets, lengths, padded, *sizes, cu_seqlens, room, num_segments
+        kernel((blocks,), (_BOUND_THREADS,), arguments)
+
+
+def _launch_shape(count: int, seq_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Grid (rows, parts of a row) and block (along a row, rows) for `count` >= 1 rows.
+
+    A short row shares a block with others. A long one is cut in parts only where there are too few rows to fill a card,
+    since each thread has to find its first piece.
+    """
+    along = min(1 << (seq_len - 1).bit_length(), _THREADS)
+    row_blocks = min(-(-count // (_THREADS // along)), 2**31 - 1)
+    parts = max(1, min(_BLOCKS_WANTED // row_blocks, -(-seq_len // along), _GRID_SECOND_AXIS_MAXIMUM))
+    return (row_blocks, parts), (along, _THREADS // along)
+
+
+# As the kernel takes them.
+_ROW_OUTPUTS = ("input_ids", "labels", "position_ids", "segment_ids", "attention_mask", "loss_mask")
+OUTPUTS = (*_ROW_OUTPUTS, "cu_seqlens", "num_segments")
+"""What can be asked for."""
+
+
+def _results(
+    outputs: Collection[str],
+    shape: tuple[int, int],
+    mtp: int,
+    cu_capacity: int | None,
+    out: Mapping[str, Array],
+    on_device: bool,
+) -> dict[str, Any]:
+    """The arrays to fill, by output: those of `out`, checked, or new ones."""
+    unknown = [name for name in (*outputs, *out) if name not in OUTPUTS]
+    if unknown:
+        raise ValueError(f"segments: no output is called {unknown[0]!r}, expected some of {', '.join(OUTPUTS)}")
+    if on_device:
+        import cupy as module
+    else:
+        module = np
+    results = {}
+    for name in dict.fromkeys(outputs):
+        wanted: tuple[int, ...] = shape
+        dtype: np.dtype[Any] = np.dtype(np.int64)
+        if name == "labels" and mtp:
+            wanted = *shape, mtp
+        elif name == "num_segments":
+            wanted = (1,)
+        elif name == "cu_seqlens":
+            wanted, dtype = (_capacity(shape, cu_capacity, out.get(name)) + 1,), np.dtype(np.int32)
+        if name in out:
+            _require_array(f"out[{name!r}]", out[name], wanted, dtype, on_device)
+        results[name] = out[name] if name in out else module.empty(wanted, dtype)
+    return results
+
+
+def _capacity(shape: tuple[int, int], cu_capacity: int | None, array: Array | None) -> int:
+    count, size = shape[0], shape[0] * shape[1]
+    if size >= 2**31:
+        raise ValueError(f"segments: {size} positions in a batch, expected less than 2**31 for an int32 cu_seqlens")
+    capacity = operator.index(cu_capacity) if cu_capacity is not None else size if array is None else array.size - 1
+    if capacity < count:
+        raise ValueError(f"segments: cu_seqlens has room for {capacity} segments, expected one a row, {count}, or more")
+    return capacity
+
+
+def _require_tables(pieces: PieceTables, on_device: bool) -> None:
+    names = "row_offsets", "piece_starts", "piece_lengths", "piece_ends"
+    require_same_kind("segments", on_device, **dict(zip(names, pieces, strict=True)))
+    for name, table in zip(names, pieces, strict=True):
+        if table.dtype != np.int64:
+            raise TypeError(f"segments: {name} have dtype {table.dtype}, expected int64")
+        if table.ndim != 1 or table.size == (0 if table is pieces.row_offsets else -1):
+            raise ValueError(f"segments: {name} have shape {table.shape}, expected one axis, of R + 1 or of P elements")
+    if not pieces.starts.size == pieces.lengths.size == pieces.ends.size:
+        sizes = f"{pieces.starts.size}, {pieces.lengths.size} and {pieces.ends.size}"
+        raise ValueError(f"segments: piece_starts, piece_lengths, piece_ends have {sizes} elements, expected P in each")
+
+
+def _checked(pieces: PieceTables, num_tokens: int, seq_len: int) -> PieceTables:
+    """The pieces that the rows hold, counted from the first of them; a ValueError unless all can be read."""
+    offsets, num_pieces = pieces.row_offsets, pieces.starts.size
+    if offsets[0] < 0 or offsets[-1] > num_pieces or (offsets[1:] < offsets[:-1]).any():
+        raise ValueError(f"segments: row_offsets must not fall and must lie inside [0, {num_pieces}], the pieces given")
+    first = int(offsets[0])
+    starts, lengths, ends = (table[first : int(offsets[-1])] for table in pieces[1:])
+    # In this order no difference of the values that pass the tests before it leaves 64 bits.
+    wrong = (starts < 0) | (lengths < 1) | (lengths > seq_len) | (ends > num_tokens) | (ends < starts)
+    wrong |= ends - starts < lengths
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise ValueError(
+            f"segments: piece {first + at} starts at token {starts[at]}, has {lengths[at]} and ends at {ends[at]}; "
+            f"expected 1 to {seq_len} tokens inside [0, {num_tokens}), the tokens given, and an end behind them"
+        )
+    return PieceTables(offsets - first, starts, lengths, ends)
+
+
+def _require_array(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any], on_device: bool) -> None:
+    require_same_kind("segments", on_device, **{name: array})
+    if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
+        raise ValueError(
+            f"segments: {name} has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; "
+            f"expected a contiguous array of shape {shape}, dtype {dtype}"
+        )

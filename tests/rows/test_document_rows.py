@@ -1,0 +1,190 @@
+"""The plan: every token once, the same on every rank, window by window, from any place on."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dali_pipes.document_rows import DocumentRows, split_documents
+from dali_pipes.errors import ConfigError
+from dali_pipes.schedule import Position, Schedule, StepRange, WindowMark, Windows
+
+LENGTHS = st.lists(st.integers(0, 23), min_size=1, max_size=40).filter(any)
+MODES = st.sampled_from(["pack", "pad"])
+LONG = st.sampled_from(["split", "truncate", "drop"])
+
+
+def offsets_of(lengths: list[int], first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.concatenate(([first], first + np.cumsum(lengths))).astype(np.int64)
+
+
+def make(lengths: list[int], seq_len: int = 8, first: int = 0, **changes: object) -> DocumentRows:
+    options = {"mode": "pack", "long_documents": "split", "window_documents": 5, "shuffle": True, "seed": 3, **changes}
+    return DocumentRows(offsets_of(lengths, first), seq_len, **options)  # type: ignore[arg-type]
+
+
+@given(LENGTHS, MODES, LONG, st.integers(1, 12), st.integers(1, 50), st.booleans(), st.integers(0, 3))
+def test_every_token_is_served_once_or_reported_dropped(
+    lengths: list[int], mode: str, long_documents: str, seq_len: int, window: int, shuffle: bool, epoch: int
+) -> None:
+    rows = make(
+        lengths, seq_len, 100, mode=mode, long_documents=long_documents, window_documents=window, shuffle=shuffle
+    )
+    count = rows.count(epoch)
+    pieces = rows.pieces(epoch, np.arange(count))
+    served = Counter(
+        token
+        for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True)
+        for token in range(start, start + length)
+    )
+    report = rows.report(epoch)
+    assert set(served.values()) <= {1}
+    assert set(served) <= set(range(100, 100 + sum(lengths)))
+    assert len(served) + report.dropped_tokens == report.tokens == sum(lengths)
+    assert (report.rows, report.documents) == (count, len(lengths))
+    assert report.padding_tokens == count * seq_len - len(served)
+    if long_documents == "split":
+        assert report.dropped_tokens == 0
+    sizes = np.diff(pieces.row_offsets)
+    assert (sizes >= 1).all()
+    if mode == "pad":
+        assert (sizes == 1).all()
+    for first, last in zip(pieces.row_offsets[:-1], pieces.row_offsets[1:], strict=True):
+        assert pieces.lengths[first:last].sum() <= seq_len
+
+
+@given(LENGTHS, MODES, st.integers(1, 9), st.data())
+def test_any_rows_are_those_of_the_whole_plan(lengths: list[int], mode: str, window: int, data: st.DataObject) -> None:
+    """Asked for alone, in any order, by an object that has planned nothing else."""
+    whole = make(lengths, mode=mode, window_documents=window)
+    count = whole.count(2)
+    everything = whole.pieces(2, np.arange(count))
+    first = data.draw(st.integers(0, max(0, count - 1)))
+    wanted = np.arange(first, count, data.draw(st.integers(1, 4)))
+    fresh = make(lengths, mode=mode, window_documents=window)
+    some = fresh.pieces(2, np.append(wanted, -1))
+    assert len(some.row_offsets) == len(wanted) + 2
+    assert some.row_offsets[-1] == some.row_offsets[-2], "a padding row has no piece"
+    for place, row in enumerate(wanted):
+        mine = slice(some.row_offsets[place], some.row_offsets[place + 1])
+        theirs = slice(everything.row_offsets[row], everything.row_offsets[row + 1])
+        for column, other in zip(some[1:], everything[1:], strict=True):
+            assert column[mine].tolist() == other[theirs].tolist()
+
+
+@given(LENGTHS, st.integers(1, 9), st.data())
+def test_a_mark_leads_back_without_planning_what_came_before(
+    lengths: list[int], window: int, data: st.DataObject
+) -> None:
+    rows = make(lengths, window_documents=window)
+    count = rows.count(1)
+    row = data.draw(st.integers(0, count))
+    mark = rows.mark(1, row)
+    fresh = make(lengths, window_documents=window)
+    planned: list[int] = []
+    real = fresh._plan
+
+    def watched(epoch: int, window: int) -> Any:
+        planned.append(window)
+        return real(epoch, window)
+
+    fresh._plan = watched  # type: ignore[method-assign]
+    assert fresh.seek(1, row, mark)
+    assert not planned or min(planned) >= mark.window
+    assert fresh.count(1) == count
+    rest = np.arange(row, count)
+    for mine, theirs in zip(fresh.pieces(1, rest), rows.pieces(1, rest), strict=True):
+        assert mine.tolist() == theirs.tolist()
+    assert min(planned, default=mark.window) >= mark.window
+    whole = fresh.pieces(1, np.arange(count))  # also what lies before the mark can be asked for
+    assert whole.starts.tolist() == rows.pieces(1, np.arange(count)).starts.tolist()
+
+
+def test_a_mark_that_cannot_be_is_refused() -> None:
+    lengths = [5] * 40
+    rows = make(lengths)
+    count = rows.count(0)
+    mark = rows.mark(0, count // 2)
+    assert mark.window > 0
+    for wrong in (
+        WindowMark(99, 0),
+        WindowMark(0, 1),
+        WindowMark(mark.window, count),
+    ):
+        assert not make(lengths).seek(0, count // 2, wrong)
+
+
+def test_epochs_differ_and_repeat_exactly() -> None:
+    lengths = list(range(1, 30))
+    orders = [make(lengths).pieces(epoch, np.arange(make(lengths).count(epoch))).starts.tolist() for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+    assert orders == [
+        make(lengths).pieces(epoch, np.arange(make(lengths).count(epoch))).starts.tolist() for epoch in range(3)
+    ]
+    assert orders[0] != make(lengths, seed=4).pieces(0, np.arange(make(lengths, seed=4).count(0))).starts.tolist()
+
+
+def test_rows_of_a_window_are_shuffled() -> None:
+    """Best fit makes full rows first; in that order a model would see long documents first."""
+    lengths = [7] * 50 + [1] * 10
+    rows = make(lengths, seq_len=8, window_documents=1000)
+    sizes = np.diff(rows.pieces(0, np.arange(rows.count(0))).row_offsets)
+    assert sizes.tolist() != sorted(sizes.tolist())
+    assert sizes.tolist() != sorted(sizes.tolist(), reverse=True)
+
+
+@settings(max_examples=40)
+@given(LENGTHS, st.integers(1, 3), st.integers(1, 3), st.booleans(), st.integers(1, 4))
+def test_ranks_share_every_step(
+    lengths: list[int], world_size: int, batch_size: int, drop_last: bool, per_run: int
+) -> None:
+    """Equal steps on all ranks; together each row once; blocks run on through epochs of different lengths."""
+    try:
+        ranks = [
+            Schedule(
+                Windows(0, 0, 8, 8, sum(lengths)),
+                batch_size,
+                rank=rank,
+                world_size=world_size,
+                drop_last=drop_last,
+                documents=make(lengths),
+            )
+            for rank in range(world_size)
+        ]
+    except ConfigError:
+        assert drop_last
+        assert make(lengths).count(0) < batch_size * world_size
+        return
+    for epoch in range(3):
+        count = make(lengths).count(epoch)
+        (steps,) = {schedule.steps(0, epoch) for schedule in ranks}
+        seen: list[int] = []
+        for step in range(steps):
+            parts = [schedule.rows(StepRange(epoch, 0, step, 1)) for schedule in ranks]
+            assert len({len(part) for part in parts}) == 1
+            seen += [int(row) for part in parts for row in part if row >= 0]
+        whole = count // (batch_size * world_size) * batch_size * world_size
+        assert sorted(seen) == list(range(whole if drop_last else count))
+        assert ranks[0].normalise(Position(epoch, count)) == Position(epoch + 1, 0)
+
+
+@given(LENGTHS, st.sampled_from([0.1, 0.5, 0.9]))
+def test_splits_share_the_documents(lengths: list[int], fraction: float) -> None:
+    offsets = offsets_of(lengths)
+    parts = {}
+    for split in ("train", "validation"):
+        try:
+            parts[split] = split_documents(offsets, split, fraction)
+        except ConfigError as error:
+            assert split in str(error)  # noqa: PT017
+    if len(parts) == 2:
+        assert parts["train"].tolist() + parts["validation"].tolist()[1:] == offsets.tolist()
+    assert split_documents(offsets, "train", 0.0).tolist() == offsets.tolist()
+
+
+def test_nothing_but_empty_documents_is_one_clear_error() -> None:
+    with pytest.raises(ConfigError, match="no document with tokens"):
+        split_documents(offsets_of([0, 0, 0]), "train", 0.0)

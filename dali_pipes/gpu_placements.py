@@ -25,7 +25,7 @@ from dali_pipes.operators import rows, shuffled_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.row_outputs import RowOutputs
-from dali_pipes.row_plan import Layout, plan_rows, some_rows, staged
+from dali_pipes.row_plan import Layout, plan_rows, some_rows, staged, token_span
 from dali_pipes.schedule import PADDING, Schedule, StepRange
 from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
@@ -253,7 +253,7 @@ class DevicePlacement(GpuPlacement):
     def __init__(self, corpus: Corpus, schedule: Schedule, gpu: Gpu, **settings: Any) -> None:
         super().__init__(corpus, schedule, gpu, **settings)
         self.plans_rows = self._layout is not None
-        self._tokens = gpu.empty((schedule.token_span,), corpus.dtype)
+        self._tokens = gpu.empty((token_span(schedule, self._layout),), corpus.dtype)
         load_tokens(corpus, schedule.windows.first, self._tokens, gpu)
         gpu.free_unused()
 

@@ -23,7 +23,7 @@ from dali_pipes.documents import find_documents
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.gpu_placements import DevicePlacement, HostPlacement
 from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
-from dali_pipes.row_plan import Layout, PackedPieces, StreamPieces
+from dali_pipes.row_plan import Layout, PackedPieces, StreamPieces, token_span
 from dali_pipes.schedule import Schedule, Windows, split_windows
 from dali_pipes.source import BlockSource, Placement
 
@@ -246,7 +246,7 @@ def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) ->
             return "host", built.device_reason, StagedPlacement(corpus, built.schedule, **common)
         shifted = ShiftedPlacement(corpus, built.schedule, **common, row_outputs=built.row_outputs)
         return "host", built.device_reason, shifted
-    corpus_bytes = built.schedule.token_span * corpus.dtype.itemsize
+    corpus_bytes = token_span(built.schedule, built.layout) * corpus.dtype.itemsize
     name, reason = choose_placement(config.placement, built.device, corpus_bytes, config.max_device_bytes)
     gpu_kind = DevicePlacement if name == "device" else HostPlacement
     max_rows = built.batches_per_run * config.batch_size

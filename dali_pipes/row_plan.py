@@ -109,6 +109,13 @@ class PackedPieces:
 Layout = StreamPieces | PackedPieces | None
 
 
+def token_span(schedule: Schedule, layout: Layout) -> int:
+    """Tokens of the corpus, from `windows.first` on, that rows and their labels read."""
+    if isinstance(layout, StreamPieces):
+        return min(schedule.windows.span + layout.lookahead - 1, layout.limit - schedule.windows.first)
+    return schedule.token_span
+
+
 def staged(pieces: Pieces, width: int) -> Pieces:
     """The same pieces by their places in a staging buffer whose rows take `width` tokens each."""
     rows = np.repeat(np.arange(len(pieces.row_offsets) - 1), np.diff(pieces.row_offsets))

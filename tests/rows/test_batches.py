@@ -107,6 +107,27 @@ def test_two_epochs_of_documents_equal_the_oracle(
                 assert batches == loader._schedule.steps(0, epoch)
 
 
+@pytest.mark.parametrize("place", sorted(DEVICES))
+def test_labels_far_ahead_of_the_last_window(tmp_path: Path, place: str) -> None:
+    """They are in the corpus, behind the tokens that windows show and their next one."""
+    tokens = write_documents(tmp_path / "corpus", [list(range(1, 12))])
+    with (
+        gpu_stand_in.installed("late"),
+        TokenLoader(
+            corpus=str(tmp_path / "corpus"),
+            batch_size=1,
+            seq_len=4,
+            shuffle=False,
+            mtp=3,
+            mask_boundaries=False,
+            **DEVICES[place],  # type: ignore[arg-type]
+        ) as loader,
+    ):
+        last = list(loader)[-1]
+    assert last["input_ids"].tolist() == [tokens[4:8]]
+    assert last["labels"].tolist() == [[[6, 7, 8], [7, 8, 9], [8, 9, 10], [9, 10, 11]]]
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), documents=documents_strategy)
 def test_boundaries_of_the_stream_equal_the_oracle(

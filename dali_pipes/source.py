@@ -135,7 +135,7 @@ class BlockSource:
         self._times_lock = threading.Lock()
 
     def __call__(self, info: BlockInfo) -> tuple[Array, ...]:
-        self._check_usable()
+        self.check_usable()
         self.placement.check()
         # Whoever got the last block has copied it by now. An interrupt between the lines loses a slot; the other way
         # round it would put one there twice, and two blocks into the same memory.
@@ -148,9 +148,9 @@ class BlockSource:
         try:
             slot = self._pending[key].result()
         except CancelledError:  # closed from a signal handler or another thread while this call waited
-            self._check_usable()
+            self.check_usable()
             raise
-        self._check_usable()
+        self.check_usable()
         del self._pending[key]
         self._delivered = slot
         steps = self.steps(info)
@@ -176,7 +176,7 @@ class BlockSource:
 
     def ready(self, info: BlockInfo) -> bool:
         """Whether a call for this block would return at once; starts reading it otherwise. Does not block."""
-        self._check_usable()
+        self.check_usable()
         key = self._read_ahead(info)
         return key is None or self._pending[key].done()
 
@@ -210,7 +210,8 @@ class BlockSource:
         self._delivered = None
         self.placement.close()
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise `LoaderClosedError` where the source is closed, or belongs to the process this one was forked from."""
         if self._closed:
             raise LoaderClosedError("this block source is closed; build a new loader")
         if os.getpid() != self._process:

@@ -20,7 +20,7 @@ ALL_OUTPUTS = ("input_ids", "labels", "row_ids")
 
 def arrays(batch: Mapping[str, torch.Tensor]) -> Arrays:
     """A copy on the host; waits for the device."""
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in batch.items()}
+    return {name: torch.as_tensor(value).detach().cpu().numpy().copy() for name, value in batch.items()}
 
 
 def collect(loader: Iterable[Mapping[str, torch.Tensor]], count: int | None = None) -> list[Arrays]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes import TokenLoader
+from dali_pipes.config import OUTPUT_NAMES
 from dali_pipes.errors import TokenRangeError
 from gpu.batches import ALL_OUTPUTS, ON_GPU, array_difference, collect, difference
 from gpu.environment import OUTPUT_DTYPES, token_dtypes
@@ -136,6 +137,25 @@ def whole_loader(session: Session) -> None:
             session.verify(f"loader {placement}, {dtype}, {len(of_dtype)} settings, 2 epochs", problem)
 
 
+def rows_of_documents(session: Session) -> None:
+    """Packed and padded rows and windows with boundaries, with every output; ids of 0 end the documents."""
+    batch_size, seq_len = session.pick((8, 512), (2, 16))
+    corpus = session.corpus("documents", batch_size * seq_len * session.pick(40, 8) + 1, below=session.pick(200, 9))
+    settings = _settings(corpus, "uint16", batch_size, seq_len)
+    settings |= {"eos_id": 0, "outputs": (*OUTPUT_NAMES,), "drop_last": False, "batches_per_run": 3}
+    for variant in (
+        {"rows": "pack"},
+        {"rows": "pack", "long_documents": "truncate", "mtp": 3, "pad_id": 7, "window_documents": 50},
+        {"rows": "pad", "long_documents": "drop", "rank": 1, "world_size": 2},
+        {"rows": "stream", "mask_boundaries": True},
+        {"rows": "stream", "mask_boundaries": False, "mtp": 2},
+    ):
+        expected = _two_epochs(settings | variant | {"device": "cpu"})
+        for on_gpu in ON_GPU:
+            problem = difference(_two_epochs(settings | variant | on_gpu), expected)
+            session.verify(f"documents, {on_gpu['placement']}, {' '.join(map(str, variant.values()))}", problem)
+
+
 def states(session: Session) -> None:
     """A run that moves between CPU and GPU in mid-epoch, with other block sizes on the way."""
     batch_size, seq_len = session.pick((8, 512), (2, 16))
@@ -226,4 +246,12 @@ def _differences(cupy: Any, mine: list[Any], expected: list[Any]) -> str:
     return next(filter(None, (array_difference(cupy.asnumpy(a), b) for a, b in pairs)), "")
 
 
-CHECKS = (permute_equals_numpy, rows_equal_numpy, shuffled_rows_equal_numpy, whole_loader, states, bad_id)
+CHECKS = (
+    permute_equals_numpy,
+    rows_equal_numpy,
+    shuffled_rows_equal_numpy,
+    whole_loader,
+    rows_of_documents,
+    states,
+    bad_id,
+)

@@ -22,11 +22,10 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
-from dali_pipes.schedule import Packing, PackingCounts, WindowMark, pack, rows_of_documents
+from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, pack, rows_of_documents
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
-LongDocuments = Literal["split", "truncate", "drop"]
 
 _WINDOWS_KEPT = 3
 _EPOCHS_KEPT = 3

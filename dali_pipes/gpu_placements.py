@@ -110,6 +110,15 @@ class GpuPlacement:
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         raise NotImplementedError
 
+    def _stage_row_ids(self, slot: Slot) -> None:
+        if self._row_ids is not None:
+            assert slot.plan is not None
+            slot.arrays["row_ids"][: len(slot.plan.row_ids)] = slot.plan.row_ids
+
+    def _send_row_ids(self, slot: Slot, arrays: dict[str, Array]) -> None:
+        if self._row_ids is not None:
+            self.gpu.copy(arrays["row_ids"], slot.arrays["row_ids"][: len(arrays["row_ids"])])
+
     def _stage_tables(self, slot: Slot, pieces: Pieces) -> None:
         """Keep the places of a block's pieces in pinned memory, for each batch one behind the other."""
         batches = [
@@ -218,8 +227,7 @@ class HostPlacement(GpuPlacement):
             assert slot.plan.pieces is not None
             self._stage_tables(slot, staged(slot.plan.pieces, self._width))
         times.read_s = time.perf_counter() - begin
-        if self._row_ids is not None:
-            slot.arrays["row_ids"][:count] = slot.plan.row_ids
+        self._stage_row_ids(slot)
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         assert slot.plan is not None
@@ -227,8 +235,7 @@ class HostPlacement(GpuPlacement):
         count = len(row_ids)
         tokens = self._tokens[: count * self._width]
         self.gpu.copy(tokens, slot.arrays["staging"][:count])
-        if self._row_ids is not None:
-            self.gpu.copy(arrays["row_ids"], slot.arrays["row_ids"][:count])
+        self._send_row_ids(slot, arrays)
         if self._row_outputs is not None:
             self._build(slot, tokens, arrays)
             return
@@ -272,13 +279,11 @@ class DevicePlacement(GpuPlacement):
             offsets, starts, lengths, ends = slot.plan.pieces
             first = self._schedule.windows.first
             self._stage_tables(slot, Pieces(offsets, starts - first, lengths, ends - first))
-            if self._row_ids is not None:
-                slot.arrays["row_ids"][: len(slot.plan.row_ids)] = slot.plan.row_ids
+            self._stage_row_ids(slot)
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         if self._row_outputs is not None:
-            if self._row_ids is not None:
-                self.gpu.copy(arrays["row_ids"], slot.arrays["row_ids"][: len(arrays["row_ids"])])
+            self._send_row_ids(slot, arrays)
             self._build(slot, self._tokens, arrays)
             return
         schedule = self._schedule

@@ -338,7 +338,7 @@ class StaticBatch:
 
 def current_stream(device: int) -> int:
     """The raw handle of torch's current stream."""
-    # What `torch.cuda.current_stream(device).cuda_stream` says, without the object: 5 us a batch on an H200's host.
+    # What `torch.cuda.current_stream(device).cuda_stream` says, without making an object for every batch.
     return torch._C._cuda_getCurrentRawStream(device)
 
 

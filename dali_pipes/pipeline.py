@@ -31,7 +31,7 @@ TARGET_BLOCK_TOKENS = 1 << 20
 """Tokens of a block when the user sets no `batches_per_run`: 2 MiB as uint16. A quarter of it cost twice the CPU."""
 
 TARGET_GPU_BLOCK_TOKENS = 1 << 22
-"""The same on a GPU. A run costs DALI 1 to 2 ms of the host there: a quarter of it cost 1.5 to 1.9 times the CPU."""
+"""The same on a GPU, where a run costs DALI more of the host while the device is busy (`benchmarks/README.md`)."""
 
 Graph = Callable[[dict[str, Any]], Mapping[str, Any]]
 """DALI data nodes by output name → nodes of the same names, rows still in the first axis."""

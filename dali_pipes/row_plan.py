@@ -18,6 +18,8 @@ from dali_pipes.schedule import PADDING, Schedule, StepRange
 Int64Array = npt.NDArray[np.int64]
 
 PLAN_ROWS = 1024
+PLANS_KEPT = 16
+"""More than the blocks on their way: a loader asks for a block's pieces again when it hands the block out."""
 
 
 @dataclass
@@ -162,7 +164,7 @@ class PlanCache:
         with self._lock:
             if key not in self._plans:
                 end = self._schedule.steps(steps.base, steps.epoch, most=first_step + self._steps_per_plan)
-                while len(self._plans) >= 3:
+                while len(self._plans) >= PLANS_KEPT:
                     del self._plans[next(iter(self._plans))]
                 whole_steps = steps._replace(first_step=first_step, num_steps=end - first_step)
                 self._plans[key] = plan_rows(self._schedule, whole_steps, self._layout)

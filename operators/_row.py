@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LARGEST_ID_LIMIT = 2**63
 _STORE_BYTES = 16
 _THREADS = 128
-_BLOCKS_WANTED = 1024  # some 8 for each multiprocessor of a large card
+BLOCKS_WANTED = 1024  # some 8 for each multiprocessor of a large card
 _GRID_SECOND_AXIS_MAXIMUM = 65535  # a limit of CUDA
 _GRID_FIRST_AXIS_MAXIMUM = 2**31 - 1
 
@@ -117,20 +117,19 @@ def launch(
     count, seq_len = inputs.shape
     check = (np.uint64(0), np.uint64(0)) if limit is None else (np.uint64(limit), bad)
     sizes = np.int64(count), np.int64(seq_len), np.int64(label_shift)
-    grid, block = _launch_shape(count, seq_len, inputs.dtype.itemsize)
+    width = _STORE_BYTES // inputs.dtype.itemsize
+    grid, block = launch_shape(count, seq_len // width if seq_len % width == 0 else seq_len)
     kernel = _kernel.load(name, _kernel.expression(name, tokens.dtype, inputs.dtype))
     kernel(grid, block, (tokens, *sizes, inputs, labels, *check, *places))
 
 
-def _launch_shape(count: int, seq_len: int, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid (rows, pieces of a row) and block (along a row, rows) for `count` >= 1 rows.
+def launch_shape(count: int, places: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Grid (rows, pieces of a row) and block (along a row, rows) for `count` >= 1 rows, a thread for each of `places`.
 
     A short row shares a block with others. A long one is cut in pieces only where there are too few rows to fill a
-    card, since each piece costs `shuffled_rows` a permutation.
+    card, since each piece costs `shuffled_rows` a permutation and `segments` a search.
     """
-    width = _STORE_BYTES // itemsize
-    stores = seq_len // width if seq_len % width == 0 else seq_len
-    along = min(1 << (stores - 1).bit_length(), _THREADS)
+    along = min(1 << (places - 1).bit_length(), _THREADS)
     row_blocks = -(-count // (_THREADS // along))
-    pieces = max(1, min(_BLOCKS_WANTED // row_blocks, -(-stores // along), _GRID_SECOND_AXIS_MAXIMUM))
+    pieces = max(1, min(BLOCKS_WANTED // row_blocks, -(-places // along), _GRID_SECOND_AXIS_MAXIMUM))
     return (min(row_blocks, _GRID_FIRST_AXIS_MAXIMUM), pieces), (along, _THREADS // along)

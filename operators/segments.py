@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
     from dali_pipes.operators._array import Array
 
-_THREADS = 128
 _BOUND_THREADS = 32
-_BLOCKS_WANTED = 1024
-_GRID_SECOND_AXIS_MAXIMUM = 65535  # a limit of CUDA
 
 
 class _LabelRule(NamedTuple):
@@ -217,24 +214,12 @@ def _segments_cupy(
     kernel = _kernel.load("segments", _kernel.expression("segments", tokens.dtype))
     tables = offsets, starts, lengths, ends
     arguments = tokens, learn, *sizes, *tables, np.int64(pad_id), *labels, *wanted, cu_seqlens, room, padded, *check
-    kernel(*_launch_shape(count, seq_len), arguments)
+    kernel(*_row.launch_shape(count, seq_len), arguments)
     if bounds_wanted:
         kernel = _kernel.load("segments", "segment_bounds")
-        blocks = min(-(-count // _BOUND_THREADS), _BLOCKS_WANTED)
+        blocks = min(-(-count // _BOUND_THREADS), _row.BLOCKS_WANTED)
         arguments = offsets, lengths, padded, *sizes, cu_seqlens, room, num_segments
         kernel((blocks,), (_BOUND_THREADS,), arguments)
-
-
-def _launch_shape(count: int, seq_len: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid (rows, parts of a row) and block (along a row, rows) for `count` >= 1 rows.
-
-    A short row shares a block with others. A long one is cut in parts only where there are too few rows to fill a card,
-    since each thread has to find its first piece.
-    """
-    along = min(1 << (seq_len - 1).bit_length(), _THREADS)
-    row_blocks = min(-(-count // (_THREADS // along)), 2**31 - 1)
-    parts = max(1, min(_BLOCKS_WANTED // row_blocks, -(-seq_len // along), _GRID_SECOND_AXIS_MAXIMUM))
-    return (row_blocks, parts), (along, _THREADS // along)
 
 
 # As the kernel takes them.

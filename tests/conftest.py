@@ -3,6 +3,7 @@
 import faulthandler
 import subprocess
 import sys
+import tarfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from counting import CountingCorpus
 
 HANG_S = 240
+ARCHIVE = Path(__file__).parent / "data" / "corpus" / "samples.tar.xz"
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +29,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DALI_PIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample corpora, unpacked; tests read them and leave them as they are."""
+    folder = tmp_path_factory.mktemp("samples")
+    with tarfile.open(ARCHIVE) as archive:
+        for member in archive.getmembers():
+            content = archive.extractfile(member)
+            assert content is not None
+            path = folder / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.read())
+    return folder
 
 
 @pytest.fixture

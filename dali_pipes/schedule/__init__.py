@@ -1,12 +1,13 @@
 """Which rows a step holds: pure integer arithmetic. No files, no DALI, no torch, no array larger than a block."""
 
-from dali_pipes.schedule.packing import Packing, PackingCounts, pack, rows_of_documents
+from dali_pipes.schedule.packing import LongDocuments, Packing, PackingCounts, pack, rows_of_documents
 from dali_pipes.schedule.schedule import PADDING, Blocks, Position, Schedule, StepRange, WindowMark
 from dali_pipes.schedule.windows import Windows, split_windows
 
 __all__ = [
     "PADDING",
     "Blocks",
+    "LongDocuments",
     "Packing",
     "PackingCounts",
     "Position",

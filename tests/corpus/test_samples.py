@@ -1,7 +1,6 @@
 """Files written by the formats' own tools give back the true tokens (see tests/data/corpus/README.md)."""
 
 import io
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from dali_pipes.corpus import open_corpus
 from dali_pipes.errors import CorpusFormatError
 
-ARCHIVE = Path(__file__).parents[1] / "data" / "corpus" / "samples.tar.xz"
 END_OF_TEXT = {"gpt2": 50256, "cl100k": 100257}
 EMPTY_DOCUMENT = 7
 LLMC_GPT2 = [
@@ -35,19 +33,6 @@ CASES = [
     (["megatron/gpt2_text_sentence.idx"], "megatron", "uint16", None, "gpt2", 0, 120, "append, but not to nothing"),
     (["megatron/cl100k_text_document.bin"], "megatron", "int32", None, "cl100k", 0, 120, "append, but not to nothing"),
 ]
-
-
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("samples")
-    with tarfile.open(ARCHIVE) as archive:
-        for member in archive.getmembers():
-            content = archive.extractfile(member)
-            assert content is not None
-            path = folder / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.read())
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import tarfile
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.documents import Documents, find_documents, scan
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError, TokenRangeError
 
-ARCHIVE = Path(__file__).parents[1] / "data" / "corpus" / "samples.tar.xz"
 E = 9
 FORMATS = [
     *(("flat", dtype) for dtype in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64", ">u2", ">i4")),
@@ -217,19 +215,6 @@ def test_progress_is_for_terminals_and_large_files(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert ("finding documents" in shown.err) == (is_terminal and is_large)
-
-
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("samples")
-    with tarfile.open(ARCHIVE) as archive:
-        for member in archive.getmembers():
-            content = archive.extractfile(member)
-            assert content is not None
-            path = folder / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.read())
-    return folder
 
 
 LLMC = [f"llmc/gpt2_{name}.bin" for name in ("val_000000", "train_000001", "train_000002", "train_000003")]

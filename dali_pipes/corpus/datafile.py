@@ -32,10 +32,14 @@ class DataFile:
     """One file of ids. `read_document_offsets` blocks and reads the index; None if the format has no documents.
 
     size:        bytes when the corpus was opened
-    stored:      integer dtype as stored, with byte order
-    data_offset: byte of the first id, from which `Corpus.locate` counts
-    extents:     int64 (E, 2): [first byte, number of ids] of each run of ids, in reading order, none empty
+    stored:      integer dtype as stored, with byte order; native where chunks are decoded
+    data_offset: byte of the first id, from which `Corpus.locate` counts; 0 where chunks are decoded
+    extents:     int64 (E, 2): [first byte, number of ids] of each run of ids, in reading order, none empty; where
+                 chunks are decoded [chunk number, number of ids]
     digest:      of name, size, header and sampled bytes
+    decode:      None for ids that can be read as they lie; else a chunk's number in, its ids out: all of them, one
+                 axis, contiguous, `stored`. Blocks, is safe for several threads, and raises CorpusReadError or
+                 CorpusFormatError for a file that is not what it was at opening
     """
 
     path: Path
@@ -47,6 +51,7 @@ class DataFile:
     digest: bytes
     num_documents: int | None = None
     read_document_offsets: Callable[[], Int64Array] | None = None
+    decode: Callable[[int], npt.NDArray[Any]] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -1,6 +1,7 @@
 """From what the user names, a file, a folder, a glob or a list of these, to files in an order that never varies.
 
-- folder: the files in it, not in folders below it (a glob with `**` goes down);
+- folder: the files in it, not in folders below it (a glob with `**` goes down); of a set with an index of its shards
+  (`sets`), that index;
 - glob: `*`, `?`, `[...]`, `**`; a name that exists as written is taken as it is;
 - list: in the list's own order, each entry expanded in its place; what is named twice is there twice;
 - a Megatron pair can be named by its prefix, its `.bin` or its `.idx`.
@@ -20,6 +21,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dali_pipes.corpus.sets import find_index
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
 
 # fmt: off
@@ -79,6 +81,9 @@ def _expand(entry: str) -> list[Path]:
 
 
 def _files_of_folder(folder: Path) -> list[Path]:
+    index = find_index(folder)
+    if index is not None:
+        return [index]
     try:
         names = os.listdir(folder)
     except OSError as error:

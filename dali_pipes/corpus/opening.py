@@ -15,6 +15,7 @@ from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
 from dali_pipes.corpus.discover import find_files
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.sets import kind_of_index
 from dali_pipes.corpus.sniff import recognise
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
 
@@ -44,7 +45,7 @@ def open_corpus(
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
-    files = [_inspect(path, format, id_type) for path in find_files(paths)]
+    files = [file for path in find_files(paths) for file in _inspect(path, format, id_type)]
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
@@ -64,10 +65,16 @@ def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
     return id_type
 
 
-def _inspect(path: Path, format: str, id_type: np.dtype[Any] | None) -> DataFile:
-    """Find out what the file at `path` holds and check it. `format` and `id_type` are what the user said."""
+def _inspect(path: Path, format: str, id_type: np.dtype[Any] | None) -> list[DataFile]:
+    """Find out what the file at `path`, or the set that it lists, holds and check it.
+
+    `format` and `id_type` are what the user said.
+    """
     if format == "megatron":
-        return _inspect_pair(path, id_type)
+        return [_inspect_pair(path, id_type)]
+    kind = kind_of_index(path)
+    if kind is not None:
+        raise CorpusFormatError(f"{path}: lists the shards of a set of format {kind}, which is not supported")
     with OpenFile(path) as file:
         if format == "auto":
             format = recognise(file, None if id_type is None else id_type.itemsize)
@@ -75,7 +82,7 @@ def _inspect(path: Path, format: str, id_type: np.dtype[Any] | None) -> DataFile
             # names the index than junk ids.
             index_beside = path.suffix == ".bin" and path.with_suffix(".idx").exists()
             if format == "megatron" or path.suffix == ".idx" or (format == "flat" and index_beside):
-                return _inspect_pair(path, id_type)
+                return [_inspect_pair(path, id_type)]
             if format == "flat":
                 _refuse_parts_of_a_set(path)
         samples = read_samples(file)
@@ -83,15 +90,17 @@ def _inspect(path: Path, format: str, id_type: np.dtype[Any] | None) -> DataFile
         if format == "flat" and id_type is None:
             flat.refuse_wider_ids(file, samples)
         header = file.read(0, layout.data_offset)
-    return DataFile(
-        path=path,
-        format=format,
-        size=file.size,
-        stored=layout.stored,
-        data_offset=layout.data_offset,
-        extents=one_extent(layout),
-        digest=digest_file(path, file.size, layout.stored, header, samples),
-    )
+    return [
+        DataFile(
+            path=path,
+            format=format,
+            size=file.size,
+            stored=layout.stored,
+            data_offset=layout.data_offset,
+            extents=one_extent(layout),
+            digest=digest_file(path, file.size, layout.stored, header, samples),
+        )
+    ]
 
 
 def _layout(file: OpenFile, format: str, id_type: np.dtype[Any] | None) -> Layout:

@@ -108,7 +108,7 @@ def test_parts_of_a_set_are_known_by_its_index(tmp_path: Path, side: str, conten
     (tmp_path / "a.bin").write_bytes(IDS)
     (tmp_path / side).write_text(content)
     with pytest.raises(CorpusFormatError, match=rf"a\.bin: looks like a {kind}"):
-        open_corpus(tmp_path)
+        open_corpus(tmp_path / "a.bin")
     with open_corpus(tmp_path, format="flat") as corpus:
         assert corpus.num_tokens == 5000
 

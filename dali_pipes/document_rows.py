@@ -22,7 +22,7 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
-from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, pack, rows_of_documents
+from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, narrow, pack, rows_of_documents
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
@@ -101,7 +101,7 @@ class DocumentRows:
         self.num_documents = len(offsets) - 1
         self.num_windows = -(-self.num_documents // window_documents)
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
-        self._plans: OrderedDict[tuple[int, int], tuple[Int64Array, Packing]] = OrderedDict()
+        self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
         self._lock = threading.RLock()
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
@@ -159,14 +159,15 @@ class DocumentRows:
         done = 0
         while done < len(real):
             mark = self.mark(epoch, int(real[done]))  # never a window without rows: this one has a row
-            documents, packing = self._plan(epoch, mark.window)
-            num_rows = len(packing.row_offsets) - 1
+            packing = self._plan(epoch, mark.window)
+            num_rows = packing.num_rows
             here = real[done : np.searchsorted(real, mark.rows_before + num_rows)] - mark.rows_before
             done += len(here)
             rows = here if not self._shuffle else permute(here, num_rows, self._key("window", epoch, mark.window))
-            first, size = packing.row_offsets[rows], np.diff(packing.row_offsets)[rows]
+            first = packing.row_offsets[rows].astype(np.int64)
+            size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
-            starts = self.offsets[documents[packing.piece_documents[at]]] + packing.piece_begins[at]
+            starts = self.offsets[packing.piece_documents[at]] + packing.piece_begins[at]
             lengths = packing.piece_lengths[at].astype(np.int64)
             parts.append((starts, lengths, starts + lengths))
             counts.append(size)
@@ -197,13 +198,18 @@ class DocumentRows:
                 counted.ends
             )
 
+    def plan_bytes(self) -> int:
+        """Bytes of the plans that are kept, at most three windows."""
+        with self._lock:
+            return sum(packing.nbytes for packing in self._plans.values())
+
     def report(self, epoch: int, progress: Callable[[int, int], None] | None = None) -> PlanReport:
         """Plan an epoch whole and add it up. Blocks; `progress(done, windows)` is called after each window."""
         rows = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
-            packing = self._plan(epoch, window)[1]
-            rows += len(packing.row_offsets) - 1
+            packing = self._plan(epoch, window)
+            rows += packing.num_rows
             pieces_tokens += int(packing.piece_lengths.sum())
             counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
             if progress is not None:
@@ -230,8 +236,8 @@ class DocumentRows:
         self._epochs.move_to_end(epoch)
         return self._epochs[epoch]
 
-    def _plan(self, epoch: int, window: int) -> tuple[Int64Array, Packing]:
-        """Documents of a window, in the order of the epoch, and the rows they make."""
+    def _plan(self, epoch: int, window: int) -> Packing:
+        """The rows that the documents of a window make; `piece_documents` are documents of the split."""
         with self._lock:
             key = (epoch, window)
             if key not in self._plans:
@@ -240,12 +246,14 @@ class DocumentRows:
                 if self._shuffle:
                     documents = permute(documents, self.num_documents, self._key("order", epoch))
                 lengths = self.offsets[documents + 1] - self.offsets[documents]
-                self._plans[key] = documents, self._pack(lengths)
+                packing = self._pack(lengths)
+                whose = narrow(documents, self.num_documents)[packing.piece_documents]
+                self._plans[key] = packing._replace(piece_documents=whose)
                 while len(self._plans) > _WINDOWS_KEPT:
                     self._plans.popitem(last=False)
             counted = self._counted(epoch)
             if window == counted.first.window + len(counted.ends):
-                counted.ends.append(counted.known + len(self._plans[key][1].row_offsets) - 1)
+                counted.ends.append(counted.known + self._plans[key].num_rows)
             self._plans.move_to_end(key)
             return self._plans[key]
 
@@ -253,7 +261,8 @@ class DocumentRows:
         if self._mode == "pack":
             return pack(lengths, self.seq_len, self._long_documents)
         pieces = rows_of_documents(lengths, self.seq_len, self._long_documents)
-        return Packing(np.arange(len(pieces.piece_documents) + 1), *pieces)
+        rows = len(pieces.piece_documents)
+        return Packing(narrow(np.arange(rows + 1), rows), *pieces)
 
     def _key(self, *what: object) -> int:
         text = " ".join(map(str, ("dali_pipes", self._seed, *what)))

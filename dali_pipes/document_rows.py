@@ -11,6 +11,7 @@ state therefore says in which window it is and how many rows came before it.
 
 import hashlib
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ class DocumentRows:
             if not counted.first.rows_before <= row <= counted.known:  # forgotten since, or before a saved mark
                 self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
                 self.count(epoch, row)
-            number = int(np.searchsorted(np.array(counted.ends), row, side="right"))
+            number = bisect_right(counted.ends, row)
             before = counted.ends[number - 1] if number else counted.first.rows_before
             return WindowMark(counted.first.window + number, before)
 

@@ -204,17 +204,20 @@ class DocumentRows:
         with self._lock:
             return sum(packing.nbytes for packing in self._plans.values())
 
-    def report(self, epoch: int, progress: Callable[[int, int], None] | None = None) -> PlanReport:
-        """Plan an epoch whole and add it up. Blocks; `progress(done, windows)` is called after each window."""
+    def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
+        """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
         rows = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
-            packing = self._plan(epoch, window)
+            kept = self._plans.get((epoch, window))
+            packing = self._make_plan(epoch, window) if kept is None else kept
+            with self._lock:
+                self._note(epoch, window, packing)
             rows += packing.num_rows
             pieces_tokens += int(packing.piece_lengths.sum())
             counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
-            if progress is not None:
-                progress(window + 1, self.num_windows)
+            if advance is not None:
+                advance(1)
         lengths_total = int(self.offsets[-1] - self.offsets[0])
         return PlanReport(
             epoch=epoch,
@@ -242,21 +245,27 @@ class DocumentRows:
         with self._lock:
             key = (epoch, window)
             if key not in self._plans:
-                begin = window * self._window_documents
-                documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
-                if self._shuffle:
-                    documents = permute(documents, self.num_documents, self._key("order", epoch))
-                lengths = self.offsets[documents + 1] - self.offsets[documents]
-                packing = self._pack(lengths)
-                whose = narrow(documents, self.num_documents)[packing.piece_documents]
-                self._plans[key] = packing._replace(piece_documents=whose)
+                self._plans[key] = self._make_plan(epoch, window)
                 while len(self._plans) > _WINDOWS_KEPT:
                     self._plans.popitem(last=False)
-            counted = self._counted(epoch)
-            if window == counted.first.window + len(counted.ends):
-                counted.ends.append(counted.known + self._plans[key].num_rows)
             self._plans.move_to_end(key)
+            self._note(epoch, window, self._plans[key])
             return self._plans[key]
+
+    def _note(self, epoch: int, window: int, packing: Packing) -> None:
+        """Count the rows of a window if it is the next one."""
+        counted = self._counted(epoch)
+        if window == counted.first.window + len(counted.ends):
+            counted.ends.append(counted.known + packing.num_rows)
+
+    def _make_plan(self, epoch: int, window: int) -> Packing:
+        begin = window * self._window_documents
+        documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
+        if self._shuffle:
+            documents = permute(documents, self.num_documents, self._key("order", epoch))
+        packing = self._pack(self.offsets[documents + 1] - self.offsets[documents])
+        whose = narrow(documents, self.num_documents)[packing.piece_documents]
+        return packing._replace(piece_documents=whose)
 
     def _pack(self, lengths: Int64Array) -> Packing:
         if self._mode == "pack":

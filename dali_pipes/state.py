@@ -6,7 +6,7 @@
 ranks or another batch size. Rows made of documents add `window`: the window of the plan, and the rows before it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dali_pipes.config import LoaderConfig
@@ -32,6 +32,7 @@ def make_state(config: LoaderConfig, corpus: Corpus, schedule: Schedule, positio
             "tokens": corpus.num_tokens,
             "files": len(corpus.files),
             "digests": " ".join(corpus.file_digests),
+            **({"loss_masks": " ".join(corpus.mask_digests)} if corpus.loss_mask is not None else {}),
         },
         "epoch": position.epoch,
         "rows": position.rows,
@@ -105,7 +106,27 @@ def _corpus_differences(saved: Mapping[str, Any], now: Mapping[str, Any], corpus
             for number in range(len(new))
             if old[number] != new[number]
         ]
+    if tuple(old) == new:
+        lines += _mask_differences(saved.get("loss_masks"), now.get("loss_masks"), names)
     return lines or ["corpus: the same files in another order"]
+
+
+def _mask_differences(saved: str | None, now: str | None, names: Sequence[str]) -> list[str]:
+    """How the loss masks of the same data files differ."""
+    if saved is None or now is None:
+        return (
+            []
+            if saved == now
+            else [f"loss masks: saved with{'out' * (saved is None)}, now with{'out' * (now is None)}"]
+        )
+    old, new = saved.split(), now.split()
+    run = -(-len(names) // len(new))  # files a digest stands for
+    return [
+        f"loss mask of corpus file {names[number * run]}{' or one of the files behind it' * (run > 1)}: "
+        "new, gone, renamed or changed since"
+        for number in range(min(len(old), len(new)))
+        if old[number] != new[number]
+    ]
 
 
 def _is_count(value: Any) -> bool:

@@ -14,6 +14,7 @@ from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
 from dali_pipes.corpus.discover import find_files
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sniff import recognise
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
@@ -24,6 +25,7 @@ def open_corpus(
     format: str = "auto",
     dtype: str | np.dtype[Any] | None = None,
     eos_id: int | None = None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
@@ -34,6 +36,8 @@ def open_corpus(
     dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Other
             formats state it themselves, and it is compared.
     eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
+    loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
+            default a mask is the file named like the data file with .loss behind it, if there is one.
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -49,7 +53,7 @@ def open_corpus(
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
         raise CorpusError(f"the corpus is empty: {len(files)} files without a token, the first is {files[0].path}")
-    return Corpus(files, eos_id)
+    return Corpus(files, eos_id, open_loss_mask(files, loss_masks))
 
 
 def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
-from dali_pipes.documents.cache import default_cache_dir, kept_name, load_or_make
+from dali_pipes.documents.cache import kept_name, load_or_make
 from dali_pipes.documents.scan import Delimiter, scan_offsets
 from dali_pipes.errors import ConfigError
+from dali_pipes.kept_files import cache_dir_for
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -95,12 +96,9 @@ def _kept_or_scanned(corpus: Corpus, delimiter: Delimiter, cache_dir: Path | Non
     """The offsets, and why they could not be kept."""
     scan = partial(scan_offsets, corpus, delimiter)
     try:
-        directory = (default_cache_dir() if cache_dir is None else cache_dir).absolute()
-        holds_data = directory.resolve() in {folder.resolve() for folder in {file.parent for file in corpus.files}}
-    except (OSError, RuntimeError) as error:  # no home folder, a loop of links
+        directory = cache_dir_for(corpus.files, cache_dir)
+    except OSError as error:
         return scan(), f"document offsets are not kept: {error}"
-    if holds_data:
-        return scan(), f"document offsets are not kept: nothing is written to {directory}, which holds the data"
     name = kept_name(corpus.fingerprint, delimiter.kind, delimiter.token_id)
     return load_or_make(directory / name, corpus.num_tokens, scan)
 

@@ -46,7 +46,15 @@ class BuiltSource:
     gpu: Gpu | None = None
 
     def __init__(self, config: LoaderConfig, *, endless: bool, staged: bool = False) -> None:
-        corpus = open_corpus(config.corpus, format=config.format, dtype=config.dtype, eos_id=config.eos_id)
+        corpus = open_corpus(
+            config.corpus,
+            format=config.format,
+            dtype=config.dtype,
+            eos_id=config.eos_id,
+            token_column=config.token_column,
+            cache_bytes=config.decoded_cache_bytes,
+            eager=config.eager,
+        )
         try:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)
             self.row_outputs = make_row_outputs(config)

@@ -219,6 +219,7 @@ class TokenLoader:
             placement_reason=self._built.placement_reason,
             memory=self._stream.memory(),
             engine=self._stream.engine,
+            cache=self.corpus.cache_stats(),
         )
 
     def close(self) -> None:

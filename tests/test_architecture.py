@@ -34,12 +34,13 @@ ALLOWED = {
     "stats": Imports(""),
     "config": Imports("", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
-    "corpus": Imports("", "numpy"),
+    "user_cache": Imports(""),  # the one module that writes files
+    "kept_files": Imports("user_cache", "numpy"),
+    "corpus": Imports("kept_files progress readers stats user_cache", "numpy pyarrow"),
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
     "progress": Imports("", "rich"),
-    "user_cache": Imports(""),  # the one module that writes files
-    "documents": Imports("corpus progress readers user_cache", "numpy"),
+    "documents": Imports("corpus kept_files progress readers user_cache", "numpy"),
     "document_rows": Imports("documents schedule operators", "numpy"),
     "plan_reports": Imports("document_rows corpus operators progress user_cache"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
@@ -72,7 +73,7 @@ ALLOWED = {
     "__init__": Imports("loader pipeline corpus config stats"),  # names for type checkers; loaded when first used
 }
 
-ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx"}
+ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "pyarrow"}
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
 NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}

@@ -19,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders
-from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, CacheStats, ChunkCache
+from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
+from dali_pipes.corpus.eager import decode_all, decoded_bytes
 from dali_pipes.corpus.fingerprint import MOST_MASK_DIGESTS, digest_corpus, short_digests
 from dali_pipes.corpus.reader import DescriptorPool
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
+from dali_pipes.stats import CacheStats
 
 if TYPE_CHECKING:
     from dali_pipes.corpus.loss_mask import LossMask
@@ -45,7 +47,7 @@ class Corpus:
     num_tokens:    ids in all files
     num_documents: documents by the format's own index, None if the format has none
     dtype:         native integer type of the ids as they are handed out (int64 for files of uint64)
-    format:        "flat", "llmc", "megatron" or "npy"
+    format:        "arrow", "flat", "llmc", "megatron", "npy" or "parquet"
     eos_id:        as given to `open_corpus`
     files:         data files in reading order, absolute
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
@@ -80,7 +82,7 @@ class Corpus:
         self._batch_readers = BatchReaders()
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
-        self._chunks = ChunkCache(cache_bytes)
+        self._chunks = ChunkCache(cache_bytes, decoded_bytes(files))
         self._documents_lock = threading.Lock()
         self._document_offsets: Int64Array | None = None
 
@@ -164,7 +166,7 @@ class Corpus:
         extent = int(np.searchsorted(self._starts, position, side="right")) - 1
         number = int(self._file_numbers[extent])
         file = self._data_files[number]
-        if file.decode is not None:
+        if file.decode is not None or file.data_offset is None:
             first = int(np.searchsorted(self._file_numbers, number))
             return TokenLocation(file.path, position - int(self._starts[first]))
         byte = int(self._first_bytes[extent]) + (position - int(self._starts[extent])) * self._itemsize
@@ -173,6 +175,10 @@ class Corpus:
     def cache_stats(self) -> CacheStats | None:
         """Of the decoded chunks; None where the files are read as they lie. Does not block."""
         return None if self._is_decoded is None else self._chunks.stats()
+
+    def decode_all(self) -> None:
+        """Decode every chunk now and keep as many as `cache_bytes` allows; see `eager.decode_all`. Blocks."""
+        decode_all(self._data_files, self._chunks)
 
     def close(self) -> None:
         """Let the files go; reads that are under way finish. Idempotent. What needs no file can still be asked."""

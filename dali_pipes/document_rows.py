@@ -82,6 +82,8 @@ class _Epoch:
 class DocumentRows:
     """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
 
+    What is known already is told at once, also while another thread plans: a trainer's state never waits for a plan.
+
     offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
     """
 
@@ -103,15 +105,18 @@ class DocumentRows:
         self.num_windows = -(-self.num_documents // window_documents)
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of all the above, never held while a window is planned
+        self._planning = threading.Lock()
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
-        with self._lock:
-            counted = self._counted(epoch)
-            while not self._complete(counted) and (at_least is None or counted.known < at_least):
-                self._plan(epoch, counted.first.window + len(counted.ends))
-            return counted.known
+        while True:
+            with self._lock:
+                counted = self._counted(epoch)
+                if self._complete(counted) or (at_least is not None and counted.known >= at_least):
+                    return counted.known
+                window = counted.first.window + len(counted.ends)
+            self._plan(epoch, window)
 
     def is_complete(self, epoch: int) -> bool:
         """Whether all rows of an epoch have been counted. Plans nothing."""
@@ -120,40 +125,41 @@ class DocumentRows:
 
     def mark(self, epoch: int, row: int) -> WindowMark:
         """The window that `row` is in, or would begin. Plans nothing while the epoch is one of the last ones used."""
-        with self._lock:
-            if row == 0 and epoch not in self._epochs:
-                return WindowMark(0, 0)
-            counted = self._counted(epoch)
-            if not counted.first.rows_before <= row <= counted.known:  # forgotten since, or before a saved mark
-                self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
-                self.count(epoch, row)
-            number = bisect_right(counted.ends, row)
-            before = counted.ends[number - 1] if number else counted.first.rows_before
-            return WindowMark(counted.first.window + number, before)
+        while True:
+            with self._lock:
+                if row == 0 and epoch not in self._epochs:
+                    return WindowMark(0, 0)
+                counted = self._counted(epoch)
+                if row < counted.first.rows_before:  # before a saved mark
+                    self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
+                if row <= counted.known or self._complete(counted):
+                    number = bisect_right(counted.ends, row)
+                    before = counted.ends[number - 1] if number else counted.first.rows_before
+                    return WindowMark(counted.first.window + number, before)
+            self.count(epoch, row)  # forgotten since
 
     def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
         """Count an epoch's rows from a saved mark on. False if `row` cannot be where the mark says it is."""
-        with self._lock:
-            if not (0 <= mark.window <= self.num_windows and 0 <= mark.rows_before <= row):
-                return False
-            if mark.window == 0 and mark.rows_before:
-                return False
-            before = self._epochs.get(epoch)
-            self._epochs[epoch] = counted = _Epoch(mark)
-            self._epochs.move_to_end(epoch)
-            if row <= self.count(epoch, row) and (not counted.ends or row <= counted.ends[0]):
-                return True
-            del self._epochs[epoch]
-            if before is not None:
-                self._epochs[epoch] = before
+        if not (0 <= mark.window <= self.num_windows and 0 <= mark.rows_before <= row):
             return False
+        if mark.window == 0 and mark.rows_before:
+            return False
+        if row > mark.rows_before and (
+            mark.window == self.num_windows or row > mark.rows_before + self._plan(epoch, mark.window).num_rows
+        ):
+            return False
+        with self._lock:
+            self._counted(epoch)
+            self._epochs[epoch] = _Epoch(mark)
+        return True
 
     def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:
         """Pieces of rows (rising; -1, at the end, is a row without any) of an epoch."""
         real = row_ids[row_ids >= 0]
         if len(real):
-            if real[0] < self._counted(epoch).first.rows_before:  # before the place where a saved state began
-                self._epochs[epoch] = _Epoch(WindowMark(0, 0))
+            with self._lock:
+                if real[0] < self._counted(epoch).first.rows_before:  # before the place where a saved state began
+                    self._epochs[epoch] = _Epoch(WindowMark(0, 0))
             self.count(epoch, int(real[-1]) + 1)
         parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
@@ -180,19 +186,20 @@ class DocumentRows:
 
     def plan_behind(self, epoch: int, row: int) -> None:
         """Plan the window behind that of `row`, so that nobody has to wait for it later."""
-        with self._lock:
-            window = self.mark(epoch, row).window + 1
-            if window < self.num_windows:
-                self._plan(epoch, window)
-            elif (epoch + 1) not in self._epochs:
-                self.count(epoch + 1, 1)
+        window = self.mark(epoch, row).window + 1
+        if window < self.num_windows:
+            self._plan(epoch, window)
+        elif (epoch + 1) not in self._epochs:
+            self.count(epoch + 1, 1)
 
     def estimate(self, epoch: int) -> int:
         """Rows of an epoch: exact once they have been counted, else by the windows planned so far, at least one."""
         with self._lock:
-            self.count(epoch, 1)
+            before = self._counted(epoch).first.rows_before
+        self.count(epoch, before + 1)
+        with self._lock:
             counted = self._counted(epoch)
-            if self._complete(counted):
+            if self._complete(counted) or not counted.ends:
                 return counted.known
             rows = counted.known - counted.first.rows_before
             return counted.known + rows * (self.num_windows - counted.first.window - len(counted.ends)) // len(
@@ -209,8 +216,7 @@ class DocumentRows:
         rows = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
-            kept = self._plans.get((epoch, window))
-            packing = self._make_plan(epoch, window) if kept is None else kept
+            packing = self._kept_plan(epoch, window) or self._make_plan(epoch, window)
             with self._lock:
                 self._note(epoch, window, packing)
             rows += packing.num_rows
@@ -242,15 +248,26 @@ class DocumentRows:
 
     def _plan(self, epoch: int, window: int) -> Packing:
         """The rows that the documents of a window make; `piece_documents` are documents of the split."""
+        packing = self._kept_plan(epoch, window)
+        if packing is None:
+            with self._planning:
+                packing = self._kept_plan(epoch, window)
+                if packing is None:
+                    packing = self._make_plan(epoch, window)
+                    with self._lock:
+                        self._plans[epoch, window] = packing
+                        while len(self._plans) > _WINDOWS_KEPT:
+                            self._plans.popitem(last=False)
         with self._lock:
-            key = (epoch, window)
-            if key not in self._plans:
-                self._plans[key] = self._make_plan(epoch, window)
-                while len(self._plans) > _WINDOWS_KEPT:
-                    self._plans.popitem(last=False)
-            self._plans.move_to_end(key)
-            self._note(epoch, window, self._plans[key])
-            return self._plans[key]
+            self._note(epoch, window, packing)
+        return packing
+
+    def _kept_plan(self, epoch: int, window: int) -> Packing | None:
+        with self._lock:
+            packing = self._plans.get((epoch, window))
+            if packing is not None:
+                self._plans.move_to_end((epoch, window))
+            return packing
 
     def _note(self, epoch: int, window: int, packing: Packing) -> None:
         """Count the rows of a window if it is the next one."""

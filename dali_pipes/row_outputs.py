@@ -1,4 +1,4 @@
-"""The outputs of rows that are put together from pieces of documents, batch by batch, on either kind of array."""
+"""The outputs of rows that are put together from pieces of documents, a block of batches at a time, on either array."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +44,11 @@ class RowOutputs:
         vocab_size: int | None = None,
         bad: Array = None,
     ) -> None:
-        """Fill the arrays of one batch: rows of `tokens` (N,) by the places of `pieces` in it. On a GPU: queue it.
+        """Fill the arrays of a block of batches: rows of `tokens` (N,) by the places of `pieces` in it.
 
+        On a GPU this queues two launches, whatever the number of batches. The last batch may have fewer rows.
+
+        out: arrays of the block's rows, as `shape` has them; `cu_seqlens` has a row for each batch.
         learn: uint8 (N,), 0 for tokens that are no label; None: all are.
         """
         segments(
@@ -57,6 +60,7 @@ class RowOutputs:
             mtp=self.mtp,
             mask_boundaries=self.mask_boundaries,
             loss_mask=learn,
+            batch_rows=self.batch_size,
             out=out,
             vocab_size=vocab_size,
             bad=bad,

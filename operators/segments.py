@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Batches(NamedTuple):
-    """`rows`: in a batch, 1 or more. `axis`: of the batches in outputs that have a value a batch, none for one alone."""
+    """`rows`: in a batch, 1 or more. `axis`: that of the batches in `cu_seqlens`, none for one batch alone."""
 
     rows: int
     axis: tuple[int, ...]
@@ -109,7 +109,7 @@ def segments(
     num_segments: int64 (1,), the segments that `cu_seqlens` has or should have had room for.
 
     NumPy checks the tables and the room. CuPy launches two kernels on the current stream, however many batches there
-    are, and does not block. It checks neither: wrong tables read foreign memory, and segments without room are left out.
+    are, and does not block. It checks neither: wrong tables read foreign memory, segments without room are left out.
     """
     seq_len, pad_id, mtp = operator.index(seq_len), operator.index(pad_id), operator.index(mtp)
     on_device = _row.require_tokens("segments", tokens, seq_len)
@@ -236,7 +236,7 @@ def _segments_cupy(
     sizes = np.int64(count), np.int64(seq_len), np.int64(batch_rows), np.int64(words)
     launch_shape = _row.launch_shape(count, seq_len)
     kernel = _kernel.load("segments", "piece_begins")
-    kernel(*launch_shape, (*sizes, offsets, lengths, begins, padded, cu_seqlens, room))
+    kernel(*launch_shape, (offsets, lengths, *sizes, begins, padded, cu_seqlens, room))
     learn = null if rule.learn is None else rule.learn
     labels = np.int64(rule.num_labels), np.int64(rule.cross)
     wanted = [results.get(name, null) for name in _ROW_OUTPUTS]
@@ -292,7 +292,9 @@ def _capacity(shape: tuple[int, int], cu_capacity: int | None, array: Array | No
     count, size = shape[0], shape[0] * shape[1]
     if size >= 2**31:
         raise ValueError(f"segments: {size} positions in a batch, expected less than 2**31 for an int32 cu_seqlens")
-    capacity = operator.index(cu_capacity) if cu_capacity is not None else size if array is None else array.shape[-1] - 1
+    capacity = (
+        operator.index(cu_capacity) if cu_capacity is not None else size if array is None else array.shape[-1] - 1
+    )
     if capacity < count:
         raise ValueError(f"segments: cu_seqlens has room for {capacity} segments, expected one a row, {count}, or more")
     return capacity

@@ -167,12 +167,15 @@ def read_rows(
         corpus.read_rows(plan.starts, tokens)
         return
     starts, lengths, targets = layout.reads(plan)
-    starts, is_whole = np.maximum(starts, 0), int(lengths.sum()) == tokens.size
+    starts = np.maximum(starts, 0)
+    begins, ends = np.append(0, targets + lengths), np.append(targets, tokens.size)  # of the gaps; targets rise
+    gaps = list(map(slice, begins[begins < ends].tolist(), ends[begins < ends].tolist()))
     for reader, array in ((corpus, tokens), (corpus.loss_mask, learn)):
         if reader is not None and array is not None:
-            if not is_whole:
-                array.fill(0)
-            reader.read_pieces(starts, lengths, targets, array.reshape(-1))
+            line = array.reshape(-1)
+            for gap in gaps:
+                line[gap] = 0
+            reader.read_pieces(starts, lengths, targets, line)
 
 
 def _staged(slot: Slot, num_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8] | None]:

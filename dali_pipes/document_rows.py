@@ -106,9 +106,13 @@ class DocumentRows:
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
+        known = self._epochs.get(epoch)
+        # Without the lock, which a thread may hold for as long as it takes to plan a window that nobody waits for yet.
+        if known is not None and self._is_enough(known, at_least):
+            return known.known
         with self._lock:
             counted = self._counted(epoch)
-            while not self._complete(counted) and (at_least is None or counted.known < at_least):
+            while not self._is_enough(counted, at_least):
                 self._plan(epoch, counted.first.window + len(counted.ends))
             return counted.known
 
@@ -218,6 +222,9 @@ class DocumentRows:
             fill=pieces_tokens / (rows * self.seq_len) if rows else 0.0,
             **counts._asdict(),
         )
+
+    def _is_enough(self, counted: _Epoch, at_least: int | None) -> bool:
+        return self._complete(counted) or (at_least is not None and counted.known >= at_least)
 
     def _complete(self, counted: _Epoch) -> bool:
         return counted.first.window + len(counted.ends) >= self.num_windows

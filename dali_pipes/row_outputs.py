@@ -68,9 +68,7 @@ class RowOutputs:
 
     def host_values(self, pieces: Pieces) -> dict[str, int]:
         """`HOST_OUTPUTS` of one batch. The padding of a row is a segment of its own, the last one."""
-        counts = np.diff(pieces.row_offsets)
-        used = np.zeros(len(counts), np.int64)
-        np.add.at(used, np.repeat(np.arange(len(counts)), counts), pieces.lengths)
-        padding = self.seq_len - used
+        tokens = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
+        padding = self.seq_len - (tokens[1:] - tokens[:-1])
         longest = max(int(pieces.lengths.max(initial=0)), int(padding.max(initial=0)))
         return {"max_seqlen": longest, "num_segments": len(pieces.lengths) + int(np.count_nonzero(padding))}

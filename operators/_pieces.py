@@ -16,10 +16,6 @@ from numpy.typing import NDArray
 # Runs of this many tokens on average are copied one by one (0.3 us each); shorter ones are gathered token by token.
 _SLICE_TOKENS = 256
 
-# Pieces of fewer tokens on average are spread by a running sum over the positions, whose time does not depend on them
-# (4 ns a position); longer ones by repeating a table, which takes half of it but 15 ns a piece.
-_SUMMED_TOKENS = 24
-
 # Positions whose values are repeated from a table at a time: 64 KiB, which the allocator keeps.
 _CHUNK = 1 << 15
 
@@ -65,20 +61,13 @@ class PieceLayout:
 
     def number_pieces(self, line: NDArray[np.int64]) -> None:
         """For each position the number of its piece in its row, from 1; 0 for padding."""
-        # A narrow dtype is repeated the quickest.
-        table = np.zeros(self.counts.size, np.int64 if self._are_short else np.min_scalar_type(self.lengths.size))
+        table = np.zeros(self.counts.size, np.min_scalar_type(self.lengths.size))  # a narrow dtype is the quickest
         table[self._places] = np.arange(1, self.lengths.size + 1) - self.offsets[self.row_of_piece]
-        if self._are_short:
-            self._add_up(table, 0, line)
-            return
         for places, part, is_one in self._chunks:
             line[part] = table[places] if is_one else table[places].repeat(self.counts[places])
 
     def count_positions(self, line: NDArray[np.int64]) -> None:
         """For each position its place in its piece, from 0; padding gets anything."""
-        if self._are_short:
-            self._add_up(np.zeros(self.counts.size, np.int64), 1, line)
-            return
         begins = self.counts.cumsum() - self.counts
         for places, part, is_one in self._chunks:
             if is_one:
@@ -86,20 +75,6 @@ class PieceLayout:
                 continue
             positions = (begins[places] - part.start).astype(np.uint16).repeat(self.counts[places])
             line[part] = np.subtract(_counting()[: positions.size], positions, out=positions)
-
-    @property
-    def _are_short(self) -> bool:
-        return self.counts.size * _SUMMED_TOKENS > self.size
-
-    def _add_up(self, table: NDArray[np.int64], rise: int, line: NDArray[np.int64]) -> None:
-        """Fill `line` with the value of each place where it begins, and `rise` more at each position after that."""
-        used = self.counts.nonzero()[0]
-        counts, values = self.counts[used], table[used]
-        steps = values.copy()
-        steps[1:] -= values[:-1] + rise * (counts[:-1] - 1)
-        line.fill(rise)
-        line[counts.cumsum() - counts] = steps
-        line.cumsum(out=line)
 
     @functools.cached_property
     def _chunks(self) -> list[tuple[slice, slice, bool]]:

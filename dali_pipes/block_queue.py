@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.cpu_placements import build_batches, staged_rows
+from dali_pipes.cpu_placements import staged_rows
 from dali_pipes.device import Loan, loans_of
 from dali_pipes.documents import Pieces
 from dali_pipes.errors import LoaderClosedError
@@ -318,7 +318,7 @@ class BlockStream:
                 is_rows = name != "cu_seqlens"
                 arrays[name] = self._memory.take((size, *shape[1:])) if is_rows else np.empty(shape, dtype)
             tokens, *learn = (array[begin:end].reshape(-1) for array in staging)
-            build_batches(outputs, tokens, staged(pieces, layout.width), arrays, learn=learn[0] if learn else None)
+            outputs.build(tokens, staged(pieces, layout.width), arrays, learn=learn[0] if learn else None)
             arrays["row_ids"] = row_ids[begin:end]
             begin = end
             self.kernels_s += time.perf_counter() - started

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
-from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.row_outputs import RowOutputs
-from dali_pipes.row_plan import Layout, Plan, some_rows, staged
+from dali_pipes.row_plan import Layout, Plan, staged
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
@@ -141,9 +140,11 @@ class ShiftedPlacement(StagedPlacement):
                 labels[slot.plan.row_ids < 0] = IGNORE_INDEX
         else:
             assert slot.plan.pieces is not None
-            arrays = {name: slot.arrays[name] for name in self._row_outputs.outputs}
+            count = len(slot.plan.row_ids)
+            sizes = {"cu_seqlens": -(-count // self._schedule.batch_size)}
+            arrays = {name: slot.arrays[name][: sizes.get(name, count)] for name in self._row_outputs.outputs}
             pieces, learn = staged(slot.plan.pieces, self._width), None if learn is None else learn.reshape(-1)
-            build_batches(self._row_outputs, tokens.reshape(-1), pieces, arrays, learn=learn)
+            self._row_outputs.build(tokens.reshape(-1), pieces, arrays, learn=learn)
         times.kernels_s = time.perf_counter() - begin
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
@@ -166,28 +167,20 @@ def read_rows(
         corpus.read_rows(plan.starts, tokens)
         return
     starts, lengths, targets = layout.reads(plan)
-    starts, is_whole = np.maximum(starts, 0), int(lengths.sum()) == tokens.size
+    starts = np.maximum(starts, 0)
+    begins, ends = np.append(0, targets + lengths), np.append(targets, tokens.size)  # of the gaps; targets rise
+    gaps = list(map(slice, begins[begins < ends].tolist(), ends[begins < ends].tolist()))
     for reader, array in ((corpus, tokens), (corpus.loss_mask, learn)):
         if reader is not None and array is not None:
-            if not is_whole:
-                array.fill(0)
-            reader.read_pieces(starts, lengths, targets, array.reshape(-1))
+            line = array.reshape(-1)
+            for gap in gaps:
+                line[gap] = 0
+            reader.read_pieces(starts, lengths, targets, line)
 
 
 def _staged(slot: Slot, num_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
     """The rows that were read into a slot, and their loss mask."""
     return slot.arrays["tokens"][:num_rows], slot.arrays["learn"][:num_rows] if "learn" in slot.arrays else None
-
-
-def build_batches(
-    outputs: RowOutputs, tokens: Array, pieces: Pieces, arrays: dict[str, Array], *, learn: Array = None
-) -> None:
-    """Outputs of a block of batches, from its tokens (N,), their loss mask and the places of its pieces in them."""
-    num_rows = len(pieces.row_offsets) - 1
-    for number, begin in enumerate(range(0, num_rows, outputs.batch_size)):
-        end = min(begin + outputs.batch_size, num_rows)
-        out = {name: array[number] if name == "cu_seqlens" else array[begin:end] for name, array in arrays.items()}
-        outputs.build(tokens, some_rows(pieces, begin, end), out, learn=learn)
 
 
 def staged_rows(

@@ -25,7 +25,7 @@ from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.progress import progress_bar
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.row_outputs import RowOutputs
-from dali_pipes.row_plan import Layout, plan_rows, some_rows, staged, token_span
+from dali_pipes.row_plan import Layout, plan_rows, staged, token_span
 from dali_pipes.schedule import PADDING, Schedule, StepRange
 from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
@@ -121,38 +121,28 @@ class GpuPlacement:
             self.gpu.copy(arrays["row_ids"], slot.arrays["row_ids"][: len(arrays["row_ids"])])
 
     def _stage_tables(self, slot: Slot, pieces: Pieces) -> None:
-        """Keep the places of a block's pieces in pinned memory, for each batch one behind the other."""
-        batches = [
-            some_rows(pieces, begin, min(begin + self._schedule.batch_size, len(pieces.row_offsets) - 1))
-            for begin in range(0, len(pieces.row_offsets) - 1, self._schedule.batch_size)
-        ]
-        slot.batches = [(len(batch.row_offsets), len(batch.starts)) for batch in batches]
-        table = np.concatenate([column for batch in batches for column in batch])
+        """Keep the places of a block's pieces in pinned memory, one column behind the other."""
+        table = np.concatenate(pieces)
+        slot.num_pieces = len(pieces.starts)
         if "table" not in slot.arrays or len(slot.arrays["table"]) < len(table):
             slot.arrays["table"] = self.gpu.empty_pinned((_roomy(len(table)),), np.int64)
         slot.arrays["table"][: len(table)] = table
 
     def _build(self, slot: Slot, tokens: Array, learn: Array, arrays: dict[str, Array]) -> None:
         assert self._row_outputs is not None
-        size = sum(offsets + 3 * pieces for offsets, pieces in slot.batches)
+        assert slot.plan is not None
+        sizes = len(slot.plan.row_ids) + 1, *[slot.num_pieces] * 3
+        size = sum(sizes)
         if self._table is None or len(self._table) < size:
             self._table = self.gpu.empty((_roomy(size),), np.int64)
         self.gpu.copy(self._table[:size], slot.arrays["table"][:size])
         self.gpu.record(slot.arrays["copied"])
-        place, row = 0, 0
-        outputs = self._row_outputs
-        for number, (offsets, count) in enumerate(slot.batches):
-            columns = []
-            for length in (offsets, count, count, count):
-                columns.append(self._table[place : place + length])
-                place += length
-            end = row + offsets - 1
-            out = {
-                name: arrays[name][number] if name == "cu_seqlens" else arrays[name][row:end]
-                for name in outputs.outputs
-            }
-            outputs.build(tokens, Pieces(*columns), out, learn=learn, vocab_size=self._vocab_size, bad=self._bad)
-            row = end
+        columns, end = [], 0
+        for column in sizes:
+            columns.append(self._table[end : end + column])
+            end += column
+        out = {name: arrays[name] for name in self._row_outputs.outputs}
+        self._row_outputs.build(tokens, Pieces(*columns), out, learn=learn, vocab_size=self._vocab_size, bad=self._bad)
 
     def check(self, iteration: int | None = None) -> None:
         """Raise `TokenRangeError` if a block up to `iteration` holds a bad id, which waits for that block's kernel.

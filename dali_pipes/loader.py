@@ -278,7 +278,10 @@ class TokenLoader:
             columns = {}
             for name in (name for name in names if name in arrays):
                 tensor = as_tensor(arrays[name], self._built.device)
-                columns[name] = tensor.unbind() if name == "cu_seqlens" else tensor.split(sizes)
+                if len(sizes) == 1:
+                    columns[name] = [tensor[0] if name == "cu_seqlens" else tensor]
+                else:
+                    columns[name] = tensor.unbind() if name == "cu_seqlens" else tensor.split(sizes)
             for number, size in enumerate(sizes):
                 self._batches += 1
                 self._tokens += size * self.config.seq_len

@@ -1,4 +1,4 @@
-"""The outputs of rows that are put together from pieces of documents, batch by batch, on either kind of array."""
+"""The outputs of rows that are put together from pieces of documents, a block of batches at a time, on either array."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +44,11 @@ class RowOutputs:
         vocab_size: int | None = None,
         bad: Array = None,
     ) -> None:
-        """Fill the arrays of one batch: rows of `tokens` (N,) by the places of `pieces` in it. On a GPU: queue it.
+        """Fill the arrays of a block of batches: rows of `tokens` (N,) by the places of `pieces` in it.
 
+        On a GPU this queues two launches, whatever the number of batches. The last batch may have fewer rows.
+
+        out: arrays of the block's rows, as `shape` has them; `cu_seqlens` has a row for each batch.
         learn: uint8 (N,), 0 for tokens that are no label; None: all are.
         """
         segments(
@@ -57,6 +60,7 @@ class RowOutputs:
             mtp=self.mtp,
             mask_boundaries=self.mask_boundaries,
             loss_mask=learn,
+            batch_rows=self.batch_size,
             out=out,
             vocab_size=vocab_size,
             bad=bad,
@@ -64,9 +68,7 @@ class RowOutputs:
 
     def host_values(self, pieces: Pieces) -> dict[str, int]:
         """`HOST_OUTPUTS` of one batch. The padding of a row is a segment of its own, the last one."""
-        counts = np.diff(pieces.row_offsets)
-        used = np.zeros(len(counts), np.int64)
-        np.add.at(used, np.repeat(np.arange(len(counts)), counts), pieces.lengths)
-        padding = self.seq_len - used
+        tokens = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
+        padding = self.seq_len - (tokens[1:] - tokens[:-1])
         longest = max(int(pieces.lengths.max(initial=0)), int(padding.max(initial=0)))
         return {"max_seqlen": longest, "num_segments": len(pieces.lengths) + int(np.count_nonzero(padding))}

@@ -161,6 +161,14 @@ class PlanCache:
         number = steps.first_step // self._steps_per_plan
         first_step = number * self._steps_per_plan
         key = (steps.epoch, steps.base, number)
+        whole = self._plans.get(key)  # without the lock, which is held while other plans are made
+        if whole is None:
+            whole = self._whole_plan(key, steps)
+        begin = (steps.first_step - first_step) * self._schedule.batch_size
+        return whole.rows(steps, begin, begin + self._schedule.row_count(steps))
+
+    def _whole_plan(self, key: tuple[int, int, int], steps: StepRange) -> Plan:
+        first_step = key[2] * self._steps_per_plan
         with self._lock:
             if key not in self._plans:
                 end = self._schedule.steps(steps.base, steps.epoch, most=first_step + self._steps_per_plan)
@@ -168,9 +176,7 @@ class PlanCache:
                     del self._plans[next(iter(self._plans))]
                 whole_steps = steps._replace(first_step=first_step, num_steps=end - first_step)
                 self._plans[key] = plan_rows(self._schedule, whole_steps, self._layout)
-            whole = self._plans[key]
-        begin = (steps.first_step - first_step) * self._schedule.batch_size
-        return whole.rows(steps, begin, begin + self._schedule.row_count(steps))
+            return self._plans[key]
 
     def plan_behind(self, plan: Plan) -> None:
         """See that nobody will have to wait for the documents behind a plan to be packed. Blocks."""

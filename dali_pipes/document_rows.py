@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces
 from dali_pipes.errors import ConfigError
+from dali_pipes.length_buckets import LengthBuckets
 from dali_pipes.operators import permute
 from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, pack, rows_of_documents
 
@@ -45,7 +47,8 @@ class PlanReport:
     rows: int
     padding_tokens: int
     fill: float
-    """Share of the rows' places that hold tokens."""
+    """Share of the rows' places that hold tokens. With length buckets the places of a row are those of its own bucket,
+    which is the least a batch can have: where rows of two buckets meet in one, it is as wide as the longer's."""
     dropped_documents: int
     dropped_tokens: int
     """Of documents that were dropped, and behind the end of those that were truncated."""
@@ -94,8 +97,9 @@ class DocumentRows:
         window_documents: int,
         shuffle: bool,
         seed: int,
+        buckets: LengthBuckets | None = None,
     ) -> None:
-        self.offsets, self.seq_len = offsets, seq_len
+        self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed = shuffle, seed
         self.num_documents = len(offsets) - 1
@@ -163,7 +167,8 @@ class DocumentRows:
             num_rows = len(packing.row_offsets) - 1
             here = real[done : np.searchsorted(real, mark.rows_before + num_rows)] - mark.rows_before
             done += len(here)
-            rows = here if not self._shuffle else permute(here, num_rows, self._key("window", epoch, mark.window))
+            is_ordered = self.buckets is not None or not self._shuffle
+            rows = here if is_ordered else permute(here, num_rows, self._key("window", epoch, mark.window))
             first, size = packing.row_offsets[rows], np.diff(packing.row_offsets)[rows]
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
             starts = self.offsets[documents[packing.piece_documents[at]]] + packing.piece_begins[at]
@@ -199,12 +204,14 @@ class DocumentRows:
 
     def report(self, epoch: int, progress: Callable[[int, int], None] | None = None) -> PlanReport:
         """Plan an epoch whole and add it up. Blocks; `progress(done, windows)` is called after each window."""
-        rows = pieces_tokens = 0
+        rows = places = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
             packing = self._plan(epoch, window)[1]
-            rows += len(packing.row_offsets) - 1
+            num_rows, buckets = len(packing.row_offsets) - 1, self.buckets
+            rows += num_rows
             pieces_tokens += int(packing.piece_lengths.sum())
+            places += num_rows * self.seq_len if buckets is None else int(buckets.widths(packing.piece_lengths).sum())
             counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
             if progress is not None:
                 progress(window + 1, self.num_windows)
@@ -214,8 +221,8 @@ class DocumentRows:
             documents=self.num_documents,
             tokens=lengths_total,
             rows=rows,
-            padding_tokens=rows * self.seq_len - pieces_tokens,
-            fill=pieces_tokens / (rows * self.seq_len) if rows else 0.0,
+            padding_tokens=places - pieces_tokens,
+            fill=pieces_tokens / places if places else 0.0,
             **counts._asdict(),
         )
 
@@ -240,7 +247,7 @@ class DocumentRows:
                 if self._shuffle:
                     documents = permute(documents, self.num_documents, self._key("order", epoch))
                 lengths = self.offsets[documents + 1] - self.offsets[documents]
-                self._plans[key] = documents, self._pack(lengths)
+                self._plans[key] = documents, self._ordered(self._pack(lengths), epoch, window)
                 while len(self._plans) > _WINDOWS_KEPT:
                     self._plans.popitem(last=False)
             counted = self._counted(epoch)
@@ -254,6 +261,17 @@ class DocumentRows:
             return pack(lengths, self.seq_len, self._long_documents)
         pieces = rows_of_documents(lengths, self.seq_len, self._long_documents)
         return Packing(np.arange(len(pieces.piece_documents) + 1), *pieces)
+
+    def _ordered(self, packing: Packing, epoch: int, window: int) -> Packing:
+        """With buckets, the rows in the order of the epoch; without, `pieces` puts them in that."""
+        if self.buckets is None or not self._shuffle:
+            return packing
+        order = self.buckets.order(packing.piece_lengths, partial(self._key, "bucket", epoch, window))
+        return packing._replace(
+            piece_documents=packing.piece_documents[order],
+            piece_begins=packing.piece_begins[order],
+            piece_lengths=packing.piece_lengths[order],
+        )
 
     def _key(self, *what: object) -> int:
         text = " ".join(map(str, ("dali_pipes", self._seed, *what)))

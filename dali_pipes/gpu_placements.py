@@ -8,6 +8,7 @@ copied back behind them and looked at one block later, so nothing waits for it.
 """
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -18,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus, LossMask
-from dali_pipes.cpu_placements import read_rows
+from dali_pipes.cpu_placements import find_bad_id, read_rows
 from dali_pipes.device import Gpu
 from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows, shuffled_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.row_outputs import RowOutputs
-from dali_pipes.row_plan import Layout, plan_rows, some_rows, staged, token_span
+from dali_pipes.row_plan import Layout, Plan, plan_rows, some_rows, staged, token_span
 from dali_pipes.schedule import PADDING, Schedule, StepRange
 from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
@@ -97,6 +98,8 @@ class GpuPlacement:
         arrays = {name: array[:count] for name, array in self._arrays.items() if name != "cu_seqlens"}
         if "cu_seqlens" in self._arrays:
             arrays["cu_seqlens"] = self._arrays["cu_seqlens"][: steps.num_steps]
+        if slot.plan is not None and slot.plan.widths is not None:
+            arrays = self._in_lines(slot, slot.plan.widths)
         if self._row_ids is not None:
             arrays["row_ids"] = self._row_ids[:count]
         with self.gpu.current():
@@ -110,6 +113,17 @@ class GpuPlacement:
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         raise NotImplementedError
+
+    def _in_lines(self, slot: Slot, widths: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """The arrays of a block whose batches have different widths, each in one line (N,)."""
+        assert self._row_outputs is not None
+        rows, lines = np.cumsum([0, *(offsets - 1 for offsets, _ in slot.batches)]), {}
+        slot.widths = widths[rows[:-1]].tolist()
+        for name, array in self._arrays.items():
+            shapes = zip(np.diff(rows).tolist(), slot.widths, strict=True)
+            size = sum(math.prod(self._row_outputs.batch_shape(name, *shape)) for shape in shapes)
+            lines[name] = array.reshape(-1)[:size]
+        return lines
 
     def _stage_row_ids(self, slot: Slot) -> None:
         if self._row_ids is not None:
@@ -141,17 +155,22 @@ class GpuPlacement:
         self.gpu.record(slot.arrays["copied"])
         place, row = 0, 0
         outputs = self._row_outputs
+        sizes = [offsets - 1 for offsets, _ in slot.batches]
+        parts = {n: outputs.unfolded(n, arrays[n], sizes, slot.widths) for n in outputs.outputs if slot.widths}
         for number, (offsets, count) in enumerate(slot.batches):
             columns = []
             for length in (offsets, count, count, count):
                 columns.append(self._table[place : place + length])
                 place += length
             end = row + offsets - 1
-            out = {
-                name: arrays[name][number] if name == "cu_seqlens" else arrays[name][row:end]
-                for name in outputs.outputs
-            }
-            outputs.build(tokens, Pieces(*columns), out, learn=learn, vocab_size=self._vocab_size, bad=self._bad)
+            out, width = {name: parts[name][number] for name in parts}, None
+            if slot.widths:
+                width = slot.widths[number]
+            else:
+                for name in outputs.outputs:
+                    out[name] = arrays[name][number] if name == "cu_seqlens" else arrays[name][row:end]
+            check = {"vocab_size": self._vocab_size, "bad": self._bad}
+            outputs.build(tokens, Pieces(*columns), out, width=width, learn=learn, **check)
             row = end
 
     def check(self, iteration: int | None = None) -> None:
@@ -168,9 +187,22 @@ class GpuPlacement:
             self.gpu.wait(reading.arrived)
             if reading.found[0]:
                 plan = plan_rows(self._schedule, reading.steps, self._layout)
-                row, column = divmod(int(reading.found[1]), self._checked_width)
+                row, column = self._bad_place(plan, int(reading.found[1]))
                 raise range_error(self._corpus, self._schedule, plan, row, column, self._vocab_size)
             self._unused.append(self._unread.popleft())
+
+    def _bad_place(self, plan: Plan, found: int) -> tuple[int, int]:
+        """Row and column of a block's first bad id, which its kernel found at position `found`."""
+        if plan.widths is None:
+            return divmod(found, self._checked_width)
+        # Each batch was counted by itself, in rows of its own width: what was read says which of them it was.
+        places = plan.places(self._seq_len)
+        tokens = np.empty(int(places[-1]), self._corpus.dtype)
+        read_rows(self._corpus, plan, self._layout, tokens)
+        bad = find_bad_id(tokens, self._vocab_size)
+        assert bad is not None, "a bad id that only the GPU saw"
+        row = int(np.searchsorted(places, bad, side="right")) - 1
+        return row, bad - int(places[row])
 
     def restart(self) -> None:
         """Forget what was found in blocks that nobody will take."""
@@ -213,9 +245,9 @@ class HostPlacement(GpuPlacement):
 
     def new_slot(self, max_rows: int) -> Slot:
         self.gpu.adopt_thread()
-        arrays = {"staging": self.gpu.empty_pinned((max_rows, self._width), self._corpus.dtype)}
+        arrays = {"staging": self.gpu.empty_pinned((max_rows * self._width,), self._corpus.dtype)}
         if self._learn is not None:
-            arrays["learn"] = self.gpu.empty_pinned((max_rows, self._width), np.uint8)
+            arrays["learn"] = self.gpu.empty_pinned((max_rows * self._width,), np.uint8)
         if self._row_ids is not None:
             arrays["row_ids"] = self.gpu.empty_pinned((max_rows,), np.int64)
         return Slot({**arrays, "copied": self.gpu.event()})
@@ -225,34 +257,35 @@ class HostPlacement(GpuPlacement):
         assert slot.plan is not None
         self.gpu.adopt_thread()
         self.gpu.wait(slot.arrays["copied"])
-        count = len(slot.plan.starts)
+        places = slot.plan.places(self._width)
+        size = int(places[-1])
         begin = time.perf_counter()
-        learn = None if self._learn is None else slot.arrays["learn"][:count]
-        read_rows(self._corpus, slot.plan, self._layout, slot.arrays["staging"][:count], learn)
+        learn = None if self._learn is None else slot.arrays["learn"][:size]
+        read_rows(self._corpus, slot.plan, self._layout, slot.arrays["staging"][:size], learn)
         if self._layout is not None:
             assert slot.plan.pieces is not None
-            self._stage_tables(slot, staged(slot.plan.pieces, self._width))
+            self._stage_tables(slot, staged(slot.plan.pieces, places))
         times.read_s = time.perf_counter() - begin
         self._stage_row_ids(slot)
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         assert slot.plan is not None
         row_ids = slot.plan.row_ids
-        count = len(row_ids)
-        tokens = self._tokens[: count * self._width]
-        self.gpu.copy(tokens, slot.arrays["staging"][:count])
+        count, size = len(row_ids), int(slot.plan.places(self._width)[-1])
+        tokens = self._tokens[:size]
+        self.gpu.copy(tokens, slot.arrays["staging"][:size])
         self._send_row_ids(slot, arrays)
         if self._row_outputs is not None:
-            learn = None if self._learn is None else self._learn[: count * self._width]
+            learn = None if self._learn is None else self._learn[:size]
             if learn is not None:
-                self.gpu.copy(learn, slot.arrays["learn"][:count])
+                self.gpu.copy(learn, slot.arrays["learn"][:size])
             self._build(slot, tokens, learn, arrays)
             return
         self.gpu.record(slot.arrays["copied"])
         inputs, labels = arrays["input_ids"], arrays["labels"]
         rows(
             tokens,
-            range(0, count * self._width, self._width),
+            range(0, size, self._width),
             self._seq_len,
             label_shift=self._label_shift,
             out=(inputs, labels),

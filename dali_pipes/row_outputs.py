@@ -1,5 +1,7 @@
 """The outputs of rows that are put together from pieces of documents, batch by batch, on either kind of array."""
 
+import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,24 +36,37 @@ class RowOutputs:
             return (rows, self.seq_len, self.mtp), np.int64
         return (rows, self.seq_len), np.int64
 
+    def batch_shape(self, name: str, rows: int, width: int) -> tuple[int, ...]:
+        """Shape of one output of one batch of `rows` rows of `width` positions."""
+        if name == "cu_seqlens":
+            return (self.batch_size * width + 1,)
+        return (rows, width, self.mtp) if name == "labels" and self.mtp else (rows, width)
+
+    def unfolded(self, name: str, line: Array, sizes: list[int], widths: list[int]) -> list[Array]:
+        """Views of one output of batches that lie one behind the other in `line` (N,), from its start on."""
+        shapes = [self.batch_shape(name, rows, width) for rows, width in zip(sizes, widths, strict=True)]
+        ends = itertools.accumulate(math.prod(shape) for shape in shapes)
+        return [line[end - math.prod(shape) : end].reshape(*shape) for shape, end in zip(shapes, ends, strict=True)]
+
     def build(
         self,
         tokens: Array,
         pieces: Pieces,
         out: dict[str, Array],
         *,
+        width: int | None = None,
         learn: Array = None,
         vocab_size: int | None = None,
         bad: Array = None,
     ) -> None:
         """Fill the arrays of one batch: rows of `tokens` (N,) by the places of `pieces` in it. On a GPU: queue it.
 
-        learn: uint8 (N,), 0 for tokens that are no label; None: all are.
+        width: positions of a row, seq_len if not given. learn: uint8 (N,), 0 for tokens that are no label.
         """
         segments(
             tokens,
             *pieces,
-            self.seq_len,
+            self.seq_len if width is None else width,
             outputs=tuple(out),
             pad_id=self.pad_id,
             mtp=self.mtp,
@@ -62,11 +77,11 @@ class RowOutputs:
             bad=bad,
         )
 
-    def host_values(self, pieces: Pieces) -> dict[str, int]:
-        """`HOST_OUTPUTS` of one batch. The padding of a row is a segment of its own, the last one."""
+    def host_values(self, pieces: Pieces, width: int) -> dict[str, int]:
+        """`HOST_OUTPUTS` of one batch of `width` positions a row, whose padding is its last segment."""
         counts = np.diff(pieces.row_offsets)
         used = np.zeros(len(counts), np.int64)
         np.add.at(used, np.repeat(np.arange(len(counts)), counts), pieces.lengths)
-        padding = self.seq_len - used
+        padding = width - used
         longest = max(int(pieces.lengths.max(initial=0)), int(padding.max(initial=0)))
         return {"max_seqlen": longest, "num_segments": len(pieces.lengths) + int(np.count_nonzero(padding))}

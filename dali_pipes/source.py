@@ -49,6 +49,8 @@ class Slot:
     """Rows of the block, where the placement wants them planned."""
     batches: list[tuple[int, int]] = field(default_factory=list)
     """Of each batch of rows made of pieces: entries of `row_offsets`, and pieces."""
+    widths: list[int] = field(default_factory=list)
+    """Of each batch, positions in a row, where these differ."""
 
 
 class Placement(Protocol):

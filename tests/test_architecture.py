@@ -38,7 +38,8 @@ ALLOWED = {
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
     "documents": Imports("corpus readers", "numpy rich"),
-    "document_rows": Imports("documents schedule operators", "numpy"),
+    "length_buckets": Imports("operators", "numpy"),
+    "document_rows": Imports("documents length_buckets schedule operators", "numpy"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
     "source": Imports("readers row_plan schedule corpus stats", "numpy"),
@@ -50,9 +51,9 @@ ALLOWED = {
     ),
     "choice": Imports("device"),
     "pipeline": Imports(
-        "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows documents schedule "
-        "corpus config",
-        "nvidia",
+        "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
+        "documents schedule corpus config",
+        "nvidia numpy",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),
     "block_queue": Imports(

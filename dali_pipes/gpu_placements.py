@@ -10,7 +10,6 @@ copied back behind them and looked at one block later, so nothing waits for it.
 import contextlib
 import math
 import os
-import sys
 import time
 from collections import deque
 from typing import Any
@@ -24,6 +23,7 @@ from dali_pipes.device import Gpu
 from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows, shuffled_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.progress import progress_bar
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.row_outputs import RowOutputs
 from dali_pipes.row_plan import Layout, Plan, plan_rows, some_rows, staged, token_span
@@ -360,9 +360,6 @@ def load_tokens(corpus: Corpus | LossMask, first: int, target: Array, gpu: Gpu) 
 
     Threads read chunks into a ring of pinned buffers while the copies of earlier chunks run.
     """
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
-
     total, item = len(target), corpus.dtype.itemsize
     chunk = min(total, LOAD_CHUNK_BYTES // item)
     starts = range(0, total, chunk)
@@ -378,13 +375,9 @@ def load_tokens(corpus: Corpus | LossMask, first: int, target: Array, gpu: Gpu) 
         corpus.read_pieces(np.array([first + starts[number]]), np.array([len(part)]), np.zeros(1, np.int64), part)
         return part
 
-    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
     readers = ReaderThreads(threads)
     try:
-        with Progress(
-            *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-        ) as progress:
-            bar = progress.add_task(f"corpus to cuda:{gpu.number}", total=total * item)
+        with progress_bar(f"corpus to cuda:{gpu.number}", total * item, in_bytes=True) as advance:
             coming = deque(readers.submit(read, number) for number in range(threads))
             for number, start in enumerate(starts):
                 part = coming.popleft().result()
@@ -393,7 +386,7 @@ def load_tokens(corpus: Corpus | LossMask, first: int, target: Array, gpu: Gpu) 
                 # The buffer it gets held the chunk before this one, whose event has been recorded.
                 if number + threads < len(starts):
                     coming.append(readers.submit(read, number + threads))
-                progress.update(bar, advance=part.nbytes)
+                advance(part.nbytes)
     finally:
         readers.stop()
         gpu.wait_for_all()

@@ -62,6 +62,9 @@ class BuiltSource:
             dtype=config.dtype,
             eos_id=config.eos_id,
             loss_masks=config.loss_masks,
+            token_column=config.token_column,
+            cache_bytes=config.decoded_cache_bytes,
+            eager=config.eager,
         )
         try:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)

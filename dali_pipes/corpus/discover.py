@@ -1,6 +1,7 @@
 """From what the user names, a file, a folder, a glob or a list of these, to files in an order that never varies.
 
-- folder: the files in it, not in folders below it (a glob with `**` goes down);
+- folder: the files in it, not in folders below it (a glob with `**` goes down); of a set with an index of its shards
+  (`sets`), that index;
 - glob: `*`, `?`, `[...]`, `**`; a name that exists as written is taken as it is;
 - list: in the list's own order, each entry expanded in its place; what is named twice is there twice;
 - a Megatron pair can be named by its prefix, its `.bin` or its `.idx`.
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from dali_pipes.corpus.sets import find_index
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
 
 # fmt: off
@@ -39,10 +41,14 @@ _MOST_NAMES_IN_MESSAGE = 5
 def find_files(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     setting: Literal["corpus", "loss_masks"] = "corpus",
+    *,
+    use_indexes: bool = False,
 ) -> list[Path]:
     """Absolute paths of the data files; of a Megatron pair the `.bin` if both are found, else the one that is there.
 
-    setting: what the paths were given as; files named `.loss` are data of loss_masks, in the order of the names before.
+    setting:     what the paths were given as; files named `.loss` are data of loss_masks, in the
+                 order of the names before
+    use_indexes: take the index of a set for its folder
 
     Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data.
     """
@@ -54,7 +60,7 @@ def find_files(
         raise ConfigError(f"{setting}: {paths!r} is a {type(paths).__name__}; a path, or a list of paths, is expected")
     if not entries:
         raise ConfigError(f"{setting}: an empty list of paths; name at least one file, folder or glob")
-    found = [file for entry in entries for file in _expand(entry, setting)]
+    found = [file for entry in entries for file in _expand(entry, setting, use_indexes)]
     # A shell's `data/*` names both files of each Megatron pair: the index is not a second corpus.
     present = set(found)
     return [file for file in found if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
@@ -72,11 +78,14 @@ def is_side_file(name: str) -> bool:
     return name.startswith((".", "_")) or name.endswith("~") or lower in SIDE_NAMES or lower.endswith(SIDE_SUFFIXES)
 
 
-def _expand(entry: str, setting: str) -> list[Path]:
+def _expand(entry: str, setting: str, use_indexes: bool) -> list[Path]:
     path = Path(os.path.abspath(os.path.expanduser(entry)))
     mode = _mode(path)
     if mode is not None:
-        return _files_of_folder(path, setting) if stat.S_ISDIR(mode) else [_regular(path, mode)]
+        if not stat.S_ISDIR(mode):
+            return [_regular(path, mode)]
+        index = find_index(path) if use_indexes else None
+        return _files_of_folder(path, setting) if index is None else [index]
     if glob.has_magic(entry):
         return _files_of_glob(entry, path, setting)
     for suffix in (".bin", ".idx"):  # a Megatron prefix, which may have dots of its own

@@ -4,7 +4,8 @@
     its mask    train.bin.loss   bytes   0 0 1 1 1       what datatrove writes, or any file that is named for it
 
 A mask has no header, or is a `.npy` array of bool or integers of one byte. Its bytes are in the order of the ids in the
-data file, so those of a Megatron pair go with the `.bin`. A file without a mask is learned whole.
+data file, so those of a Megatron pair go with the `.bin`. Tables have their masks in a column. A file without a mask is
+learned whole.
 """
 
 import os
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from dali_pipes.corpus import npy
 from dali_pipes.corpus.corpus import Corpus
-from dali_pipes.corpus.datafile import DataFile, Int64Array, Layout
+from dali_pipes.corpus.datafile import DataFile, Int64Array, Layout, one_extent
 from dali_pipes.corpus.discover import find_files
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
@@ -86,7 +87,7 @@ def open_loss_mask(
     """The mask of the data files, None if none of them has one.
 
     named: the masks' files, folders or globs, one file for each data file in the same order; an empty list: no masks.
-           None looks for a file beside each data file, with .loss behind its name.
+           None looks for a file beside each data file, with .loss behind its name, then for a column in it.
 
     Raises ConfigError for another number of masks than of data files, CorpusReadError for a mask that cannot be read,
     CorpusFormatError for one that is damaged or has another length than its data.
@@ -104,7 +105,7 @@ def open_loss_mask(
                 f"{files[0].path}; name one for each, in the same order, or leave loss_masks out and put each beside "
                 f"its data file, with {SUFFIX} behind the name"
             )
-    masks = [None if path is None else _inspect(path, file) for path, file in zip(paths, files, strict=True)]
+    masks = [file.loss_mask if path is None else _inspect(path, file) for path, file in zip(paths, files, strict=True)]
     return LossMask(files, masks) if any(mask is not None for mask in masks) else None
 
 
@@ -113,8 +114,8 @@ def _inspect(path: Path, data: DataFile) -> DataFile:
     with OpenFile(path) as file:
         has_header = file.size >= len(npy.MAGIC) and file.read(0, len(npy.MAGIC)) == npy.MAGIC
         layout = npy.parse_npy_mask(file) if has_header else Layout(_STORED, 0, file.size)
-        width = data.stored.itemsize
-        expected = (data.size - data.data_offset) // width
+        width, first = data.stored.itemsize, data.data_offset
+        expected = data.num_tokens if first is None else (data.size - first) // width
         if layout.num_tokens != expected:
             raise CorpusFormatError(
                 f"{path}: the loss mask has {layout.num_tokens} entries, expected {expected}, one for each id of "
@@ -122,8 +123,11 @@ def _inspect(path: Path, data: DataFile) -> DataFile:
             )
         samples = read_samples(file)
         header = file.read(0, layout.data_offset)
-    extents = data.extents.copy()
-    extents[:, 0] = (extents[:, 0] - data.data_offset) // width + layout.data_offset
+    if first is None:  # ids that lie in other places than in a row are masked in reading order
+        extents = one_extent(layout)
+    else:
+        extents = data.extents.copy()
+        extents[:, 0] = (extents[:, 0] - first) // width + layout.data_offset
     return DataFile(
         path=path,
         format="loss mask",

@@ -324,12 +324,10 @@ class BlockStream:
             end = begin + size
             arrays: dict[str, Any] = {}
             for name in outputs.outputs:
-                shape = outputs.batch_shape(name, size, width)
+                shape = outputs.shape(name, size, width)
                 arrays[name] = np.empty(shape, np.int32) if name == "cu_seqlens" else self._memory.take(shape)
             mine = some_rows(in_staging, begin, end)
             outputs.build(tokens, mine, arrays, width=width, learn=learn[0] if learn else None)
-            if "cu_seqlens" in arrays:
-                arrays["cu_seqlens"] = arrays["cu_seqlens"][None]
             arrays["row_ids"] = plan.row_ids[begin:end]
             begin = end
             self.kernels_s += time.perf_counter() - started

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
-from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.row_outputs import RowOutputs
-from dali_pipes.row_plan import Layout, Plan, some_rows, staged
+from dali_pipes.row_plan import Layout, Plan, staged
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
@@ -130,7 +129,7 @@ class ShiftedPlacement(StagedPlacement):
                 slot.arrays[name] = np.empty((max_rows, self._seq_len), self._dtype)
         else:
             for name in self._row_outputs.outputs:
-                slot.arrays[name] = np.empty(*self._row_outputs.shape(name, max_rows // self._schedule.batch_size))
+                slot.arrays[name] = np.empty(self._row_outputs.shape(name, max_rows), self._row_outputs.dtype(name))
         return slot
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
@@ -147,8 +146,10 @@ class ShiftedPlacement(StagedPlacement):
                 labels[slot.plan.row_ids < 0] = IGNORE_INDEX
         else:
             assert slot.plan.pieces is not None
-            arrays = {name: slot.arrays[name] for name in self._row_outputs.outputs}
-            build_batches(self._row_outputs, tokens, staged(slot.plan.pieces, places), arrays, learn=learn)
+            count = len(slot.plan.row_ids)
+            sizes = {"cu_seqlens": -(-count // self._schedule.batch_size)}
+            arrays = {name: slot.arrays[name][: sizes.get(name, count)] for name in self._row_outputs.outputs}
+            self._row_outputs.build(tokens, staged(slot.plan.pieces, places), arrays, learn=learn)
         times.kernels_s = time.perf_counter() - begin
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
@@ -182,17 +183,6 @@ def read_rows(
 def _staged(slot: Slot, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
     """The tokens that were read into a slot, and their loss mask."""
     return slot.arrays["tokens"][:size], slot.arrays["learn"][:size] if "learn" in slot.arrays else None
-
-
-def build_batches(
-    outputs: RowOutputs, tokens: Array, pieces: Pieces, arrays: dict[str, Array], *, learn: Array = None
-) -> None:
-    """Outputs of a block of batches, from its tokens (N,), their loss mask and the places of its pieces in them."""
-    num_rows = len(pieces.row_offsets) - 1
-    for number, begin in enumerate(range(0, num_rows, outputs.batch_size)):
-        end = min(begin + outputs.batch_size, num_rows)
-        out = {name: array[number] if name == "cu_seqlens" else array[begin:end] for name, array in arrays.items()}
-        outputs.build(tokens, some_rows(pieces, begin, end), out, learn=learn)
 
 
 def staged_rows(

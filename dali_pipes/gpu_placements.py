@@ -8,7 +8,6 @@ copied back behind them and looked at one block later, so nothing waits for it.
 """
 
 import contextlib
-import math
 import os
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.progress import progress_bar
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.row_outputs import RowOutputs
-from dali_pipes.row_plan import Layout, Plan, plan_rows, some_rows, staged, token_span
+from dali_pipes.row_plan import Layout, Plan, plan_rows, staged, token_span
 from dali_pipes.schedule import PADDING, Schedule, StepRange
 from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
@@ -79,7 +78,7 @@ class GpuPlacement:
                 self._arrays[name] = gpu.empty((max_rows, self._seq_len), np.int64)
         else:
             for name in row_outputs.outputs:
-                self._arrays[name] = gpu.empty(*row_outputs.shape(name, max_rows // schedule.batch_size))
+                self._arrays[name] = gpu.empty(row_outputs.shape(name, max_rows), row_outputs.dtype(name))
         self._row_ids = gpu.empty((max_rows,), np.int64) if "row_ids" in outputs else None
         self._table: Array = None
         self._bad = gpu.empty((2,), np.int64)
@@ -99,7 +98,9 @@ class GpuPlacement:
         if "cu_seqlens" in self._arrays:
             arrays["cu_seqlens"] = self._arrays["cu_seqlens"][: steps.num_steps]
         if slot.plan is not None and slot.plan.widths is not None:
-            arrays = self._in_lines(slot, slot.plan.widths)
+            assert self._row_outputs is not None
+            for name, array in self._arrays.items():  # in one line, since batches have different widths
+                arrays[name] = array.reshape(-1)[: self._row_outputs.size(name, slot.plan.runs(self._seq_len))]
         if self._row_ids is not None:
             arrays["row_ids"] = self._row_ids[:count]
         with self.gpu.current():
@@ -114,17 +115,6 @@ class GpuPlacement:
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         raise NotImplementedError
 
-    def _in_lines(self, slot: Slot, widths: npt.NDArray[np.int64]) -> dict[str, Array]:
-        """The arrays of a block whose batches have different widths, each in one line (N,)."""
-        assert self._row_outputs is not None
-        rows, lines = np.cumsum([0, *(offsets - 1 for offsets, _ in slot.batches)]), {}
-        slot.widths = widths[rows[:-1]].tolist()
-        for name, array in self._arrays.items():
-            shapes = zip(np.diff(rows).tolist(), slot.widths, strict=True)
-            size = sum(math.prod(self._row_outputs.batch_shape(name, *shape)) for shape in shapes)
-            lines[name] = array.reshape(-1)[:size]
-        return lines
-
     def _stage_row_ids(self, slot: Slot) -> None:
         if self._row_ids is not None:
             assert slot.plan is not None
@@ -135,43 +125,36 @@ class GpuPlacement:
             self.gpu.copy(arrays["row_ids"], slot.arrays["row_ids"][: len(arrays["row_ids"])])
 
     def _stage_tables(self, slot: Slot, pieces: Pieces) -> None:
-        """Keep the places of a block's pieces in pinned memory, for each batch one behind the other."""
-        batches = [
-            some_rows(pieces, begin, min(begin + self._schedule.batch_size, len(pieces.row_offsets) - 1))
-            for begin in range(0, len(pieces.row_offsets) - 1, self._schedule.batch_size)
-        ]
-        slot.batches = [(len(batch.row_offsets), len(batch.starts)) for batch in batches]
-        table = np.concatenate([column for batch in batches for column in batch])
+        """Keep the places of a block's pieces in pinned memory, one column behind the other."""
+        table = np.concatenate(pieces)
+        slot.num_pieces = len(pieces.starts)
         if "table" not in slot.arrays or len(slot.arrays["table"]) < len(table):
             slot.arrays["table"] = self.gpu.empty_pinned((_roomy(len(table)),), np.int64)
         slot.arrays["table"][: len(table)] = table
 
     def _build(self, slot: Slot, tokens: Array, learn: Array, arrays: dict[str, Array]) -> None:
         assert self._row_outputs is not None
-        size = sum(offsets + 3 * pieces for offsets, pieces in slot.batches)
+        assert slot.plan is not None
+        sizes = len(slot.plan.row_ids) + 1, *[slot.num_pieces] * 3
+        size = sum(sizes)
         if self._table is None or len(self._table) < size:
             self._table = self.gpu.empty((_roomy(size),), np.int64)
         self.gpu.copy(self._table[:size], slot.arrays["table"][:size])
         self.gpu.record(slot.arrays["copied"])
-        place, row = 0, 0
-        outputs = self._row_outputs
-        sizes = [offsets - 1 for offsets, _ in slot.batches]
-        parts = {n: outputs.unfolded(n, arrays[n], sizes, slot.widths) for n in outputs.outputs if slot.widths}
-        for number, (offsets, count) in enumerate(slot.batches):
-            columns = []
-            for length in (offsets, count, count, count):
-                columns.append(self._table[place : place + length])
-                place += length
-            end = row + offsets - 1
-            out, width = {name: parts[name][number] for name in parts}, None
-            if slot.widths:
-                width = slot.widths[number]
-            else:
-                for name in outputs.outputs:
-                    out[name] = arrays[name][number] if name == "cu_seqlens" else arrays[name][row:end]
-            check = {"vocab_size": self._vocab_size, "bad": self._bad}
-            outputs.build(tokens, Pieces(*columns), out, width=width, learn=learn, **check)
-            row = end
+        columns, end = [], 0
+        for column in sizes:
+            columns.append(self._table[end : end + column])
+            end += column
+        offsets, *tables = columns
+        runs, row = slot.plan.runs(self._seq_len), 0
+        names = self._row_outputs.outputs
+        parts = {name: self._row_outputs.unfolded(name, arrays[name].reshape(-1), runs) for name in names}
+        check = {"vocab_size": self._vocab_size, "bad": self._bad}
+        for number, (count, width) in enumerate(runs):
+            pieces = Pieces(offsets[row : row + count + 1], *tables)
+            out = {name: part[number] for name, part in parts.items()}
+            self._row_outputs.build(tokens, pieces, out, width=width, learn=learn, **check)
+            row += count
 
     def check(self, iteration: int | None = None) -> None:
         """Raise `TokenRangeError` if a block up to `iteration` holds a bad id, which waits for that block's kernel.
@@ -195,7 +178,7 @@ class GpuPlacement:
         """Row and column of a block's first bad id, which its kernel found at position `found`."""
         if plan.widths is None:
             return divmod(found, self._checked_width)
-        # Each batch was counted by itself, in rows of its own width: what was read says which of them it was.
+        # Rows of each width were counted by themselves: what was read says which of them it was.
         places = plan.places(self._seq_len)
         tokens = np.empty(int(places[-1]), self._corpus.dtype)
         read_rows(self._corpus, plan, self._layout, tokens)

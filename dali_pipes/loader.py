@@ -281,9 +281,12 @@ class TokenLoader:
                 tensor = as_tensor(piece.arrays[name], self._built.device)
                 if piece.is_flat and name != "row_ids":
                     assert self._built.row_outputs is not None
-                    columns[name] = self._built.row_outputs.unfolded(name, tensor, piece.sizes, piece.widths)
+                    batches = list(zip(piece.sizes, piece.widths, strict=True))
+                    columns[name] = self._built.row_outputs.unfolded(name, tensor, batches)
                 else:
-                    columns[name] = tensor.unbind() if name == "cu_seqlens" else tensor.split(piece.sizes)
+                    columns[name] = tensor.split([1] * len(piece.sizes) if name == "cu_seqlens" else piece.sizes)
+                if name == "cu_seqlens":
+                    columns[name] = [bounds[0] for bounds in columns[name]]
             for number, (size, width) in enumerate(zip(piece.sizes, piece.widths, strict=True)):
                 self._batches += 1
                 self._tokens += size * width

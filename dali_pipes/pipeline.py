@@ -94,7 +94,7 @@ class BuiltSource:
         rows = self._config.batch_size
         if name == "row_ids" or self.row_outputs is None:
             return 8 * rows * (1 if name == "row_ids" else width)
-        return math.prod(self.row_outputs.batch_shape(name, rows, width)) * (4 if name == "cu_seqlens" else 8)
+        return math.prod(self.row_outputs.shape(name, rows, width)) * (4 if name == "cu_seqlens" else 8)
 
 
 def build_pipeline(config: LoaderConfig, *, graph: Graph | None = None) -> Any:

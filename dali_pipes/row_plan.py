@@ -39,6 +39,13 @@ class Plan:
         widths = None if self.widths is None else self.widths[begin:end]
         return Plan(steps, self.row_ids[begin:end], self.starts[begin:end], pieces, widths)
 
+    def runs(self, seq_len: int) -> list[tuple[int, int]]:
+        """How many rows of one width follow one another, and that width, from the first row to the last."""
+        if self.widths is None:
+            return [(len(self.row_ids), seq_len)]
+        firsts = np.flatnonzero(np.diff(self.widths, prepend=0))
+        return list(zip(np.diff(firsts, append=len(self.widths)).tolist(), self.widths[firsts].tolist(), strict=True))
+
     def places(self, width: int) -> Int64Array:
         """Where each row begins in a staging buffer, and the end of the last: (R + 1,).
 

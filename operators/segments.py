@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Batches(NamedTuple):
-    """`rows`: in a batch, 1 or more. `axis`: of the batches in outputs with a value a batch, none for one alone."""
+    """`rows`: in a batch, 1 or more. `axis`: that of the batches in `cu_seqlens`, none for one batch alone."""
 
     rows: int
     axis: tuple[int, ...]
@@ -236,7 +236,7 @@ def _segments_cupy(
     sizes = np.int64(count), np.int64(seq_len), np.int64(batch_rows), np.int64(words)
     launch_shape = _row.launch_shape(count, seq_len)
     kernel = _kernel.load("segments", "piece_begins")
-    kernel(*launch_shape, (*sizes, offsets, lengths, begins, padded, cu_seqlens, room))
+    kernel(*launch_shape, (offsets, lengths, *sizes, begins, padded, cu_seqlens, room))
     learn = null if rule.learn is None else rule.learn
     labels = np.int64(rule.num_labels), np.int64(rule.cross)
     wanted = [results.get(name, null) for name in _ROW_OUTPUTS]

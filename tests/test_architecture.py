@@ -47,7 +47,7 @@ ALLOWED = {
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
     "source": Imports("readers row_plan schedule corpus stats", "numpy"),
-    "cpu_placements": Imports("source row_outputs row_plan documents schedule corpus operators stats", "numpy"),
+    "cpu_placements": Imports("source row_outputs row_plan schedule corpus operators stats", "numpy"),
     "device": Imports("", "numpy cupy cupyx"),  # the one module that owns streams, events and device memory
     "gpu_placements": Imports(
         "cpu_placements device progress readers source row_outputs row_plan documents schedule corpus operators stats",

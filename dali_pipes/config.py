@@ -77,6 +77,8 @@ class LoaderConfig(BaseModel):
     dtype: str | None = Field(None, description="integer type of headerless files; None: uint16")
     eos_id: int | None = Field(None, ge=0, description="id that ends a document")
     document_start_id: int | None = Field(None, ge=0, description="id that begins a document, where none ends it")
+    tokenizer: str | None = Field(None, description="tokenizer.json for a corpus of text, tokenised at the first start")
+    text_key: str | None = Field(None, description="key or column of the text; None: text")
     vocab_size: int | None = Field(None, gt=0, description="ids at or above it are refused at the first read")
     split: Literal["train", "validation"] = Field(
         "train", description="part of the corpus; validation has a fixed order"

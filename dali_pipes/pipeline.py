@@ -15,13 +15,14 @@ from typing import Any
 
 from dali_pipes.choice import choose_device, choose_placement
 from dali_pipes.config import LoaderConfig
-from dali_pipes.corpus import Corpus, open_corpus
+from dali_pipes.corpus import Corpus
 from dali_pipes.cpu_placements import ShiftedPlacement, StagedPlacement
 from dali_pipes.device import Gpu
 from dali_pipes.document_rows import DocumentRows, split_documents
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.gpu_placements import DevicePlacement, HostPlacement
+from dali_pipes.opening import open_corpus
 from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
 from dali_pipes.row_plan import Layout, PackedPieces, StreamPieces, token_span
 from dali_pipes.schedule import Schedule, Windows, split_windows
@@ -46,7 +47,14 @@ class BuiltSource:
     gpu: Gpu | None = None
 
     def __init__(self, config: LoaderConfig, *, endless: bool, staged: bool = False) -> None:
-        corpus = open_corpus(config.corpus, format=config.format, dtype=config.dtype, eos_id=config.eos_id)
+        corpus = open_corpus(
+            config.corpus,
+            format=config.format,
+            dtype=config.dtype,
+            eos_id=config.eos_id,
+            tokenizer=config.tokenizer,
+            text_key=config.text_key,
+        )
         try:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)
             self.row_outputs = make_row_outputs(config)

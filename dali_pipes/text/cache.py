@@ -1,0 +1,95 @@
+"""Text that is tokenised when it is first opened, and kept in the user's cache folder for every start that follows.
+
+    text-0123...cdef/          a finished run, or one that was broken off and goes on (`run_folder`)
+    text-0123...cdef.lock      whoever makes the tokens holds it; the other processes wait
+
+The name is a hash of the settings, of the tokenizer, and of the inputs' names, sizes and sampled bytes.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from dali_pipes.errors import ConfigError, CorpusWriteError
+from dali_pipes.kept_files import default_cache_dir, lock, unlock
+from dali_pipes.text.encoder import TextEncoder
+from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.progress import show_progress
+from dali_pipes.text.run_folder import MANIFEST
+from dali_pipes.text.tokenize import Job, tokenize_files
+from dali_pipes.text.tokenizer import LoadedTokenizer
+
+
+def kept_tokens(
+    inputs: Sequence[TextFile],
+    tokenizer: LoadedTokenizer,
+    eos_id: int | None,
+    text_key: str,
+    made_by: str,
+    cache_dir: Path | None = None,
+) -> Path:
+    """The folder with the tokens of `inputs`, in Megatron's layout, a document each. Blocks while they are made.
+
+    At a later call nothing is read but a few pieces of each input. cache_dir: by default as for document offsets.
+    Raises ConfigError where nothing can be written, and what `tokenize_files` raises.
+    """
+    encoder = TextEncoder(tokenizer, eos_id, ends_empty=False, text_key=text_key)
+    job = Job(inputs, encoder, "megatron")
+    directory = _cache_dir(cache_dir, inputs)
+    about = json.dumps([job.settings, [(file.path.name, file.size, file.digest) for file in inputs]])
+    folder = directory / f"text-{hashlib.sha256(about.encode()).hexdigest()[:32]}"
+    if (folder / MANIFEST).exists():
+        return folder
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+        held, _ = lock(folder.with_suffix(".lock"))
+        try:
+            if not (folder / MANIFEST).exists():
+                # Without locks two processes may be at it at once: each in a folder of its own then.
+                work = folder if held is not None else folder.with_suffix(f".{uuid.uuid4().hex}.tmp")
+                with show_progress("tokenising", sum(file.size for file in inputs)) as advance:
+                    tokenize_files(job, work, made_by, advance=advance)
+                if work != folder:
+                    _move(work, folder)
+        finally:
+            if held is not None:
+                unlock(held)
+    except (PermissionError, CorpusWriteError) as error:
+        raise ConfigError(
+            f"{directory}: the tokens of the text cannot be kept there: {error}. Name a folder that can be written in "
+            "DALI_PIPES_CACHE, or make the tokens with `dali-pipes tokenize` and open those."
+        ) from error
+    return folder
+
+
+def _cache_dir(cache_dir: Path | None, inputs: Sequence[TextFile]) -> Path:
+    try:
+        directory = (default_cache_dir() if cache_dir is None else cache_dir).absolute()
+        folders = {file.path.parent for file in inputs}
+        if directory.resolve() in {folder.resolve() for folder in folders}:
+            raise ConfigError(
+                f"{directory}: holds the text, and nothing is written there; name another DALI_PIPES_CACHE"
+            )
+    except (OSError, RuntimeError) as error:  # no home folder, a loop of links
+        raise ConfigError(
+            f"there is no folder to keep the tokens of the text in: {error}; set DALI_PIPES_CACHE"
+        ) from None
+    return directory
+
+
+def _move(work: Path, folder: Path) -> None:
+    try:
+        work.rename(folder)
+    except OSError:
+        # Another process was faster: the same tokens are there.
+        if not (folder / MANIFEST).exists():
+            raise
+        with contextlib.suppress(OSError):
+            shutil.rmtree(work)

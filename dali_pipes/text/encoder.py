@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import CorpusFormatError
+from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import Document
 from dali_pipes.text.tokenizer import LoadedTokenizer
 
@@ -58,11 +58,15 @@ class TextEncoder:
     def __init__(
         self, tokenizer: LoadedTokenizer, eos_id: int | None, *, ends_empty: bool, text_key: str = "text"
     ) -> None:
+        if eos_id is not None and tokenizer.library.id_to_token(eos_id) is None:
+            raise ConfigError(
+                f"eos_id {eos_id}: {tokenizer.path} has no token of this id; its largest is {tokenizer.largest_id}"
+            )
         self._tokenizer = tokenizer.library
         self._eos = [] if eos_id is None else [eos_id]
         self._ends_empty = ends_empty
         self.record_key = text_key
-        self.largest_id = max(tokenizer.largest_id, eos_id or 0)
+        self.largest_id = tokenizer.largest_id
         self.settings: Mapping[str, str | int | None] = {
             "tokenizer": tokenizer.sha256,
             "eos_id": eos_id,

@@ -112,6 +112,8 @@ def _table_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, CorpusReadError):
             raise
+        if error.errno is None:  # the library's word for a file that ends early
+            raise CorpusFormatError(f"{path}: {_first_line(error)}") from error
         raise CorpusReadError(f"{path}: cannot be read: {_first_line(error)}") from error
 
 

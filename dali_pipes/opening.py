@@ -10,9 +10,8 @@ from dali_pipes import __version__
 from dali_pipes import corpus as token_files
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, CorpusError
-from dali_pipes.text import find_text_files, kept_tokens, load_tokenizer
+from dali_pipes.text import find_text_files, kept_tokens
 from dali_pipes.text.inputs import list_files, recognise
-from dali_pipes.text.tokenizer import end_of_text
 
 
 def open_corpus(
@@ -42,9 +41,8 @@ def open_corpus(
         return token_files.open_corpus(paths, format=format, dtype=dtype, eos_id=eos_id)
     if dtype is not None:
         raise ConfigError(f"dtype {dtype!r}: the ids of text are of the type that its tokenizer needs; leave it out")
-    loaded = load_tokenizer(tokenizer)
-    end = end_of_text(loaded)[1] if eos_id is None else eos_id
-    folder = kept_tokens(find_text_files(paths), loaded, end, text_key or "text", f"dali_pipes {__version__}")
+    made_by = f"dali_pipes {__version__}"
+    folder, end = kept_tokens(find_text_files(paths), tokenizer, eos_id, text_key or "text", made_by)
     return token_files.open_corpus(folder, eos_id=end)
 
 

@@ -3,10 +3,11 @@
     text-0123...cdef/          a finished run, or one that was broken off and goes on (`run_folder`)
     text-0123...cdef.lock      whoever makes the tokens holds it; the other processes wait
 
-The name is a hash of the settings, of the tokenizer, and of the inputs' names, sizes and sampled bytes.
+The name is a hash of the settings, of the tokenizer's file, and of the inputs' names, sizes and sampled bytes.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -22,36 +23,46 @@ from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.run_folder import MANIFEST
 from dali_pipes.text.tokenize import Job, tokenize_files
-from dali_pipes.text.tokenizer import LoadedTokenizer
+from dali_pipes.text.tokenizer import end_of_text, load_tokenizer, read_tokenizer
+
+_VERSION = 1
 
 
 def kept_tokens(
     inputs: Sequence[TextFile],
-    tokenizer: LoadedTokenizer,
+    tokenizer: str | os.PathLike[str],
     eos_id: int | None,
     text_key: str,
     made_by: str,
     cache_dir: Path | None = None,
-) -> Path:
-    """The folder with the tokens of `inputs`, in Megatron's layout, a document each. Blocks while they are made.
+) -> tuple[Path, int]:
+    """The folder with the tokens of `inputs`, in Megatron's layout, a document each; and the id behind each document.
 
-    At a later call nothing is read but a few pieces of each input. cache_dir: by default as for document offsets.
-    Raises ConfigError where nothing can be written, and what `tokenize_files` raises.
+    eos_id:    by default the tokenizer's end-of-text token.
+    cache_dir: by default as for document offsets.
+
+    Blocks while the tokens are made. At a later call nothing is read but a few pieces of each input and the file of the
+    tokenizer. Raises ConfigError where nothing can be written, and what `load_tokenizer`, `end_of_text` and
+    `tokenize_files` raise.
     """
-    encoder = TextEncoder(tokenizer, eos_id, ends_empty=False, text_key=text_key)
-    job = Job(inputs, encoder, "megatron")
+    file, content = read_tokenizer(tokenizer)
     directory = _cache_dir(cache_dir, inputs)
-    about = json.dumps([job.settings, [(file.path.name, file.size, file.digest) for file in inputs]])
+    key = [_VERSION, hashlib.sha256(content).hexdigest(), eos_id, text_key]
+    about = json.dumps([*key, [(file.path.name, file.size, file.digest) for file in inputs]])
     folder = directory / f"text-{hashlib.sha256(about.encode()).hexdigest()[:32]}"
-    if (folder / MANIFEST).exists():
-        return folder
+    found = _finished(folder)
+    if found is not None:
+        return folder, found
+    loaded = load_tokenizer(file)
+    end = end_of_text(loaded)[1] if eos_id is None else eos_id
+    job = Job(inputs, TextEncoder(loaded, end, ends_empty=False, text_key=text_key), "megatron")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied")
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         held, _ = lock(folder.with_suffix(".lock"))
         try:
-            if not (folder / MANIFEST).exists():
+            if _finished(folder) is None:
                 # Without locks two processes may be at it at once: each in a folder of its own then.
                 work = folder if held is not None else folder.with_suffix(f".{uuid.uuid4().hex}.tmp")
                 with show_progress("tokenising", sum(file.size for file in inputs)) as advance:
@@ -61,12 +72,21 @@ def kept_tokens(
         finally:
             if held is not None:
                 unlock(held)
-    except (PermissionError, CorpusWriteError) as error:
+    except (PermissionError, FileExistsError, NotADirectoryError, CorpusWriteError) as error:
         raise ConfigError(
-            f"{directory}: the tokens of the text cannot be kept there: {error}. Name a folder that can be written in "
-            "DALI_PIPES_CACHE, or make the tokens with `dali-pipes tokenize` and open those."
+            f"{directory}: the tokens of the text cannot be kept there: {error.strerror or error}. Name a folder that "
+            "can be written in DALI_PIPES_CACHE, or make the tokens with `dali-pipes tokenize` and open those."
         ) from error
-    return folder
+    return folder, end
+
+
+def _finished(folder: Path) -> int | None:
+    """The id behind each document of a finished run, None before the end."""
+    try:
+        settings = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["settings"]
+        return int(settings["eos_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _cache_dir(cache_dir: Path | None, inputs: Sequence[TextFile]) -> Path:

@@ -99,7 +99,7 @@ class RunFolder:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             there = {name: found[name] for name in self._plan}
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ConfigError(f"{path}: cannot be read as the manifest of a run: {error!r}") from None

@@ -5,6 +5,7 @@ behind the text, stripped, cut off or padded.
 """
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,19 +35,20 @@ def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise BackendError('tokenising text needs the package tokenizers: pip install "dali-pipes[text]"') from error
-    file = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
-    if file.is_dir():
-        file /= "tokenizer.json"
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"tokenizer: {file} cannot be read: {error.strerror or error}") from error
+    file, data = read_tokenizer(path)
     try:
         tokenizer = Tokenizer.from_str(data.decode("utf-8"))
     except Exception as error:  # the library raises Exception itself
         raise ConfigError(
             f"tokenizer: {file} is not a tokenizer.json that this release of tokenizers can load: {error}"
         ) from error
+    for token in json.loads(data)["added_tokens"]:
+        # The library numbers added tokens anew that its model does not have, if their ids leave a gap.
+        if tokenizer.token_to_id(token["content"]) != token["id"]:
+            raise ConfigError(
+                f"tokenizer: {file} gives {token['content']!r} the id {token['id']}, but the library makes it "
+                f"{tokenizer.token_to_id(token['content'])}; put it into the vocabulary of the model too"
+            )
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -54,6 +56,17 @@ def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
     if not vocabulary:
         raise ConfigError(f"tokenizer: {file} has an empty vocabulary")
     return LoadedTokenizer(tokenizer, file, hashlib.sha256(data).hexdigest(), max(vocabulary.values()))
+
+
+def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
+    """The absolute path and the content of a `tokenizer.json`, or of the one in a folder. Raises ConfigError."""
+    file = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+    if file.is_dir():
+        file /= "tokenizer.json"
+    try:
+        return file, file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"tokenizer: {file} cannot be read: {error.strerror or error}") from error
 
 
 def end_of_text(tokenizer: LoadedTokenizer) -> tuple[str, int]:

@@ -52,13 +52,17 @@ def test_the_sample_webdataset(text_samples: Path, truth: Truth) -> None:
 
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
 @pytest.mark.parametrize(
-    "type", [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int8(), pa.string())], ids=str
+    "type",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int8(), pa.string())],
+    ids=str,
 )
 def test_every_type_of_text_column(tmp_path: Path, kind: str, type: pa.DataType) -> None:
     """Chunked and sliced, nulls and all. A null is an empty document, in its place."""
     values = [*WORDS, None, "end"]
     column = pa.chunked_array([pa.array(["skipped", *values]).slice(1), pa.array(values[::-1])])
-    chunks = [chunk.dictionary_encode() if pa.types.is_dictionary(type) else chunk.cast(type) for chunk in column.chunks]
+    chunks = [
+        chunk.dictionary_encode() if pa.types.is_dictionary(type) else chunk.cast(type) for chunk in column.chunks
+    ]
     table = pa.table({"id": list(range(16)), "text": pa.chunked_array(chunks)}).unify_dictionaries()
     expected = ["" if value is None else value for value in values + values[::-1]]
     assert contents(write(tmp_path / "data.any", table, kind)) == expected

@@ -4,6 +4,9 @@ cli ─► loader ─┬─► block_queue ─► pipeline ─┬─► cpu_plac
                └─► state                    ├─► gpu_placements ─┴─► device  ├─► corpus      (files)
                                             └─► choice                      └─► operators   (arrays; own backend choice)
 
+pipeline ─► opening ─┬─► text        (text files; a tokenizer makes them token files)
+                     └─► corpus
+
 config, stats: plain data, read by those above        errors: imported by all, imports nothing
 """
 
@@ -37,7 +40,10 @@ ALLOWED = {
     "corpus": Imports("", "numpy"),
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
-    "documents": Imports("corpus readers", "numpy rich"),
+    "kept_files": Imports(""),
+    "documents": Imports("corpus kept_files readers", "numpy rich"),
+    "text": Imports("corpus kept_files", "numpy rich pyarrow tokenizers zstandard"),
+    "opening": Imports("corpus text __init__", "numpy"),
     "document_rows": Imports("documents schedule operators", "numpy"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
@@ -51,7 +57,7 @@ ALLOWED = {
     "choice": Imports("device"),
     "pipeline": Imports(
         "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows documents schedule "
-        "corpus config",
+        "opening corpus config",
         "nvidia",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),
@@ -64,11 +70,15 @@ ALLOWED = {
         "block_queue readers state pipeline row_plan document_rows schedule corpus config stats", "numpy torch"
     ),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
-    "cli": Imports("loader corpus config __init__", "rich typer"),
-    "__init__": Imports("loader pipeline corpus config stats"),  # names for type checkers; loaded when first used
+    "cli_errors": Imports("", "typer"),
+    "cli_text": Imports("cli_errors text __init__", "typer"),
+    "cli": Imports("cli_errors cli_text loader corpus config __init__", "rich typer"),
+    "__init__": Imports(
+        "loader pipeline opening corpus config stats"
+    ),  # names for type checkers; loaded when first used
 }
 
-ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx"}
+ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "pyarrow", "tokenizers", "zstandard"}
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
 NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}

@@ -49,7 +49,8 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
     if kind is not None:
         raise CorpusFormatError(
             f"{file.path}: is {kind}; token corpora are read from flat files of ids, llm.c, .npy and Megatron files. "
-            f"Convert it first; if it does hold ids alone, say format='flat' and a dtype."
+            f"Text is opened with tokenizer='tokenizer.json', or made into tokens by `dali-pipes tokenize`. Convert "
+            f"other files first; if it does hold ids alone, say format='flat' and a dtype."
         )
     return "flat"
 

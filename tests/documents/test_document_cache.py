@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.documents import Documents, cache, find_documents, scan
+from dali_pipes.kept_files import default_cache_dir
 
 E = 9
 TOKENS = [7, 8, E, 6, E, E, 5] * 30
@@ -120,13 +121,13 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("DALI_PIPES_CACHE", "~/own")
-    assert cache.default_cache_dir() == tmp_path / "home" / "own"
+    assert default_cache_dir() == tmp_path / "home" / "own"
     monkeypatch.setenv("DALI_PIPES_CACHE", "")
-    assert cache.default_cache_dir() == tmp_path / "xdg" / "dali_pipes"
+    assert default_cache_dir() == tmp_path / "xdg" / "dali_pipes"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
+    assert default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
+    assert default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
 
 
 def test_a_folder_named_in_the_call_comes_first(tmp_path: Path, data: Path) -> None:

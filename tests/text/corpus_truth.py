@@ -2,7 +2,8 @@
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,11 @@ def read_megatron(prefix: Path) -> list[list[int]]:
     assert firsts[-1] == sequences
     assert sum(lengths) * width == len(data)
     found = [list(struct.unpack_from(f"<{n}{letter}", data, at)) for n, at in zip(lengths, pointers, strict=True)]
-    return [sum(found[a:b], []) for a, b in zip(firsts, firsts[1:], strict=False)]
+    return [joined(found[first:end]) for first, end in pairwise(firsts)]
+
+
+def joined(documents: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(documents))
 
 
 def read_documents(folder: Path) -> list[list[int]]:

@@ -28,7 +28,13 @@ def words_tokenizer(
     ]
     vocabulary = words | (special or {}) if has_special else words
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": next(iter(words))}
-    described = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None}
+    described: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+    }
     described |= {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None, "model": model}
     path.write_text(json.dumps(described | more))
     return path
@@ -54,7 +60,7 @@ def test_what_the_file_says_of_cuts_pads_and_ends_is_not_done(tmp_path: Path) ->
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {"<s>": {"id": "<s>", "ids": [9], "tokens": ["<s>"]}},
     }
-    more = {
+    more: dict[str, Any] = {
         "post_processor": template,
         "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
         "padding": {"strategy": {"Fixed": 6}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
@@ -159,7 +165,7 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 
 def test_an_eos_that_the_tokenizer_does_not_have_is_refused(gpt2: Path) -> None:
-    with pytest.raises(ConfigError, match="eos_id 50257: .* no token of this id; its largest is 50256"):
+    with pytest.raises(ConfigError, match=r"eos_id 50257: .* no token of this id; its largest is 50256"):
         encode(gpt2, "a", eos_id=50257)
 
 

@@ -20,7 +20,8 @@ WORDS = ["one", "", "three \n", "日本", "five\0", "x" * 3000]
 
 
 def documents(path: Path, key: str | None = "text") -> list[Document]:
-    found, meter = [], ByteMeter()
+    found: list[Document] = []
+    meter = ByteMeter()
     for file in find_text_files(path):
         found += read_documents(file, key, None, meter)
     assert meter.done == sum(file.size for file in find_text_files(path))

@@ -6,7 +6,8 @@
   out offsets into the text.
 - encode_batch_fast in batches: 1000 texts a call, which needs less memory.
 
-All have the same cores. The methods take turns within each round. The ids that the command wrote are compared with the library's.
+All have the same cores. The methods take turns within each round. The ids that the command wrote are compared with the
+library's.
 """
 
 import gzip

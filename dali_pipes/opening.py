@@ -9,6 +9,7 @@ import numpy as np
 from dali_pipes import __version__
 from dali_pipes import corpus as token_files
 from dali_pipes.corpus import Corpus
+from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.text import find_text_files, kept_tokens
 from dali_pipes.text.inputs import list_files, recognise
@@ -19,9 +20,13 @@ def open_corpus(
     format: str = "auto",
     dtype: str | np.dtype[Any] | None = None,
     eos_id: int | None = None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     *,
     tokenizer: str | os.PathLike[str] | None = None,
     text_key: str | None = None,
+    token_column: str | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    eager: bool = False,
 ) -> Corpus:
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
@@ -38,9 +43,19 @@ def open_corpus(
     library.
     """
     if tokenizer is None or format != "auto" or not _are_text(paths):
-        return token_files.open_corpus(paths, format=format, dtype=dtype, eos_id=eos_id)
-    if dtype is not None:
-        raise ConfigError(f"dtype {dtype!r}: the ids of text are of the type that its tokenizer needs; leave it out")
+        return token_files.open_corpus(
+            paths,
+            format,
+            dtype,
+            eos_id,
+            loss_masks,
+            token_column=token_column,
+            cache_bytes=cache_bytes,
+            eager=eager,
+        )
+    for name, value in (("dtype", dtype), ("loss_masks", loss_masks or None), ("token_column", token_column)):
+        if value is not None:
+            raise ConfigError(f"{name} = {value!r} is for files of tokens; leave it out where text is tokenised")
     made_by = f"dali_pipes {__version__}"
     folder, end = kept_tokens(find_text_files(paths), tokenizer, eos_id, text_key or "text", made_by)
     return token_files.open_corpus(folder, eos_id=end)

@@ -37,22 +37,26 @@ ALLOWED = {
     "stats": Imports(""),
     "config": Imports("", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
-    "corpus": Imports("", "numpy"),
+    "file_locks": Imports(""),
+    "user_cache": Imports("file_locks"),  # beside text, the one that writes files
+    "kept_files": Imports("user_cache", "numpy"),
+    "corpus": Imports("kept_files progress readers stats user_cache", "numpy pyarrow"),
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
-    "kept_files": Imports(""),
-    "documents": Imports("corpus kept_files readers", "numpy rich"),
-    "text": Imports("corpus kept_files", "numpy rich pyarrow tokenizers zstandard"),
+    "progress": Imports("", "rich"),
+    "documents": Imports("corpus kept_files progress readers user_cache", "numpy"),
+    "text": Imports("corpus file_locks progress user_cache", "numpy pyarrow tokenizers zstandard"),
     "opening": Imports("corpus text __init__", "numpy"),
     "document_rows": Imports("documents schedule operators", "numpy"),
+    "plan_reports": Imports("document_rows corpus operators progress user_cache"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
     "source": Imports("readers row_plan schedule corpus stats", "numpy"),
     "cpu_placements": Imports("source row_outputs row_plan documents schedule corpus operators stats", "numpy"),
     "device": Imports("", "numpy cupy cupyx"),  # the one module that owns streams, events and device memory
     "gpu_placements": Imports(
-        "cpu_placements device readers source row_outputs row_plan documents schedule corpus operators stats",
-        "numpy rich",
+        "cpu_placements device progress readers source row_outputs row_plan documents schedule corpus operators stats",
+        "numpy",
     ),
     "choice": Imports("device"),
     "pipeline": Imports(
@@ -67,15 +71,14 @@ ALLOWED = {
     ),
     "state": Imports("schedule corpus operators config"),
     "loader": Imports(
-        "block_queue readers state pipeline row_plan document_rows schedule corpus config stats", "numpy torch"
+        "block_queue plan_reports readers state pipeline row_plan document_rows schedule corpus config stats",
+        "numpy torch",
     ),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "cli_errors": Imports("", "typer"),
     "cli_text": Imports("cli_errors text __init__", "typer"),
     "cli": Imports("cli_errors cli_text loader corpus config __init__", "rich typer"),
-    "__init__": Imports(
-        "loader pipeline opening corpus config stats"
-    ),  # names for type checkers; loaded when first used
+    "__init__": Imports("loader pipeline opening corpus config stats"),  # for type checkers; loaded when first used
 }
 
 ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "pyarrow", "tokenizers", "zstandard"}

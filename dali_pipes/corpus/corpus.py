@@ -13,16 +13,22 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders
+from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
-from dali_pipes.corpus.fingerprint import digest_corpus, short_digests
+from dali_pipes.corpus.eager import decode_all, decoded_bytes
+from dali_pipes.corpus.fingerprint import MOST_MASK_DIGESTS, digest_corpus, short_digests
 from dali_pipes.corpus.reader import DescriptorPool
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
+from dali_pipes.stats import CacheStats
+
+if TYPE_CHECKING:
+    from dali_pipes.corpus.loss_mask import LossMask
 
 _FEWEST_FOR_BATCH = 8  # rows from which on one call for all is cheaper than a call for each
 _MOST_FILES_AT_ONCE = 64  # descriptors that one batch of reads may hold, if the pool may keep as many
@@ -41,17 +47,26 @@ class Corpus:
     num_tokens:    ids in all files
     num_documents: documents by the format's own index, None if the format has none
     dtype:         native integer type of the ids as they are handed out (int64 for files of uint64)
-    format:        "flat", "llmc", "megatron" or "npy"
+    format:        "arrow", "flat", "llmc", "megatron", "npy" or "parquet"
     eos_id:        as given to `open_corpus`
     files:         data files in reading order, absolute
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
+    loss_mask:     which ids are learned, None where all are; enters the fingerprint
+    mask_digests:  as file_digests of the files' masks, at most 12; none where there is no mask
 
     A context manager. Files are read with positioned reads and opened as needed; nothing is mapped, written or cached.
     """
 
-    def __init__(self, files: Sequence[DataFile], eos_id: int | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[DataFile],
+        eos_id: int | None = None,
+        loss_mask: "LossMask | None" = None,
+        *,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> None:
         stored = files[0].stored
         native = stored.newbyteorder("=")
         self._is_swapped = not stored.isnative
@@ -65,6 +80,9 @@ class Corpus:
         self._file_numbers: Int64Array = np.repeat(np.arange(len(files)), [len(count) for count in counts])
         self._pool = DescriptorPool([file.path for file in files], [file.size for file in files])
         self._batch_readers = BatchReaders()
+        decoded = np.array([file.decode is not None for file in files])
+        self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
+        self._chunks = ChunkCache(cache_bytes, decoded_bytes(files))
         self._documents_lock = threading.Lock()
         self._document_offsets: Int64Array | None = None
 
@@ -75,9 +93,12 @@ class Corpus:
         self.format: Final = files[0].format
         self.eos_id: Final = eos_id
         self.files: Final = tuple(file.path for file in files)
+        self.loss_mask: Final = loss_mask
         digests = [file.digest for file in files]
-        self.fingerprint: Final = digest_corpus(self.format, native, digests)
+        of_masks = () if loss_mask is None else loss_mask.digests
+        self.fingerprint: Final = digest_corpus(self.format, native, [*digests, *of_masks])
         self.file_digests: Final = short_digests(digests)
+        self.mask_digests: Final = short_digests(of_masks, MOST_MASK_DIGESTS)
 
     @property
     def document_offsets(self) -> Int64Array | None:
@@ -143,14 +164,29 @@ class Corpus:
         position = operator.index(position)
         self._check_range(position, position, 1)
         extent = int(np.searchsorted(self._starts, position, side="right")) - 1
-        file = self._data_files[self._file_numbers[extent]]
+        number = int(self._file_numbers[extent])
+        file = self._data_files[number]
+        if file.decode is not None or file.data_offset is None:
+            first = int(np.searchsorted(self._file_numbers, number))
+            return TokenLocation(file.path, position - int(self._starts[first]))
         byte = int(self._first_bytes[extent]) + (position - int(self._starts[extent])) * self._itemsize
         return TokenLocation(file.path, (byte - file.data_offset) // self._itemsize)
+
+    def cache_stats(self) -> CacheStats | None:
+        """Of the decoded chunks; None where the files are read as they lie. Does not block."""
+        return None if self._is_decoded is None else self._chunks.stats()
+
+    def decode_all(self) -> None:
+        """Decode every chunk now and keep as many as `cache_bytes` allows; see `eager.decode_all`. Blocks."""
+        decode_all(self._data_files, self._chunks)
 
     def close(self) -> None:
         """Let the files go; reads that are under way finish. Idempotent. What needs no file can still be asked."""
         self._pool.close()
         self._batch_readers.give_up()
+        self._chunks.clear()
+        if self.loss_mask is not None:
+            self.loss_mask.close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,7 +224,7 @@ class Corpus:
         lowest, furthest = int(positions.min()), int((positions + lengths).argmax())
         self._check_range(lowest, int(positions[furthest]), int(lengths[furthest]))
         view = out.data.cast("B")
-        if len(self._first_bytes) == 1:
+        if len(self._first_bytes) == 1 and self._is_decoded is None:
             numbers = np.full(len(positions), self._file_numbers[0])
             offsets = self._first_bytes[0] + positions * self._itemsize
             self._read_inside(view, targets, lengths, numbers, offsets)
@@ -211,17 +247,42 @@ class Corpus:
         positions, lengths, targets = positions[order], lengths[order], targets[order]
         extents = np.minimum(np.searchsorted(self._starts, positions, side="right") - 1, len(self._first_bytes) - 1)
         is_inside = positions + lengths <= self._starts[extents + 1]
+        whole = is_inside if self._is_decoded is None else is_inside & ~self._is_decoded[extents]
         offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * self._itemsize
-        self._read_inside(
-            view,
-            targets[is_inside],
-            lengths[is_inside],
-            self._file_numbers[extents[is_inside]],
-            offsets[is_inside],
-        )
+        self._read_inside(view, targets[whole], lengths[whole], self._file_numbers[extents[whole]], offsets[whole])
+        if self._is_decoded is not None:
+            decoded = is_inside & self._is_decoded[extents]
+            self._copy_decoded(positions[decoded], lengths[decoded], targets[decoded], extents[decoded], view)
         across = np.stack((positions, lengths, targets))[:, ~is_inside] * [[1], [self._itemsize], [self._itemsize]]
         for position, size, target in across.T.tolist():
             self._read_across(position, view[target : target + size])
+
+    def _copy_decoded(
+        self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, extents: Int64Array, view: memoryview
+    ) -> None:
+        """Pieces that lie in one decoded chunk each, chunk by chunk, so that each is asked of the cache once."""
+        columns = (column.tolist() for column in (positions, lengths, targets, extents))
+        current, chunk = -1, memoryview(b"")
+        for position, length, target, extent in zip(*columns, strict=True):
+            if extent != current:
+                current, chunk = extent, self._decoded(extent)
+            begin = (position - int(self._starts[extent])) * self._itemsize
+            size, at = length * self._itemsize, target * self._itemsize
+            view[at : at + size] = chunk[begin : begin + size]
+
+    def _decoded(self, extent: int) -> memoryview:
+        """The bytes of a decoded chunk."""
+        number, chunk = int(self._file_numbers[extent]), int(self._first_bytes[extent])
+        file = self._data_files[number]
+        assert file.decode is not None
+        ids = self._chunks.get(number, chunk, file.decode)
+        expected = int(self._starts[extent + 1] - self._starts[extent])
+        if ids.shape != (expected,) or ids.dtype != file.stored:
+            raise CorpusReadError(
+                f"{file.path}: chunk {chunk} now holds {ids.size} ids of {ids.dtype}, expected {expected} of "
+                f"{file.stored} as when the corpus was opened; was the file replaced? Open the corpus again."
+            )
+        return ids.data.cast("B")
 
     def _read_inside(
         self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array, offsets: Int64Array
@@ -299,8 +360,12 @@ class Corpus:
         while done < len(row):
             start, end = int(self._starts[extent]), int(self._starts[extent + 1])
             count = min(len(row) - done, (end - position) * self._itemsize)
-            offset = int(self._first_bytes[extent]) + (position - start) * self._itemsize
-            self._pool.acquire(int(self._file_numbers[extent])).read_into(row[done : done + count], offset)
+            skipped = (position - start) * self._itemsize
+            if self._is_decoded is not None and self._is_decoded[extent]:
+                row[done : done + count] = self._decoded(extent)[skipped : skipped + count]
+            else:
+                file = self._pool.acquire(int(self._file_numbers[extent]))
+                file.read_into(row[done : done + count], int(self._first_bytes[extent]) + skipped)
             done, position, extent = done + count, end, extent + 1
 
     def _refuse_large_id(self, position: int, piece: npt.NDArray[Any]) -> None:

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dali_pipes.errors import ConfigError, CorpusWriteError
-from dali_pipes.kept_files import default_cache_dir, lock, unlock
+from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.encoder import TextEncoder
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.run_folder import MANIFEST
 from dali_pipes.text.tokenize import Job, tokenize_files
 from dali_pipes.text.tokenizer import end_of_text, load_tokenizer, read_tokenizer
+from dali_pipes.user_cache import cache_folder
 
 _VERSION = 1
 
@@ -46,7 +47,9 @@ def kept_tokens(
     `tokenize_files` raise.
     """
     file, content = read_tokenizer(tokenizer)
-    directory = _cache_dir(cache_dir, inputs)
+    directory, why_not = cache_folder([file.path for file in inputs], cache_dir)
+    if directory is None:
+        raise ConfigError(f"the tokens of the text cannot be kept: {why_not}. Name a folder in DALI_PIPES_CACHE.")
     key = [_VERSION, hashlib.sha256(content).hexdigest(), eos_id, text_key]
     about = json.dumps([*key, [(file.path.name, file.size, file.digest) for file in inputs]])
     folder = directory / f"text-{hashlib.sha256(about.encode()).hexdigest()[:32]}"
@@ -87,21 +90,6 @@ def _finished(folder: Path) -> int | None:
         return int(settings["eos_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _cache_dir(cache_dir: Path | None, inputs: Sequence[TextFile]) -> Path:
-    try:
-        directory = (default_cache_dir() if cache_dir is None else cache_dir).absolute()
-        folders = {file.path.parent for file in inputs}
-        if directory.resolve() in {folder.resolve() for folder in folders}:
-            raise ConfigError(
-                f"{directory}: holds the text, and nothing is written there; name another DALI_PIPES_CACHE"
-            )
-    except (OSError, RuntimeError) as error:  # no home folder, a loop of links
-        raise ConfigError(
-            f"there is no folder to keep the tokens of the text in: {error}; set DALI_PIPES_CACHE"
-        ) from None
-    return directory
 
 
 def _move(work: Path, folder: Path) -> None:

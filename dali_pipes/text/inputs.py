@@ -10,7 +10,6 @@ suffix decides, and where it is not known, the first character, `{` for lines of
 
 import glob
 import hashlib
-import json
 import os
 import struct
 from collections.abc import Sequence
@@ -20,7 +19,9 @@ from typing import Literal, TypeAlias
 
 from dali_pipes.corpus.discover import is_side_file, natural_key
 from dali_pipes.corpus.fingerprint import read_samples
+from dali_pipes.corpus.huggingface import list_shards
 from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.sets import find_index, kind_of_index
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 from dali_pipes.text.tables import has_token_column, table_schema
@@ -152,20 +153,10 @@ def _expand(entry: str) -> list[Path]:
 
 
 def _files_of_folder(folder: Path) -> list[Path]:
-    names = sorted(os.listdir(folder))
-    if "state.json" in names:
-        return _saved_dataset(folder)
-    if "dataset_dict.json" in names:
-        raise CorpusError(f"{folder}: is a saved dataset with several splits; name the folder of one of them")
-    return _data_files([folder / name for name in names], f"the folder {folder}")
-
-
-def _saved_dataset(folder: Path) -> list[Path]:
-    try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        return [folder / shard["filename"] for shard in state["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorpusFormatError(f"{folder}/state.json: does not list the files of a saved dataset: {error!r}") from None
+    index = find_index(folder)
+    if index is not None and kind_of_index(index) == "huggingface":
+        return list_shards(index)
+    return _data_files([folder / name for name in os.listdir(folder)], f"the folder {folder}")
 
 
 def _data_files(candidates: Sequence[Path], where: str) -> list[Path]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import ConfigError
-from dali_pipes.kept_files import lock, unlock
+from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, writing
 

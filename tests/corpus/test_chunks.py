@@ -1,0 +1,158 @@
+"""Ids that are decoded chunk by chunk: the stream is the same as that of the plain ids, and what is kept is bounded."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dali_pipes.corpus.chunks import ChunkCache
+from dali_pipes.corpus.corpus import Corpus
+from dali_pipes.corpus.datafile import DataFile
+from dali_pipes.errors import CorpusReadError
+
+Ids = npt.NDArray[Any]
+
+
+def decoded_file(
+    path: Path, chunks: list[Ids], calls: list[int] | None = None, decode: Callable[[int], Ids] | None = None
+) -> DataFile:
+    def from_list(chunk: int) -> Ids:
+        if calls is not None:
+            calls.append(chunk)
+        return chunks[chunk]
+
+    extents = [[number, len(chunk)] for number, chunk in enumerate(chunks) if len(chunk)]
+    return DataFile(
+        path,
+        "flat",
+        0,
+        np.dtype(np.uint16),
+        0,
+        np.array(extents, np.int64).reshape(-1, 2),
+        b"",
+        decode=decode or from_list,
+    )
+
+
+def plain_file(path: Path, ids: Ids) -> DataFile:
+    ids.tofile(path)
+    return DataFile(path, "flat", ids.nbytes, ids.dtype, 0, np.array([[0, len(ids)]], np.int64), b"")
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=4),
+    plain=st.lists(st.booleans(), min_size=4, max_size=4),
+    places=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 30)), min_size=1, max_size=20),
+    most_bytes=st.sampled_from([0, 10, 1 << 20]),
+)
+def test_pieces_are_those_of_the_plain_stream(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[list[int]],
+    plain: list[bool],
+    places: list[tuple[int, int]],
+    most_bytes: int,
+) -> None:
+    folder, at = tmp_path_factory.mktemp("files"), 0
+    files: list[DataFile] = []
+    for number, counts in enumerate(lengths):
+        ids = np.arange(at, at + sum(counts), dtype=np.uint16)
+        at += len(ids)
+        path = folder / str(number)
+        chunks = np.split(ids, np.cumsum(counts)[:-1])
+        is_plain = plain[number] and len(ids)
+        files.append(plain_file(path, ids) if is_plain else decoded_file(path, chunks))
+    with Corpus(files, cache_bytes=most_bytes) as corpus:
+        assert corpus.num_tokens == at
+        pieces = [(place % (at + 1), count) for place, count in places]
+        starts = np.array([start for start, _ in pieces])
+        counts = np.minimum([count for _, count in pieces], at - starts)
+        targets = np.cumsum(counts) - counts
+        out = np.full(int(counts.sum()), 60000, np.uint16)
+        corpus.read_pieces(starts, counts, targets, out)
+        expected = [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        assert out.tolist() == np.concatenate(expected).tolist()
+        for position in range(at):
+            place = corpus.locate(position)
+            file = [file.path for file in files].index(place.file)
+            assert place.offset + sum(map(sum, lengths[:file])) == position
+
+
+def test_a_chunk_is_decoded_once_for_all_rows_of_a_read(tmp_path: Path) -> None:
+    calls: list[int] = []
+    chunks = [np.arange(100, dtype=np.uint16), np.arange(100, 200, dtype=np.uint16)]
+    with Corpus([decoded_file(tmp_path / "a", chunks, calls)], cache_bytes=0) as corpus:
+        out = np.empty((40, 4), np.uint16)
+        starts = np.random.default_rng(0).permutation(40) * 4
+        corpus.read_rows(starts, out)
+        assert (out == starts[:, None] + np.arange(4)).all()
+        assert sorted(calls) == [0, 1]
+        stats = corpus.cache_stats()
+        assert stats is not None
+        assert (stats.hits, stats.misses) == (0, 2)
+
+
+def test_what_is_kept_is_bounded_and_the_least_recently_used_goes() -> None:
+    cache, calls = ChunkCache(most_bytes=300), []
+
+    def decode(chunk: int) -> Ids:
+        calls.append(chunk)
+        return np.zeros(50, np.uint16)  # 100 bytes
+
+    for chunk in (0, 1, 2, 0, 3, 0, 1):
+        cache.get(0, chunk, decode)
+        assert cache.stats().num_bytes <= 300
+    assert calls == [0, 1, 2, 3, 1]
+    assert cache.stats().hit_rate == 2 / 7
+    cache.clear()
+    assert cache.stats().num_bytes == 0
+
+
+def test_threads_that_need_a_chunk_wait_for_the_one_that_decodes_it() -> None:
+    cache, calls, started, go_on = ChunkCache(), [], threading.Event(), threading.Event()
+
+    def decode(chunk: int) -> Ids:
+        calls.append(chunk)
+        started.set()
+        assert go_on.wait(10)
+        return np.arange(5, dtype=np.uint16)
+
+    results: list[Ids] = []
+    threads = [threading.Thread(target=lambda: results.append(cache.get(0, 7, decode))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert started.wait(10)
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(results) == 4
+    assert calls == [7]
+
+
+def test_an_error_reaches_whoever_asked_and_the_next_one_tries_again() -> None:
+    cache, calls = ChunkCache(), []
+
+    def decode(chunk: int) -> Ids:
+        calls.append(chunk)
+        if len(calls) == 1:
+            raise CorpusReadError("gone")
+        return np.arange(5, dtype=np.uint16)
+
+    with pytest.raises(CorpusReadError, match="gone"):
+        cache.get(0, 0, decode)
+    assert cache.get(0, 0, decode).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("now", [np.zeros(3, np.uint16), np.zeros(4, np.int32)])
+def test_a_chunk_that_is_not_what_it_was_at_opening(tmp_path: Path, now: Ids) -> None:
+    file = decoded_file(tmp_path / "a", [np.zeros(4, np.uint16)], decode=lambda chunk: now)
+    with (
+        Corpus([file]) as corpus,
+        pytest.raises(CorpusReadError, match=r"a: chunk 0 now holds \d ids of .*expected 4 of"),
+    ):
+        corpus.tokens(0, 4)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.text import find_text_files, kept_tokens
 from dali_pipes.text.inputs import list_files, recognise
+from dali_pipes.text.tables import holds_tokens
 
 
 def open_corpus(
@@ -42,7 +44,7 @@ def open_corpus(
     be loaded, several candidates for eos_id, or a cache folder that cannot be written, BackendError for a missing
     library.
     """
-    if tokenizer is None or format != "auto" or not _are_text(paths):
+    if tokenizer is None or format != "auto" or not _are_text(paths, text_key):
         return token_files.open_corpus(
             paths,
             format,
@@ -61,13 +63,21 @@ def open_corpus(
     return token_files.open_corpus(folder, eos_id=end)
 
 
-def _are_text(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> bool:
+def _are_text(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], text_key: str | None) -> bool:
     try:
         files = list_files(paths)
     except CorpusError:  # a Megatron prefix, for one: the readers of tokens know, or say what is wrong
         return False
-    text = [path for path in files if recognise(path) is not None]
+    text = [path for path in files if _is_text(path, text_key)]
     others = [path for path in files if path not in set(text)]
     if text and others and any(path.suffix != ".txt" for path in text):
         raise CorpusError(f"{text[0]} is text and {others[0]} is not; name files of one kind")
     return not others
+
+
+def _is_text(path: Path, text_key: str | None) -> bool:
+    found = recognise(path)
+    if found is None:
+        return False
+    kind, _ = found
+    return kind not in ("arrow", "parquet") or text_key is not None or not holds_tokens(path, kind)

@@ -24,7 +24,6 @@ from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import find_index, kind_of_index
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
-from dali_pipes.text.tables import has_token_column, table_schema
 
 Kind: TypeAlias = Literal["jsonl", "plain", "parquet", "arrow", "webdataset"]
 
@@ -65,10 +64,7 @@ def list_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
 
 
 def recognise(path: Path) -> tuple[Kind, Compression] | None:
-    """What kind of text file it is, None if it is none. Reads its start, for Arrow and Parquet their schema too.
-
-    A table with a column of lists of integers is tokenised already: None.
-    """
+    """What kind of text file it is, None if it is none. Reads its start. A table may have no column of text, though."""
     with OpenFile(path) as file:
         head = file.read(0, min(file.size, _HEAD_BYTES))
         is_empty = file.size == 0
@@ -82,7 +78,7 @@ def recognise(path: Path) -> tuple[Kind, Compression] | None:
         is_empty = not head
     table = _table_kind(head) if not compression else None
     if table is not None:
-        return None if has_token_column(table_schema(path, table)) else (table, "")
+        return table, ""
     if head[257:262] == b"ustar":
         return "webdataset", compression
     suffix = _inner_suffix(path)

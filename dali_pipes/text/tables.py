@@ -9,7 +9,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import BackendError, CorpusFormatError, CorpusReadError
+from dali_pipes.corpus.token_columns import choose_columns, import_pyarrow
+from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.text.documents import Document
 from dali_pipes.text.lines import missing_key
 from dali_pipes.text.streams import ByteMeter
@@ -34,29 +35,22 @@ def read_table(path: Path, kind: str, size: int, key: str | None, meter: ByteMet
     meter.done = before + size
 
 
-def table_schema(path: Path, kind: str) -> Any:
-    """The Arrow schema of a file. Raises as `read_table`."""
+def holds_tokens(path: Path, kind: str) -> bool:
+    """Whether the table would open as a corpus of tokens: it has a column of ids. Raises as `read_table`."""
     with _table_errors(path):
         if kind == "parquet":
             import pyarrow.parquet
 
             with pyarrow.parquet.ParquetFile(path) as file:
-                return file.schema_arrow
-        with _open_arrow(path) as reader:
-            return reader.schema
-
-
-def has_token_column(schema: Any) -> bool:
-    """Whether a column is a list of integers, as of a table that is tokenised already."""
-    import pyarrow as pa
-
-    types = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in schema]
-    lists = [
-        found
-        for found in types
-        if pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
-    ]
-    return any(pa.types.is_integer(found.value_type) for found in lists)
+                schema = file.schema_arrow
+        else:
+            with _open_arrow(path) as reader:
+                schema = reader.schema
+    try:
+        choose_columns(path, schema, None)
+    except CorpusFormatError:
+        return False
+    return True
 
 
 def _batches(path: Path, kind: str, key: str | None) -> Generator[tuple[Any, float]]:
@@ -97,12 +91,7 @@ def _open_arrow(path: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _table_errors(path: Path) -> Iterator[None]:
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise BackendError(
-            f'{path}: Parquet and Arrow files need the package pyarrow: pip install "dali-pipes[parquet]"'
-        ) from error
+    pa = import_pyarrow(path)
     try:
         yield
     except pa.ArrowException as error:

@@ -259,6 +259,21 @@ def test_tokens_are_opened_as_they_are_with_a_tokenizer_too(kept: Path, samples:
     assert not kept.exists()
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_table_of_both_is_text_where_the_text_is_named(kept: Path, tmp_path: Path, gpt2: Path, kind: str) -> None:
+    table = pa.table({"text": ["Hello world", "a"], "input_ids": [[1], [2, 3]], "labels": [[0], [0, 0]]})
+    path = tmp_path / f"data.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    with open_corpus(path, tokenizer="gone.json") as corpus:
+        assert documents(corpus) == [[1], [2, 3]]
+    with open_corpus(path, tokenizer=gpt2, text_key="text") as corpus:
+        assert documents(corpus) == [[15496, 995, EOS], [64, EOS]]
+
+
 def test_text_and_tokens_together_are_refused(samples: Path, tmp_path: Path, gpt2: Path) -> None:
     lines = write_jsonl(tmp_path / "in.jsonl", ["one"])
     with pytest.raises(CorpusError, match=r"in\.jsonl is text and .*val\.bin is not"):
@@ -269,6 +284,9 @@ def test_text_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", ["some text that is long enough to be seen as such"] * 3)
     with pytest.raises(CorpusFormatError, match=r"is JSON text.*tokenizer='tokenizer\.json'"):
         open_corpus(path)
+    pq.write_table(pa.table({"text": ["one"]}), tmp_path / "in.parquet")
+    with pytest.raises(CorpusFormatError, match=r"text: string; text needs a tokenizer: say tokenizer="):
+        open_corpus(tmp_path / "in.parquet")
 
 
 def test_arguments_that_text_has_no_use_for(tmp_path: Path, gpt2: Path) -> None:
@@ -288,7 +306,7 @@ def test_a_missing_library_is_named_with_its_extra(
     for module in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(BackendError, match=rf'package {package}: pip install "dali-pipes\[{extra}\]"'):
+    with pytest.raises(BackendError, match=rf'{package}.*: pip install "dali-pipes\[{extra}\]"'):
         open_corpus(tmp_path / name, tokenizer=gpt2)
 
 

@@ -104,12 +104,6 @@ def test_cut_off_tables_are_refused(tmp_path: Path, kind: str) -> None:
             documents(path)
 
 
-def test_a_column_of_tokens_is_no_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "data", pa.table({"input_ids": [[1, 2]], "text": ["a"]}), "parquet")
-    with pytest.raises(CorpusFormatError, match="is no text"):
-        find_text_files(path)
-
-
 def test_a_saved_dataset_is_read_in_the_order_of_its_state(tmp_path: Path) -> None:
     for name, text in (("data-00000-of-00002.arrow", "second"), ("data-00001-of-00002.arrow", "first")):
         write(tmp_path / name, pa.table({"text": [text]}), "stream")

@@ -1,5 +1,6 @@
-"""The command `dali-pipes`: look at a corpus, check a configuration, find where a row comes from. Trains nothing.
+"""The command `dali-pipes`: make and look at a corpus, check a configuration, find where a row comes from.
 
+    dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens
     dali-pipes inspect data/*.bin
     dali-pipes config configs/gpt2_124m.toml configs/h100.toml --set batch_size=32
     dali-pipes locate configs/gpt2_124m.toml --set corpus=data --step 1200 --row 3
@@ -9,7 +10,6 @@ Results go to standard output. What the user can mend goes to standard error as 
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,12 +18,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dali_pipes import __version__
+from dali_pipes import __version__, cli_text
+from dali_pipes.cli_errors import errors_as_one_line
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import FORMATS, Corpus, open_corpus
-from dali_pipes.errors import ConfigError, DaliPipesError
-
-USER_ERROR = 2
+from dali_pipes.errors import ConfigError
 
 Files = Annotated[
     list[Path], typer.Argument(help="TOML, YAML or JSON files; later ones replace what earlier ones say.")
@@ -41,6 +40,9 @@ app = typer.Typer(
 )
 
 
+app.command()(cli_text.tokenize)
+
+
 @app.callback(invoke_without_command=True)
 def main(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
@@ -55,7 +57,7 @@ def inspect(
     dtype: Annotated[str | None, typer.Option(help="Integer type of files that do not state it.")] = None,
 ) -> None:
     """Show what a corpus holds: format, files, tokens, documents, type of the ids, fingerprint."""
-    with _errors_as_one_line(), open_corpus(paths, format=format, dtype=dtype) as corpus:
+    with errors_as_one_line(), open_corpus(paths, format=format, dtype=dtype) as corpus:
         table = Table(show_header=False)
         for name, value in _facts(corpus):
             table.add_row(name, Text(value, overflow="fold"))
@@ -65,7 +67,7 @@ def inspect(
 @app.command()
 def config(files: Files, assignments: Settings = None) -> None:
     """Check a configuration and print it whole, as TOML."""
-    with _errors_as_one_line():
+    with errors_as_one_line():
         typer.echo(LoaderConfig.from_file(*files, **_overrides(assignments)).to_toml(), nl=False)
 
 
@@ -80,7 +82,7 @@ def locate(
     assignments: Settings = None,
 ) -> None:
     """Say which file and offset a row comes from. Reads no tokens and uses no GPU."""
-    with _errors_as_one_line():
+    with errors_as_one_line():
         from dali_pipes import TokenLoader  # imports torch, which the other commands do not need
 
         given = {"rank": rank, "world_size": world_size}
@@ -123,12 +125,3 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-@contextmanager
-def _errors_as_one_line() -> Iterator[None]:
-    try:
-        yield
-    except (DaliPipesError, ModuleNotFoundError) as error:  # the second: no torch
-        typer.echo("error: " + " ".join(line.strip() for line in str(error).splitlines()), err=True)
-        raise typer.Exit(USER_ERROR) from None

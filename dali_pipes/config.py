@@ -81,6 +81,8 @@ class LoaderConfig(BaseModel):
     )
     eos_id: int | None = Field(None, ge=0, description="id that ends a document")
     document_start_id: int | None = Field(None, ge=0, description="id that begins a document, where none ends it")
+    tokenizer: str | None = Field(None, description="tokenizer.json for a corpus of text, tokenised at the first start")
+    text_key: str | None = Field(None, description="key or column of the text; None: text")
     loss_masks: tuple[str, ...] | None = Field(
         None, description="files, folders or globs of loss masks, one a data file; None: FILE.loss beside it; []: none"
     )

@@ -18,7 +18,7 @@ import numpy as np
 
 from dali_pipes.choice import choose_device, choose_placement
 from dali_pipes.config import LoaderConfig
-from dali_pipes.corpus import Corpus, open_corpus
+from dali_pipes.corpus import Corpus
 from dali_pipes.cpu_placements import ShiftedPlacement, StagedPlacement
 from dali_pipes.device import Gpu
 from dali_pipes.document_rows import DocumentRows, split_documents
@@ -26,6 +26,7 @@ from dali_pipes.documents import find_documents
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.gpu_placements import DevicePlacement, HostPlacement
 from dali_pipes.length_buckets import LengthBuckets
+from dali_pipes.opening import open_corpus
 from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
 from dali_pipes.row_plan import Layout, PackedPieces, StreamPieces, token_span
 from dali_pipes.schedule import Schedule, Windows, split_windows
@@ -61,6 +62,8 @@ class BuiltSource:
             format=config.format,
             dtype=config.dtype,
             eos_id=config.eos_id,
+            tokenizer=config.tokenizer,
+            text_key=config.text_key,
             loss_masks=config.loss_masks,
             token_column=config.token_column,
             cache_bytes=config.decoded_cache_bytes,

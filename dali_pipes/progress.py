@@ -25,14 +25,14 @@ class ProgressBar:
         with self._lock:
             self._total += more
 
-    def advance(self, done: int) -> None:
-        """So much has just been done."""
+    def advance(self, done: int, note: str = "") -> None:
+        """So much has just been done; the note is shown behind the bar."""
         with self._lock:
             self._done += done
             if self._bar is None and time.monotonic() - self._begin >= SHOWN_AFTER_S and sys.stderr.isatty():
                 self._bar = self._show()
             if self._bar is not None:
-                self._bar.update(self._bar.task_ids[0], completed=self._done, total=self._total)
+                self._bar.update(self._bar.task_ids[0], completed=self._done, total=self._total, note=note)
 
     def close(self) -> None:
         """Take the bar away; idempotent."""
@@ -42,13 +42,13 @@ class ProgressBar:
 
     def _show(self) -> Any:
         from rich.console import Console
-        from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+        from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         columns = Progress.get_default_columns()
         if self._in_bytes:
             columns = (*columns, DownloadColumn(), TransferSpeedColumn())
-        bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        bar.add_task(self._text)
+        bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
+        bar.add_task(self._text, note="")
         bar.start()
         return bar
 

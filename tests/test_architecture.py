@@ -4,6 +4,9 @@ cli ─► loader ─┬─► block_queue ─► pipeline ─┬─► cpu_plac
                └─► state                    ├─► gpu_placements ─┴─► device  ├─► corpus      (files)
                                             └─► choice                      └─► operators   (arrays; own backend choice)
 
+pipeline ─► opening ─┬─► text        (text files; a tokenizer makes them token files)
+                     └─► corpus
+
 config, stats: plain data, read by those above        errors: imported by all, imports nothing
 """
 
@@ -34,13 +37,16 @@ ALLOWED = {
     "stats": Imports(""),
     "config": Imports("", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
-    "user_cache": Imports(""),  # the one module that writes files
+    "file_locks": Imports(""),
+    "user_cache": Imports("file_locks"),  # beside text, the one that writes files
     "kept_files": Imports("user_cache", "numpy"),
     "corpus": Imports("kept_files progress readers stats user_cache", "numpy pyarrow"),
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
     "progress": Imports("", "rich"),
     "documents": Imports("corpus kept_files progress readers user_cache", "numpy"),
+    "text": Imports("corpus file_locks progress user_cache", "numpy pyarrow tokenizers zstandard"),
+    "opening": Imports("corpus text __init__", "numpy"),
     "length_buckets": Imports("operators", "numpy"),
     "document_rows": Imports("documents length_buckets schedule operators", "numpy"),
     "plan_reports": Imports("document_rows corpus operators progress user_cache"),
@@ -56,7 +62,7 @@ ALLOWED = {
     "choice": Imports("device"),
     "pipeline": Imports(
         "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
-        "documents schedule corpus config",
+        "documents schedule opening corpus config",
         "nvidia numpy",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),
@@ -70,11 +76,13 @@ ALLOWED = {
         "numpy torch",
     ),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
-    "cli": Imports("loader corpus config __init__", "rich typer"),
-    "__init__": Imports("loader pipeline corpus config stats"),  # names for type checkers; loaded when first used
+    "cli_errors": Imports("", "typer"),
+    "cli_text": Imports("cli_errors text __init__", "typer"),
+    "cli": Imports("cli_errors cli_text loader corpus config __init__", "rich typer"),
+    "__init__": Imports("loader pipeline opening corpus config stats"),  # for type checkers; loaded when first used
 }
 
-ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "pyarrow"}
+ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "pyarrow", "tokenizers", "zstandard"}
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
 NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}

@@ -37,6 +37,7 @@ ALLOWED = {
     "corpus": Imports("", "numpy"),
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
+    "text": Imports("", "numpy jinja2 tokenizers"),
     "documents": Imports("corpus readers", "numpy rich"),
     "document_rows": Imports("documents schedule operators", "numpy"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
@@ -68,7 +69,7 @@ ALLOWED = {
     "__init__": Imports("loader pipeline corpus config stats"),  # names for type checkers; loaded when first used
 }
 
-ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx"}
+ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "jinja2", "tokenizers"}
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
 NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}

@@ -1,0 +1,1 @@
+"""Text and conversations on their way to token ids."""

@@ -61,6 +61,7 @@ class SpecialText:
         self._any_added = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         self._any_special = re.compile("|".join(re.escape(t) for t in texts if t in self._special) or r"(?!)")
         characters = sorted({c for text in self._special for c in text if not c.isspace()})
+        self._alias_text = re.compile(f"[{chr(ALIAS)}-{chr(ALIAS + 0xFFFF)}]")
         self._mask = {ord(c): STAND_IN + number for number, c in enumerate(characters)}
         self._unmask = {stand_in: c for c, stand_in in self._mask.items()}
         self._heads = {text[:n] for text in self._special for n in range(1, len(text))}
@@ -102,7 +103,7 @@ class SpecialText:
 
     def encode_ordinary(self, texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
         """Ids of texts without a template: no text makes a special id."""
-        found = self._twin.encode_batch(list(texts), add_special_tokens=False)
+        found = self._ordinary.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in found]
 
     def encode_masked(self, texts: Sequence[str], places: Sequence[str]) -> list[Tokens]:
@@ -117,7 +118,11 @@ class SpecialText:
             tokens = _tokens(encoding)
             is_alias = tokens.ids >= self._first_alias
             number = sum(match[0] in self._special for match in self._any_added.finditer(text))
-            if is_alias.sum() != number or np.isin(tokens.ids, self._special_ids).any():
+            if (
+                self._alias_text.search(text)
+                or is_alias.sum() != number
+                or np.isin(tokens.ids, self._special_ids).any()
+            ):
                 raise CorpusFormatError(
                     f"{place}: a message holds the text of a special token, and this tokenizer cannot encode it as "
                     "ordinary text. Remove it from the message"
@@ -137,6 +142,10 @@ class SpecialText:
     @functools.cached_property
     def _first_alias(self) -> int:
         return 1 + max(self._reference.get_vocab(with_added_tokens=True).values())
+
+    @functools.cached_property
+    def _ordinary(self) -> "Tokenizer":
+        return _tokenizer(self._json, special_is_text=True)
 
     @functools.cached_property
     def _twin(self) -> "Tokenizer":

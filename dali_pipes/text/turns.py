@@ -14,7 +14,7 @@ White space behind the end marker ("\\n" after `<|im_end|>`) is not learned: the
 white space is all there is behind the content, it is the end marker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
@@ -104,10 +104,7 @@ class Turns:
         the end of the name of its last tool call.
         """
         number = len(self._messages) if expected is self.text else k + 1
-        for start in (START, ""):
-            message = _with_marks(self._messages[k], start)
-            if message is None:
-                return None
+        for message in _marked_messages(self._messages[k]):
             messages = [*self._messages[:k], message, *self._messages[k + 1 : number]]
             try:
                 text = self._template.render(messages, self._tools, self._where)
@@ -148,22 +145,30 @@ class Turns:
         )
 
 
-def _with_marks(message: Message, start: str) -> Message | None:
+def _marked_messages(message: Message) -> Iterator[Message]:
+    """The message with marks around its content, then with the end mark alone: templates look at how content begins.
+
+    The marks are inside of the white space around the content, so that it can be trimmed; where the content is white
+    space, they are before it, then behind it.
+    """
     content = message["content"]
     if content is not None:
         core = content.strip()
-        lead = len(content) - len(content.lstrip()) if core else 0
-        behind = lead + len(core)
-        return message | {"content": f"{content[:lead]}{start}{core}{END}{content[behind:]}"}
+        lead = content[: len(content) - len(content.lstrip())] if core else ""
+        tail = content[len(lead) + len(core) :]
+        for start in (START, ""):
+            yield message | {"content": f"{lead}{start}{core}{END}{tail}"}
+            if not core and tail:
+                yield message | {"content": f"{tail}{start}{END}"}
+        return
     calls = message.get("tool_calls")
-    if start or not isinstance(calls, list) or not calls or not isinstance(calls[-1], dict):
-        return None
+    if not isinstance(calls, list) or not calls or not isinstance(calls[-1], dict):
+        return
     function = calls[-1].get("function", calls[-1])
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        return None
-    named = function | {"name": function["name"] + END}
-    last = calls[-1] | {"function": named} if "function" in calls[-1] else named
-    return message | {"tool_calls": [*calls[:-1], last]}
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        named = function | {"name": function["name"] + END}
+        last = calls[-1] | {"function": named} if "function" in calls[-1] else named
+        yield message | {"tool_calls": [*calls[:-1], last]}
 
 
 def _holds(value: Any, text: str) -> bool:

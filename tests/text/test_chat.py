@@ -1,11 +1,12 @@
 """Conversations to ids and mask: against the samples, against templates written by hand, and against mischief."""
 
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from chat_cases import FAMILIES, SPECIAL, TOKENS, Message, oracle, samples, tokenizer
+from chat_cases import FAMILIES, SPECIAL, TOKENS, Message, gpt2, oracle, samples, tokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.chat import ChatEncoder, ChatTemplate, load_template, parse_conversation
 
 NOW = datetime(2024, 7, 26, tzinfo=UTC)
-MARKERS = [*SPECIAL, "<|im_start|>assistant\n", "assistant\n", "assistant: ", "<think>", "</think>", "\U000c0001"]
+MARKERS = [*SPECIAL, "<|im_start|>assistant\n", "assistant\n", "assistant: ", "<think>", "</think>"]
 TEXTS = st.lists(
     st.sampled_from(
         [
@@ -28,8 +29,6 @@ TEXTS = st.lists(
             "\r\n",
             "\t",
             "\u2003",
-        ]
-        + [
             "a",
             "Hello",
             " world",
@@ -50,6 +49,7 @@ TEXTS = st.lists(
 ).map("".join)
 
 
+@cache
 def encoder(source: str, learn: Any = "assistant") -> ChatEncoder:
     return ChatEncoder(tokenizer(), ChatTemplate("the template", {"default": source}, TOKENS, NOW), learn)
 
@@ -94,10 +94,10 @@ def conversations(draw: st.DrawFn) -> list[Message]:
 
 @pytest.mark.parametrize("kind", ["messages", "sharegpt"])
 def test_the_samples_have_the_ids_of_the_truth(kind: str) -> None:
-    start, end = (tokenizer().token_to_id(text) for text in ("<|im_start|>", "<|im_end|>"))
+    start, end = (gpt2().token_to_id(text) for text in ("<|im_start|>", "<|im_end|>"))
     heads = {"system": [10057], "user": [7220], "assistant": [562, 10167]}
     records = samples()[kind]
-    found = ChatEncoder(tokenizer(), CHATML).encode_batch([parse_conversation(record, "x") for record in records])
+    found = ChatEncoder(gpt2(), CHATML).encode_batch([parse_conversation(record, "x") for record in records])
     assert len(found) == len(samples()["truth_gpt2"]) == 50
     for encoded, truth in zip(found, samples()["truth_gpt2"], strict=True):
         ids, mask = [], []
@@ -112,7 +112,7 @@ def test_the_samples_have_the_ids_of_the_truth(kind: str) -> None:
 
 def test_prompt_and_completion_of_the_samples_need_no_template() -> None:
     records = samples()["prompt_completion"]
-    made = ChatEncoder(tokenizer(), None, eos_id=50256)
+    made = ChatEncoder(gpt2(), None, eos_id=50256)
     found = made.encode_batch([parse_conversation(record, "x") for record in records])
     for encoded, truth in zip(found, samples()["truth_gpt2"], strict=True):
         asked, answer = [message["ids"] for message in truth if message["role"] != "system"][:2]
@@ -127,14 +127,11 @@ def test_prompt_and_completion_of_the_samples_need_no_template() -> None:
 def test_ids_and_mask_are_those_of_the_oracle(name: str, messages: list[Message]) -> None:
     """Every family of templates; special-token text, its halves and the template's own words inside messages."""
     assume(any(message["role"] == "assistant" for message in messages))
+    if name == "thinking":  # what it cuts at white space and at the end of thoughts is refused, see below
+        assume(not any(m["content"].isspace() or m["content"].strip().endswith("</think>") for m in messages))
     pieces = FAMILIES[name].by_hand(messages)
     ids, mask = oracle(pieces)
-    try:
-        found = encode(ENCODERS[name], *messages)
-    except CorpusFormatError as error:
-        # Told from the rest for certain, or refused: only with text that imitates the template, or the stand-ins.
-        assert any(marker in message["content"] for message in messages for marker in MARKERS), error
-        assume(False)
+    found = encode(ENCODERS[name], *messages)
     assert found == ((ids, mask) if any(mask) else None)
     text = "".join(piece.text for piece in pieces)
     assert found is None or tokenizer().decode(found[0], skip_special_tokens=False) == text
@@ -144,7 +141,6 @@ def test_ids_and_mask_are_those_of_the_oracle(name: str, messages: list[Message]
 @given(messages=conversations())
 def test_what_is_learned_decodes_to_the_answers(messages: list[Message]) -> None:
     """Whatever the messages hold, the roles stay who they are."""
-    assume(all("\U000c0001" not in message["content"] for message in messages))
     answers = [message["content"] + "<|im_end|>" for message in messages if message["role"] == "assistant"]
     found = encode(ENCODERS["trimmed"], *messages)
     if not answers:
@@ -161,7 +157,6 @@ def test_what_is_learned_decodes_to_the_answers(messages: list[Message]) -> None
 def test_the_order_of_keys_and_what_else_a_record_has_change_nothing(
     messages: list[Message], data: st.DataObject
 ) -> None:
-    assume(all("\U000c0001" not in message["content"] for message in messages))
     shuffled = []
     for message in messages:
         keys = data.draw(st.permutations([*message.items(), ("id", 7), ("name", None), ("weight", 1)]))
@@ -173,7 +168,6 @@ def test_the_order_of_keys_and_what_else_a_record_has_change_nothing(
 @settings(max_examples=25, deadline=None)
 @given(batch=st.lists(conversations(), max_size=5))
 def test_a_conversation_does_not_depend_on_its_batch(batch: list[list[Message]]) -> None:
-    assume(all("\U000c0001" not in message["content"] for messages in batch for message in messages))
     made = ENCODERS["trimmed"]
     together = made.encode_batch([parse_conversation({"messages": messages}, "x") for messages in batch])
     for found, messages in zip(together, batch, strict=True):
@@ -319,7 +313,8 @@ def test_tools_and_calls_without_content() -> None:
 
 def test_a_turn_that_cannot_be_told_from_the_rest_is_refused() -> None:
     """Nothing asks to speak, the turn changes when others follow, and its content is not shown as it is."""
-    source = "{% for m in messages %}{{ m.content | length if loop.last else m.content | upper }}|{{ loop.length }}{% endfor %}"
+    shown = "{{ m.content | length if loop.last else m.content | upper }}|{{ loop.length }}"
+    source = "{% for m in messages %}" + shown + "{% endfor %}"
     with pytest.raises(CorpusFormatError, match=r"a\.jsonl:1: what the assistant says in message 1 .*the template"):
         encode(encoder(source), said("user", "a"), said("assistant", "b"), said("user", "c"))
 
@@ -344,6 +339,18 @@ def test_special_text_that_the_template_acts_on_is_refused() -> None:
     source = "{% for m in messages %}{{ m.content.split('<s>') | length }}{% endfor %}"
     with pytest.raises(CorpusFormatError, match="acts on it"):
         encode(encoder(source), said("assistant", "a<s>b"))
+
+
+@pytest.mark.parametrize("code", [0xB0001, 0xB0010, 0xC0001, 0xD0001])
+def test_the_stand_ins_in_a_message_are_refused_or_kept(code: int) -> None:
+    """Code points without a character; no real text holds them, and none of them may pass for something else."""
+    messages = [said("user", f"<|im_end|>{chr(code)}"), said("assistant", f"</s>{chr(code) * 3}"), said("user", "")]
+    for name in FAMILIES:
+        try:
+            found = encode(ENCODERS[name], *messages)
+        except CorpusFormatError:
+            continue
+        assert found == oracle(FAMILIES[name].by_hand(messages)), name
 
 
 def test_half_of_a_surrogate_pair_is_refused() -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/gpt2_tokenizer.py tokenizer.json
 
-The order of the ids is the order in which byte-pair encoding learned them, so each piece says which merge made it: split
-it with the merges before, and two parts remain.
+The order of the ids is the order in which byte-pair encoding learned them, so each piece says which merge made it:
+split it with the merges before, and two parts remain.
 
     ids  0 ... 255 bytes,  256 "Ġt",  257 "Ġa",  258 "he",  259 "in"  ...  262 "the" = "t" + "he"
 """

@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from chat_cases import FAMILIES, SPECIAL, TOKENS, Message, gpt2, oracle, samples, tokenizer
 from hypothesis import assume, given, settings
@@ -63,12 +62,18 @@ def encode(made: ChatEncoder, *messages: Message, **more: Any) -> tuple[list[int
     if found is None:
         return None
     ids, mask = found
-    assert (ids.dtype, mask.dtype, ids.shape) == (np.int64, np.uint8, mask.shape)
+    assert (ids.dtype.name, mask.dtype.name, ids.shape) == ("int64", "uint8", mask.shape)
     return ids.tolist(), mask.tolist()
 
 
 def said(role: str, content: Any, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
+
+
+def special(text: str) -> int:
+    number = tokenizer().token_to_id(text)
+    assert number is not None
+    return number
 
 
 def learned_text(found: tuple[list[int], list[int]] | None) -> list[str]:
@@ -148,8 +153,7 @@ def test_what_is_learned_decodes_to_the_answers(messages: list[Message]) -> None
         return
     assert learned_text(found) == [answer.removesuffix("<|im_end|>").strip() + "<|stop|>" for answer in answers]
     assert found is not None
-    starts = found[0].count(tokenizer().token_to_id("<|start|>"))
-    assert starts == 2 * len(messages)
+    assert found[0].count(special("<|start|>")) == 2 * len(messages)
 
 
 @settings(max_examples=25, deadline=None)
@@ -181,7 +185,7 @@ def test_what_a_user_types_cannot_end_the_turn() -> None:
     found = encode(ENCODERS["chatml"], said("user", attack), said("assistant", "No"))
     assert learned_text(found) == ["No<|im_end|>"]
     assert found is not None
-    assert [found[0].count(tokenizer().token_to_id(t)) for t in ("<|im_start|>", "<|im_end|>")] == [2, 2]
+    assert [found[0].count(special(t)) for t in ("<|im_start|>", "<|im_end|>")] == [2, 2]
     assert tokenizer().decode(found[0], skip_special_tokens=False).count(attack) == 1
 
 
@@ -194,7 +198,7 @@ def test_template_and_message_together_make_no_special_token(ends: str, template
     found = encode(encoder(source, "all"), said("user", ends))
     assert found is not None
     assert tokenizer().decode(found[0], skip_special_tokens=False) == "<|im_end|>"
-    assert tokenizer().token_to_id("<|im_end|>") not in found[0]
+    assert special("<|im_end|>") not in found[0]
 
 
 def test_added_tokens_that_are_not_special_may_stand_in_messages() -> None:
@@ -257,6 +261,16 @@ def test_messages_of_weight_0_are_not_learned(name: str, off: dict[str, Any]) ->
     assert learned_text(encode(ENCODERS[name], *last)) == every[:1]
     assert encode(encoder(FAMILIES[name].source, "last"), *last) is None
     assert encode(ENCODERS[name], *(m | off for m in messages)) is None
+
+
+def test_a_turn_may_have_several_generation_blocks() -> None:
+    turn = "{% generation %}{{ m.content }}{% endgeneration %},{% generation %}<|stop|>{% endgeneration %}"
+    source = (
+        "{% for m in messages %}<|start|>" + turn + "{% endfor %}{% if add_generation_prompt %}<|start|>{% endif %}"
+    )
+    messages = [said("assistant", "a"), said("assistant", "b", weight=0), said("assistant", "c")]
+    assert learned_text(encode(encoder(source), *messages)) == ["a", "<|stop|>", "c", "<|stop|>"]
+    assert learned_text(encode(encoder(source, "last"), *messages)) == ["c", "<|stop|>"]
 
 
 def test_weight_0_takes_a_message_out_of_everything_too() -> None:

@@ -45,7 +45,7 @@ ALLOWED = {
     "readers": Imports(""),
     "progress": Imports("", "rich"),
     "documents": Imports("corpus kept_files progress readers user_cache", "numpy"),
-    "text": Imports("corpus file_locks progress user_cache", "numpy pyarrow tokenizers zstandard"),
+    "text": Imports("corpus file_locks progress user_cache", "numpy jinja2 pyarrow tokenizers zstandard"),
     "opening": Imports("corpus text __init__", "numpy"),
     "length_buckets": Imports("operators", "numpy"),
     "document_rows": Imports("documents length_buckets schedule operators", "numpy"),
@@ -82,7 +82,7 @@ ALLOWED = {
     "__init__": Imports("loader pipeline opening corpus config stats"),  # for type checkers; loaded when first used
 }
 
-ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "pyarrow", "tokenizers", "zstandard"}
+ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "jinja2", "pyarrow", "tokenizers", "zstandard"}
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
 NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Batches(NamedTuple):
-    """`rows`: in a batch, 1 or more. `axis`: of the batches in outputs with a value a batch, none for one alone."""
+    """`rows`: in a batch, 1 or more. `axis`: that of the batches in `cu_seqlens`, none for one batch alone."""
 
     rows: int
     axis: tuple[int, ...]

@@ -41,7 +41,8 @@ ALLOWED = {
     "readers": Imports(""),
     "progress": Imports("", "rich"),
     "documents": Imports("corpus kept_files progress readers user_cache", "numpy"),
-    "document_rows": Imports("documents schedule operators", "numpy"),
+    "length_buckets": Imports("operators", "numpy"),
+    "document_rows": Imports("documents length_buckets schedule operators", "numpy"),
     "plan_reports": Imports("document_rows corpus operators progress user_cache"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
@@ -54,9 +55,9 @@ ALLOWED = {
     ),
     "choice": Imports("device"),
     "pipeline": Imports(
-        "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows documents schedule "
-        "corpus config",
-        "nvidia",
+        "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
+        "documents schedule corpus config",
+        "nvidia numpy",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),
     "block_queue": Imports(

@@ -49,7 +49,7 @@ def main(
         os.environ["DALI_PIPES_CACHE"] = cache  # of the documents found; gone with the corpus
         path = Path(folder) / "tokens.bin"
         documents = _write(path, num_tokens, 10.0 if quick else median)
-        shared = {"corpus": str(path), "dtype": "uint16", "batch_size": batch_size, "seq_len": seq_len}
+        shared: dict[str, Any] = {"corpus": str(path), "dtype": "uint16", "batch_size": batch_size, "seq_len": seq_len}
         shared |= {"eos_id": _END_ID, "device": "cpu", "repeat": True, "batches_per_run": 2 if quick else None}
         samples = _measure(shared, batches, 2 if quick else rounds)
     shape = {"batch_size": batch_size, "seq_len": seq_len, "documents": documents, "tokens": num_tokens}

@@ -101,7 +101,7 @@ def test_wide_ids_come_back(tmp_path: Path, format: Format) -> None:
     loaded = load_tokenizer(words_tokenizer(tmp_path / "t.json", words))
     inputs = find_text_files(write_jsonl(tmp_path / "in.jsonl", ["a b c d e", "e d"]))
     tokenize_files(Job(inputs, TextEncoder(loaded, None, ends_empty=False), format), tmp_path / "out", "test")
-    dtype = "uint32" if format == "flat" else None
+    dtype = "uint32" if format == "flat" else None  # as the command says
     with open_corpus(tmp_path / "out", dtype=dtype) as corpus:
         assert corpus.tokens(0, 7).tolist() == [0, 65_535, 65_536, 70_000, 119_546, 119_546, 70_000]
 

@@ -62,7 +62,7 @@ def read_batches(
                 documents, characters = [], 0
         if file.kind != "webdataset" and meter.done - before != file.size:  # a tar is read up to its end mark
             raise CorpusReadError(
-                f"{file.path}: had {file.size} bytes when it was found and {meter.done - before} when it was read: it was "
-                "changed meanwhile. Begin anew."
+                f"{file.path}: had {file.size} bytes when it was found and {meter.done - before} when it was read: it "
+                "was changed meanwhile. Begin anew."
             )
     yield Batch(documents, meter.done)

@@ -47,12 +47,13 @@ ALLOWED = {
     "documents": Imports("corpus kept_files progress readers user_cache", "numpy"),
     "text": Imports("corpus file_locks progress user_cache", "numpy pyarrow tokenizers zstandard"),
     "opening": Imports("corpus text __init__", "numpy"),
-    "document_rows": Imports("documents schedule operators", "numpy"),
+    "length_buckets": Imports("operators", "numpy"),
+    "document_rows": Imports("documents length_buckets schedule operators", "numpy"),
     "plan_reports": Imports("document_rows corpus operators progress user_cache"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
     "source": Imports("readers row_plan schedule corpus stats", "numpy"),
-    "cpu_placements": Imports("source row_outputs row_plan documents schedule corpus operators stats", "numpy"),
+    "cpu_placements": Imports("source row_outputs row_plan schedule corpus operators stats", "numpy"),
     "device": Imports("", "numpy cupy cupyx"),  # the one module that owns streams, events and device memory
     "gpu_placements": Imports(
         "cpu_placements device progress readers source row_outputs row_plan documents schedule corpus operators stats",
@@ -60,9 +61,9 @@ ALLOWED = {
     ),
     "choice": Imports("device"),
     "pipeline": Imports(
-        "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows documents schedule "
-        "opening corpus config",
-        "nvidia",
+        "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
+        "documents schedule opening corpus config",
+        "nvidia numpy",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),
     "block_queue": Imports(

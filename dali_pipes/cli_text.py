@@ -9,6 +9,8 @@ The counts go to standard output; what it does, and a bar on a terminal, to stan
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +50,7 @@ def tokenize(
     """
     # Set to false by many to quiet a warning of the library about forks; here it would leave all cores but one idle.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    with errors_as_one_line():
+    with errors_as_one_line(), _interrupts_as_one_line():
         part = _shard(shard)
         if separator == "" or shard_tokens < 1:
             raise ConfigError("--separator needs a text, and --shard-tokens a number above 0")
@@ -69,13 +71,20 @@ def tokenize(
             f"{len(files)} inputs, {job.settings['id_type']} ids, {ending} behind each document, into {out}", err=True
         )
         start = time.monotonic()
-        try:
-            with show_progress("tokenising", total) as advance:
-                summary = tokenize_files(job, out, f"dali_pipes {__version__}", part, advance)
-        except KeyboardInterrupt:
-            typer.echo("interrupted; start the same command again to go on", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        with show_progress("tokenising", total) as advance:
+            summary = tokenize_files(job, out, f"dali_pipes {__version__}", part, advance)
     _show(summary, out, time.monotonic() - start)
+    if job.settings["id_type"] == "uint32":
+        typer.echo('flat files do not say their type: open them with dtype = "uint32"')
+
+
+@contextmanager
+def _interrupts_as_one_line() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted; start the same command again to go on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.text.documents import Document
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.lines import read_jsonl, read_plain
@@ -50,6 +50,7 @@ def read_batches(
     documents: list[Document] = []
     characters = 0
     for file in files:
+        before = meter.done
         for document in read_documents(file, key, separator, meter):
             if skip:
                 skip -= 1
@@ -59,4 +60,9 @@ def read_batches(
             if characters >= batch_characters or len(documents) >= batch_characters // 64:
                 yield Batch(documents, meter.done)
                 documents, characters = [], 0
+        if file.kind != "webdataset" and meter.done - before != file.size:  # a tar is read up to its end mark
+            raise CorpusReadError(
+                f"{file.path}: had {file.size} bytes when it was found and {meter.done - before} when it was read: it "
+                "was changed meanwhile. Begin anew."
+            )
     yield Batch(documents, meter.done)

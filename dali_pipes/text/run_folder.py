@@ -72,7 +72,9 @@ class RunFolder:
         with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
             strangers = [] if self.work.exists() else sorted(os.listdir(self.out))
-            if [name for name in strangers if not name.startswith(".") and name not in (WORK_FOLDER, MANIFEST)]:
+            if MANIFEST in strangers:  # another process has just finished it
+                return self.manifest()
+            if [name for name in strangers if not name.startswith(".") and name != WORK_FOLDER]:
                 raise ConfigError(
                     f"{self.out}: is not empty ({', '.join(strangers[:_MOST_DIFFERENCES])}), and what is in it is not "
                     "of a run of this kind; name a new folder"
@@ -147,6 +149,7 @@ class RunFolder:
         held, _ = lock(self.work / "publish.lock")
         try:
             if (manifest := self.manifest()) is not None:
+                shutil.rmtree(self.work, ignore_errors=True)
                 return manifest
             found = [self.receipts(item) for item in range(num_items)]
             if not all(receipts and receipts[-1].last for receipts in found):

@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,13 +136,14 @@ def _do_item(job: Job, folder: RunFolder, number: int, files: Sequence[TextFile]
         return
     with contextlib.closing(_Shards(job, folder, number, receipts)) as shards:
         done = 0
-        for batch, encoded in _encoded(job, files, shards.end):
-            before = shards.tokens
-            for document in encoded:
-                shards.add(document)
-            shards.flush()
-            report(batch.read_bytes - done, shards.tokens - before)
-            done = batch.read_bytes
+        with contextlib.closing(_encoded(job, files, shards.end)) as batches:
+            for batch, encoded in batches:
+                before = shards.tokens
+                for document in encoded:
+                    shards.add(document)
+                shards.flush()
+                report(batch.read_bytes - done, shards.tokens - before)
+                done = batch.read_bytes
         shards.finish()
 
 
@@ -200,7 +201,7 @@ class _Shards:
         self._folder.keep(self._item, self._part, receipt)
 
 
-def _encoded(job: Job, files: Sequence[TextFile], skip: int) -> Iterator[tuple[Batch, list[Encoded | None]]]:
+def _encoded(job: Job, files: Sequence[TextFile], skip: int) -> Generator[tuple[Batch, list[Encoded | None]]]:
     """Batches with their ids, in order; the next ones are being read and encoded meanwhile."""
     cores = os.cpu_count() or 1
     characters = min(max(cores * _CHARACTERS_PER_CORE, _FEWEST_CHARACTERS), _MOST_CHARACTERS)

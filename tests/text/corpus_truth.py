@@ -11,6 +11,8 @@ import numpy as np
 
 from dali_pipes.text import Document, Encoded
 
+Special = dict[str, int]
+
 
 class Truth(NamedTuple):
     """Documents: their texts, and their GPT-2 ids without an end-of-text id."""
@@ -61,6 +63,29 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def write_jsonl(path: Path, texts: Sequence[str], key: str = "text") -> Path:
     path.write_text("".join(json.dumps({key: text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def words_tokenizer(
+    path: Path, words: dict[str, int], special: Special | None = None, *, has_special: bool = True, **more: Any
+) -> Path:
+    """A tokenizer of whole words between spaces. special: names of special tokens. has_special: its model has them."""
+    added = [
+        {"id": id, "content": name, "special": True, "single_word": False, "lstrip": False, "rstrip": False}
+        | {"normalized": False}
+        for name, id in (special or {}).items()
+    ]
+    vocabulary = words | (special or {}) if has_special else words
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": next(iter(words))}
+    described: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+    }
+    described |= {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None, "model": model}
+    path.write_text(json.dumps(described | more))
     return path
 
 

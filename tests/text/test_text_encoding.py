@@ -6,38 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_truth import Truth, read_documents, write_jsonl
+from corpus_truth import Special, Truth, read_documents, words_tokenizer, write_jsonl
 
 from dali_pipes import open_corpus
 from dali_pipes.errors import ConfigError, CorpusFormatError, TokenRangeError
 from dali_pipes.text import Document, Job, TextEncoder, find_text_files, load_tokenizer, tokenize_files
 from dali_pipes.text.shard_writer import Format, id_type
 from dali_pipes.text.tokenizer import end_of_text
-
-Special = dict[str, int]
-
-
-def words_tokenizer(
-    path: Path, words: dict[str, int], special: Special | None = None, *, has_special: bool = True, **more: Any
-) -> Path:
-    """A tokenizer of whole words between spaces. special: names of special tokens. has_special: its model has them."""
-    added = [
-        {"id": id, "content": name, "special": True, "single_word": False, "lstrip": False, "rstrip": False}
-        | {"normalized": False}
-        for name, id in (special or {}).items()
-    ]
-    vocabulary = words | (special or {}) if has_special else words
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": next(iter(words))}
-    described: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-    }
-    described |= {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None, "model": model}
-    path.write_text(json.dumps(described | more))
-    return path
 
 
 def encode(tokenizer: Path, *texts: str, eos_id: int | None = None) -> list[list[int]]:
@@ -101,7 +76,7 @@ def test_wide_ids_come_back(tmp_path: Path, format: Format) -> None:
     loaded = load_tokenizer(words_tokenizer(tmp_path / "t.json", words))
     inputs = find_text_files(write_jsonl(tmp_path / "in.jsonl", ["a b c d e", "e d"]))
     tokenize_files(Job(inputs, TextEncoder(loaded, None, ends_empty=False), format), tmp_path / "out", "test")
-    dtype = "uint32" if format == "flat" else None
+    dtype = "uint32" if format == "flat" else None  # as the command says
     with open_corpus(tmp_path / "out", dtype=dtype) as corpus:
         assert corpus.tokens(0, 7).tolist() == [0, 65_535, 65_536, 70_000, 119_546, 119_546, 70_000]
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dali_pipes import open_corpus
-from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusWriteError
+from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError, CorpusWriteError
 from dali_pipes.text import Document, Encoded, Encoder, Job, Summary, find_text_files, tokenize_files
 from dali_pipes.text import tokenize as tokenize_module
 
@@ -335,6 +335,15 @@ def test_parts_that_cannot_be(tmp_path: Path, shard: tuple[int, int]) -> None:
     inputs, _ = make_inputs(tmp_path / "in")
     with pytest.raises(ConfigError, match="expected i/n"):
         run(inputs, tmp_path / "out", shard=shard)
+
+
+def test_an_input_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+    job = Job(find_text_files(inputs), CharacterEncoder(), "megatron")
+    with (inputs / "in-4.jsonl").open("a") as file:
+        file.write('{"text": "more"}\n')
+    with pytest.raises(CorpusReadError, match=r"in-4\.jsonl: had \d+ bytes when it was found and \d+ when it was read"):
+        tokenize_files(job, tmp_path / "out", "test")
 
 
 def test_progress_adds_up(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def _inspect(
                 return [_inspect_pair(path, id_type)]
             if format == "flat":
                 _refuse_parts_of_a_set(path)
+                _refuse_tables_without_mark(path)
         if format in _TABLES:
             table = _TABLES[format](path, token_column, scans)
             _check_id_type(path, format, table.stored, id_type)
@@ -206,6 +207,15 @@ def _refuse_parts_of_a_set(path: Path) -> None:
         f"{path}: looks like a {kind}, because of {side} beside it; that format is not supported. If the file does "
         f"hold ids alone, say format='flat' and a dtype."
     )
+
+
+def _refuse_tables_without_mark(path: Path) -> None:
+    """Refuse a file that is named as a table but does not begin as one, which would be read as junk ids."""
+    if path.suffix.lower() in (".arrow", ".feather", ".parquet"):
+        raise CorpusFormatError(
+            f"{path}: is named as a table, but does not begin as a Parquet or Arrow file does: it is truncated or "
+            f"damaged, or of an old version. If it does hold ids alone, say format='flat' and a dtype."
+        )
 
 
 def _check_alike(one: DataFile, other: DataFile) -> None:

@@ -24,7 +24,7 @@ from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.list_rows import copy_rows, rows_of
 from dali_pipes.corpus.token_columns import TokenColumns
-from dali_pipes.errors import CorpusError, CorpusFormatError
+from dali_pipes.errors import CorpusFormatError, DaliPipesError
 
 BATCH_TOKENS = 1 << 20
 """About how many ids are decoded at once within a chunk: 4 MiB as int32."""
@@ -58,7 +58,7 @@ def damage_named(path: Path, where: str) -> Iterator[None]:
 
     try:
         yield
-    except CorpusError:
+    except DaliPipesError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
         text = " ".join(str(error).split())

@@ -62,7 +62,7 @@ def open_corpus(
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
-    found = [shard for path in find_files(paths) for shard in huggingface.list_shards(path)]
+    found = [shard for path in find_files(paths) for shard in huggingface.list_shards(path, format)]
     with ColumnScans("reading the lengths of rows") as scans:
         inspect = partial(_inspect, format=format, id_type=id_type, token_column=token_column, scans=scans)
         is_slow = len(found) > 1 and _is_table(found[0], format)  # with little to gain from threads for other formats

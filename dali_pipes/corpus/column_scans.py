@@ -1,22 +1,18 @@
 """Threads and a progress bar for what has to be read at opening to know how long the rows are."""
 
-import contextlib
 import os
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
+from dali_pipes.progress import ProgressBar
 from dali_pipes.readers import ReaderThreads
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _MOST_THREADS = 8
-_PATIENCE_S = 1.0
-"""A bar is shown for what takes longer."""
 
 
 class ColumnScans:
@@ -26,7 +22,7 @@ class ColumnScans:
     """
 
     def __init__(self, title: str) -> None:
-        self._progress = _LateProgress(title)
+        self._progress = ProgressBar(title, in_bytes=True)
         self._lock = threading.Lock()
         self._pools: dict[str, ReaderThreads] = {}
         self._futures: set[Future[Any]] = set()
@@ -77,38 +73,3 @@ class ColumnScans:
                 future.cancel()
             with self._lock:
                 self._futures.difference_update(futures)
-
-
-class _LateProgress:
-    """A bar of bytes on standard error, from `_PATIENCE_S` on and on a terminal only. Safe for several threads."""
-
-    def __init__(self, title: str) -> None:
-        self._title, self._begin = title, time.monotonic()
-        self._lock = threading.Lock()
-        self._expected = self._done = 0
-        self._stack = contextlib.ExitStack()
-        self._bar: Callable[[int, int], None] | None = None
-
-    def expect(self, more: int) -> None:
-        with self._lock:
-            self._expected += more
-
-    def advance(self, more: int) -> None:
-        with self._lock:
-            self._done += more
-            if self._bar is None and time.monotonic() - self._begin > _PATIENCE_S and sys.stderr.isatty():
-                self._bar = self._show()
-            if self._bar is not None:
-                self._bar(self._done, self._expected)
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def _show(self) -> Callable[[int, int], None]:
-        from rich.console import Console
-        from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
-
-        columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
-        progress = self._stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
-        task = progress.add_task(self._title)
-        return lambda done, expected: progress.update(task, completed=done, total=expected)

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,13 @@ from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.eager import decode_all, decoded_bytes
-from dali_pipes.corpus.fingerprint import digest_corpus, short_digests
+from dali_pipes.corpus.fingerprint import MOST_MASK_DIGESTS, digest_corpus, short_digests
 from dali_pipes.corpus.reader import DescriptorPool
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
 from dali_pipes.stats import CacheStats
+
+if TYPE_CHECKING:
+    from dali_pipes.corpus.loss_mask import LossMask
 
 _FEWEST_FOR_BATCH = 8  # rows from which on one call for all is cheaper than a call for each
 _MOST_FILES_AT_ONCE = 64  # descriptors that one batch of reads may hold, if the pool may keep as many
@@ -50,12 +53,19 @@ class Corpus:
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
+    loss_mask:     which ids are learned, None where all are; enters the fingerprint
+    mask_digests:  as file_digests of the files' masks, at most 12; none where there is no mask
 
     A context manager. Files are read with positioned reads and opened as needed; nothing is mapped, written or cached.
     """
 
     def __init__(
-        self, files: Sequence[DataFile], eos_id: int | None = None, *, cache_bytes: int = DEFAULT_CACHE_BYTES
+        self,
+        files: Sequence[DataFile],
+        eos_id: int | None = None,
+        loss_mask: "LossMask | None" = None,
+        *,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         stored = files[0].stored
         native = stored.newbyteorder("=")
@@ -83,9 +93,12 @@ class Corpus:
         self.format: Final = files[0].format
         self.eos_id: Final = eos_id
         self.files: Final = tuple(file.path for file in files)
+        self.loss_mask: Final = loss_mask
         digests = [file.digest for file in files]
-        self.fingerprint: Final = digest_corpus(self.format, native, digests)
+        of_masks = () if loss_mask is None else loss_mask.digests
+        self.fingerprint: Final = digest_corpus(self.format, native, [*digests, *of_masks])
         self.file_digests: Final = short_digests(digests)
+        self.mask_digests: Final = short_digests(of_masks, MOST_MASK_DIGESTS)
 
     @property
     def document_offsets(self) -> Int64Array | None:
@@ -172,6 +185,8 @@ class Corpus:
         self._pool.close()
         self._batch_readers.give_up()
         self._chunks.clear()
+        if self.loss_mask is not None:
+            self.loss_mask.close()
 
     def __enter__(self) -> Self:
         return self

@@ -18,11 +18,13 @@ from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
 from dali_pipes.corpus.discover import find_files
 from dali_pipes.corpus.eager import decoded_bytes
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import kind_of_index
 from dali_pipes.corpus.sniff import recognise
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
 
+_IN_SETS = ("auto", "arrow")
 _TABLES = {"arrow": open_arrow, "parquet": parquet.open_parquet}
 
 
@@ -31,6 +33,7 @@ def open_corpus(
     format: str = "auto",
     dtype: str | np.dtype[Any] | None = None,
     eos_id: int | None = None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     *,
     token_column: str | None = None,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
@@ -49,6 +52,8 @@ def open_corpus(
     dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Other
             formats state it themselves, and it is compared.
     eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
+    loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
+            default a mask is the file named like the data file with .loss behind it, if there is one.
     token_column: column of Parquet and Arrow files that lists the ids; None: `input_ids`, `tokens`, or the only one
     cache_bytes:  bytes of decoded ids that are kept, for formats that have to be decoded
     eager:        decode all of the corpus now and keep it; blocks, and says on standard error how many bytes that takes
@@ -62,7 +67,8 @@ def open_corpus(
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
-    found = [shard for path in find_files(paths) for shard in huggingface.list_shards(path, format)]
+    listed = find_files(paths, use_indexes=format in _IN_SETS)
+    found = [shard for path in listed for shard in huggingface.list_shards(path, format)]
     with ColumnScans("reading the lengths of rows") as scans:
         inspect = partial(_inspect, format=format, id_type=id_type, token_column=token_column, scans=scans)
         is_slow = len(found) > 1 and _is_table(found[0], format)  # with little to gain from threads for other formats
@@ -75,7 +81,8 @@ def open_corpus(
         raise CorpusError(f"the corpus is empty: {len(files)} files without a token, the first is {files[0].path}")
     if token_column is not None and files[0].format not in _TABLES:
         raise ConfigError(f"token_column = {token_column!r}: files of format {files[0].format} have no columns")
-    corpus = Corpus(files, eos_id, cache_bytes=max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes)
+    mask = open_loss_mask(files, loss_masks)
+    corpus = Corpus(files, eos_id, mask, cache_bytes=max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes)
     if eager:
         corpus.decode_all()
     return corpus

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files
+from dali_pipes import kept_files, user_cache
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.list_rows import copy_rows, rows_of
@@ -57,7 +57,8 @@ def damage_named(path: Path, where: str) -> Iterator[None]:
         yield
     except DaliPipesError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError, SystemError) as error:
+        # The last is what Python makes of an array that says it has a negative length.
         text = " ".join(str(error).split())
         raise CorpusFormatError(
             f"{path}: {where}: {text}: the file is damaged, or of a kind that is not supported"
@@ -87,11 +88,9 @@ class RowReader:
             return np.zeros(1, np.int64)
         with contextlib.ExitStack() as stack:
             scan = partial(self._scan, scans or stack.enter_context(ColumnScans("reading the lengths of rows")))
-            why: str | None
-            try:
-                directory = kept_files.cache_dir_for([self.chunks.path])
-            except OSError:
-                offsets, why = scan(), "there is no folder for it"
+            directory, why = user_cache.cache_folder([self.chunks.path])
+            if directory is None:
+                offsets = scan()
             else:
                 offsets, why = kept_files.load_or_make(directory / self._kept_name(), self._is_plausible, scan)
         if why is not None:  # nothing is lost but time; what cannot be kept on disk is kept here

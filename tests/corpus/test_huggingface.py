@@ -79,4 +79,4 @@ def test_a_set_without_rows(tmp_path: Path) -> None:
 
 def test_another_format_was_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a saved Hugging Face data set is read with format 'arrow'"):
-        open_corpus(save(tmp_path / "set", {"data-0.arrow": [[1]]}), format="flat")
+        open_corpus(save(tmp_path / "set", {"data-0.arrow": [[1]]}) / "state.json", format="flat")

@@ -114,5 +114,5 @@ def test_types_that_are_no_ids_are_refused(dtype: str) -> None:
 
 
 def test_public_names() -> None:
-    assert corpus_package.__all__ == ["FORMATS", "Corpus", "TokenLocation", "open_corpus"]
+    assert corpus_package.__all__ == ["FORMATS", "Corpus", "LossMask", "TokenLocation", "open_corpus"]
     assert list(corpus_package.FORMATS) == sorted({*FORMATS, "arrow", "parquet"})

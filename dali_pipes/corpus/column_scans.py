@@ -13,7 +13,6 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _MOST_THREADS = 8
-"""A bar is shown for what takes longer."""
 
 
 class ColumnScans:

@@ -34,10 +34,11 @@ ALLOWED = {
     "stats": Imports(""),
     "config": Imports("", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
-    "corpus": Imports("", "numpy"),
+    "kept_files": Imports(""),
+    "corpus": Imports("kept_files", "numpy rich zstandard xxhash array_record"),
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
-    "documents": Imports("corpus readers", "numpy rich"),
+    "documents": Imports("corpus readers kept_files", "numpy rich"),
     "document_rows": Imports("documents schedule operators", "numpy"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
@@ -68,7 +69,7 @@ ALLOWED = {
     "__init__": Imports("loader pipeline corpus config stats"),  # names for type checkers; loaded when first used
 }
 
-ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx"}
+ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "zstandard", "xxhash", "array_record"}
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
 NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}

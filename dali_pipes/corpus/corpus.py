@@ -42,7 +42,7 @@ class Corpus:
     num_tokens:    ids in all files
     num_documents: documents by the format's own index, None if the format has none
     dtype:         native integer type of the ids as they are handed out (int64 for files of uint64)
-    format:        "flat", "llmc", "megatron" or "npy"
+    format:        one of `FORMATS`
     eos_id:        as given to `open_corpus`
     files:         data files in reading order, absolute
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
@@ -151,7 +151,7 @@ class Corpus:
         extent = int(np.searchsorted(self._starts, position, side="right")) - 1
         number = int(self._file_numbers[extent])
         file = self._data_files[number]
-        if file.decode is not None:
+        if file.decode is not None or file.has_gaps:
             first = int(np.searchsorted(self._file_numbers, number))
             return TokenLocation(file.path, position - int(self._starts[first]))
         byte = int(self._first_bytes[extent]) + (position - int(self._starts[extent])) * self._itemsize

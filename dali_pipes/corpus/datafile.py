@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
-FORMATS = ("flat", "llmc", "megatron", "npy")
+FORMATS = ("arrayrecord", "datatrove", "flat", "litdata", "llmc", "mds", "megatron", "npy")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class DataFile:
     decode:      None for ids that can be read as they lie; else a chunk's number in, its ids out: all of them, one
                  axis, contiguous, `stored`. Blocks, is safe for several threads, and raises CorpusReadError or
                  CorpusFormatError for a file that is not what it was at opening
+    has_gaps:    whether other bytes lie between the extents, so that `Corpus.locate` counts ids in reading order
     """
 
     path: Path
@@ -52,6 +53,7 @@ class DataFile:
     num_documents: int | None = None
     read_document_offsets: Callable[[], Int64Array] | None = None
     decode: Callable[[int], npt.NDArray[Any]] | None = None
+    has_gaps: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -100,7 +100,7 @@ def _files_of_glob(entry: str, pattern: Path) -> list[Path]:
 
 def _data_files(candidates: Iterable[Path], where: str) -> list[Path]:
     files: list[Path] = []
-    folders: list[str] = []
+    folders: list[Path] = []
     side: list[str] = []
     for path in sorted(set(candidates), key=natural_key):
         if is_side_file(path.name):
@@ -110,12 +110,19 @@ def _data_files(candidates: Iterable[Path], where: str) -> list[Path]:
         if mode is None:
             raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")
         if stat.S_ISDIR(mode):
-            folders.append(path.name)
+            folders.append(path)
         else:
             files.append(_regular(path, mode))
     if not files:
+        sets = [folder.name for folder in folders if find_index(folder) is not None]
+        if sets:
+            raise CorpusError(
+                f"{where} holds no data file, but {len(sets)} sets of their own, such as splits{_some(sets)}: name one "
+                f"of these folders, or list those that you want"
+            )
+        names = [folder.name for folder in folders]
         raise CorpusError(
-            f"{where} holds no data file: {len(side)} side files{_some(side)}, {len(folders)} folders{_some(folders)}. "
+            f"{where} holds no data file: {len(side)} side files{_some(side)}, {len(folders)} folders{_some(names)}. "
             f"Name files in full, or go down into folders with a pattern such as 'folder/**/*.bin'."
         )
     return files

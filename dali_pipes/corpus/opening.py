@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.corpus import flat, llmc, megatron, npy
+from dali_pipes.corpus import arrayrecord, datatrove, flat, litdata, llmc, mds, megatron, npy
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
 from dali_pipes.corpus.discover import find_files
@@ -17,7 +17,7 @@ from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import kind_of_index
 from dali_pipes.corpus.sniff import recognise
-from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
+from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 
 
 def open_corpus(
@@ -25,16 +25,27 @@ def open_corpus(
     format: str = "auto",
     dtype: str | np.dtype[Any] | None = None,
     eos_id: int | None = None,
+    *,
+    token_column: str | None = None,
+    verify: bool = False,
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
+
+    Where the number of ids is known only after that, also to read MDS and ArrayRecord files whole; what was found is
+    kept in the user's cache.
 
     paths:  a file, a folder, a glob, or a list of these. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
             and leave out side files; a list keeps its own order. `dali_pipes.corpus.discover` has the rules.
     format: "auto" recognises each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy" or
-            "megatron" (also fairseq; prefix, `.bin` or `.idx`) says so and skips that.
-    dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Other
-            formats state it themselves, and it is compared.
+            "megatron" (also fairseq; prefix, `.bin` or `.idx`), "mds" and "litdata" (their `index.json`, or its
+            folder), "datatrove" (`.ds`) or "arrayrecord" says so and skips that.
+    dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Needed
+            for ids that are bytes of an MDS column or records of an ArrayRecord file. Other formats state it
+            themselves, and it is compared.
     eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
+    token_column: MDS column or feature of an Example that holds the ids; by default `tokens`, `input_ids` or the only
+            one of integers.
+    verify: compare the checksums that the format records (MDS) with the files, which reads all of them.
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -45,7 +56,8 @@ def open_corpus(
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
-    files = [file for path in find_files(paths) for file in _inspect(path, format, id_type)]
+    found = [_inspect(path, format, id_type, token_column, verify) for path in find_files(paths)]
+    files = [file for some in found for file in some]
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
@@ -65,16 +77,27 @@ def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
     return id_type
 
 
-def _inspect(path: Path, format: str, id_type: np.dtype[Any] | None) -> list[DataFile]:
+def _inspect(
+    path: Path, format: str, id_type: np.dtype[Any] | None, token_column: str | None, verify: bool
+) -> list[DataFile]:
     """Find out what the file at `path`, or the set that it lists, holds and check it.
 
-    `format` and `id_type` are what the user said.
+    The rest is what the user said.
     """
+    kind = kind_of_index(path)
+    if kind == "mds" and format in ("auto", kind):
+        return mds.inspect_mds(path, id_type, token_column, verify)
+    if verify:
+        raise ConfigError(f"{path}: checksums are verified where the format records them, which is MDS")
+    if kind == "litdata" and format in ("auto", kind):
+        return litdata.inspect_litdata(path, id_type)
+    if kind is not None or format in ("mds", "litdata"):
+        what = "is no index.json of shards" if kind is None else f"lists the shards of a set of format {kind}"
+        raise CorpusFormatError(f"{path}: {what}, which is not what format={format!r} reads")
     if format == "megatron":
         return [_inspect_pair(path, id_type)]
-    kind = kind_of_index(path)
-    if kind is not None:
-        raise CorpusFormatError(f"{path}: lists the shards of a set of format {kind}, which is not supported")
+    if format == "datatrove" or (format == "auto" and datatrove.is_datatrove(path)):
+        return [datatrove.inspect_datatrove(path, id_type)]
     with OpenFile(path) as file:
         if format == "auto":
             format = recognise(file, None if id_type is None else id_type.itemsize)
@@ -84,7 +107,9 @@ def _inspect(path: Path, format: str, id_type: np.dtype[Any] | None) -> list[Dat
             if format == "megatron" or path.suffix == ".idx" or (format == "flat" and index_beside):
                 return [_inspect_pair(path, id_type)]
             if format == "flat":
-                _refuse_parts_of_a_set(path)
+                _refuse_part_of_a_set(path)
+        if format == "arrayrecord":
+            return [arrayrecord.inspect_arrayrecord(path, id_type, token_column)]
         samples = read_samples(file)
         layout = _layout(file, format, id_type)
         if format == "flat" and id_type is None:
@@ -146,24 +171,15 @@ def _check_id_type(path: Path, format: str, stored: np.dtype[Any], id_type: np.d
         raise CorpusFormatError(f"{path}: its {format} header says {stored.name}, but dtype={id_type.name!r} was given")
 
 
-def _refuse_parts_of_a_set(path: Path) -> None:
-    """Refuse a file that has no mark of its own but belongs to a set with a side file that says how it is read."""
-    if path.suffix == ".ds" and path.with_name(f"{path.name}.index").exists():
-        kind, side = "datatrove file", f"{path.name}.index"
-    else:
-        side = "index.json"
-        try:
-            with OpenFile(path.with_name(side)) as index:
-                start = index.read(0, min(index.size, 4096))
-        except CorpusReadError:
-            return
-        if b'"chunks"' not in start and b'"shards"' not in start:
-            return
-        kind = "LitData chunk" if b'"chunks"' in start else "MosaicML Streaming (MDS) shard"
-    raise CorpusFormatError(
-        f"{path}: looks like a {kind}, because of {side} beside it; that format is not supported. If the file does "
-        f"hold ids alone, say format='flat' and a dtype."
-    )
+def _refuse_part_of_a_set(path: Path) -> None:
+    """Refuse a file that has no mark of its own but lies beside an index, even if that is not an index of it."""
+    index = path.with_name("index.json")
+    kind = kind_of_index(index)
+    if kind is not None:
+        raise CorpusFormatError(
+            f"{path}: looks like a shard of format {kind}, because of {index.name} beside it. Name that, or the folder; "
+            f"if the file does hold ids alone, say format='flat' and a dtype."
+        )
 
 
 def _check_alike(one: DataFile, other: DataFile) -> None:

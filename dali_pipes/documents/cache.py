@@ -10,7 +10,6 @@ be kept are handed out all the same, with the reason.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import mmap
 import os
@@ -21,23 +20,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.kept_files import lock, unlock
+
 Int64Array = npt.NDArray[np.int64]
 
 _FORMAT_VERSION = 1
 _HEADER_BYTES = 128
 _CHECKED_WHOLE = 1 << 16  # offsets at either end whose order is checked one by one
 _CHECKED_BETWEEN = 1024  # offsets in between, evenly spread: each may cost a read from disk
-
-
-def default_cache_dir() -> Path:
-    """`DALI_PIPES_CACHE`, else `dali_pipes` in `XDG_CACHE_HOME`, else in `~/.cache`. RuntimeError without a home."""
-    own = os.environ.get("DALI_PIPES_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    # The XDG specification has relative paths ignored.
-    base = Path(shared) if shared and Path(shared).is_absolute() else Path.home() / ".cache"
-    return base / "dali_pipes"
 
 
 def kept_name(fingerprint: str, kind: str, token_id: int) -> str:
@@ -59,16 +49,16 @@ def load_or_make(path: Path, num_tokens: int, make: Callable[[], Int64Array]) ->
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return make(), _reason(path.parent, error)
-    lock, has_waited = _lock(path.with_suffix(".lock"))
+    held, has_waited = lock(path.with_suffix(".lock"))
     try:
-        if lock is not None:
+        if held is not None:
             kept = _load(path, num_tokens)
             if kept is not None:
                 return kept, None
             if has_waited:
                 # The one before could not keep them either. Let those that wait go on side by side, not one by one.
-                _unlock(lock)
-                lock = None
+                unlock(held)
+                held = None
             else:
                 _remove_leftovers(path)
         offsets = make()
@@ -77,8 +67,8 @@ def load_or_make(path: Path, num_tokens: int, make: Callable[[], Int64Array]) ->
         except OSError as error:
             return offsets, _reason(path, error)
     finally:
-        if lock is not None:
-            _unlock(lock)
+        if held is not None:
+            unlock(held)
     kept = _load(path, num_tokens)
     return (offsets if kept is None else kept), None
 
@@ -127,35 +117,6 @@ def _header(count: int) -> bytes:
     text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({count},), }}"
     start = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
     return start + text.encode().ljust(_HEADER_BYTES - len(start) - 1) + b"\n"
-
-
-def _lock(path: Path) -> tuple[int | None, bool]:
-    """A descriptor that holds the lock, None where there is no lock to be had; and whether another had it before."""
-    has_waited = False
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:
-        return None, has_waited
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            has_waited = True
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return None, has_waited
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, has_waited
-
-
-def _unlock(descriptor: int) -> None:
-    # Said, because a child forked meanwhile has the descriptor too, and closing ours alone would not release it.
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
-from dali_pipes.documents.cache import default_cache_dir, kept_name, load_or_make
+from dali_pipes.documents.cache import kept_name, load_or_make
 from dali_pipes.documents.scan import Delimiter, scan_offsets
 from dali_pipes.errors import ConfigError
+from dali_pipes.kept_files import default_cache_dir
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -103,7 +103,9 @@ def test_format_is_recognised_whatever_the_suffix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["Flat", "bin", "parquet", ""])
 def test_unknown_format_names_the_known_ones(format: str) -> None:
-    with pytest.raises(ConfigError, match="is not known; choose auto, flat, llmc, megatron, npy"):
+    with pytest.raises(
+        ConfigError, match="is not known; choose auto, arrayrecord, datatrove, flat, litdata, llmc, mds, megatron, npy"
+    ):
         open_corpus("a.bin", format=format)
 
 
@@ -115,4 +117,5 @@ def test_types_that_are_no_ids_are_refused(dtype: str) -> None:
 
 def test_public_names() -> None:
     assert corpus_package.__all__ == ["FORMATS", "Corpus", "TokenLocation", "open_corpus"]
-    assert sorted(FORMATS) == list(corpus_package.FORMATS)
+    others = ["arrayrecord", "datatrove", "litdata", "mds"]
+    assert sorted(FORMATS + others) == list(corpus_package.FORMATS)

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dali_pipes import kept_files
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.documents import Documents, cache, find_documents, scan
 
@@ -120,13 +121,13 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("DALI_PIPES_CACHE", "~/own")
-    assert cache.default_cache_dir() == tmp_path / "home" / "own"
+    assert kept_files.default_cache_dir() == tmp_path / "home" / "own"
     monkeypatch.setenv("DALI_PIPES_CACHE", "")
-    assert cache.default_cache_dir() == tmp_path / "xdg" / "dali_pipes"
+    assert kept_files.default_cache_dir() == tmp_path / "xdg" / "dali_pipes"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
+    assert kept_files.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
+    assert kept_files.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
 
 
 def test_a_folder_named_in_the_call_comes_first(tmp_path: Path, data: Path) -> None:

@@ -9,6 +9,7 @@ datatrove shuffled chunks of a fixed length, the index also has the ends of thes
 Merged files have one metadata for all: 000_NAME.ds, 001_NAME.ds ... and NAME.ds.metadata.
 """
 
+import os
 import re
 import zlib
 from functools import partial
@@ -37,7 +38,7 @@ class _Index(NamedTuple):
 
 def is_datatrove(path: Path) -> bool:
     """Whether `path` is a `.ds` file with an index or metadata. Two look-ups."""
-    return path.suffix == SUFFIX and (_beside(path, ".index").exists() or _metadata_path(path) is not None)
+    return path.suffix == SUFFIX and (os.path.exists(f"{path}.index") or _metadata_path(path) is not None)
 
 
 def inspect_datatrove(path: Path, id_type: np.dtype[Any] | None = None) -> DataFile:
@@ -54,7 +55,7 @@ def inspect_datatrove(path: Path, id_type: np.dtype[Any] | None = None) -> DataF
         if file.size % stored.itemsize:
             _refuse(path, f"{file.size} bytes are no whole number of ids of {stored.itemsize} bytes ({stored.name})")
         num_tokens = file.size // stored.itemsize
-        if stated is not None and metadata == _beside(path, ".metadata") and stated != num_tokens:
+        if stated is not None and str(metadata) == f"{path}.metadata" and stated != num_tokens:
             _refuse(path, f"{metadata} claims {stated} ids, but the file has {num_tokens} of {stored.name}")
         index = _check_index(path, num_tokens, stored.itemsize)
         samples = read_samples(file)
@@ -77,13 +78,11 @@ def inspect_datatrove(path: Path, id_type: np.dtype[Any] | None = None) -> DataF
     )
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
 def _metadata_path(path: Path) -> Path | None:
+    if os.path.isfile(f"{path}.metadata"):
+        return Path(f"{path}.metadata")
     of_merged = path.with_name(re.sub(r"^\d+_", "", path.name) + ".metadata")
-    return next((one for one in (_beside(path, ".metadata"), of_merged) if one.is_file()), None)
+    return of_merged if of_merged.is_file() else None
 
 
 def _parse_metadata(path: Path) -> tuple[np.dtype[Any], int]:
@@ -102,7 +101,7 @@ def _parse_metadata(path: Path) -> tuple[np.dtype[Any], int]:
 
 def _check_index(path: Path, num_tokens: int, width: int) -> _Index | None:
     """The index of the file at `path`, found to rise to its number of ids; None if there is none. Reads it; blocks."""
-    index_path = _beside(path, ".index")
+    index_path = Path(f"{path}.index")
     if not index_path.exists():
         return None
     with OpenFile(index_path) as file:

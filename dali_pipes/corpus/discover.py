@@ -101,11 +101,9 @@ def _files_of_glob(entry: str, pattern: Path) -> list[Path]:
 def _data_files(candidates: Iterable[Path], where: str) -> list[Path]:
     files: list[Path] = []
     folders: list[Path] = []
-    side: list[str] = []
-    for path in sorted(set(candidates), key=natural_key):
-        if is_side_file(path.name):
-            side.append(path.name)
-            continue
+    found = set(candidates)
+    side = sorted(path.name for path in found if is_side_file(path.name))
+    for path in sorted((path for path in found if not is_side_file(path.name)), key=natural_key):
         mode = _mode(path)
         if mode is None:
             raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")

@@ -11,7 +11,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _MOST_THREADS = 8
-_FEWEST_BYTES = 16 << 20  # below that, threads cost more than they give
+_FEWEST_BYTES = 16 << 20  # below that in all, or that in each, threads cost more than they give
+_FEWEST_BYTES_EACH = 256 << 10
 _QUIET_S = 1.0
 
 
@@ -22,7 +23,7 @@ def in_threads(what: str, work: Callable[[Task], Result], tasks: Sequence[Task],
     sizes: bytes of each task's data
     """
     total = sum(sizes)
-    if len(tasks) < 2 or total < _FEWEST_BYTES:
+    if total < max(_FEWEST_BYTES, _FEWEST_BYTES_EACH * len(tasks)) or len(tasks) < 2:
         return [work(task) for task in tasks]
     results: list[Result] = []
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads, _Bar(what, total) as bar:

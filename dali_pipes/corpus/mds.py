@@ -114,7 +114,7 @@ def _packed(shard: Shard) -> Counts:
 
 
 def _unpacked(shard: Shard, packed: Counts) -> _Found:
-    counts, starts = np.split(packed[1:], 2)
+    counts, starts = packed[1 : 1 + shard.num_samples], packed[1 + shard.num_samples :]
     own = shard.column.stored
     types = [TYPE_CODES[code] for bit, code in enumerate(_CODES) if packed[0] >> bit & 1] if own is None else [own]
     return _Found(types, counts, None if shard.suffix else starts)

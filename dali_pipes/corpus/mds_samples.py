@@ -27,6 +27,10 @@ _SPAN_BYTES = 8 << 20
 _SPARSE_BYTES = 16 << 10  # a read of as many bytes costs about as much as one of a few
 
 
+_WIDTHS = np.array([TYPE_CODES[code].itemsize if code in TYPE_CODES else 0 for code in range(256)])
+_FIRST_BYTES = np.array([2**8 - 1, 2**16 - 1, 2**32 - 1, 2**64 - 1], np.uint64)
+
+
 class Source(Protocol):
     """The bytes of a shard: an `OpenFile`, or `Content`."""
 
@@ -171,7 +175,7 @@ def _parse_shapes(
     heads = _gather(source, values, shape_at + 9)
     if stored is None:
         codes = heads[:, 0].copy()
-        widths = np.array([TYPE_CODES[code].itemsize if code in TYPE_CODES else 0 for code in range(256)])[codes]
+        widths = _WIDTHS[codes]
         unknown = f"is not one of integers, {', '.join(map(str, TYPE_CODES))}"
         _check(source, first, widths == 0, lambda at: f"type code {codes[at]} {unknown}")
     else:
@@ -182,12 +186,8 @@ def _parse_shapes(
     ids_at = shape_at + 1 + (axes << powers)
     _check(source, first, ids_at > sizes, lambda at: f"a value of {sizes[at]} bytes ends within its shape")
     counts = (sizes - ids_at) // widths
-    stated = np.ones(len(values), np.uint64)
-    for power in range(4):
-        one = np.flatnonzero((powers == power) & (axes == 1))
-        dimensions = np.ascontiguousarray(heads[one, shape_at + 1 : shape_at + 1 + (1 << power)])
-        stated[one] = dimensions.view(f"<u{1 << power}")[:, 0]
-    for at in np.flatnonzero(axes > 1):
+    stated = np.ascontiguousarray(heads[:, shape_at + 1 :]).view("<u8")[:, 0] & _FIRST_BYTES[powers]
+    for at in np.flatnonzero(axes != 1):
         width = 1 << int(powers[at])
         shape = source.read(int(values[at]) + shape_at + 1, int(axes[at]) * width)
         stated[at] = min(math.prod(np.frombuffer(shape, f"<u{width}").tolist()), 2**64 - 1)

@@ -17,6 +17,8 @@ from dali_pipes.errors import CorpusFormatError, CorpusReadError
 
 Ids: TypeAlias = npt.NDArray[Any]
 
+_SMALL_BYTES = 256 << 10
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -112,7 +114,8 @@ def find_samples(shard: Shard) -> Samples:
     with OpenFile(shard.path) as file:
         if file.size != shard.size:
             raise CorpusFormatError(f"{shard.path}: had {shard.size} bytes a moment ago, {file.size} now")
-        return _samples(shard, file)
+        # A small shard is read at once: four reads here and there cost more.
+        return _samples(shard, Content(shard.path, file.read(0, file.size)) if file.size <= _SMALL_BYTES else file)
 
 
 def decode_shard(shard: Shard, stored: np.dtype[Any], chunk: int) -> Ids:

@@ -177,7 +177,7 @@ def _refuse_part_of_a_set(path: Path) -> None:
     kind = kind_of_index(index)
     if kind is not None:
         raise CorpusFormatError(
-            f"{path}: looks like a shard of format {kind}, because of {index.name} beside it. Name that, or the folder; "
+            f"{path}: looks like a shard of format {kind}, because of {index.name} beside it. Name the folder; "
             f"if the file does hold ids alone, say format='flat' and a dtype."
         )
 

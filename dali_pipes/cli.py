@@ -100,6 +100,8 @@ def _facts(corpus: Corpus) -> Iterator[tuple[str, str]]:
     yield "tokens", str(corpus.num_tokens)
     yield "documents", "not known by this format" if corpus.num_documents is None else str(corpus.num_documents)
     yield "dtype", corpus.dtype.name
+    if corpus.loss_mask is not None:
+        yield "loss masks", f"{corpus.loss_mask.num_files} of {len(corpus.files)} files"
     yield "fingerprint", corpus.fingerprint
 
 

@@ -11,6 +11,7 @@ state therefore says in which window it is and how many rows came before it.
 
 import hashlib
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
-from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, pack, rows_of_documents
+from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, narrow, pack, rows_of_documents
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
@@ -81,6 +82,8 @@ class _Epoch:
 class DocumentRows:
     """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
 
+    What is known already is told at once, also while another thread plans: a trainer's state never waits for a plan.
+
     offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
     """
 
@@ -101,16 +104,19 @@ class DocumentRows:
         self.num_documents = len(offsets) - 1
         self.num_windows = -(-self.num_documents // window_documents)
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
-        self._plans: OrderedDict[tuple[int, int], tuple[Int64Array, Packing]] = OrderedDict()
-        self._lock = threading.RLock()
+        self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
+        self._lock = threading.Lock()  # of all the above, never held while a window is planned
+        self._planning = threading.Lock()
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
-        with self._lock:
-            counted = self._counted(epoch)
-            while not self._complete(counted) and (at_least is None or counted.known < at_least):
-                self._plan(epoch, counted.first.window + len(counted.ends))
-            return counted.known
+        while True:
+            with self._lock:
+                counted = self._counted(epoch)
+                if self._complete(counted) or (at_least is not None and counted.known >= at_least):
+                    return counted.known
+                window = counted.first.window + len(counted.ends)
+            self._plan(epoch, window)
 
     def is_complete(self, epoch: int) -> bool:
         """Whether all rows of an epoch have been counted. Plans nothing."""
@@ -119,54 +125,56 @@ class DocumentRows:
 
     def mark(self, epoch: int, row: int) -> WindowMark:
         """The window that `row` is in, or would begin. Plans nothing while the epoch is one of the last ones used."""
-        with self._lock:
-            if row == 0 and epoch not in self._epochs:
-                return WindowMark(0, 0)
-            counted = self._counted(epoch)
-            if not counted.first.rows_before <= row <= counted.known:  # forgotten since, or before a saved mark
-                self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
-                self.count(epoch, row)
-            number = int(np.searchsorted(np.array(counted.ends), row, side="right"))
-            before = counted.ends[number - 1] if number else counted.first.rows_before
-            return WindowMark(counted.first.window + number, before)
+        while True:
+            with self._lock:
+                if row == 0 and epoch not in self._epochs:
+                    return WindowMark(0, 0)
+                counted = self._counted(epoch)
+                if row < counted.first.rows_before:  # before a saved mark
+                    self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
+                if row <= counted.known or self._complete(counted):
+                    number = bisect_right(counted.ends, row)
+                    before = counted.ends[number - 1] if number else counted.first.rows_before
+                    return WindowMark(counted.first.window + number, before)
+            self.count(epoch, row)  # forgotten since
 
     def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
         """Count an epoch's rows from a saved mark on. False if `row` cannot be where the mark says it is."""
-        with self._lock:
-            if not (0 <= mark.window <= self.num_windows and 0 <= mark.rows_before <= row):
-                return False
-            if mark.window == 0 and mark.rows_before:
-                return False
-            before = self._epochs.get(epoch)
-            self._epochs[epoch] = counted = _Epoch(mark)
-            self._epochs.move_to_end(epoch)
-            if row <= self.count(epoch, row) and (not counted.ends or row <= counted.ends[0]):
-                return True
-            del self._epochs[epoch]
-            if before is not None:
-                self._epochs[epoch] = before
+        if not (0 <= mark.window <= self.num_windows and 0 <= mark.rows_before <= row):
             return False
+        if mark.window == 0 and mark.rows_before:
+            return False
+        if row > mark.rows_before and (
+            mark.window == self.num_windows or row > mark.rows_before + self._plan(epoch, mark.window).num_rows
+        ):
+            return False
+        with self._lock:
+            self._counted(epoch)
+            self._epochs[epoch] = _Epoch(mark)
+        return True
 
     def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:
         """Pieces of rows (rising; -1, at the end, is a row without any) of an epoch."""
         real = row_ids[row_ids >= 0]
         if len(real):
-            if real[0] < self._counted(epoch).first.rows_before:  # before the place where a saved state began
-                self._epochs[epoch] = _Epoch(WindowMark(0, 0))
+            with self._lock:
+                if real[0] < self._counted(epoch).first.rows_before:  # before the place where a saved state began
+                    self._epochs[epoch] = _Epoch(WindowMark(0, 0))
             self.count(epoch, int(real[-1]) + 1)
         parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
         done = 0
         while done < len(real):
             mark = self.mark(epoch, int(real[done]))  # never a window without rows: this one has a row
-            documents, packing = self._plan(epoch, mark.window)
-            num_rows = len(packing.row_offsets) - 1
+            packing = self._plan(epoch, mark.window)
+            num_rows = packing.num_rows
             here = real[done : np.searchsorted(real, mark.rows_before + num_rows)] - mark.rows_before
             done += len(here)
             rows = here if not self._shuffle else permute(here, num_rows, self._key("window", epoch, mark.window))
-            first, size = packing.row_offsets[rows], np.diff(packing.row_offsets)[rows]
+            first = packing.row_offsets[rows].astype(np.int64)
+            size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
-            starts = self.offsets[documents[packing.piece_documents[at]]] + packing.piece_begins[at]
+            starts = self.offsets[packing.piece_documents[at]] + packing.piece_begins[at]
             lengths = packing.piece_lengths[at].astype(np.int64)
             parts.append((starts, lengths, starts + lengths))
             counts.append(size)
@@ -178,36 +186,44 @@ class DocumentRows:
 
     def plan_behind(self, epoch: int, row: int) -> None:
         """Plan the window behind that of `row`, so that nobody has to wait for it later."""
-        with self._lock:
-            window = self.mark(epoch, row).window + 1
-            if window < self.num_windows:
-                self._plan(epoch, window)
-            elif (epoch + 1) not in self._epochs:
-                self.count(epoch + 1, 1)
+        window = self.mark(epoch, row).window + 1
+        if window < self.num_windows:
+            self._plan(epoch, window)
+        elif (epoch + 1) not in self._epochs:
+            self.count(epoch + 1, 1)
 
     def estimate(self, epoch: int) -> int:
         """Rows of an epoch: exact once they have been counted, else by the windows planned so far, at least one."""
         with self._lock:
-            self.count(epoch, 1)
+            before = self._counted(epoch).first.rows_before
+        self.count(epoch, before + 1)
+        with self._lock:
             counted = self._counted(epoch)
-            if self._complete(counted):
+            if self._complete(counted) or not counted.ends:
                 return counted.known
             rows = counted.known - counted.first.rows_before
             return counted.known + rows * (self.num_windows - counted.first.window - len(counted.ends)) // len(
                 counted.ends
             )
 
-    def report(self, epoch: int, progress: Callable[[int, int], None] | None = None) -> PlanReport:
-        """Plan an epoch whole and add it up. Blocks; `progress(done, windows)` is called after each window."""
+    def plan_bytes(self) -> int:
+        """Bytes of the plans that are kept, at most three windows."""
+        with self._lock:
+            return sum(packing.nbytes for packing in self._plans.values())
+
+    def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
+        """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
         rows = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
-            packing = self._plan(epoch, window)[1]
-            rows += len(packing.row_offsets) - 1
+            packing = self._kept_plan(epoch, window) or self._make_plan(epoch, window)
+            with self._lock:
+                self._note(epoch, window, packing)
+            rows += packing.num_rows
             pieces_tokens += int(packing.piece_lengths.sum())
             counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
-            if progress is not None:
-                progress(window + 1, self.num_windows)
+            if advance is not None:
+                advance(1)
         lengths_total = int(self.offsets[-1] - self.offsets[0])
         return PlanReport(
             epoch=epoch,
@@ -230,30 +246,50 @@ class DocumentRows:
         self._epochs.move_to_end(epoch)
         return self._epochs[epoch]
 
-    def _plan(self, epoch: int, window: int) -> tuple[Int64Array, Packing]:
-        """Documents of a window, in the order of the epoch, and the rows they make."""
+    def _plan(self, epoch: int, window: int) -> Packing:
+        """The rows that the documents of a window make; `piece_documents` are documents of the split."""
+        packing = self._kept_plan(epoch, window)
+        if packing is None:
+            with self._planning:
+                packing = self._kept_plan(epoch, window)
+                if packing is None:
+                    packing = self._make_plan(epoch, window)
+                    with self._lock:
+                        self._plans[epoch, window] = packing
+                        while len(self._plans) > _WINDOWS_KEPT:
+                            self._plans.popitem(last=False)
         with self._lock:
-            key = (epoch, window)
-            if key not in self._plans:
-                begin = window * self._window_documents
-                documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
-                if self._shuffle:
-                    documents = permute(documents, self.num_documents, self._key("order", epoch))
-                lengths = self.offsets[documents + 1] - self.offsets[documents]
-                self._plans[key] = documents, self._pack(lengths)
-                while len(self._plans) > _WINDOWS_KEPT:
-                    self._plans.popitem(last=False)
-            counted = self._counted(epoch)
-            if window == counted.first.window + len(counted.ends):
-                counted.ends.append(counted.known + len(self._plans[key][1].row_offsets) - 1)
-            self._plans.move_to_end(key)
-            return self._plans[key]
+            self._note(epoch, window, packing)
+        return packing
+
+    def _kept_plan(self, epoch: int, window: int) -> Packing | None:
+        with self._lock:
+            packing = self._plans.get((epoch, window))
+            if packing is not None:
+                self._plans.move_to_end((epoch, window))
+            return packing
+
+    def _note(self, epoch: int, window: int, packing: Packing) -> None:
+        """Count the rows of a window if it is the next one."""
+        counted = self._counted(epoch)
+        if window == counted.first.window + len(counted.ends):
+            counted.ends.append(counted.known + packing.num_rows)
+
+    def _make_plan(self, epoch: int, window: int) -> Packing:
+        begin = window * self._window_documents
+        documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
+        if self._shuffle:
+            documents = permute(documents, self.num_documents, self._key("order", epoch))
+        packing = self._pack(self.offsets[documents + 1] - self.offsets[documents])
+        whose = narrow(documents, self.num_documents)[packing.piece_documents]
+        return packing._replace(piece_documents=whose)
 
     def _pack(self, lengths: Int64Array) -> Packing:
         if self._mode == "pack":
             return pack(lengths, self.seq_len, self._long_documents)
         pieces = rows_of_documents(lengths, self.seq_len, self._long_documents)
-        return Packing(np.arange(len(pieces.piece_documents) + 1), *pieces)
+        rows = len(pieces.piece_documents)
+        return Packing(narrow(np.arange(rows + 1), rows), *pieces)
 
     def _key(self, *what: object) -> int:
         text = " ".join(map(str, ("dali_pipes", self._seed, *what)))

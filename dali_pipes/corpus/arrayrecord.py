@@ -11,6 +11,8 @@ known only after it was read, so all are read once, and the numbers kept.
     groups       [          ][         ]
 """
 
+import hashlib
+import itertools
 import threading
 import weakref
 from collections import deque
@@ -23,10 +25,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes import kept_files, user_cache
+from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
-from dali_pipes.corpus.in_threads import in_threads
-from dali_pipes.corpus.kept_counts import Counts, kept_or_made
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sniff import text_kind
 from dali_pipes.corpus.tf_example import NotAnExample, parse_example
@@ -124,7 +126,9 @@ class _Content:
         return found
 
 
-def inspect_arrayrecord(path: Path, id_type: np.dtype[Any] | None = None, token_column: str | None = None) -> DataFile:
+def inspect_arrayrecord(
+    path: Path, scans: ColumnScans, id_type: np.dtype[Any] | None = None, token_column: str | None = None
+) -> DataFile:
     """The file at `path`, checked. Blocks: reads all of it once, in threads, and keeps the lengths for the next time.
 
     id_type:      type of ids that are records by themselves; Examples have int64
@@ -140,23 +144,26 @@ def inspect_arrayrecord(path: Path, id_type: np.dtype[Any] | None = None, token_
     content = _recognise(records, count, id_type, token_column)
     digest = digest_file(path, size, content.stored, f"{count} {content.column}".encode(), samples)
 
-    def scan() -> Counts:
+    def scan() -> Int64Array:
         step = max(1, count * _SCAN_BYTES // max(size, 1))
         firsts = range(0, count, step)
-        lengths = in_threads(
-            f"finding lengths in {path.name}",
-            lambda first: [len(ids) for ids in _decoded(records, content, first, min(first + step, count))],
-            firsts,
-            [size // len(firsts)] * len(firsts),
-        )
-        return np.array([length for part in lengths for length in part], np.uint32)
 
-    if size < _KEPT_FROM_BYTES:
-        counts = scan()
-    else:
-        about = b"arrayrecord" + digest + content.id_type.str.encode()
-        counts = kept_or_made(about, path.parent, scan, lambda kept: len(kept) == count)
-    offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        def lengths(at: int) -> list[int]:
+            return [len(ids) for ids in _decoded(records, content, firsts[at], min(firsts[at] + step, count))]
+
+        parts = scans.for_chunks(lengths, [size // len(firsts)] * len(firsts)) if firsts else []
+        return np.cumsum([0, *itertools.chain.from_iterable(parts)])
+
+    def is_plausible(kept: Int64Array) -> bool:
+        return len(kept) == count + 1 and kept_files.may_be_offsets(kept, strictly=False)
+
+    folder = user_cache.cache_folder([path])[0] if size >= _KEPT_FROM_BYTES else None
+    if folder is None:
+        offsets = scan()
+    else:  # where it cannot be kept nothing is lost but time
+        about = b"dali_pipes arrayrecord 1 " + digest + content.id_type.str.encode()
+        name = f"arrayrecord-{hashlib.sha256(about).hexdigest()[:32]}.npy"
+        offsets, _ = kept_files.load_or_make(folder / name, is_plausible, scan)
     groups = offsets[:-1] * content.stored.itemsize // _GROUP_BYTES
     heads = np.flatnonzero(np.diff(groups, prepend=-1))
     borders = np.append(heads, count)
@@ -167,11 +174,11 @@ def inspect_arrayrecord(path: Path, id_type: np.dtype[Any] | None = None, token_
         format="arrayrecord",
         size=size,
         stored=content.stored,
-        data_offset=0,
+        data_offset=None,
         extents=np.stack([filled, sizes[filled]], axis=1).astype(np.int64),
         digest=digest,
         num_documents=count,
-        read_document_offsets=lambda: np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
+        read_document_offsets=lambda: offsets,
         decode=partial(_decode, records, content, borders),
     )
 

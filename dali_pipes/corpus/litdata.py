@@ -143,7 +143,7 @@ def _data_file(chunk: _Chunk) -> DataFile:
         format="litdata",
         size=chunk.size,
         stored=chunk.stored,
-        data_offset=first,
+        data_offset=None if chunk.suffix else first,
         extents=extents,
         digest=digest,
         num_documents=chunk.num_items,

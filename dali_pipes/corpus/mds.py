@@ -8,17 +8,19 @@ Each sample is a document. The index says how many samples a shard has; how many
 the ids of each, so it is looked up once and kept. The order is that of the index.
 """
 
+import hashlib
 import itertools
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from dali_pipes import kept_files, user_cache
+from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
-from dali_pipes.corpus.in_threads import in_threads
-from dali_pipes.corpus.kept_counts import Counts, kept_or_made
 from dali_pipes.corpus.mds_columns import TYPE_CODES, choose_column
 from dali_pipes.corpus.mds_shards import Shard, decode_shard, find_samples, find_shard, verify_shard
 from dali_pipes.corpus.reader import OpenFile
@@ -28,18 +30,23 @@ from dali_pipes.errors import CorpusError, CorpusFormatError
 _KEPT_FROM_BYTES = 64 << 20
 """Shards as they are, of fewer bytes than that, are looked through at every start."""
 _CODES = list(TYPE_CODES)
+Counts: TypeAlias = npt.NDArray[np.uint32]
 
 
 class _Found(NamedTuple):
-    """Of one shard: types of its ids, uint32 (N,) ids of each sample and byte of the first (None: not known)."""
+    """Of one shard: types of its ids, int64 (N,) ids of each sample and byte of the first (None: not known)."""
 
     types: list[np.dtype[Any]]
-    counts: Counts
-    starts: Counts | None
+    counts: Int64Array
+    starts: Int64Array | None
 
 
 def inspect_mds(
-    index: Path, id_type: np.dtype[Any] | None = None, token_column: str | None = None, verify: bool = False
+    index: Path,
+    scans: ColumnScans,
+    id_type: np.dtype[Any] | None = None,
+    token_column: str | None = None,
+    verify: bool = False,
 ) -> list[DataFile]:
     """The shards of the set that `index` lists, checked. Blocks for a few reads a shard.
 
@@ -62,9 +69,9 @@ def inspect_mds(
     column = choose_column(entries[0], index, token_column)
     shards = [find_shard(one, index.parent, column, id_type) for one in entries]
     if verify:
-        in_threads("checking shards", verify_shard, shards, [shard.raw_bytes for shard in shards])
+        scans.for_chunks(lambda at: verify_shard(shards[at]), [shard.raw_bytes for shard in shards])
     digests = [_digest(shard) for shard in shards]
-    found = _find_all(index, shards, digests)
+    found = _find_all(index, shards, digests, scans)
     stored = _common_type(index, column, found, id_type)
     return [_data_file(*one, stored) for one in zip(shards, digests, found, strict=True)]
 
@@ -77,26 +84,31 @@ def _digest(shard: Shard) -> bytes:
         return digest_file(shard.path, shard.size, shard.column.stored or np.dtype("V1"), about, read_samples(file))
 
 
-def _find_all(index: Path, shards: list[Shard], digests: list[bytes]) -> list[_Found]:
+def _find_all(index: Path, shards: list[Shard], digests: list[bytes], scans: ColumnScans) -> list[_Found]:
     """What is in the shards: of those that have to be read for it, what was kept of that."""
     numbers = [number for number, shard in enumerate(shards) if shard.must_be_read]
     slow = [shards[number] for number in numbers]
 
-    def scan() -> Counts:
-        parts = in_threads("finding lengths", _packed, slow, [shard.raw_bytes for shard in slow])
-        return np.concatenate(parts) if parts else np.empty(0, np.uint32)
+    def scan() -> Int64Array:
+        parts = scans.for_chunks(lambda at: _packed(slow[at]), [shard.raw_bytes for shard in slow])
+        return np.concatenate([np.zeros(0, np.int64), *parts])
 
     borders = np.cumsum([0] + [1 + 2 * shard.num_samples for shard in slow]).tolist()
 
-    def is_plausible(kept: Counts) -> bool:
+    def is_plausible(kept: Int64Array) -> bool:
         return len(kept) == borders[-1] and all(
             _fits(shard, _unpacked(shard, kept[begin:end]))
             for shard, (begin, end) in zip(slow, itertools.pairwise(borders), strict=True)
         )
 
     if any(shard.suffix for shard in slow) or sum(shard.size for shard in slow) >= _KEPT_FROM_BYTES:
-        about = b"mds" + b"".join(digests[number] + repr(shards[number].column).encode() for number in numbers)
-        packed = kept_or_made(about, index.parent, scan, is_plausible)
+        about = b"dali_pipes mds 1 " + b"".join(
+            digests[number] + repr(shards[number].column).encode() for number in numbers
+        )
+        # Where it cannot be kept nothing is lost but time.
+        folder, _ = user_cache.cache_folder([index])
+        name = f"mds-{hashlib.sha256(about).hexdigest()[:32]}.npy"
+        packed = scan() if folder is None else kept_files.load_or_make(folder / name, is_plausible, scan)[0]
     else:
         packed = scan()
     found = {
@@ -106,14 +118,14 @@ def _find_all(index: Path, shards: list[Shard], digests: list[bytes]) -> list[_F
     return [found[number] if number in found else _known(shard) for number, shard in enumerate(shards)]
 
 
-def _packed(shard: Shard) -> Counts:
-    """uint32 (1 + 2 N,): a bit for each type of ids, ids of each sample, byte of the first of each."""
+def _packed(shard: Shard) -> Int64Array:
+    """int64 (1 + 2 N,): a bit for each type of ids, ids of each sample, byte of the first of each."""
     samples = find_samples(shard)
     types = sum(1 << _CODES.index(code) for code in np.unique(samples.codes).tolist() if code)
-    return np.concatenate([[types], samples.counts, samples.starts]).astype(np.uint32)
+    return np.concatenate([[types], samples.counts, samples.starts])
 
 
-def _unpacked(shard: Shard, packed: Counts) -> _Found:
+def _unpacked(shard: Shard, packed: Int64Array) -> _Found:
     counts, starts = packed[1 : 1 + shard.num_samples], packed[1 + shard.num_samples :]
     own = shard.column.stored
     types = [TYPE_CODES[code] for bit, code in enumerate(_CODES) if packed[0] >> bit & 1] if own is None else [own]
@@ -126,15 +138,17 @@ def _known(shard: Shard) -> _Found:
     assert stored is not None
     if shard.suffix is not None:
         assert fixed is not None
-        return _Found([stored], np.broadcast_to(np.uint32(fixed), shard.num_samples), None)
+        return _Found([stored], np.broadcast_to(np.int64(fixed), shard.num_samples), None)
     samples = find_samples(shard)
-    return _Found([stored], samples.counts.astype(np.uint32), samples.starts.astype(np.uint32))
+    return _Found([stored], samples.counts, samples.starts)
 
 
 def _fits(shard: Shard, found: _Found) -> bool:
     """Whether kept lengths may be those of the shard."""
     width = max((one.itemsize for one in found.types), default=1)
-    ends = found.counts.astype(np.int64) * (width if len(found.types) == 1 else 1)
+    if found.counts.min(initial=0) < 0 or found.counts.max(initial=0) > shard.raw_bytes:
+        return False
+    ends = found.counts * (width if len(found.types) == 1 else 1)
     if found.starts is None:
         return int(ends.sum()) <= shard.raw_bytes
     ends += found.starts
@@ -156,29 +170,26 @@ def _common_type(index: Path, column: str, found: list[_Found], id_type: np.dtyp
 
 def _data_file(shard: Shard, digest: bytes, found: _Found, stored: np.dtype[Any]) -> DataFile:
     as_they_lie = found.starts is not None and all(one == stored for one in found.types)
-    total = int(found.counts.sum(dtype=np.int64))
+    total = int(found.counts.sum())
     if as_they_lie:
         assert found.starts is not None
-        extents = _extents(found.starts.astype(np.int64), found.counts.astype(np.int64), stored.itemsize)
+        extents = _extents(found.starts, found.counts, stored.itemsize)
     else:
         extents = np.array([[0, total]] if total else [], np.int64).reshape(-1, 2)
-    counts = found.counts
+    counts: Counts = found.counts.astype(np.uint32)  # of shards of less than 4 GiB
     if len(counts) and (counts == counts[0]).all():  # one place is enough
         counts = np.broadcast_to(counts[:1].copy(), len(counts))
-    else:
-        counts = counts.copy()  # a view keeps all of what it is of
     return DataFile(
         path=shard.path,
         format="mds",
         size=shard.size,
         stored=stored,
-        data_offset=int(extents[0, 0]) if as_they_lie and len(extents) else 0,
+        data_offset=None,
         extents=extents,
         digest=digest,
         num_documents=len(counts),
         read_document_offsets=partial(_offsets, counts),
         decode=None if as_they_lie else partial(decode_shard, shard, stored),
-        has_gaps=True,
     )
 
 

@@ -9,15 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.corpus import arrayrecord, datatrove, flat, litdata, llmc, mds, megatron, npy
+from dali_pipes.corpus import arrow_messages, datatrove, flat, huggingface, litdata, llmc, mds, megatron, npy, parquet
+from dali_pipes.corpus.arrayrecord import inspect_arrayrecord
+from dali_pipes.corpus.arrow import open_arrow
+from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
+from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
 from dali_pipes.corpus.discover import find_files
+from dali_pipes.corpus.eager import decoded_bytes
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import kind_of_index
 from dali_pipes.corpus.sniff import recognise
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
+
+_IN_SETS = ("auto", "arrow", "litdata", "mds")
+_WITH_COLUMNS = ("arrayrecord", "arrow", "mds", "parquet")
+_TABLES = {"arrow": open_arrow, "parquet": parquet.open_parquet}
 
 
 def open_corpus(
@@ -25,27 +35,36 @@ def open_corpus(
     format: str = "auto",
     dtype: str | np.dtype[Any] | None = None,
     eos_id: int | None = None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     *,
     token_column: str | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    eager: bool = False,
     verify: bool = False,
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
-    Where the number of ids is known only after that, also to read MDS and ArrayRecord files whole; what was found is
-    kept in the user's cache.
+    Where nothing else says how long the rows are (Parquet, compressed Arrow, many MDS sets, ArrayRecord), they are read
+    whole at the first opening, and the lengths are kept in the user's cache folder; with a progress bar on a terminal
+    where that takes longer than a second.
 
     paths:  a file, a folder, a glob, or a list of these. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
             and leave out side files; a list keeps its own order. `dali_pipes.corpus.discover` has the rules.
     format: "auto" recognises each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy" or
-            "megatron" (also fairseq; prefix, `.bin` or `.idx`), "mds" and "litdata" (their `index.json`, or its
-            folder), "datatrove" (`.ds`) or "arrayrecord" says so and skips that.
+            "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet", "arrow" (file or stream; also a folder
+            that Hugging Face datasets saved), "mds" and "litdata" (their `index.json`, or its folder), "datatrove"
+            (`.ds`) or "arrayrecord" says so and skips that.
     dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Needed
-            for ids that are bytes of an MDS column or records of an ArrayRecord file. Other formats state it
+            for ids that are bytes of an MDS column, or records of an ArrayRecord file. Other formats state it
             themselves, and it is compared.
     eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
-    token_column: MDS column or feature of an Example that holds the ids; by default `tokens`, `input_ids` or the only
-            one of integers.
-    verify: compare the checksums that the format records (MDS) with the files, which reads all of them.
+    loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
+            default a mask is the file named like the data file with .loss behind it, if there is one.
+    token_column: column of Parquet, Arrow or MDS files, or feature of Examples in ArrayRecord files, that lists the
+                  ids; None: `input_ids`, `tokens`, or the only one
+    cache_bytes:  bytes of decoded ids that are kept, for formats that have to be decoded
+    eager:        decode all of the corpus now and keep it; blocks, and says on standard error how many bytes that takes
+    verify:       compare the checksums that the format records (MDS) with the files, which reads all of them
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -56,13 +75,28 @@ def open_corpus(
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
-    found = [_inspect(path, format, id_type, token_column, verify) for path in find_files(paths)]
-    files = [file for some in found for file in some]
+    found = [
+        shard for path in find_files(paths, use_indexes=format in _IN_SETS) for shard in huggingface.list_shards(path)
+    ]
+    with ColumnScans("reading the lengths of rows") as scans:
+        inspect = partial(
+            _inspect, format=format, id_type=id_type, token_column=token_column, scans=scans, verify=verify
+        )
+        is_slow = len(found) > 1 and _is_table(found[0], format)  # with little to gain from threads for other formats
+        files = [
+            file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
+        ]
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
         raise CorpusError(f"the corpus is empty: {len(files)} files without a token, the first is {files[0].path}")
-    return Corpus(files, eos_id)
+    if token_column is not None and files[0].format not in _WITH_COLUMNS:
+        raise ConfigError(f"token_column = {token_column!r}: files of format {files[0].format} have no columns")
+    mask = open_loss_mask(files, loss_masks)
+    corpus = Corpus(files, eos_id, mask, cache_bytes=max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes)
+    if eager:
+        corpus.decode_all()
+    return corpus
 
 
 def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
@@ -77,16 +111,29 @@ def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
     return id_type
 
 
+def _is_table(path: Path, format: str) -> bool:
+    if format != "auto":
+        return format in _TABLES
+    with OpenFile(path) as file:
+        head = file.read(0, min(file.size, 6))
+    return head.startswith((parquet.MAGIC, arrow_messages.FILE_MAGIC, arrow_messages.CONTINUATION))
+
+
 def _inspect(
-    path: Path, format: str, id_type: np.dtype[Any] | None, token_column: str | None, verify: bool
+    path: Path,
+    format: str,
+    id_type: np.dtype[Any] | None,
+    token_column: str | None,
+    scans: ColumnScans,
+    verify: bool,
 ) -> list[DataFile]:
     """Find out what the file at `path`, or the set that it lists, holds and check it.
 
-    The rest is what the user said.
+    `format`, `id_type`, `token_column` and `verify` are what the user said.
     """
-    kind = kind_of_index(path)
+    kind = kind_of_index(path) if format in _IN_SETS else None
     if kind == "mds" and format in ("auto", kind):
-        return mds.inspect_mds(path, id_type, token_column, verify)
+        return mds.inspect_mds(path, scans, id_type, token_column, verify)
     if verify:
         raise ConfigError(f"{path}: checksums are verified where the format records them, which is MDS")
     if kind == "litdata" and format in ("auto", kind):
@@ -109,7 +156,11 @@ def _inspect(
             if format == "flat":
                 _refuse_part_of_a_set(path)
         if format == "arrayrecord":
-            return [arrayrecord.inspect_arrayrecord(path, id_type, token_column)]
+            return [inspect_arrayrecord(path, scans, id_type, token_column)]
+        if format in _TABLES:
+            table = _TABLES[format](path, token_column, scans)
+            _check_id_type(path, format, table.stored, id_type)
+            return [table]
         samples = read_samples(file)
         layout = _layout(file, format, id_type)
         if format == "flat" and id_type is None:
@@ -177,8 +228,8 @@ def _refuse_part_of_a_set(path: Path) -> None:
     kind = kind_of_index(index)
     if kind is not None:
         raise CorpusFormatError(
-            f"{path}: looks like a shard of format {kind}, because of {index.name} beside it. Name the folder; "
-            f"if the file does hold ids alone, say format='flat' and a dtype."
+            f"{path}: looks like a shard of format {kind}, because of {index.name} beside it. Name the folder; if the "
+            f"file does hold ids alone, say format='flat' and a dtype."
         )
 
 

@@ -101,11 +101,9 @@ def test_format_is_recognised_whatever_the_suffix(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(corpus.tokens(0, 50), IDS)
 
 
-@pytest.mark.parametrize("format", ["Flat", "bin", "parquet", ""])
+@pytest.mark.parametrize("format", ["Flat", "bin", "hdf5", ""])
 def test_unknown_format_names_the_known_ones(format: str) -> None:
-    with pytest.raises(
-        ConfigError, match="is not known; choose auto, arrayrecord, datatrove, flat, litdata, llmc, mds, megatron, npy"
-    ):
+    with pytest.raises(ConfigError, match=f"is not known; choose auto, {', '.join(corpus_package.FORMATS)}"):
         open_corpus("a.bin", format=format)
 
 
@@ -116,6 +114,6 @@ def test_types_that_are_no_ids_are_refused(dtype: str) -> None:
 
 
 def test_public_names() -> None:
-    assert corpus_package.__all__ == ["FORMATS", "Corpus", "TokenLocation", "open_corpus"]
-    others = ["arrayrecord", "datatrove", "litdata", "mds"]
-    assert sorted(FORMATS + others) == list(corpus_package.FORMATS)
+    assert corpus_package.__all__ == ["FORMATS", "Corpus", "LossMask", "TokenLocation", "open_corpus"]
+    others = {"arrayrecord", "arrow", "datatrove", "litdata", "mds", "parquet"}
+    assert list(corpus_package.FORMATS) == sorted({*FORMATS, *others})

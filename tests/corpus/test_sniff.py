@@ -51,9 +51,7 @@ def tfrecord() -> bytes:
 
 
 FOREIGN: dict[str, Callable[[], bytes]] = {
-    "a Parquet file": lambda: b"PAR1" + IDS + b"PAR1",
-    "an Arrow IPC file": lambda: b"ARROW1\0\0" + IDS,
-    "an Arrow IPC stream": lambda: struct.pack("<iiI", -1, 256, 16) + IDS,
+    "an encrypted Parquet file": lambda: b"PARE" + IDS + b"PARE",
     "an MDS shard": lambda: struct.pack("<3I", 1, 20, 12 + 8 + len(IDS)) + b'{"a": 1}' + IDS,
     "a LitData chunk .name its folder": lambda: struct.pack("<3I", 1, 12, 12 + len(IDS)) + IDS,
     "compressed with gzip": lambda: gzip.compress(IDS),
@@ -110,7 +108,7 @@ def test_parts_of_a_set_are_known_by_its_index(tmp_path: Path, side: str, conten
     (tmp_path / side).write_text(content)
     with pytest.raises(CorpusFormatError, match=rf"a\.bin: looks like a {kind}"):
         open_corpus(tmp_path / "a.bin")
-    with open_corpus(tmp_path / "a.bin", format="flat") as corpus:
+    with open_corpus(tmp_path, format="flat") as corpus:
         assert corpus.num_tokens == 5000
 
 

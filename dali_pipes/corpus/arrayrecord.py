@@ -32,6 +32,7 @@ from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sniff import text_kind
 from dali_pipes.corpus.tf_example import NotAnExample, parse_example
+from dali_pipes.corpus.token_columns import BESIDE_TOKENS, NAMES
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError
 
 Ids: TypeAlias = npt.NDArray[Any]
@@ -39,7 +40,6 @@ Ids: TypeAlias = npt.NDArray[Any]
 _GROUP_BYTES = 1 << 20
 _SCAN_BYTES = 8 << 20
 _FIRST_RECORDS = 16  # looked at to find out what records are
-_USUAL_NAMES = ("tokens", "input_ids")
 _KEPT_FROM_BYTES = 64 << 20
 _MOST_OPEN = 32
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # for reads here and there
@@ -232,8 +232,8 @@ def _choose_feature(path: Path, examples: list[dict[str, Any]], wanted: str | No
         if wanted not in kinds:
             raise ConfigError(f"{path}: token_column = {wanted!r}, but the features are {listed}")
         return wanted
-    integers = [name for name, kind in kinds.items() if kind == "int64"]
-    found = next((name for name in _USUAL_NAMES if name in integers), integers[0] if len(integers) == 1 else None)
+    integers = [name for name, kind in kinds.items() if kind == "int64" and name not in BESIDE_TOKENS]
+    found = next((name for name in NAMES if name in integers), integers[0] if len(integers) == 1 else None)
     if found is None:
         raise ConfigError(f"{path}: say with token_column= which feature holds the token ids; they are {listed}")
     return found

@@ -4,12 +4,13 @@
     shard.00000.mds        ids between the sizes of each sample: an extent a sample, read where they lie
     shard.00001.mds.zstd   decompressed as a whole when a row needs it: one chunk
 
-Each sample is a document. The index says how many samples a shard has; how many ids these have is in the shard, before
+Each sample is a document; a column `loss_mask` is the mask of its ids. The index says how many samples a shard has; how many ids these have is in the shard, before
 the ids of each, so it is looked up once and kept. The order is that of the index.
 """
 
 import hashlib
 import itertools
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,12 +25,14 @@ from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.mds_columns import TYPE_CODES, choose_column
 from dali_pipes.corpus.mds_shards import Shard, decode_shard, find_samples, find_shard, verify_shard
 from dali_pipes.corpus.reader import OpenFile
-from dali_pipes.corpus.set_index import read_index
+from dali_pipes.corpus.set_index import Entry, read_index
+from dali_pipes.corpus.token_columns import LOSS_MASK
 from dali_pipes.errors import CorpusError, CorpusFormatError
 
 _KEPT_FROM_BYTES = 64 << 20
 """Shards as they are, of fewer bytes than that, are looked through at every start."""
 _CODES = list(TYPE_CODES)
+_MASK_TYPE = np.dtype(np.uint8)
 Counts: TypeAlias = npt.NDArray[np.uint32]
 
 
@@ -73,7 +76,31 @@ def inspect_mds(
     digests = [_digest(shard) for shard in shards]
     found = _find_all(index, shards, digests, scans)
     stored = _common_type(index, column, found, id_type)
-    return [_data_file(*one, stored) for one in zip(shards, digests, found, strict=True)]
+    masks = _find_masks(index, entries, found, scans)
+    return [
+        replace(_data_file(*one, stored), loss_mask=mask)
+        for *one, mask in zip(shards, digests, found, masks, strict=True)
+    ]
+
+
+def _find_masks(index: Path, entries: list[Entry], tokens: list[_Found], scans: ColumnScans) -> list[DataFile | None]:
+    """The mask of each shard that has a column of that name, which is as long as the tokens in every sample."""
+    numbers = [number for number, entry in enumerate(entries) if LOSS_MASK in entry.items("column_names")]
+    shards = [find_shard(entries[number], index.parent, LOSS_MASK, _MASK_TYPE) for number in numbers]
+    digests = [_digest(shard) for shard in shards]
+    masks: list[DataFile | None] = [None] * len(entries)
+    for number, shard, digest, found in zip(
+        numbers, shards, digests, _find_all(index, shards, digests, scans), strict=True
+    ):
+        differs = np.flatnonzero(found.counts != tokens[number].counts)
+        if len(differs):
+            at = int(differs[0])
+            raise CorpusFormatError(
+                f"{shard.path}: sample {at}: {LOSS_MASK} has {found.counts[at]} entries, expected "
+                f"{tokens[number].counts[at]}, one for each id"
+            )
+        masks[number] = _data_file(shard, digest, found, _MASK_TYPE)
+    return masks
 
 
 def _digest(shard: Shard) -> bytes:

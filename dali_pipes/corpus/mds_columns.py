@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.corpus.set_index import MOST_SHARD_BYTES, Entry
+from dali_pipes.corpus.token_columns import BESIDE_TOKENS, NAMES
 from dali_pipes.errors import ConfigError, CorpusFormatError
 
 TYPE_CODES: dict[int, np.dtype[Any]] = {
@@ -27,8 +28,6 @@ TYPE_CODES: dict[int, np.dtype[Any]] = {
     65: np.dtype("<i8"),
 }
 """Of integers, as bare `ndarray` values begin with them."""
-MASK_COLUMN = "loss_mask"
-_USUAL_NAMES = ("tokens", "input_ids")
 _INTEGERS = {stored.name: stored for stored in TYPE_CODES.values()}
 
 
@@ -68,11 +67,13 @@ def choose_column(shard: Entry, index: Path, wanted: str | None) -> str:
         if wanted not in encodings:
             raise ConfigError(f"{index}: token_column = {wanted!r}, but the columns are {listed}")
         return wanted
-    for name in _USUAL_NAMES:
+    for name in NAMES:
         if name in encodings:
             return name
     for kind in ("ndarray", "bytes"):
-        found = [name for name, encoding in encodings.items() if _is_array(encoding, kind) and name != MASK_COLUMN]
+        found = [
+            name for name, encoding in encodings.items() if _is_array(encoding, kind) and name not in BESIDE_TOKENS
+        ]
         if len(found) == 1:
             return found[0]
         if found:
@@ -81,7 +82,7 @@ def choose_column(shard: Entry, index: Path, wanted: str | None) -> str:
 
 
 def parse_column(shard: Entry, name: str, id_type: np.dtype[Any] | None) -> Column:
-    """How column `name` of a shard is written. `id_type` is the type that the user gave; needed for `bytes`.
+    """How column `name` of a shard is written. `id_type` is that of the ids of a column of `bytes`.
 
     Raises CorpusFormatError for a column that is not there or holds no integers.
     """
@@ -155,8 +156,6 @@ def _parse_encoding(
     stored = _INTEGERS.get(parts[1])
     if stored is None:
         raise CorpusFormatError(f"{where} holds arrays of {parts[1]!r}; token ids are {', '.join(_INTEGERS)}")
-    if id_type is not None and id_type.newbyteorder("=") != stored.newbyteorder("="):
-        raise CorpusFormatError(f"{where} holds arrays of {stored.name}, but dtype={id_type.name!r} was given")
     if len(parts) == 2:
         return stored, True, None
     dimensions = parts[2].split(",")

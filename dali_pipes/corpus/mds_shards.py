@@ -130,12 +130,17 @@ def decode_shard(shard: Shard, stored: np.dtype[Any], chunk: int) -> Ids:
     if len(codes) > 1:
         columns = (samples.codes.tolist(), samples.counts.tolist(), samples.starts.tolist())
         parts = [np.frombuffer(content.data, TYPE_CODES[code], *place) for code, *place in zip(*columns, strict=True)]
-        return np.concatenate(parts, dtype=stored)
+        return _as_type(np.concatenate(parts), stored)
     own = shard.column.stored or TYPE_CODES[int(codes[0])]
     view = memoryview(content.data)
     ends = samples.starts + samples.counts * own.itemsize
     joined = b"".join([view[start:end] for start, end in zip(samples.starts.tolist(), ends.tolist(), strict=True)])
-    return np.frombuffer(joined, own).astype(stored, copy=False)
+    return _as_type(np.frombuffer(joined, own), stored)
+
+
+def _as_type(ids: Ids, stored: np.dtype[Any]) -> Ids:
+    """A wider type; or, of a mask, whether each is another than 0."""
+    return ids.astype(stored, copy=False) if np.can_cast(ids.dtype, stored) else (ids != 0).astype(stored)
 
 
 def _samples(shard: Shard, source: OpenFile | Content) -> Samples:

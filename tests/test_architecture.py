@@ -40,7 +40,7 @@ ALLOWED = {
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
     "kept_files": Imports("user_cache", "numpy"),
-    "corpus": Imports("kept_files progress readers stats user_cache", "numpy pyarrow"),
+    "corpus": Imports("kept_files progress readers stats user_cache", "numpy pyarrow zstandard xxhash array_record"),
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
     "progress": Imports("", "rich"),
@@ -82,7 +82,17 @@ ALLOWED = {
     "__init__": Imports("loader pipeline opening corpus config stats"),  # for type checkers; loaded when first used
 }
 
-ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "jinja2", "pyarrow", "tokenizers", "zstandard"}
+ONLY_INSIDE_FUNCTIONS = {
+    "nvidia",
+    "cupy",
+    "cupyx",
+    "array_record",
+    "jinja2",
+    "pyarrow",
+    "tokenizers",
+    "xxhash",
+    "zstandard",
+}
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
 NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}

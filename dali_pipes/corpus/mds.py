@@ -4,8 +4,9 @@
     shard.00000.mds        ids between the sizes of each sample: an extent a sample, read where they lie
     shard.00001.mds.zstd   decompressed as a whole when a row needs it: one chunk
 
-Each sample is a document; a column `loss_mask` is the mask of its ids. The index says how many samples a shard has; how many ids these have is in the shard, before
-the ids of each, so it is looked up once and kept. The order is that of the index.
+Each sample is a document; a column `loss_mask` is the mask of its ids. The index says how many samples a shard has; how
+many ids these have is in the shard, before the ids of each, so it is looked up once and kept. The order is that of the
+index.
 """
 
 import hashlib
@@ -77,10 +78,8 @@ def inspect_mds(
     found = _find_all(index, shards, digests, scans)
     stored = _common_type(index, column, found, id_type)
     masks = _find_masks(index, entries, found, scans)
-    return [
-        replace(_data_file(*one, stored), loss_mask=mask)
-        for *one, mask in zip(shards, digests, found, masks, strict=True)
-    ]
+    files = [_data_file(*one, stored) for one in zip(shards, digests, found, strict=True)]
+    return [replace(file, loss_mask=mask) for file, mask in zip(files, masks, strict=True)]
 
 
 def _find_masks(index: Path, entries: list[Entry], tokens: list[_Found], scans: ColumnScans) -> list[DataFile | None]:

@@ -78,10 +78,8 @@ def inspect_mds(
     found = _find_all(index, shards, digests, scans)
     stored = _common_type(index, column, found, id_type)
     masks = _find_masks(index, entries, found, scans)
-    return [
-        replace(_data_file(*one, stored), loss_mask=mask)
-        for *one, mask in zip(shards, digests, found, masks, strict=True)
-    ]
+    files = [_data_file(*one, stored) for one in zip(shards, digests, found, strict=True)]
+    return [replace(file, loss_mask=mask) for file, mask in zip(files, masks, strict=True)]
 
 
 def _find_masks(index: Path, entries: list[Entry], tokens: list[_Found], scans: ColumnScans) -> list[DataFile | None]:

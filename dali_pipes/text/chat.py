@@ -173,13 +173,13 @@ def _without(length: int, holes: Sequence[Span]) -> list[Span]:
 
 
 def _mask(tokens: Tokens, rendered: _Rendered) -> npt.NDArray[np.uint8]:
-    """1 for each token that shares a character with a span; a token of no width counts as the character it is at."""
-    is_learned = np.zeros(len(rendered.text) + 2, np.int64)
+    """1 for each token that shares a character with a span."""
+    is_learned = np.zeros(len(rendered.text) + 1, np.int64)
     for start, end in rendered.spans:
         is_learned[start + 1 : end + 1] = 1
     before = np.cumsum(is_learned)  # before[i]: learned characters among the first i
     start, end = tokens.offsets.T
-    mask: npt.NDArray[np.uint8] = (before[np.maximum(end, start + 1)] > before[start]).astype(np.uint8)
+    mask: npt.NDArray[np.uint8] = (before[end] > before[start]).astype(np.uint8)
     return mask
 
 

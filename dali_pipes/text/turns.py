@@ -100,8 +100,8 @@ class Turns:
         return visible if visible > content_end else end
 
     def _marked(self, k: int, expected: str) -> tuple[int | None, int] | None:
-        """Start, if it can be marked, and end of the content of message k in `expected`; of a turn without content
-        the end of the name of its last tool call.
+        """Start, if it can be marked, and end of the content of message k in `expected`; where the content cannot be
+        marked, the end of the name of its last tool call.
         """
         number = len(self._messages) if expected is self.text else k + 1
         for message in _marked_messages(self._messages[k]):
@@ -149,7 +149,7 @@ def _marked_messages(message: Message) -> Iterator[Message]:
     """The message with marks around its content, then with the end mark alone: templates look at how content begins.
 
     The marks are inside of the white space around the content, so that it can be trimmed; where the content is white
-    space, they are before it, then behind it.
+    space, they are before it, then behind it. Last, a mark behind the name of the last tool call.
     """
     content = message["content"]
     if content is not None:
@@ -160,7 +160,6 @@ def _marked_messages(message: Message) -> Iterator[Message]:
             yield message | {"content": f"{lead}{start}{core}{END}{tail}"}
             if not core and tail:
                 yield message | {"content": f"{tail}{start}{END}"}
-        return
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls or not isinstance(calls[-1], dict):
         return

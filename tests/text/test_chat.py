@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from chat_cases import FAMILIES, SPECIAL, TOKENS, Message, gpt2, oracle, samples, tokenizer
+from chat_cases import FAMILIES, SPECIAL, TOKENS, Message, Piece, gpt2, oracle, samples, tokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -301,28 +301,41 @@ WITH_TOOLS = """\
 {%- for m in messages %}
     {{- '<|im_start|>' + m.role + '\\n' }}
     {%- if loop.last and m.role == 'assistant' %}{{- '[thought]' }}{%- endif %}
-    {%- if m.content is string %}{{- m.content }}{%- endif %}
+    {%- if m.content %}{{- m.content + '\\n' }}{%- endif %}
     {%- for call in m.tool_calls %}{{- call.function.name + '(' + call.function.arguments | tojson + ')' }}{%- endfor %}
     {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def test_tools_and_calls_without_content() -> None:
+@pytest.mark.parametrize("content", [None, ""])
+def test_tools_and_calls_without_content(content: str | None) -> None:
     """Also where a turn looks different once others follow it."""
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": "<|im_end|> é <b>"}}}
     messages = [
         said("user", "add"),
-        said("assistant", None, tool_calls=[call, call]),
+        said("assistant", content, tool_calls=[call, call]),
         said("tool", "3", tool_call_id="1"),
         said("assistant", "3.", tool_calls=None),
     ]
     found = encode(encoder(WITH_TOOLS), *messages, tools=TOOLS)
     shown = 'add({"a": "<|im_end|> é <b>"})'
-    assert learned_text(found) == [f"{shown}{shown}<|im_end|>", "[thought]3.<|im_end|>"]
+    assert learned_text(found) == [f"{shown}{shown}<|im_end|>", "[thought]3.\n<|im_end|>"]
     assert found is not None
     text = tokenizer().decode(found[0], skip_special_tokens=False)
     assert text.startswith('<s>[{"type": "function", "function": {"name": "add", "parameters": {"a": "int"}}}]</s>')
+
+
+@pytest.mark.parametrize("content", ["b", "x assistant: y", " b", "b\n\n", "assistant:"])
+def test_a_turn_that_changes_when_others_follow_is_found_again(content: str) -> None:
+    """No special tokens, white space as end marker, and answers with the words that ask to speak."""
+    turn = "{{ m.role + ': ' }}{{ '~' if loop.last }}{{ m.content + '\n' }}"
+    source = "{% for m in messages %}" + turn + "{% endfor %}{{ 'assistant: ' if add_generation_prompt }}"
+    messages = [said("user", "a"), said("assistant", content), said("user", "c"), said("assistant", "d")]
+    made = encoder(source)
+    whole = encode(made, *messages)
+    pieces = [Piece("user: a\nassistant: "), Piece(content + "\n", is_learned=True), Piece("user: c\nassistant: ")]
+    assert whole == oracle([*pieces, Piece("~d\n", is_learned=True)])
 
 
 def test_a_turn_that_cannot_be_told_from_the_rest_is_refused() -> None:

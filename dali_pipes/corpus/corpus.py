@@ -106,6 +106,16 @@ class Corpus:
                 self._document_offsets = offsets
             return self._document_offsets
 
+    @property
+    def file_tokens(self) -> Int64Array:
+        """Ids in each of `files`: int64 (F,), a fresh array."""
+        return np.array([file.num_tokens for file in self._data_files], np.int64)
+
+    @property
+    def extent_starts(self) -> Int64Array:
+        """Position of the first id of each extent, then the end: int64 (E + 1,), a fresh array."""
+        return self._starts.copy()
+
     def tokens(self, start: int, count: int) -> npt.NDArray[Any]:
         """Ids `start` ... `start + count - 1` in a fresh array (count,) of the corpus's dtype. Blocks.
 

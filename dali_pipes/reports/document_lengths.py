@@ -15,7 +15,7 @@ from dali_pipes.documents import Documents
 Int64Array = npt.NDArray[np.int64]
 
 MANY_EMPTY = 0.01
-"""Share of empty documents from which on they are more than an oddity of the text."""
+"""Share of empty documents from which on two or more of them are no oddity of the text."""
 
 
 class Bucket(NamedTuple):
@@ -42,7 +42,7 @@ class LengthReport:
 
     @property
     def has_many_empty(self) -> bool:
-        return self.empty > MANY_EMPTY * self.documents
+        return self.empty > max(1, MANY_EMPTY * self.documents)
 
 
 def measure_lengths(corpus: Corpus, documents: Documents) -> LengthReport | None:

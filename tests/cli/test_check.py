@@ -245,10 +245,14 @@ def test_a_file_that_is_not_what_the_manifest_says_is_found(tmp_path: Path, form
     (tmp_path / "c.idx").unlink()
     report = run_json("check", tmp_path, status=1)
     assert report["problem_counts"] == {"checksum": 1, "missing_file": 2}
-    assert {problem["file"] for problem in report["problems"]} == {str(tmp_path / n) for n in ("b.bin", "c.bin", "c.idx")}
+    assert {problem["file"] for problem in report["problems"]} == {
+        str(tmp_path / n) for n in ("b.bin", "c.bin", "c.idx")
+    }
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"files": 3}', '{"shards": [1], "files": [{"name": "a.bin"}]}', "\xff"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"files": 3}', '{"shards": [1], "files": [{"name": "a.bin"}]}', "\xff"]
+)
 def test_what_is_no_manifest_is_none(tmp_path: Path, content: str) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "a.bin")
     (tmp_path / "manifest.json").write_text(content, encoding="latin-1")
@@ -274,6 +278,8 @@ def test_problems_of_a_kind_are_listed_up_to_a_number_and_all_are_counted(tmp_pa
     assert f"id_range: {5000 - MOST_LISTED} more" in shown
 
 
-@pytest.mark.parametrize("arguments", [["none.bin"], [__file__, "--format", "parquet"], [Path(__file__).parent / "no*"]])
+@pytest.mark.parametrize(
+    "arguments", [["none.bin"], [__file__, "--format", "parquet"], [Path(__file__).parent / "no*"]]
+)
 def test_a_mistake_is_not_a_problem_of_the_data(arguments: list[object]) -> None:
     one_line_error("check", *arguments, "--json")

@@ -5,6 +5,8 @@
 - first fit: one piece at a time as it arrives, into the first row with enough space, in plain Python
 - Grain's best fit, with 64 and with 1024 open rows. It copies tokens, the others only plan
 
+A plan of the loader also needs the order and the lengths of the documents; its time and memory are told apart.
+
 All say which piece is in which row, and get the same pieces: documents longer than a row are split. Every round has
 its own window of documents; the methods take turns within it. Fill is tokens over rows * seq_len, the window's last
 row included.
@@ -25,12 +27,19 @@ from comparison.report import machine, wide_console
 from rich.console import Console
 from rich.table import Table
 
+from dali_pipes.document_rows import DocumentRows
 from dali_pipes.schedule.packing import Int64Array, Packing, pack, rows_of_documents
 
 MEDIAN_TOKENS, SIGMA = 400, 1.2
 SEQ_LENS = (2048, 8192)
 OURS, YARDSTICK = "dali_pipes", "best-fit decreasing"
-_GOALS = {"documents a second": 1e6, "fill": 0.98, "fill, points below the yardstick": 0.2}
+_GOALS = {  # figure: limit, and whether it is the most that is wanted
+    "documents a second": (1e6, False),
+    "documents a second, with their order and lengths": (1e6, False),
+    "kept bytes a document": (16, True),
+    "fill": (0.98, False),
+    "fill, points below the yardstick": (0.2, True),
+}
 _WARM_UP_DOCUMENTS = 1000
 _KEYS = ("documents_per_s", "cpu_s_per_mdoc", "fill")
 
@@ -228,15 +237,29 @@ def _entry(windows: list[Window], found: dict[str, list[dict[str, Any]]]) -> dic
         methods[name] = {"rounds": figures}
         for part, pick in (("median", statistics.median), ("low", min), ("high", max)):
             methods[name][part] = {key: pick([one[key] for one in figures]) for key in _KEYS}
-    plan_bytes = [
-        sum(array.nbytes for array in pack(window.lengths, window.seq_len, "split")[:-1]) / window.lengths.size
-        for window in windows
-    ]
-    return {
-        "seq_len": windows[0].seq_len,
-        "methods": methods,
-        "plan_bytes_per_document": statistics.median(plan_bytes),
-    }
+    return {"seq_len": windows[0].seq_len, "methods": methods, "loader_plan": _loader_plan(windows)}
+
+
+def _loader_plan(windows: list[Window]) -> dict[str, float]:
+    """What a loader does and keeps for a window: shuffled order and lengths of its documents, and their packing."""
+    speeds, sizes = [], []
+    for window in windows:
+        offsets = np.concatenate(([0], np.cumsum(window.lengths)))
+        documents = window.lengths.size
+        rows = DocumentRows(
+            offsets,
+            window.seq_len,
+            mode="pack",
+            long_documents="split",
+            window_documents=documents,
+            shuffle=True,
+            seed=0,
+        )
+        begin = time.perf_counter()
+        rows.count(0)
+        speeds.append(documents / (time.perf_counter() - begin))
+        sizes.append(rows.plan_bytes() / documents)
+    return {"documents_per_s": statistics.median(speeds), "kept_bytes_per_document": statistics.median(sizes)}
 
 
 def _histograms(windows: list[Window], rows: dict[str, list[Int64Array]]) -> dict[str, Any]:
@@ -257,12 +280,13 @@ def _goals(entry: dict[str, Any]) -> list[dict[str, Any]]:
     ours, best = (entry["methods"][name]["median"] for name in (OURS, YARDSTICK))
     measured = {
         "documents a second": ours["documents_per_s"],
+        "documents a second, with their order and lengths": entry["loader_plan"]["documents_per_s"],
+        "kept bytes a document": entry["loader_plan"]["kept_bytes_per_document"],
         "fill": ours["fill"],
         "fill, points below the yardstick": 100 * (best["fill"] - ours["fill"]),
     }
     found = []
-    for name, limit in _GOALS.items():
-        at_most = "below" in name
+    for name, (limit, at_most) in _GOALS.items():
         met = measured[name] <= limit if at_most else measured[name] >= limit
         text = f"seq_len {entry['seq_len']}: {name} {'<=' if at_most else '>='} {limit:g}"
         found.append({"goal": text, "measured": measured[name], "met": met})
@@ -271,8 +295,8 @@ def _goals(entry: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _table(entry: dict[str, Any]) -> Table:
     grid = Table(
-        title=f"seq_len {entry['seq_len']}: median (low to high); a plan takes "
-        f"{entry['plan_bytes_per_document']:.1f} bytes a document"
+        title=f"seq_len {entry['seq_len']}: median (low to high); a kept plan takes "
+        f"{entry['loader_plan']['kept_bytes_per_document']:.1f} bytes a document"
     )
     for heading in ("method", "thousand documents/s", "CPU s per million documents", "fill %"):
         grid.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)

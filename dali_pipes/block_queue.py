@@ -261,8 +261,8 @@ class BlockStream:
             assert stream is not None, "a GPU's blocks are taken for a stream"
             arrays, self._loan = self._loans.lend(arrays, self._block_bytes(steps.num_steps), stream)
         if self._built.staged:
-            tokens = np.from_dlpack(arrays[0])
-            return (self._widened if self._built.row_outputs is None else self._built_up)(tokens, steps, sizes)
+            staging = [np.from_dlpack(array) for array in arrays]
+            return (self._widened if self._built.row_outputs is None else self._built_up)(staging, steps, sizes)
         values: list[dict[str, int]] = [{} for _ in sizes]
         if self._built.row_outputs is not None:
             values = [self._built.row_outputs.host_values(pieces) for pieces in self._pieces(steps, sizes)]
@@ -285,7 +285,8 @@ class BlockStream:
         self._built.source.close()
         self._built.source.corpus.close()
 
-    def _widened(self, tokens: npt.NDArray[Any], steps: StepRange, sizes: list[int]) -> Iterator[Piece]:
+    def _widened(self, staging: list[npt.NDArray[Any]], steps: StepRange, sizes: list[int]) -> Iterator[Piece]:
+        (tokens,) = staging
         seq_len, row_ids = self._config.seq_len, self._built.schedule.rows(steps)
         begin = 0
         for first in range(0, len(sizes), self._batches_per_piece):
@@ -301,7 +302,7 @@ class BlockStream:
             self.kernels_s += time.perf_counter() - started
             yield Piece({"input_ids": inputs, "labels": labels, "row_ids": ids}, part, [{} for _ in part])
 
-    def _built_up(self, tokens: npt.NDArray[Any], steps: StepRange, sizes: list[int]) -> Iterator[Piece]:
+    def _built_up(self, staging: list[npt.NDArray[Any]], steps: StepRange, sizes: list[int]) -> Iterator[Piece]:
         """Batches of rows that are put together from pieces, one at a time."""
         outputs, layout = self._built.row_outputs, self._built.layout
         assert outputs is not None
@@ -316,7 +317,8 @@ class BlockStream:
                 shape, dtype = outputs.shape(name, 1)
                 is_rows = name != "cu_seqlens"
                 arrays[name] = self._memory.take((size, *shape[1:])) if is_rows else np.empty(shape, dtype)
-            build_batches(outputs, tokens[begin:end].reshape(-1), staged(pieces, layout.width), arrays)
+            tokens, *learn = (array[begin:end].reshape(-1) for array in staging)
+            build_batches(outputs, tokens, staged(pieces, layout.width), arrays, learn=learn[0] if learn else None)
             arrays["row_ids"] = row_ids[begin:end]
             begin = end
             self.kernels_s += time.perf_counter() - started

@@ -11,6 +11,7 @@ Results go to standard output, with --json as one object. What the user can mend
 
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import FORMATS, open_corpus
 from dali_pipes.errors import ConfigError
 from dali_pipes.pipeline import resolve_ranks
+from dali_pipes.progress import progress_bar
 
 PROBLEMS_FOUND = 1
 
@@ -34,6 +36,7 @@ Format = Annotated[str, typer.Option(help=f"auto, {', '.join(FORMATS)}.")]
 Dtype = Annotated[str | None, typer.Option(help="Integer type of files that do not state it.")]
 EndId = Annotated[int | None, typer.Option("--eos", min=0, help="Id that ends every document.")]
 StartId = Annotated[int | None, typer.Option("--start-id", min=0, help="Id that begins every document.")]
+TokenColumn = Annotated[str | None, typer.Option(help="Column of Parquet and Arrow files that lists the ids.")]
 VocabSize = Annotated[int | None, typer.Option(min=1, help="Ids at or above it are problems.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Files = Annotated[
@@ -72,13 +75,17 @@ def inspect(
     eos: EndId = None,
     start_id: StartId = None,
     vocab_size: VocabSize = None,
+    token_column: TokenColumn = None,
     full: Annotated[bool, typer.Option("--full", help="Look at all ids, not at a sample of them.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a corpus holds: format, files, tokens, documents and their lengths, largest id, problems."""
-    with terminal.ends_well(), open_corpus(paths, format=format, dtype=dtype, eos_id=eos) as corpus:
+    with (
+        terminal.ends_well(),
+        open_corpus(paths, format=format, dtype=dtype, eos_id=eos, token_column=token_column) as corpus,
+    ):
         width = corpus.dtype.itemsize
-        with terminal.progress_bar("ids", corpus.num_tokens * width if full else 0) as advance:
+        with progress_bar("reading ids", corpus.num_tokens * width if full else 0, in_bytes=True) as advance:
             report = reports.inspect_corpus(
                 corpus, start_id=start_id, vocab_size=vocab_size, full=full, advance=lambda ids: advance(ids * width)
             )
@@ -96,6 +103,7 @@ def check(
     eos: EndId = None,
     start_id: StartId = None,
     vocab_size: VocabSize = None,
+    token_column: TokenColumn = None,
     as_json: Json = False,
 ) -> None:
     """Read a corpus whole and list what is wrong: ids out of range, index against data, documents, checksums."""
@@ -107,7 +115,8 @@ def check(
             eos_id=eos,
             start_id=start_id,
             vocab_size=vocab_size,
-            progress=terminal.progress_bar,
+            token_column=token_column,
+            progress=partial(progress_bar, in_bytes=True),
         )
         if as_json:
             terminal.show_json(report.as_dict())

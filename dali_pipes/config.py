@@ -32,7 +32,7 @@ OUTPUT_NAMES = (
     "max_seqlen",
     "row_ids",
 )
-DOCUMENT_OUTPUTS = ("position_ids", "segment_ids", "loss_mask", "attention_mask", "cu_seqlens", "max_seqlen")
+DOCUMENT_OUTPUTS = ("position_ids", "segment_ids", "attention_mask", "cu_seqlens", "max_seqlen")
 """Outputs that tell where documents begin and end."""
 
 # What a user of another loader may type, and what to say. The README's migration table is made from the same facts.
@@ -75,8 +75,14 @@ class LoaderConfig(BaseModel):
     corpus: tuple[str, ...] = Field(description="files, folders or glob patterns", min_length=1)
     format: str = Field("auto", description="corpus format; auto recognises it by content")
     dtype: str | None = Field(None, description="integer type of headerless files; None: uint16")
+    token_column: str | None = Field(
+        None, description="column of Parquet and Arrow files; None: input_ids, tokens, or the only list of integers"
+    )
     eos_id: int | None = Field(None, ge=0, description="id that ends a document")
     document_start_id: int | None = Field(None, ge=0, description="id that begins a document, where none ends it")
+    loss_masks: tuple[str, ...] | None = Field(
+        None, description="files, folders or globs of loss masks, one a data file; None: FILE.loss beside it; []: none"
+    )
     vocab_size: int | None = Field(None, gt=0, description="ids at or above it are refused at the first read")
     split: Literal["train", "validation"] = Field(
         "train", description="part of the corpus; validation has a fixed order"
@@ -120,6 +126,10 @@ class LoaderConfig(BaseModel):
 
     prefetch_queue_depth: int = Field(2, gt=0, le=64, description="blocks DALI keeps ready")
     num_threads: int = Field(2, gt=0, le=256, description="threads that read ahead")
+    decoded_cache_bytes: int = Field(
+        1 << 30, ge=0, description="bytes of decoded ids that are kept, for formats that have to be decoded"
+    )
+    eager: bool = Field(False, description="decode the whole corpus at the start and keep it in memory")
     py_num_workers: int = Field(0, ge=0, description="processes for Python work per row; no format needs any")
     batches_per_run: int | None = Field(None, gt=0, description="batches in one DALI run (K); None: from a byte target")
     max_device_bytes: int | None = Field(
@@ -138,9 +148,9 @@ class LoaderConfig(BaseModel):
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {_message(e)}" for e in error.errors())
             raise ConfigError(problems) from None
 
-    @field_validator("corpus", mode="before")
+    @field_validator("corpus", "loss_masks", mode="before")
     @classmethod
-    def _corpus_as_tuple(cls, value: Any) -> Any:
+    def _paths_as_tuple(cls, value: Any) -> Any:
         if isinstance(value, str | os.PathLike):
             return (os.fspath(value),)
         return tuple(os.fspath(v) for v in value) if isinstance(value, list | tuple) else value
@@ -173,7 +183,7 @@ class LoaderConfig(BaseModel):
             )
         if self.rows != "stream" and self.stride is not None:
             raise ValueError(f'rows = "{self.rows}" are made of documents, which have no stride; leave it out')
-        if not self.label_shift and (self.uses_documents or self.mtp):
+        if not self.label_shift and self.uses_pieces:
             raise ValueError("label_shift = False copies the inputs; documents, masks and mtp need shifted labels")
         if self.placement == "device" and self.device == "cpu":
             raise ValueError('placement = "device" keeps the corpus in GPU memory and needs device = "cuda"')
@@ -196,8 +206,11 @@ class LoaderConfig(BaseModel):
 
     @property
     def uses_pieces(self) -> bool:
-        """Whether rows are put together from pieces of documents, instead of cut from the stream as they lie."""
-        return self.uses_documents or self.mtp > 0
+        """Whether rows are put together from pieces of documents, instead of cut from the stream as they lie.
+
+        A corpus with a loss mask asks for that, too.
+        """
+        return self.uses_documents or self.mtp > 0 or "loss_mask" in self.outputs
 
     @classmethod
     def from_file(cls, *paths: str | os.PathLike[str], **overrides: Any) -> Self:

@@ -44,7 +44,8 @@ class StagedPlacement:
     """Tokens from files to host memory, untouched: `tokens` (R, T + 1) in the file's own width ((R, T) unshifted).
 
     What a loader on the CPU takes: it widens, shifts and labels a block when it hands it out (`block_queue`). Rows made
-    of pieces take as many tokens as their layout says.
+    of pieces take as many tokens as their layout says; their loss mask, if there is one, is `learn`,
+    uint8 of the same shape.
     """
 
     plans_rows = True
@@ -63,21 +64,24 @@ class StagedPlacement:
         self._width = schedule.windows.seq_len + label_shift if layout is None else layout.width
 
     def new_slot(self, max_rows: int) -> Slot:
-        return Slot({"tokens": np.empty((max_rows, self._width), self._corpus.dtype)})
+        arrays = {"tokens": np.empty((max_rows, self._width), self._corpus.dtype)}
+        if self._corpus.loss_mask is not None:
+            arrays["learn"] = np.empty((max_rows, self._width), np.uint8)
+        return Slot(arrays)
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
         """Read the rows of the slot's plan and check the range of their ids."""
         assert slot.plan is not None
-        tokens = slot.arrays["tokens"][: len(slot.plan.starts)]
+        tokens, learn = _staged(slot, len(slot.plan.starts))
         begin = time.perf_counter()
-        read_rows(self._corpus, slot.plan, self._layout, tokens)
+        read_rows(self._corpus, slot.plan, self._layout, tokens, learn)
         bad = find_bad_id(tokens, self._vocab_size)
         times.read_s = time.perf_counter() - begin
         if bad is not None:
             raise range_error(self._corpus, self._schedule, slot.plan, *bad, self._vocab_size)
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
-        return {"tokens": slot.arrays["tokens"][None, : self._schedule.row_count(steps)]}
+        return {name: array[None, : self._schedule.row_count(steps)] for name, array in slot.arrays.items()}
 
     def check(self, iteration: int | None = None) -> None:
         pass  # ids were checked when they were read
@@ -129,7 +133,7 @@ class ShiftedPlacement(StagedPlacement):
         super().prepare(slot, times)
         assert slot.plan is not None
         begin = time.perf_counter()
-        tokens = slot.arrays["tokens"][: len(slot.plan.starts)]
+        tokens, learn = _staged(slot, len(slot.plan.starts))
         if self._row_outputs is None:
             inputs, labels = slot.arrays["input_ids"][: len(tokens)], slot.arrays["labels"][: len(tokens)]
             staged_rows(tokens, self._label_shift, inputs, labels)
@@ -138,36 +142,52 @@ class ShiftedPlacement(StagedPlacement):
         else:
             assert slot.plan.pieces is not None
             arrays = {name: slot.arrays[name] for name in self._row_outputs.outputs}
-            build_batches(self._row_outputs, tokens.reshape(-1), staged(slot.plan.pieces, self._width), arrays)
+            pieces, learn = staged(slot.plan.pieces, self._width), None if learn is None else learn.reshape(-1)
+            build_batches(self._row_outputs, tokens.reshape(-1), pieces, arrays, learn=learn)
         times.kernels_s = time.perf_counter() - begin
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
         assert slot.plan is not None
         count = self._schedule.row_count(steps)
-        arrays = {name: array[None, :count] for name, array in slot.arrays.items() if name != "tokens"}
+        arrays = {n: array[None, :count] for n, array in slot.arrays.items() if n not in ("tokens", "learn")}
         if "cu_seqlens" in arrays:
             arrays["cu_seqlens"] = arrays["cu_seqlens"][:, : steps.num_steps]
         return {**arrays, "row_ids": slot.plan.row_ids[None]}
 
 
-def read_rows(corpus: Corpus, plan: Plan, layout: Layout, tokens: npt.NDArray[Any]) -> None:
-    """Read the rows of a plan into `tokens` (R, W); places that no token of the corpus belongs in become 0."""
+def read_rows(
+    corpus: Corpus, plan: Plan, layout: Layout, tokens: npt.NDArray[Any], learn: npt.NDArray[np.uint8] | None = None
+) -> None:
+    """Read the rows of a plan into `tokens` (R, W), and their loss mask, where the corpus has one, into `learn` (R, W).
+
+    Places that no token of the corpus belongs in become 0.
+    """
     if layout is None:
         corpus.read_rows(plan.starts, tokens)
         return
     starts, lengths, targets = layout.reads(plan)
-    if int(lengths.sum()) < tokens.size:
-        tokens.fill(0)
-    corpus.read_pieces(np.maximum(starts, 0), lengths, targets, tokens.reshape(-1))
+    starts, is_whole = np.maximum(starts, 0), int(lengths.sum()) == tokens.size
+    for reader, array in ((corpus, tokens), (corpus.loss_mask, learn)):
+        if reader is not None and array is not None:
+            if not is_whole:
+                array.fill(0)
+            reader.read_pieces(starts, lengths, targets, array.reshape(-1))
 
 
-def build_batches(outputs: RowOutputs, tokens: Array, pieces: Pieces, arrays: dict[str, Array], **check: Any) -> None:
-    """Outputs of a block of batches, from its tokens (N,) and the places of its pieces in them."""
+def _staged(slot: Slot, num_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
+    """The rows that were read into a slot, and their loss mask."""
+    return slot.arrays["tokens"][:num_rows], slot.arrays["learn"][:num_rows] if "learn" in slot.arrays else None
+
+
+def build_batches(
+    outputs: RowOutputs, tokens: Array, pieces: Pieces, arrays: dict[str, Array], *, learn: Array = None
+) -> None:
+    """Outputs of a block of batches, from its tokens (N,), their loss mask and the places of its pieces in them."""
     num_rows = len(pieces.row_offsets) - 1
     for number, begin in enumerate(range(0, num_rows, outputs.batch_size)):
         end = min(begin + outputs.batch_size, num_rows)
         out = {name: array[number] if name == "cu_seqlens" else array[begin:end] for name, array in arrays.items()}
-        outputs.build(tokens, some_rows(pieces, begin, end), out, **check)
+        outputs.build(tokens, some_rows(pieces, begin, end), out, learn=learn)
 
 
 def staged_rows(

@@ -7,7 +7,8 @@ Who owns a buffer, which stream writes it, and which event frees it:
     tokens, input_ids, labels, row_ids
                 device, one set. The copy and the kernels on `stream` write them; DALI copies them into its own memory
                 on the same `stream`, so the next block cannot overtake that copy.
-    corpus      device (placement "device"). Copies on `stream` write it once, while loading; kernels there read it.
+    corpus      device (placement "device"), and its loss mask. Copies on `stream` write it once, while loading; kernels
+                there read it.
     bad ids     two words on the device, written by the kernels; copied on `stream` into a pinned pair a block, which is
                 read when the event behind that copy has passed.
     blocks      DALI's. A consumer's streams read them. DALI would free one in the order of its own stream, which knows

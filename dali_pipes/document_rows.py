@@ -11,6 +11,7 @@ state therefore says in which window it is and how many rows came before it.
 
 import hashlib
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
-from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, pack, rows_of_documents
+from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, narrow, pack, rows_of_documents
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
@@ -101,7 +102,7 @@ class DocumentRows:
         self.num_documents = len(offsets) - 1
         self.num_windows = -(-self.num_documents // window_documents)
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
-        self._plans: OrderedDict[tuple[int, int], tuple[Int64Array, Packing]] = OrderedDict()
+        self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
         self._lock = threading.RLock()
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
@@ -126,7 +127,7 @@ class DocumentRows:
             if not counted.first.rows_before <= row <= counted.known:  # forgotten since, or before a saved mark
                 self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
                 self.count(epoch, row)
-            number = int(np.searchsorted(np.array(counted.ends), row, side="right"))
+            number = bisect_right(counted.ends, row)
             before = counted.ends[number - 1] if number else counted.first.rows_before
             return WindowMark(counted.first.window + number, before)
 
@@ -159,14 +160,15 @@ class DocumentRows:
         done = 0
         while done < len(real):
             mark = self.mark(epoch, int(real[done]))  # never a window without rows: this one has a row
-            documents, packing = self._plan(epoch, mark.window)
-            num_rows = len(packing.row_offsets) - 1
+            packing = self._plan(epoch, mark.window)
+            num_rows = packing.num_rows
             here = real[done : np.searchsorted(real, mark.rows_before + num_rows)] - mark.rows_before
             done += len(here)
             rows = here if not self._shuffle else permute(here, num_rows, self._key("window", epoch, mark.window))
-            first, size = packing.row_offsets[rows], np.diff(packing.row_offsets)[rows]
+            first = packing.row_offsets[rows].astype(np.int64)
+            size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
-            starts = self.offsets[documents[packing.piece_documents[at]]] + packing.piece_begins[at]
+            starts = self.offsets[packing.piece_documents[at]] + packing.piece_begins[at]
             lengths = packing.piece_lengths[at].astype(np.int64)
             parts.append((starts, lengths, starts + lengths))
             counts.append(size)
@@ -197,17 +199,25 @@ class DocumentRows:
                 counted.ends
             )
 
-    def report(self, epoch: int, progress: Callable[[int, int], None] | None = None) -> PlanReport:
-        """Plan an epoch whole and add it up. Blocks; `progress(done, windows)` is called after each window."""
+    def plan_bytes(self) -> int:
+        """Bytes of the plans that are kept, at most three windows."""
+        with self._lock:
+            return sum(packing.nbytes for packing in self._plans.values())
+
+    def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
+        """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
         rows = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
-            packing = self._plan(epoch, window)[1]
-            rows += len(packing.row_offsets) - 1
+            kept = self._plans.get((epoch, window))
+            packing = self._make_plan(epoch, window) if kept is None else kept
+            with self._lock:
+                self._note(epoch, window, packing)
+            rows += packing.num_rows
             pieces_tokens += int(packing.piece_lengths.sum())
             counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
-            if progress is not None:
-                progress(window + 1, self.num_windows)
+            if advance is not None:
+                advance(1)
         lengths_total = int(self.offsets[-1] - self.offsets[0])
         return PlanReport(
             epoch=epoch,
@@ -230,30 +240,39 @@ class DocumentRows:
         self._epochs.move_to_end(epoch)
         return self._epochs[epoch]
 
-    def _plan(self, epoch: int, window: int) -> tuple[Int64Array, Packing]:
-        """Documents of a window, in the order of the epoch, and the rows they make."""
+    def _plan(self, epoch: int, window: int) -> Packing:
+        """The rows that the documents of a window make; `piece_documents` are documents of the split."""
         with self._lock:
             key = (epoch, window)
             if key not in self._plans:
-                begin = window * self._window_documents
-                documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
-                if self._shuffle:
-                    documents = permute(documents, self.num_documents, self._key("order", epoch))
-                lengths = self.offsets[documents + 1] - self.offsets[documents]
-                self._plans[key] = documents, self._pack(lengths)
+                self._plans[key] = self._make_plan(epoch, window)
                 while len(self._plans) > _WINDOWS_KEPT:
                     self._plans.popitem(last=False)
-            counted = self._counted(epoch)
-            if window == counted.first.window + len(counted.ends):
-                counted.ends.append(counted.known + len(self._plans[key][1].row_offsets) - 1)
             self._plans.move_to_end(key)
+            self._note(epoch, window, self._plans[key])
             return self._plans[key]
+
+    def _note(self, epoch: int, window: int, packing: Packing) -> None:
+        """Count the rows of a window if it is the next one."""
+        counted = self._counted(epoch)
+        if window == counted.first.window + len(counted.ends):
+            counted.ends.append(counted.known + packing.num_rows)
+
+    def _make_plan(self, epoch: int, window: int) -> Packing:
+        begin = window * self._window_documents
+        documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
+        if self._shuffle:
+            documents = permute(documents, self.num_documents, self._key("order", epoch))
+        packing = self._pack(self.offsets[documents + 1] - self.offsets[documents])
+        whose = narrow(documents, self.num_documents)[packing.piece_documents]
+        return packing._replace(piece_documents=whose)
 
     def _pack(self, lengths: Int64Array) -> Packing:
         if self._mode == "pack":
             return pack(lengths, self.seq_len, self._long_documents)
         pieces = rows_of_documents(lengths, self.seq_len, self._long_documents)
-        return Packing(np.arange(len(pieces.piece_documents) + 1), *pieces)
+        rows = len(pieces.piece_documents)
+        return Packing(narrow(np.arange(rows + 1), rows), *pieces)
 
     def _key(self, *what: object) -> int:
         text = " ".join(map(str, ("dali_pipes", self._seed, *what)))

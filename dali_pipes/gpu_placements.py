@@ -9,7 +9,6 @@ copied back behind them and looked at one block later, so nothing waits for it.
 
 import contextlib
 import os
-import sys
 import time
 from collections import deque
 from typing import Any
@@ -17,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus import Corpus
+from dali_pipes.corpus import Corpus, LossMask
 from dali_pipes.cpu_placements import read_rows
 from dali_pipes.device import Gpu
 from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows, shuffled_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.progress import progress_bar
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.row_outputs import RowOutputs
 from dali_pipes.row_plan import Layout, plan_rows, some_rows, staged, token_span
@@ -83,6 +83,7 @@ class GpuPlacement:
         self._table: Array = None
         self._bad = gpu.empty((2,), np.int64)
         self._tokens: Array = None
+        self._learn: Array = None
         self._no_bad_id = gpu.empty_pinned((2,), np.int64)
         self._no_bad_id[:] = _NO_BAD_ID
         self._unused: list[_Readback] = []
@@ -131,7 +132,7 @@ class GpuPlacement:
             slot.arrays["table"] = self.gpu.empty_pinned((_roomy(len(table)),), np.int64)
         slot.arrays["table"][: len(table)] = table
 
-    def _build(self, slot: Slot, tokens: Array, arrays: dict[str, Array]) -> None:
+    def _build(self, slot: Slot, tokens: Array, learn: Array, arrays: dict[str, Array]) -> None:
         assert self._row_outputs is not None
         size = sum(offsets + 3 * pieces for offsets, pieces in slot.batches)
         if self._table is None or len(self._table) < size:
@@ -150,7 +151,7 @@ class GpuPlacement:
                 name: arrays[name][number] if name == "cu_seqlens" else arrays[name][row:end]
                 for name in outputs.outputs
             }
-            outputs.build(tokens, Pieces(*columns), out, vocab_size=self._vocab_size, bad=self._bad)
+            outputs.build(tokens, Pieces(*columns), out, learn=learn, vocab_size=self._vocab_size, bad=self._bad)
             row = end
 
     def check(self, iteration: int | None = None) -> None:
@@ -189,7 +190,7 @@ class GpuPlacement:
         self._closed = True
         with contextlib.suppress(RuntimeError):  # the context is broken, and nothing is being copied any more
             self.gpu.wait_for_all()
-        self._row_ids = self._bad = self._tokens = self._table = None
+        self._row_ids = self._bad = self._tokens = self._learn = self._table = None
         self._arrays.clear()
         with contextlib.suppress(RuntimeError):
             self.gpu.free_unused()
@@ -205,12 +206,16 @@ class HostPlacement(GpuPlacement):
         super().__init__(corpus, schedule, gpu, max_rows=max_rows, **settings)
         self._width = self._seq_len + self._label_shift if self._layout is None else self._layout.width
         self._tokens = gpu.empty((max_rows * self._width,), corpus.dtype)
+        if corpus.loss_mask is not None:
+            self._learn = gpu.empty((max_rows * self._width,), np.uint8)
         self._ignored = gpu.empty_pinned((self._seq_len,), np.int64)
         self._ignored[:] = IGNORE_INDEX
 
     def new_slot(self, max_rows: int) -> Slot:
         self.gpu.adopt_thread()
         arrays = {"staging": self.gpu.empty_pinned((max_rows, self._width), self._corpus.dtype)}
+        if self._learn is not None:
+            arrays["learn"] = self.gpu.empty_pinned((max_rows, self._width), np.uint8)
         if self._row_ids is not None:
             arrays["row_ids"] = self.gpu.empty_pinned((max_rows,), np.int64)
         return Slot({**arrays, "copied": self.gpu.event()})
@@ -222,7 +227,8 @@ class HostPlacement(GpuPlacement):
         self.gpu.wait(slot.arrays["copied"])
         count = len(slot.plan.starts)
         begin = time.perf_counter()
-        read_rows(self._corpus, slot.plan, self._layout, slot.arrays["staging"][:count])
+        learn = None if self._learn is None else slot.arrays["learn"][:count]
+        read_rows(self._corpus, slot.plan, self._layout, slot.arrays["staging"][:count], learn)
         if self._layout is not None:
             assert slot.plan.pieces is not None
             self._stage_tables(slot, staged(slot.plan.pieces, self._width))
@@ -237,7 +243,10 @@ class HostPlacement(GpuPlacement):
         self.gpu.copy(tokens, slot.arrays["staging"][:count])
         self._send_row_ids(slot, arrays)
         if self._row_outputs is not None:
-            self._build(slot, tokens, arrays)
+            learn = None if self._learn is None else self._learn[: count * self._width]
+            if learn is not None:
+                self.gpu.copy(learn, slot.arrays["learn"][:count])
+            self._build(slot, tokens, learn, arrays)
             return
         self.gpu.record(slot.arrays["copied"])
         inputs, labels = arrays["input_ids"], arrays["labels"]
@@ -262,6 +271,9 @@ class DevicePlacement(GpuPlacement):
         self.plans_rows = self._layout is not None
         self._tokens = gpu.empty((token_span(schedule, self._layout),), corpus.dtype)
         load_tokens(corpus, schedule.windows.first, self._tokens, gpu)
+        if corpus.loss_mask is not None:
+            self._learn = gpu.empty(self._tokens.shape, np.uint8)
+            load_tokens(corpus.loss_mask, schedule.windows.first, self._learn, gpu)
         gpu.free_unused()
 
     def new_slot(self, max_rows: int) -> Slot:
@@ -284,7 +296,7 @@ class DevicePlacement(GpuPlacement):
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         if self._row_outputs is not None:
             self._send_row_ids(slot, arrays)
-            self._build(slot, self._tokens, arrays)
+            self._build(slot, self._tokens, self._learn, arrays)
             return
         schedule = self._schedule
         shuffled_rows(
@@ -310,36 +322,29 @@ def _roomy(size: int) -> int:
     return size + size // 2 + 1024
 
 
-def load_tokens(corpus: Corpus, first: int, target: Array, gpu: Gpu) -> None:
-    """Fill a device array with the tokens of a corpus from position `first` on. Blocks until they are there.
+def load_tokens(corpus: Corpus | LossMask, first: int, target: Array, gpu: Gpu) -> None:
+    """Fill a device array with the tokens of a corpus, or its mask, from position `first` on. Blocks till it is done.
 
     Threads read chunks into a ring of pinned buffers while the copies of earlier chunks run.
     """
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
-
     total, item = len(target), corpus.dtype.itemsize
     chunk = min(total, LOAD_CHUNK_BYTES // item)
     starts = range(0, total, chunk)
     threads = min(LOAD_THREADS, os.cpu_count() or 1, len(starts))
     pinned_before = gpu.pinned_bytes
-    ring = [(gpu.empty_pinned((1, chunk), corpus.dtype), gpu.event()) for _ in range(threads + 1)]
+    ring = [(gpu.empty_pinned((chunk,), corpus.dtype), gpu.event()) for _ in range(threads + 1)]
 
     def read(number: int) -> npt.NDArray[Any]:
         buffer, copied = ring[number % len(ring)]
         gpu.adopt_thread()
         gpu.wait(copied)
-        part = buffer[:, : min(chunk, total - starts[number])]
-        corpus.read_rows([first + starts[number]], part)
+        part = buffer[: min(chunk, total - starts[number])]
+        corpus.read_pieces(np.array([first + starts[number]]), np.array([len(part)]), np.zeros(1, np.int64), part)
         return part
 
-    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
     readers = ReaderThreads(threads)
     try:
-        with Progress(
-            *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-        ) as progress:
-            bar = progress.add_task(f"corpus to cuda:{gpu.number}", total=total * item)
+        with progress_bar(f"corpus to cuda:{gpu.number}", total * item, in_bytes=True) as advance:
             coming = deque(readers.submit(read, number) for number in range(threads))
             for number, start in enumerate(starts):
                 part = coming.popleft().result()
@@ -348,7 +353,7 @@ def load_tokens(corpus: Corpus, first: int, target: Array, gpu: Gpu) -> None:
                 # The buffer it gets held the chunk before this one, whose event has been recorded.
                 if number + threads < len(starts):
                     coming.append(readers.submit(read, number + threads))
-                progress.update(bar, advance=part.nbytes)
+                advance(part.nbytes)
     finally:
         readers.stop()
         gpu.wait_for_all()

@@ -23,6 +23,7 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import PlanReport
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.pipeline import BuiltSource, Graph, process_group, resolve_ranks
+from dali_pipes.plan_reports import PlanReports
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.row_plan import PackedPieces, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
@@ -75,7 +76,10 @@ class TokenLoader:
         built = BuiltSource(self.config, endless=True, staged=graph is None)
         self._built, self._schedule, self._source = built, built.schedule, built.source
         self._stream = BlockStream(built, self.config, graph)
-        self._reports: dict[int, PlanReport] = {}
+        layout, order = built.layout, self.config.order_settings()
+        self._reports = (
+            PlanReports(layout.documents, built.source.corpus, order) if isinstance(layout, PackedPieces) else None
+        )
         self._static = StaticBatch(self.config.batch_size) if self.config.static_buffers else None
         self._last_stream: int | None = None  # that the last batch was handed out for
         self._closed = False
@@ -116,35 +120,38 @@ class TokenLoader:
     def __len__(self) -> int:
         """Batches in a whole epoch: the same on every rank.
 
-        Rows made of documents are counted as their plan is made: until an epoch has been planned this is an estimate
-        (`length_is_exact`); `plan_report()` makes it exact.
+        Rows made of documents are counted as their plan is made: until an epoch has been planned, in this run or an
+        earlier one whose `plan_report()` was kept, this is an estimate (`length_is_exact`).
         """
-        documents = self._schedule.documents
-        if documents is None or self.length_is_exact:
-            return self._schedule.steps(0, self.epoch)
-        rows = documents.estimate(self.epoch)
-        return max(1, rows // self._schedule.global_rows)
+        documents, epoch = self._schedule.documents, self.epoch
+        if documents is None or self._reports is None or documents.is_complete(epoch):
+            return self._schedule.steps(0, epoch)
+        report = self._reports.known(epoch)
+        if report is not None:
+            return self._schedule.steps_of(report.rows)
+        return max(1, documents.estimate(epoch) // self._schedule.global_rows)
 
     @property
     def length_is_exact(self) -> bool:
-        """Whether `len()` has been counted rather than estimated."""
-        layout = self._built.layout
-        return not isinstance(layout, PackedPieces) or layout.documents.is_complete(self.epoch)
+        """Whether `len()` has been counted rather than estimated. Plans nothing."""
+        documents, epoch = self._schedule.documents, self.epoch
+        if documents is None or self._reports is None:
+            return True
+        return documents.is_complete(epoch) or self._reports.known(epoch) is not None
 
     def plan_report(self) -> PlanReport:
         """What the plan of the next batch's epoch makes of the documents: rows, fill, padding, dropped and split ones.
 
-        Plans the whole epoch, which blocks (about a second for a million documents) and shows its progress; training
-        needs none of it. Raises `ConfigError` where rows are windows of the stream.
+        Plans the whole epoch, which blocks (less than a second for a million documents) and shows its progress;
+        training needs none of it. The report is kept in the user's cache folder, like offsets of documents, so it is
+        known at once the next time. Raises `ConfigError` where rows are windows of the stream.
         """
-        layout = self._built.layout
-        if not isinstance(layout, PackedPieces):
+        if self._reports is None:
             raise ConfigError('rows = "stream" have no plan; rows = "pack" and "pad" do')
-        epoch = self.epoch
-        if epoch not in self._reports:
-            self._reports = {epoch: layout.documents.report(epoch)}
-            layout.documents.count(epoch)
-        return self._reports[epoch]
+        report, why_not_kept = self._reports.report(self.epoch)
+        if why_not_kept is not None:
+            _say_once(f"dali_pipes: the report of a plan is not kept: {why_not_kept}; the next start plans it again")
+        return report
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
@@ -207,6 +214,7 @@ class TokenLoader:
             placement_reason=self._built.placement_reason,
             memory=self._stream.memory(),
             engine=self._stream.engine,
+            cache=self.corpus.cache_stats(),
         )
 
     def close(self) -> None:

@@ -46,10 +46,19 @@ class BuiltSource:
     gpu: Gpu | None = None
 
     def __init__(self, config: LoaderConfig, *, endless: bool, staged: bool = False) -> None:
-        corpus = open_corpus(config.corpus, format=config.format, dtype=config.dtype, eos_id=config.eos_id)
+        corpus = open_corpus(
+            config.corpus,
+            format=config.format,
+            dtype=config.dtype,
+            eos_id=config.eos_id,
+            loss_masks=config.loss_masks,
+            token_column=config.token_column,
+            cache_bytes=config.decoded_cache_bytes,
+            eager=config.eager,
+        )
         try:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)
-            self.row_outputs = make_row_outputs(config)
+            self.row_outputs = None if self.layout is None else make_row_outputs(config)
             self.device, self.device_reason = choose_device(config.device, _environment_number("LOCAL_RANK"))
             self.staged = staged and self.device is None
             self.batches_per_run = batches_per_run(config, self.schedule, on_gpu=self.device is not None)
@@ -57,11 +66,12 @@ class BuiltSource:
         except BaseException:
             corpus.close()
             raise
+        staging = ("tokens",) if corpus.loss_mask is None else ("tokens", "learn")
         self.source = BlockSource(
             corpus,
             self.schedule,
             placement,
-            outputs=("tokens",) if self.staged else tuple(name for name in config.outputs if name != "max_seqlen"),
+            outputs=staging if self.staged else tuple(name for name in config.outputs if name != "max_seqlen"),
             batches_per_run=self.batches_per_run,
             num_threads=config.num_threads,
             endless=endless,
@@ -147,6 +157,11 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
 
     Rank and world size must have been resolved.
     """
+    if corpus.loss_mask is not None and not config.label_shift:
+        raise ConfigError(
+            "label_shift = False copies the inputs, but the corpus has a loss mask, which needs shifted labels; use "
+            "label_shift = True, or loss_masks = [] to learn every token"
+        )
     documents_found = find_documents(corpus, start_id=config.document_start_id) if config.uses_documents else None
     offsets = None if documents_found is None else documents_found.offsets
     shuffle = config.shuffle and config.split == "train"
@@ -156,7 +171,7 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
         windows = split_windows(
             corpus.num_tokens, config.seq_len, config.stride, config.split, config.validation_fraction
         )
-        if config.uses_pieces:
+        if config.uses_pieces or corpus.loss_mask is not None:
             limit = windows.first + windows.num_tokens
             layout = StreamPieces(offsets, config.seq_len, max(1, config.mtp), limit, config.masks_boundaries)
     else:
@@ -187,10 +202,8 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
     return schedule, layout, None if documents_found is None else documents_found.warning
 
 
-def make_row_outputs(config: LoaderConfig) -> RowOutputs | None:
+def make_row_outputs(config: LoaderConfig) -> RowOutputs:
     """How outputs are made where rows are put together from pieces."""
-    if not config.uses_pieces:
-        return None
     return RowOutputs(
         tuple(name for name in config.outputs if name not in ("row_ids", *HOST_OUTPUTS)),
         config.batch_size,
@@ -249,7 +262,8 @@ def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) ->
             return "host", built.device_reason, StagedPlacement(corpus, built.schedule, **common)
         shifted = ShiftedPlacement(corpus, built.schedule, **common, row_outputs=built.row_outputs)
         return "host", built.device_reason, shifted
-    corpus_bytes = token_span(built.schedule, built.layout) * corpus.dtype.itemsize
+    token_bytes = corpus.dtype.itemsize + (corpus.loss_mask is not None)
+    corpus_bytes = token_span(built.schedule, built.layout) * token_bytes
     name, reason = choose_placement(config.placement, built.device, corpus_bytes, config.max_device_bytes)
     gpu_kind = DevicePlacement if name == "device" else HostPlacement
     max_rows = built.batches_per_run * config.batch_size

@@ -35,9 +35,19 @@ class RowOutputs:
         return (rows, self.seq_len), np.int64
 
     def build(
-        self, tokens: Array, pieces: Pieces, out: dict[str, Array], *, vocab_size: int | None = None, bad: Array = None
+        self,
+        tokens: Array,
+        pieces: Pieces,
+        out: dict[str, Array],
+        *,
+        learn: Array = None,
+        vocab_size: int | None = None,
+        bad: Array = None,
     ) -> None:
-        """Fill the arrays of one batch: rows of `tokens` (N,) by the places of `pieces` in it. On a GPU: queue it."""
+        """Fill the arrays of one batch: rows of `tokens` (N,) by the places of `pieces` in it. On a GPU: queue it.
+
+        learn: uint8 (N,), 0 for tokens that are no label; None: all are.
+        """
         segments(
             tokens,
             *pieces,
@@ -46,6 +56,7 @@ class RowOutputs:
             pad_id=self.pad_id,
             mtp=self.mtp,
             mask_boundaries=self.mask_boundaries,
+            loss_mask=learn,
             out=out,
             vocab_size=vocab_size,
             bad=bad,

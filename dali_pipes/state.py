@@ -3,10 +3,17 @@
     {"version": 1, "order": "philox24-v1", "config": {...}, "corpus": {...}, "epoch": 3, "rows": 40960}
 
 `rows` counts the rows of the epoch that all ranks together have consumed, so a run may go on with another number of
-ranks or another batch size. Rows made of documents add `window`: the window of the plan, and the rows before it.
+ranks or another batch size. Rows made of documents add two entries:
+
+    "window": [11, 40712], "check": "5d0c9a42"
+
+the window of the plan with the rows before it, which no one could tell to be wrong without planning every window up to
+there, and a hash of all that decides the place, which tells it at once.
 """
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dali_pipes.config import LoaderConfig
@@ -17,6 +24,7 @@ from dali_pipes.schedule import Position, Schedule, WindowMark
 
 VERSION = 1
 SEQUENTIAL = "sequential-v1"
+_OF_DOCUMENTS = ("window", "check")  # entries of one kind of rows; states of the first release with it had no check
 
 
 def make_state(config: LoaderConfig, corpus: Corpus, schedule: Schedule, position: Position) -> dict[str, Any]:
@@ -32,13 +40,23 @@ def make_state(config: LoaderConfig, corpus: Corpus, schedule: Schedule, positio
             "tokens": corpus.num_tokens,
             "files": len(corpus.files),
             "digests": " ".join(corpus.file_digests),
+            **({"loss_masks": " ".join(corpus.mask_digests)} if corpus.loss_mask is not None else {}),
         },
         "epoch": position.epoch,
         "rows": position.rows,
     }
     if schedule.documents is not None:
         state["window"] = list(schedule.documents.mark(position.epoch, position.rows))
+        state["check"] = _check_value(state, position, state["window"])
     return state
+
+
+def _check_value(about: Mapping[str, Any], position: Position, window: list[int]) -> str:
+    """8 hex digits: a place, and the corpus and settings of `about` that it is a place in."""
+    # A setting that is None may be missing from the state of a release that did not know it, and means the same.
+    settings = {name: value for name, value in about["config"].items() if value is not None}
+    parts = [about["order"], settings, about["corpus"]["fingerprint"], *position, *window]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def read_state(state: Mapping[str, Any], config: LoaderConfig, corpus: Corpus, schedule: Schedule) -> Position:
@@ -48,7 +66,7 @@ def read_state(state: Mapping[str, Any], config: LoaderConfig, corpus: Corpus, s
     if state["version"] != VERSION:
         raise StateError(f"state version {state['version']!r} is not known; this release reads version {VERSION}")
     expected = make_state(config, corpus, schedule, Position(0, 0))
-    missing = [name for name in expected if name not in state and name != "window"]  # only one row mode has that
+    missing = [name for name in expected if name not in state and name not in _OF_DOCUMENTS]
     if missing:
         raise StateError(f"the state is incomplete: {', '.join(missing)} missing")
     for name in ("config", "corpus"):
@@ -74,6 +92,13 @@ def read_state(state: Mapping[str, Any], config: LoaderConfig, corpus: Corpus, s
         window = state.get("window")
         if not (isinstance(window, list | tuple) and len(window) == 2 and all(map(_is_count, window))):
             raise StateError(f"window {_short(window)}: expected two whole numbers")
+        right = _check_value(expected, Position(epoch, rows), list(window))
+        found = state.get("check", right)
+        if found != right:
+            raise StateError(
+                f"epoch {epoch}, rows {rows} and window {list(window)} are not of one state with these settings, as "
+                f"its check value {_short(found)} says: it was damaged or changed by hand; use an unchanged copy"
+            )
         if not schedule.documents.seek(epoch, rows, WindowMark(*window)):
             raise StateError(f"rows {rows} of epoch {epoch} are not in window {window[0]} after {window[1]} rows")
     return Position(epoch, rows)
@@ -105,7 +130,27 @@ def _corpus_differences(saved: Mapping[str, Any], now: Mapping[str, Any], corpus
             for number in range(len(new))
             if old[number] != new[number]
         ]
+    if tuple(old) == new:
+        lines += _mask_differences(saved.get("loss_masks"), now.get("loss_masks"), names)
     return lines or ["corpus: the same files in another order"]
+
+
+def _mask_differences(saved: str | None, now: str | None, names: Sequence[str]) -> list[str]:
+    """How the loss masks of the same data files differ."""
+    if saved is None or now is None:
+        return (
+            []
+            if saved == now
+            else [f"loss masks: saved with{'out' * (saved is None)}, now with{'out' * (now is None)}"]
+        )
+    old, new = saved.split(), now.split()
+    run = -(-len(names) // len(new))  # files a digest stands for
+    return [
+        f"loss mask of corpus file {names[number * run]}{' or one of the files behind it' * (run > 1)}: "
+        "new, gone, renamed or changed since"
+        for number in range(min(len(old), len(new)))
+        if old[number] != new[number]
+    ]
 
 
 def _is_count(value: Any) -> bool:

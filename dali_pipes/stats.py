@@ -27,6 +27,27 @@ class MemoryHeld:
 
 
 @dataclass(frozen=True)
+class CacheStats:
+    """What was asked of the decoded chunks of a corpus; a chunk is asked for once for all rows of a block."""
+
+    hits: int
+    misses: int
+    """Chunks that had to be decoded."""
+    num_bytes: int
+    """Bytes of the chunks that are kept now."""
+    most_bytes: int
+    """Bytes that may be kept."""
+    all_bytes: int
+    """Bytes that the corpus takes when all of it is decoded."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the chunks asked for that were there, 0 before the first."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 0.0
+
+
+@dataclass(frozen=True)
 class LoaderStats:
     """A snapshot; seconds are wall-clock. `data_wait_s` is the time the trainer spent inside `next()`.
 
@@ -47,6 +68,8 @@ class LoaderStats:
     memory: MemoryHeld = field(default_factory=MemoryHeld)
     engine: str = "dali"
     """"dali", or "direct" on a machine without DALI: batches are the same, taken from the block source itself."""
+    cache: CacheStats | None = None
+    """Of the decoded chunks; None where the files of the corpus are read as they lie."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -75,6 +98,18 @@ class LoaderStats:
         largest = max(times.plan_s, times.read_s, times.kernels_s)
         if largest == 0.0 or self.queue_depth > 1:
             return "blocks are ready, but small: raise batches_per_run so that one DALI run delivers more batches"
+        cache = self.cache
+        if (
+            largest == times.read_s
+            and cache is not None
+            and cache.hit_rate < 0.9
+            and cache.all_bytes > cache.most_bytes
+        ):
+            return (
+                f"the same chunks are decoded again and again: the corpus takes {cache.all_bytes} bytes decoded, "
+                f"decoded_cache_bytes = {cache.most_bytes} are kept, hit rate {100 * cache.hit_rate:.0f} %: raise "
+                "decoded_cache_bytes, set eager = true, or convert the corpus to a flat format"
+            )
         if largest == times.read_s:
             return "most block time is reading: raise num_threads, or move the corpus to a faster disk or into memory"
         if largest == times.kernels_s:

@@ -1,7 +1,13 @@
-"""Where the pieces of rows lie, for NumPy: what `segments` copies, spreads and looks ahead with."""
+"""Where the pieces of rows lie, for NumPy: what `segments` copies, spreads and looks ahead with.
+
+Tables have an entry a piece. Nothing here makes an array with an entry a position, except where the pieces of many rows
+lie all over the tokens: the allocator gives such memory back and takes it anew each time, at the price of the work.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +15,9 @@ from numpy.typing import NDArray
 
 # Runs of this many tokens on average are copied one by one (0.3 us each); shorter ones are gathered token by token.
 _SLICE_TOKENS = 256
+
+# Positions whose values are repeated from a table at a time: 64 KiB, which the allocator keeps.
+_CHUNK = 1 << 15
 
 
 class PieceTables(NamedTuple):
@@ -27,7 +36,7 @@ class PieceLayout:
         self.offsets, self.starts, self.lengths, self.ends = pieces
         rows = np.arange(num_rows)
         row_begins = rows * seq_len
-        self.row_of_piece = rows.repeat(self.offsets[1:] - self.offsets[:-1])
+        row_of_piece = rows.repeat(self.offsets[1:] - self.offsets[:-1])
         totals = np.zeros(self.lengths.size + 1, np.int64)
         self.lengths.cumsum(out=totals[1:])
         row_totals = totals[self.offsets]
@@ -35,9 +44,10 @@ class PieceLayout:
         if used.max(initial=0) > seq_len:
             row = int(used.argmax())
             raise ValueError(f"segments: the pieces of row {row} have {used[row]} tokens, expected {seq_len} at most")
-        self.begins = totals[:-1] + (row_begins - row_totals[:-1])[self.row_of_piece]
+        self.begins = totals[:-1] + (row_begins - row_totals[:-1])[row_of_piece]
+        self.row_of_piece = row_of_piece
         # A place for each piece and, behind those of its row, one for the padding, which may be none.
-        self._places = np.arange(self.lengths.size) + self.row_of_piece
+        self._places = np.arange(self.lengths.size) + row_of_piece
         self.counts = np.empty(self.lengths.size + num_rows, np.int64)
         self.counts[self._places] = self.lengths
         self.counts[self.offsets[1:] + rows] = seq_len - used
@@ -45,64 +55,146 @@ class PieceLayout:
         edges = (row_begins + used)[padded], (row_begins + seq_len)[padded]
         self._padding = list(map(slice, *(edge.tolist() for edge in edges)))
 
-    def numbers(self) -> NDArray[np.int64]:
-        """The number of each piece in its row, from 1."""
-        numbers: NDArray[np.int64] = np.arange(1, self.lengths.size + 1) - self.offsets[self.row_of_piece]
-        return numbers
-
     def pad(self, line: NDArray[Any], value: int) -> None:
         for part in self._padding:
             line[part] = value
 
-    def spread(self, values: NDArray[np.int64], largest: int) -> NDArray[Any]:
-        """The value of its piece for each position, 0 for padding; in the narrowest dtype, which is the quickest."""
-        table = np.zeros(self.counts.size, np.min_scalar_type(largest))
-        table[self._places] = values
-        return table.repeat(self.counts)
+    def number_pieces(self, line: NDArray[np.int64]) -> None:
+        """For each position the number of its piece in its row, from 1; 0 for padding."""
+        table = np.zeros(self.counts.size, np.min_scalar_type(self.lengths.size))  # a narrow dtype is the quickest
+        table[self._places] = np.arange(1, self.lengths.size + 1) - self.offsets[self.row_of_piece]
+        for places, part, is_one in self._chunks:
+            line[part] = table[places] if is_one else table[places].repeat(self.counts[places])
 
-    def gather(self, values: NDArray[Any], line: NDArray[Any]) -> None:
-        """What the rows show of `values`, which are in the order of the tokens; padding gets anything."""
+    def count_positions(self, line: NDArray[np.int64]) -> None:
+        """For each position its place in its piece, from 0; padding gets anything."""
+        begins = self.counts.cumsum() - self.counts
+        for places, part, is_one in self._chunks:
+            if is_one:
+                line[part] = np.arange(part.stop - part.start)
+                continue
+            positions = (begins[places] - part.start).astype(np.uint16).repeat(self.counts[places])
+            line[part] = np.subtract(_counting()[: positions.size], positions, out=positions)
+
+    @functools.cached_property
+    def _chunks(self) -> list[tuple[slice, slice, bool]]:
+        """Places that are spread together, their positions, and whether it is one place that is long by itself."""
+        ends = self.counts.cumsum()
+        chunks, place, begin = [], 0, 0
+        while begin < self.size:
+            behind = int(ends.searchsorted(begin + _CHUNK, "right"))
+            is_one = behind <= place
+            behind = max(behind, place + 1)
+            end = int(ends[behind - 1])
+            chunks.append((slice(place, behind), slice(begin, end), is_one))
+            place, begin = behind, end
+        return chunks
+
+    @functools.cached_property
+    def runs(self) -> list[tuple[int, int, int]] | None:
+        """Pieces that lie side by side in the rows and among the tokens: begin, end, and how far off the tokens are.
+
+        None where there are too many of them to go through.
+        """
         shifts = self.starts - self.begins
-        edge = np.ones(shifts.size + 1, np.bool_)  # of runs, whose pieces lie side by side among the tokens, too
+        edge = np.ones(shifts.size + 1, np.bool_)
         np.not_equal(shifts[1:], shifts[:-1], out=edge[1:-1])
         edges = edge.nonzero()[0]
         first, last = edges[:-1], edges[1:] - 1
-        if first.size * _SLICE_TOKENS <= self.size:
-            parts = self.begins[first], self.begins[last] + self.lengths[last], shifts[first]
-            for begin, end, shift in zip(*(part.tolist() for part in parts), strict=True):
-                line[begin:end] = values[begin + shift : end + shift]
-        else:
-            table = np.zeros(self.counts.size, np.int64)
-            table[self._places] = shifts
-            index = table.repeat(self.counts)
-            index += np.arange(self.size)
-            np.copyto(line, values.take(index, mode="clip"), casting="unsafe")
+        if first.size * _SLICE_TOKENS > self.size:
+            return None
+        parts = self.begins[first], self.begins[last] + self.lengths[last], shifts[first]
+        return list(zip(*(part.tolist() for part in parts), strict=True))
 
-    def look_ahead(
-        self, values: NDArray[Any], shown: NDArray[Any], step: int, cross: bool, ignore: int, line: NDArray[Any]
-    ) -> Any:
-        """The value `step` tokens ahead, `ignore` beyond the end of a piece, at the positions that are returned.
+    @functools.cached_property
+    def index(self) -> NDArray[np.int64]:
+        """For each position the place of its token; for padding any number."""
+        table = np.zeros(self.counts.size, np.int64)
+        table[self._places] = self.starts - self.begins
+        index: NDArray[np.int64] = table.repeat(self.counts)
+        index += np.arange(self.size)
+        return index
 
-        It is what is shown `step` positions on, except for the last `step` tokens of a piece; with `cross`, of the last
-        piece of a row. Padding gets anything.
+    def ends_of_pieces(self, step: int, cross: bool) -> PieceEnds:
+        """The last `step` tokens of each piece, whose labels `step` tokens ahead lie behind it.
+
+        With `cross`, the label of a piece's last token is the first token of the row's next piece, if there is one.
         """
-        line[:-step] = shown[step:]
-        pieces = self.offsets[1:][self.offsets[1:] > self.offsets[:-1]] - 1 if cross else slice(None)
-        back = np.arange(min(step, self.seq_len))  # 0 for the last token
-        starts, lengths, ends = (part[pieces, None] for part in (self.starts, self.lengths, self.ends))
-        last = lengths - 1 - back
-        inside, positions, ahead = last >= 0, self.begins[pieces, None] + last, starts + last + step
-        line[positions[inside]] = values[np.minimum(ahead[inside], values.size - 1)]
-        ignored = positions[inside & (ahead >= ends)]
-        line[ignored] = ignore
-        return ignored
+        back = 1 if step == 1 else np.arange(1, min(step, self.seq_len) + 1)[:, None]  # 1 for the last token
+        last = self.lengths - back
+        positions, ahead = self.begins + last, self.starts + last + step
+        known = ahead < self.ends
+        if step > 1:
+            inside = last >= 0
+            known &= inside
+            return PieceEnds(positions[inside & ~known], positions[known], ahead[known])
+        if cross:
+            goes_on = self.row_of_piece[1:] == self.row_of_piece[:-1]
+            known[:-1] |= goes_on
+            np.copyto(ahead[:-1], self.starts[1:], where=goes_on)
+        return PieceEnds(positions[~known], positions[known], ahead[known])
 
-    def fill_bounds(self, cu_seqlens: NDArray[np.int32]) -> None:
-        bounds = self.counts.cumsum()[self.counts > 0]
-        if bounds.size >= cu_seqlens.size:
-            raise ValueError(
-                f"segments: cu_seqlens has room for {cu_seqlens.size - 1} segments, expected {bounds.size} or more"
-            )
-        cu_seqlens[0] = 0
-        cu_seqlens[1 : bounds.size + 1] = bounds
-        cu_seqlens[bounds.size + 1 :] = self.size
+    def fill_bounds(self, cu_seqlens: NDArray[np.int32], batch_rows: int) -> None:
+        """`cu_seqlens` (K, C + 1), of batches of `batch_rows` rows."""
+        for bounds, counts in zip(cu_seqlens, self._of_batches(len(cu_seqlens), batch_rows), strict=True):
+            ends = counts[counts > 0].cumsum()
+            if ends.size >= bounds.size:
+                raise ValueError(
+                    f"segments: cu_seqlens has room for {bounds.size - 1} segments, expected {ends.size} or more"
+                )
+            bounds[0] = 0
+            bounds[1 : ends.size + 1] = ends
+            bounds[ends.size + 1 :] = ends[-1] if ends.size else 0
+
+    def count_segments(self, num_segments: NDArray[np.int64], batch_rows: int) -> None:
+        """`num_segments` (K,), of batches of `batch_rows` rows."""
+        num_segments[:] = [np.count_nonzero(counts) for counts in self._of_batches(num_segments.size, batch_rows)]
+
+    def _of_batches(self, num_batches: int, batch_rows: int) -> list[NDArray[np.int64]]:
+        """The counts of each batch."""
+        edges = [min(batch * batch_rows, self.offsets.size - 1) for batch in range(num_batches + 1)]
+        places = [int(self.offsets[row]) + row for row in edges]
+        return [self.counts[begin:end] for begin, end in itertools.pairwise(places)]
+
+
+class PieceEnds(NamedTuple):
+    """Positions at the ends of pieces."""
+
+    ignored: NDArray[np.int64]
+    """Those without a label."""
+    known: NDArray[np.int64]
+    """Those whose label lies behind the piece."""
+    ahead: NDArray[np.int64]
+    """Where among the tokens the labels of `known` are."""
+
+
+class Shown:
+    """What the rows show of `values`, which are in the order of the tokens."""
+
+    def __init__(self, values: NDArray[Any], layout: PieceLayout) -> None:
+        self._values, self._layout = values, layout
+        # In their own narrow dtype: the copies from here cost less, and two of int64 that lie a few bytes apart in
+        # their pages, as inputs and labels would, cost five times as much on some processors.
+        self._line = values.take(layout.index, mode="clip") if layout.runs is None else None
+
+    def copy(self, line: NDArray[Any], step: int = 0) -> None:
+        """Fill `line` with the values `step` behind the position; ends of pieces then, and padding, get anything."""
+        if self._line is not None:
+            line[: max(0, line.size - step)] = self._line[step:]
+            return
+        values = self._values
+        for begin, end, shift in self._layout.runs or ():
+            first = begin + shift + step
+            found = values[first : end + shift + step]
+            line[begin : begin + found.size] = found
+
+    def look_ahead(self, step: int, ends: PieceEnds, ignore: int, line: NDArray[Any]) -> None:
+        """Fill `line` with the values `step` tokens ahead, `ignore` where there is no label; padding gets anything."""
+        self.copy(line, step)
+        line[ends.known] = self._values[ends.ahead]
+        line[ends.ignored] = ignore
+
+
+@functools.cache
+def _counting() -> NDArray[np.uint16]:
+    return np.arange(_CHUNK, dtype=np.uint16)

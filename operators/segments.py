@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dali_pipes.operators import _kernel, _row
 from dali_pipes.operators._array import require_inside, require_same_kind
-from dali_pipes.operators._pieces import PieceLayout, PieceTables
+from dali_pipes.operators._pieces import PieceLayout, PieceTables, Shown
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -36,7 +36,20 @@ if TYPE_CHECKING:
 
     from dali_pipes.operators._array import Array
 
-_BOUND_THREADS = 32
+
+class _Batches(NamedTuple):
+    """`rows`: in a batch, 1 or more. `axis`: of the batches in outputs with a value a batch, none for one alone."""
+
+    rows: int
+    axis: tuple[int, ...]
+
+    @classmethod
+    def of(cls, num_rows: int, batch_rows: int | None) -> Self:
+        if batch_rows is None:
+            return cls(max(num_rows, 1), ())
+        batch_rows = operator.index(batch_rows)
+        require_inside("segments", 1, 63, batch_rows=batch_rows)
+        return cls(batch_rows, (-(-num_rows // batch_rows),))
 
 
 class _LabelRule(NamedTuple):
@@ -60,6 +73,7 @@ def segments(
     mtp: int = 0,
     mask_boundaries: bool = True,
     loss_mask: Array | None = None,
+    batch_rows: int | None = None,
     cu_capacity: int | None = None,
     out: Mapping[str, Array] | None = None,
     vocab_size: int | None = None,
@@ -77,7 +91,11 @@ def segments(
         come from beyond the piece's end, whatever `mask_boundaries`.
     mask_boundaries: with False the last token of a piece has the first of the row's next piece as its label.
     loss_mask: uint8 (N,), contiguous: a token that has a 0 is no label.
-    cu_capacity: C, for how many segments `cu_seqlens` has room, R or more; by default R * T, or what `out` says.
+    batch_rows: B, for a block of K = ceil(R / B) batches, the last of which may be shorter: batch k has the rows from
+        k * B on. cu_seqlens is then (K, C + 1) and num_segments (K,), each batch counted by itself. By default all rows
+        are one batch, without that axis.
+    cu_capacity: C, for how many segments of a batch `cu_seqlens` has room, one a row or more; by default B * T, or what
+        `out` says.
     out: contiguous arrays to fill and return, by output, apart from the input in memory. Those it lacks are made.
     bad: as in `rows`, for the tokens that the rows show, not their padding. Position p is position p % T of row p // T.
 
@@ -86,13 +104,12 @@ def segments(
     labels: (R, T), with `mtp` (R, T, mtp); -100 where there is none and on padding.
     position_ids: 0, 1, ... in each piece. segment_ids: number of the piece in its row, from 1. attention_mask: 1.
     loss_mask: 1 where the label, the first of `mtp`, is not -100.
-    cu_seqlens: int32 (C + 1,), for the R * T positions in one line: where each segment begins, then R * T up to the
-        end of the array. The padding of a row is its last segment.
+    cu_seqlens: int32 (C + 1,), for the positions of a batch in one line: where each segment begins, then their number,
+        B * T, up to the end of the array. The padding of a row is its last segment.
     num_segments: int64 (1,), the segments that `cu_seqlens` has or should have had room for.
 
-    NumPy checks the tables and the room. CuPy launches one kernel on the current stream, a second one for cu_seqlens or
-    num_segments, and does not block. It checks neither: wrong tables read foreign memory, and segments without room
-    are left out.
+    NumPy checks the tables and the room. CuPy launches two kernels on the current stream, however many batches there
+    are, and does not block. It checks neither: wrong tables read foreign memory, segments without room are left out.
     """
     seq_len, pad_id, mtp = operator.index(seq_len), operator.index(pad_id), operator.index(mtp)
     on_device = _row.require_tokens("segments", tokens, seq_len)
@@ -104,10 +121,11 @@ def segments(
         _require_array("loss_mask", loss_mask, tokens.shape, np.dtype(np.uint8), on_device)
     limit = _row.id_limit("segments", tokens.dtype, vocab_size, bad, on_device)
     shape = row_offsets.size - 1, seq_len
-    results = _results(outputs, shape, mtp, cu_capacity, out or {}, on_device)
+    batch = _Batches.of(shape[0], batch_rows)
+    results = _results(outputs, shape, batch, mtp, cu_capacity, out or {}, on_device)
     rule = _LabelRule(max(mtp, 1), not mask_boundaries and mtp == 0, loss_mask)
     run = _segments_cupy if on_device else _segments_numpy
-    run(tokens, pieces, shape, rule, pad_id, results, limit, bad)
+    run(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad)
     return results
 
 
@@ -115,6 +133,7 @@ def _segments_numpy(
     tokens: NDArray[Any],
     pieces: PieceTables,
     shape: tuple[int, int],
+    batch_rows: int,
     rule: _LabelRule,
     pad_id: int,
     results: dict[str, NDArray[Any]],
@@ -124,25 +143,26 @@ def _segments_numpy(
     layout = PieceLayout(_checked(pieces, tokens.size, shape[1]), shape)
     flat = {name: array.reshape(-1) for name, array in results.items()}
     if "cu_seqlens" in flat:
-        layout.fill_bounds(flat["cu_seqlens"])
+        layout.fill_bounds(results["cu_seqlens"].reshape(-1, results["cu_seqlens"].shape[-1]), batch_rows)
     if "num_segments" in flat:
-        flat["num_segments"][0] = np.count_nonzero(layout.counts)
+        layout.count_segments(flat["num_segments"], batch_rows)
     if "segment_ids" in flat:
-        np.copyto(flat["segment_ids"], layout.spread(layout.numbers(), layout.lengths.size))
+        layout.number_pieces(flat["segment_ids"])
     if "position_ids" in flat:
-        positions = layout.spread(layout.begins % shape[1], shape[1]).reshape(shape)
-        np.subtract(np.arange(shape[1], dtype=positions.dtype), positions, out=positions)
-        np.copyto(results["position_ids"], positions)
+        layout.count_positions(flat["position_ids"])
         layout.pad(flat["position_ids"], 0)
     if "attention_mask" in flat:
         flat["attention_mask"].fill(1)
         layout.pad(flat["attention_mask"], 0)
     if limit is None and not {"input_ids", "labels", "loss_mask"} & flat.keys():
         return
-    inputs = flat["input_ids"] if "input_ids" in flat else np.empty(layout.size, np.int64)
-    layout.gather(tokens, inputs)
+    shown = Shown(tokens, layout)
     if "labels" in flat or "loss_mask" in flat:
-        _fill_labels(tokens, inputs, layout, rule, flat.get("labels"), flat.get("loss_mask"))
+        _fill_labels(shown, layout, rule, tokens.dtype, flat.get("labels"), flat.get("loss_mask"))
+    if "input_ids" not in flat and limit is None:
+        return
+    inputs = flat["input_ids"] if "input_ids" in flat else np.empty(layout.size, np.int64)
+    shown.copy(inputs)
     layout.pad(inputs, pad_id)
     if limit is not None and bad is not None:
         outside = inputs.view(np.uint64) >= np.uint64(limit)  # a negative id is a huge one without its sign
@@ -153,40 +173,44 @@ def _segments_numpy(
 
 
 def _fill_labels(
-    tokens: NDArray[Any],
-    inputs: NDArray[np.int64],
+    shown: Shown,
     layout: PieceLayout,
     rule: _LabelRule,
+    token_dtype: np.dtype[Any],
     flat_labels: NDArray[np.int64] | None,
     loss_mask: NDArray[np.int64] | None,
 ) -> None:
+    learn = rule.learn
+    # The loss mask by the labels' values, which takes longer, only where labels may be masked or tokens may be -100.
+    by_value = learn is not None or not np.can_cast(token_dtype, np.uint32)
+    if loss_mask is not None and not by_value:
+        loss_mask.fill(1)
+        loss_mask[layout.ends_of_pieces(1, rule.cross).ignored] = 0
+        layout.pad(loss_mask, 0)
     if flat_labels is None:
+        if not by_value:
+            return
         flat_labels = np.empty(layout.size * rule.num_labels, np.int64)
     labels = flat_labels.reshape(layout.size, rule.num_labels)
-    learn = rule.learn
     if learn is not None:
-        shown = np.empty(layout.size, np.uint8)
-        layout.gather(learn, shown)
-        learned = np.empty_like(shown)
+        shown_learn = Shown(learn, layout)
+        learned = np.empty(layout.size, np.uint8)
     for step, label in enumerate(labels.T, 1):
-        ignored = layout.look_ahead(tokens, inputs, step, rule.cross, IGNORE_INDEX, label)
-        if step == 1 and loss_mask is not None:
-            loss_mask.fill(1)
-            loss_mask[ignored] = 0
-            layout.pad(loss_mask, 0)
+        ends = layout.ends_of_pieces(step, rule.cross)
+        shown.look_ahead(step, ends, IGNORE_INDEX, label)
         if learn is not None:
-            layout.look_ahead(learn, shown, step, rule.cross, 0, learned)
+            shown_learn.look_ahead(step, ends, 0, learned)
             label[learned == 0] = IGNORE_INDEX
         layout.pad(label, IGNORE_INDEX)
-    # By value, which takes another third of the time, only where labels may be masked or tokens may be -100 themselves.
-    if loss_mask is not None and (learn is not None or not np.can_cast(tokens.dtype, np.uint32)):
-        np.copyto(loss_mask, labels[:, 0] != IGNORE_INDEX)
+    if loss_mask is not None and by_value:
+        np.not_equal(labels[:, 0], IGNORE_INDEX, out=loss_mask, casting="unsafe")
 
 
 def _segments_cupy(
     tokens: cupy.ndarray,
     pieces: PieceTables,
     shape: tuple[int, int],
+    batch_rows: int,
     rule: _LabelRule,
     pad_id: int,
     results: dict[str, cupy.ndarray],
@@ -197,29 +221,30 @@ def _segments_cupy(
 
     count, seq_len = shape
     null = np.uint64(0)
-    cu_seqlens, num_segments = results.get("cu_seqlens", null), results.get("num_segments", null)
     if count == 0:
         for name in {"cu_seqlens", "num_segments"} & results.keys():
             results[name].fill(0)
         return
     offsets, starts, lengths, ends = (cupy.ascontiguousarray(table) for table in pieces)
-    bounds_wanted = cu_seqlens is not null or num_segments is not null
-    padded = cupy.empty((count,), np.uint8) if bounds_wanted else null
-    sizes = np.int64(count), np.int64(seq_len)
-    room = np.int64(0 if cu_seqlens is null else cu_seqlens.size - 1)
+    # Made by the first kernel for the second: where in its row each piece begins, and whether a row has padding, for
+    # each batch in whole words.
+    begins = cupy.empty((max(lengths.size, 1),), np.int64)
+    words = -(-batch_rows // 8)
+    padded = cupy.empty((-(-count // batch_rows) * words,), np.uint64)
+    cu_seqlens = results.get("cu_seqlens", null)
+    room = np.int64(0 if cu_seqlens is null else cu_seqlens.shape[-1] - 1)
+    sizes = np.int64(count), np.int64(seq_len), np.int64(batch_rows), np.int64(words)
+    launch_shape = _row.launch_shape(count, seq_len)
+    kernel = _kernel.load("segments", "piece_begins")
+    kernel(*launch_shape, (*sizes, offsets, lengths, begins, padded, cu_seqlens, room))
     learn = null if rule.learn is None else rule.learn
     labels = np.int64(rule.num_labels), np.int64(rule.cross)
     wanted = [results.get(name, null) for name in _ROW_OUTPUTS]
+    bounds = cu_seqlens, room, results.get("num_segments", null)
     check = (null, null) if limit is None else (np.uint64(limit), bad)
+    tables = offsets, starts, lengths, ends, begins, padded
     kernel = _kernel.load("segments", _kernel.expression("segments", tokens.dtype))
-    tables = offsets, starts, lengths, ends
-    arguments = tokens, learn, *sizes, *tables, np.int64(pad_id), *labels, *wanted, cu_seqlens, room, padded, *check
-    kernel(*_row.launch_shape(count, seq_len), arguments)
-    if bounds_wanted:
-        kernel = _kernel.load("segments", "segment_bounds")
-        blocks = min(-(-count // _BOUND_THREADS), _row.BLOCKS_WANTED)
-        arguments = offsets, lengths, padded, *sizes, cu_seqlens, room, num_segments
-        kernel((blocks,), (_BOUND_THREADS,), arguments)
+    kernel(*launch_shape, (tokens, learn, *sizes, *tables, np.int64(pad_id), *labels, *wanted, *bounds, *check))
 
 
 # As the kernel takes them.
@@ -231,6 +256,7 @@ OUTPUTS = (*_ROW_OUTPUTS, "cu_seqlens", "num_segments")
 def _results(
     outputs: Collection[str],
     shape: tuple[int, int],
+    batch: _Batches,
     mtp: int,
     cu_capacity: int | None,
     out: Mapping[str, Array],
@@ -251,9 +277,11 @@ def _results(
         if name == "labels" and mtp:
             wanted = *shape, mtp
         elif name == "num_segments":
-            wanted = (1,)
+            wanted = batch.axis or (1,)
         elif name == "cu_seqlens":
-            wanted, dtype = (_capacity(shape, cu_capacity, out.get(name)) + 1,), np.dtype(np.int32)
+            places = batch.rows if batch.axis else shape[0], shape[1]
+            wanted = *batch.axis, _capacity(places, cu_capacity, out.get(name)) + 1
+            dtype = np.dtype(np.int32)
         if name in out:
             _require_array(f"out[{name!r}]", out[name], wanted, dtype, on_device)
         results[name] = out[name] if name in out else module.empty(wanted, dtype)
@@ -264,7 +292,9 @@ def _capacity(shape: tuple[int, int], cu_capacity: int | None, array: Array | No
     count, size = shape[0], shape[0] * shape[1]
     if size >= 2**31:
         raise ValueError(f"segments: {size} positions in a batch, expected less than 2**31 for an int32 cu_seqlens")
-    capacity = operator.index(cu_capacity) if cu_capacity is not None else size if array is None else array.size - 1
+    capacity = (
+        operator.index(cu_capacity) if cu_capacity is not None else size if array is None else array.shape[-1] - 1
+    )
     if capacity < count:
         raise ValueError(f"segments: cu_seqlens has room for {capacity} segments, expected one a row, {count}, or more")
     return capacity

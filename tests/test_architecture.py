@@ -34,19 +34,23 @@ ALLOWED = {
     "stats": Imports(""),
     "config": Imports("", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
-    "corpus": Imports("", "numpy"),
+    "user_cache": Imports(""),  # the one module that writes files
+    "kept_files": Imports("user_cache", "numpy"),
+    "corpus": Imports("kept_files progress readers stats user_cache", "numpy pyarrow"),
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
-    "documents": Imports("corpus readers", "numpy rich"),
+    "progress": Imports("", "rich"),
+    "documents": Imports("corpus kept_files progress readers user_cache", "numpy"),
     "document_rows": Imports("documents schedule operators", "numpy"),
+    "plan_reports": Imports("document_rows corpus operators progress user_cache"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
     "source": Imports("readers row_plan schedule corpus stats", "numpy"),
     "cpu_placements": Imports("source row_outputs row_plan documents schedule corpus operators stats", "numpy"),
     "device": Imports("", "numpy cupy cupyx"),  # the one module that owns streams, events and device memory
     "gpu_placements": Imports(
-        "cpu_placements device readers source row_outputs row_plan documents schedule corpus operators stats",
-        "numpy rich",
+        "cpu_placements device progress readers source row_outputs row_plan documents schedule corpus operators stats",
+        "numpy",
     ),
     "choice": Imports("device"),
     "pipeline": Imports(
@@ -61,18 +65,19 @@ ALLOWED = {
     ),
     "state": Imports("schedule corpus operators config"),
     "loader": Imports(
-        "block_queue readers state pipeline row_plan document_rows schedule corpus config stats", "numpy torch"
+        "block_queue plan_reports readers state pipeline row_plan document_rows schedule corpus config stats",
+        "numpy torch",
     ),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "reports": Imports(
         "pipeline source row_plan schedule documents readers corpus operators config", "numpy tokenizers"
     ),  # what the command shows, as plain data
     "terminal": Imports("reports", "rich"),
-    "cli": Imports("terminal reports pipeline corpus config __init__", "typer"),
+    "cli": Imports("terminal reports progress pipeline corpus config __init__", "typer"),
     "__init__": Imports("loader pipeline corpus config stats"),  # names for type checkers; loaded when first used
 }
 
-ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "tokenizers"}
+ONLY_INSIDE_FUNCTIONS = {"nvidia", "cupy", "cupyx", "pyarrow", "tokenizers"}
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
 NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}

@@ -12,38 +12,25 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
+
+from dali_pipes.stats import CacheStats
 
 Ids: TypeAlias = npt.NDArray[Any]
 
 DEFAULT_CACHE_BYTES = 1 << 30
 
 
-@dataclass(frozen=True)
-class CacheStats:
-    """What was asked of a `ChunkCache` so far; a chunk is asked for once for all rows of a block that need it."""
-
-    hits: int
-    misses: int
-    """Chunks that had to be decoded."""
-    num_bytes: int
-    """Bytes of the chunks that are kept now."""
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the chunks asked for that were there, 0 before the first."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
-
-
 class ChunkCache:
-    """The chunks used last, up to `most_bytes` (and always the very last one). Safe for several threads."""
+    """The chunks used last, up to `most_bytes` (and always the very last one). Safe for several threads.
 
-    def __init__(self, most_bytes: int = DEFAULT_CACHE_BYTES) -> None:
-        self._most_bytes = most_bytes
+    all_bytes: what all chunks there are would take
+    """
+
+    def __init__(self, most_bytes: int = DEFAULT_CACHE_BYTES, all_bytes: int = 0) -> None:
+        self._most_bytes, self._all_bytes = most_bytes, all_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[int, int], Future[Ids]] = OrderedDict()
         self._sizes: dict[tuple[int, int], int] = {}
@@ -90,7 +77,7 @@ class ChunkCache:
 
     def stats(self) -> CacheStats:
         """Does not block."""
-        return CacheStats(self._hits, self._misses, self._num_bytes)
+        return CacheStats(self._hits, self._misses, self._num_bytes, self._most_bytes, self._all_bytes)
 
     def _evict(self, last: tuple[int, int]) -> None:
         for key in list(self._kept):

@@ -13,17 +13,22 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders
-from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, CacheStats, ChunkCache
+from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
-from dali_pipes.corpus.fingerprint import digest_corpus, short_digests
+from dali_pipes.corpus.eager import decode_all, decoded_bytes
+from dali_pipes.corpus.fingerprint import MOST_MASK_DIGESTS, digest_corpus, short_digests
 from dali_pipes.corpus.reader import DescriptorPool
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
+from dali_pipes.stats import CacheStats
+
+if TYPE_CHECKING:
+    from dali_pipes.corpus.loss_mask import LossMask
 
 _FEWEST_FOR_BATCH = 8  # rows from which on one call for all is cheaper than a call for each
 _MOST_FILES_AT_ONCE = 64  # descriptors that one batch of reads may hold, if the pool may keep as many
@@ -42,18 +47,26 @@ class Corpus:
     num_tokens:    ids in all files
     num_documents: documents by the format's own index, None if the format has none
     dtype:         native integer type of the ids as they are handed out (int64 for files of uint64)
-    format:        "flat", "llmc", "megatron" or "npy"
+    format:        "arrow", "flat", "llmc", "megatron", "npy" or "parquet"
     eos_id:        as given to `open_corpus`
     files:         data files in reading order, absolute
+    extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
+    loss_mask:     which ids are learned, None where all are; enters the fingerprint
+    mask_digests:  as file_digests of the files' masks, at most 12; none where there is no mask
 
     A context manager. Files are read with positioned reads and opened as needed; nothing is mapped, written or cached.
     """
 
     def __init__(
-        self, files: Sequence[DataFile], eos_id: int | None = None, *, cache_bytes: int = DEFAULT_CACHE_BYTES
+        self,
+        files: Sequence[DataFile],
+        eos_id: int | None = None,
+        loss_mask: "LossMask | None" = None,
+        *,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         stored = files[0].stored
         native = stored.newbyteorder("=")
@@ -70,7 +83,7 @@ class Corpus:
         self._batch_readers = BatchReaders()
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
-        self._chunks = ChunkCache(cache_bytes)
+        self._chunks = ChunkCache(cache_bytes, decoded_bytes(files))
         self._documents_lock = threading.Lock()
         self._document_offsets: Int64Array | None = None
 
@@ -81,9 +94,13 @@ class Corpus:
         self.format: Final = files[0].format
         self.eos_id: Final = eos_id
         self.files: Final = tuple(file.path for file in files)
+        self.extents: Final = (self._starts, self._file_numbers)
+        self.loss_mask: Final = loss_mask
         digests = [file.digest for file in files]
-        self.fingerprint: Final = digest_corpus(self.format, native, digests)
+        of_masks = () if loss_mask is None else loss_mask.digests
+        self.fingerprint: Final = digest_corpus(self.format, native, [*digests, *of_masks])
         self.file_digests: Final = short_digests(digests)
+        self.mask_digests: Final = short_digests(of_masks, MOST_MASK_DIGESTS)
 
     @property
     def document_offsets(self) -> Int64Array | None:
@@ -105,16 +122,6 @@ class Corpus:
                 offsets.flags.writeable = False
                 self._document_offsets = offsets
             return self._document_offsets
-
-    @property
-    def file_tokens(self) -> Int64Array:
-        """Ids in each of `files`: int64 (F,), a fresh array."""
-        return np.array([file.num_tokens for file in self._data_files], np.int64)
-
-    @property
-    def extent_starts(self) -> Int64Array:
-        """Position of the first id of each extent, then the end: int64 (E + 1,), a fresh array."""
-        return self._starts.copy()
 
     def tokens(self, start: int, count: int) -> npt.NDArray[Any]:
         """Ids `start` ... `start + count - 1` in a fresh array (count,) of the corpus's dtype. Blocks.
@@ -161,7 +168,7 @@ class Corpus:
         extent = int(np.searchsorted(self._starts, position, side="right")) - 1
         number = int(self._file_numbers[extent])
         file = self._data_files[number]
-        if file.decode is not None:
+        if file.decode is not None or file.data_offset is None:
             first = int(np.searchsorted(self._file_numbers, number))
             return TokenLocation(file.path, position - int(self._starts[first]))
         byte = int(self._first_bytes[extent]) + (position - int(self._starts[extent])) * self._itemsize
@@ -171,11 +178,17 @@ class Corpus:
         """Of the decoded chunks; None where the files are read as they lie. Does not block."""
         return None if self._is_decoded is None else self._chunks.stats()
 
+    def decode_all(self) -> None:
+        """Decode every chunk now and keep as many as `cache_bytes` allows; see `eager.decode_all`. Blocks."""
+        decode_all(self._data_files, self._chunks)
+
     def close(self) -> None:
         """Let the files go; reads that are under way finish. Idempotent. What needs no file can still be asked."""
         self._pool.close()
         self._batch_readers.give_up()
         self._chunks.clear()
+        if self.loss_mask is not None:
+            self.loss_mask.close()
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
-FORMATS = ("flat", "llmc", "megatron", "npy")
+FORMATS = ("arrow", "flat", "llmc", "megatron", "npy", "parquet")
 
 
 @dataclass(frozen=True)
@@ -33,25 +33,28 @@ class DataFile:
 
     size:        bytes when the corpus was opened
     stored:      integer dtype as stored, with byte order; native where chunks are decoded
-    data_offset: byte of the first id, from which `Corpus.locate` counts; 0 where chunks are decoded
+    data_offset: byte of the first id, from which `Corpus.locate` counts; None where it counts in reading order, as
+                 always where chunks are decoded
     extents:     int64 (E, 2): [first byte, number of ids] of each run of ids, in reading order, none empty; where
                  chunks are decoded [chunk number, number of ids]
     digest:      of name, size, header and sampled bytes
     decode:      None for ids that can be read as they lie; else a chunk's number in, its ids out: all of them, one
                  axis, contiguous, `stored`. Blocks, is safe for several threads, and raises CorpusReadError or
                  CorpusFormatError for a file that is not what it was at opening
+    loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
     """
 
     path: Path
     format: str
     size: int
     stored: np.dtype[Any]
-    data_offset: int
+    data_offset: int | None
     extents: Int64Array
     digest: bytes
     num_documents: int | None = None
     read_document_offsets: Callable[[], Int64Array] | None = None
     decode: Callable[[int], npt.NDArray[Any]] | None = None
+    loss_mask: "DataFile | None" = None
 
     @property
     def num_tokens(self) -> int:

@@ -11,7 +11,8 @@ point, folder by folder from the top; names that then tie (s_3, s_03) go by code
 no part.
 
 Folders and globs leave out what is clearly no data: names that start with `.` or `_` or end in `~`, and the suffixes
-and names below. Everything else is data or an error; a file named in full is never left out.
+and names below. Everything else is data or an error; a file named in full is never left out. Loss masks, `.loss`, are
+left out of the data, and taken where masks are named.
 """
 
 import glob
@@ -20,15 +21,16 @@ import re
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from dali_pipes.corpus.sets import find_index
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
 
 # fmt: off
 SIDE_SUFFIXES = (
-    ".bak", ".cfg", ".crc", ".csv", ".csv.gz", ".html", ".index", ".ini", ".ipynb", ".json", ".lock", ".log", ".md",
-    ".md5", ".meta", ".metadata", ".old", ".part", ".partial", ".pdf", ".pickle", ".pkl", ".png", ".py", ".rst", ".sh",
-    ".sha256", ".svg", ".swp", ".temp", ".tmp", ".toml", ".tsv", ".tsv.gz", ".txt", ".yaml", ".yml",
+    ".bak", ".cfg", ".crc", ".csv", ".csv.gz", ".html", ".index", ".ini", ".ipynb", ".json", ".lock", ".log", ".loss",
+    ".md", ".md5", ".meta", ".metadata", ".old", ".part", ".partial", ".pdf", ".pickle", ".pkl", ".png", ".py", ".rst",
+    ".sh", ".sha256", ".svg", ".swp", ".temp", ".tmp", ".toml", ".tsv", ".tsv.gz", ".txt", ".yaml", ".yml",
 )
 # fmt: on
 SIDE_NAMES = frozenset({"license", "makefile", "readme"})
@@ -36,8 +38,17 @@ _DIGITS = re.compile(r"([0-9]+)")
 _MOST_NAMES_IN_MESSAGE = 5
 
 
-def find_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+def find_files(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    setting: Literal["corpus", "loss_masks"] = "corpus",
+    *,
+    use_indexes: bool = False,
+) -> list[Path]:
     """Absolute paths of the data files; of a Megatron pair the `.bin` if both are found, else the one that is there.
+
+    setting:     what the paths were given as; files named `.loss` are data of loss_masks, in the
+                 order of the names before
+    use_indexes: take the index of a set for its folder
 
     Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data.
     """
@@ -46,10 +57,10 @@ def find_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     elif isinstance(paths, Iterable) and not isinstance(paths, (bytes, set, frozenset, dict)):
         entries = [os.fspath(path) for path in paths]
     else:
-        raise ConfigError(f"corpus: {paths!r} is a {type(paths).__name__}; a path, or a list of paths, is expected")
+        raise ConfigError(f"{setting}: {paths!r} is a {type(paths).__name__}; a path, or a list of paths, is expected")
     if not entries:
-        raise ConfigError("corpus: an empty list of paths; name at least one file, folder or glob")
-    found = [file for entry in entries for file in _expand(entry)]
+        raise ConfigError(f"{setting}: an empty list of paths; name at least one file, folder or glob")
+    found = [file for entry in entries for file in _expand(entry, setting, use_indexes)]
     # A shell's `data/*` names both files of each Megatron pair: the index is not a second corpus.
     present = set(found)
     return [file for file in found if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
@@ -67,43 +78,47 @@ def is_side_file(name: str) -> bool:
     return name.startswith((".", "_")) or name.endswith("~") or lower in SIDE_NAMES or lower.endswith(SIDE_SUFFIXES)
 
 
-def _expand(entry: str) -> list[Path]:
+def _expand(entry: str, setting: str, use_indexes: bool) -> list[Path]:
     path = Path(os.path.abspath(os.path.expanduser(entry)))
     mode = _mode(path)
     if mode is not None:
-        return _files_of_folder(path) if stat.S_ISDIR(mode) else [_regular(path, mode)]
+        if not stat.S_ISDIR(mode):
+            return [_regular(path, mode)]
+        index = find_index(path) if use_indexes else None
+        return _files_of_folder(path, setting) if index is None else [index]
     if glob.has_magic(entry):
-        return _files_of_glob(entry, path)
+        return _files_of_glob(entry, path, setting)
     for suffix in (".bin", ".idx"):  # a Megatron prefix, which may have dots of its own
         if _mode(Path(f"{path}.idx")) is not None and _mode(Path(f"{path}{suffix}")) is not None:
             return [Path(f"{path}{suffix}")]
     raise CorpusReadError(f"{path}: there is no such file, folder or Megatron prefix (given as {entry!r})")
 
 
-def _files_of_folder(folder: Path) -> list[Path]:
-    index = find_index(folder)
-    if index is not None:
-        return [index]
+def _files_of_folder(folder: Path, setting: str) -> list[Path]:
     try:
         names = os.listdir(folder)
     except OSError as error:
         raise CorpusReadError(f"{folder}: the folder cannot be read: {error.strerror}") from error
-    return _data_files([folder / name for name in names], f"the folder {folder}")
+    return _data_files([folder / name for name in names], f"the folder {folder}", setting)
 
 
-def _files_of_glob(entry: str, pattern: Path) -> list[Path]:
+def _files_of_glob(entry: str, pattern: Path, setting: str) -> list[Path]:
     matches = glob.glob(str(pattern), recursive=True)
     if not matches:
         raise CorpusReadError(f"{pattern}: nothing matches this pattern (given as {entry!r})")
-    return _data_files([Path(match) for match in matches], f"the pattern {pattern}")
+    return _data_files([Path(match) for match in matches], f"the pattern {pattern}", setting)
 
 
-def _data_files(candidates: Iterable[Path], where: str) -> list[Path]:
+def _data_files(candidates: Iterable[Path], where: str, setting: str) -> list[Path]:
+    def data_path(path: Path) -> Path:
+        """The name that decides: of a mask that of the data file it goes with, so that both are in one order."""
+        return path.with_name(path.name.removesuffix(".loss")) if setting == "loss_masks" else path
+
     files: list[Path] = []
     folders: list[str] = []
     side: list[str] = []
-    for path in sorted(set(candidates), key=natural_key):
-        if is_side_file(path.name):
+    for path in sorted(set(candidates), key=lambda path: natural_key(data_path(path))):
+        if is_side_file(data_path(path).name):
             side.append(path.name)
             continue
         mode = _mode(path)

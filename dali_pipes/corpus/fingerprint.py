@@ -21,6 +21,7 @@ import numpy as np
 from dali_pipes.corpus.reader import OpenFile
 
 MOST_DIGESTS = 24
+MOST_MASK_DIGESTS = 12  # what a saved state has room for
 _PIECE_BYTES = 4096
 _INNER_PIECES = 4
 _GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
@@ -51,16 +52,16 @@ def digest_file(path: Path, size: int, stored: np.dtype[Any], header: bytes, sam
 
 
 def digest_corpus(format: str, dtype: np.dtype[Any], file_digests: Sequence[bytes]) -> str:
-    """16 hex digits for the whole corpus: its format, id type, and its files in their order."""
+    """16 hex digits for the whole corpus: its format, id type, and its files in their order, then their masks."""
     digest = hashlib.sha256(f"dali_pipes corpus 1 {format} {dtype.name} {len(file_digests)} ".encode())
     for file_digest in file_digests:
         digest.update(file_digest)
     return digest.hexdigest()[:16]
 
 
-def short_digests(file_digests: Sequence[bytes]) -> tuple[str, ...]:
-    """8 hex digits for each file; for more than 24 files, for each run of ceil(files / 24) consecutive ones."""
-    run = -(-len(file_digests) // MOST_DIGESTS)
+def short_digests(file_digests: Sequence[bytes], most: int = MOST_DIGESTS) -> tuple[str, ...]:
+    """8 hex digits for each file; for more than `most` files, for each run of ceil(files / most) consecutive ones."""
+    run = -(-len(file_digests) // most)
     if run <= 1:
         return tuple(digest.hex()[:8] for digest in file_digests)
     starts = range(0, len(file_digests), run)

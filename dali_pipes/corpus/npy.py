@@ -22,13 +22,27 @@ MAGIC = b"\x93NUMPY"
 # An honest header of a plain array has 64 to 256 bytes. The bound keeps a damaged one from costing time and memory.
 _LONGEST_HEADER = 10_000
 _INTEGER = re.compile(r"[<>|=]?[iu][1248]")
+_ONE_BYTE = re.compile(r"[<>|=]?[biu]1")
 
 
 def parse_npy(file: OpenFile) -> Layout:
     """Where the ids are. Raises CorpusFormatError for what is no array of integers, or a size that disagrees."""
     header, data_offset = _read_header(file)
-    stored = _integer_dtype(file, header["descr"])
-    shape = header["shape"]
+    return _layout(file, header["shape"], header["fortran_order"], _integer_dtype(file, header["descr"]), data_offset)
+
+
+def parse_npy_mask(file: OpenFile) -> Layout:
+    """Where the bytes of a mask are. Raises CorpusFormatError as `parse_npy` does, and for other than one byte each."""
+    header, data_offset = _read_header(file)
+    descr = header["descr"]
+    if not (isinstance(descr, str) and _ONE_BYTE.fullmatch(descr)):
+        raise CorpusFormatError(
+            f"{file.path}: holds {descr!r}; a mask is bool, or integers of one byte. Save it again with astype('bool')."
+        )
+    return _layout(file, header["shape"], header["fortran_order"], np.dtype(np.uint8), data_offset)
+
+
+def _layout(file: OpenFile, shape: Any, fortran_order: Any, stored: np.dtype[Any], data_offset: int) -> Layout:
     if not (isinstance(shape, tuple) and all(type(length) is int and length >= 0 for length in shape)):
         raise CorpusFormatError(
             f"{file.path}: the .npy header has shape {shape!r}, which is not a shape: it is damaged"
@@ -37,9 +51,9 @@ def parse_npy(file: OpenFile) -> Layout:
         raise CorpusFormatError(
             f"{file.path}: an array of shape {shape}; tokens are a 1-D array, or 2-D (rows, tokens)"
         )
-    if header["fortran_order"] is not False:
+    if fortran_order is not False:
         raise CorpusFormatError(
-            f"{file.path}: fortran_order is {header['fortran_order']!r}: read as a stream, columns would be taken for "
+            f"{file.path}: fortran_order is {fortran_order!r}: read as a stream, columns would be taken for "
             f"rows. Save it again with numpy.ascontiguousarray."
         )
     count = shape[0] * (shape[1] if len(shape) == 2 else 1)

@@ -9,15 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.corpus import flat, llmc, megatron, npy
+from dali_pipes.corpus import arrow_messages, flat, huggingface, llmc, megatron, npy, parquet
+from dali_pipes.corpus.arrow import open_arrow
+from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
+from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
 from dali_pipes.corpus.discover import find_files
+from dali_pipes.corpus.eager import decoded_bytes
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import kind_of_index
 from dali_pipes.corpus.sniff import recognise
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
+
+_IN_SETS = ("auto", "arrow")
+_TABLES = {"arrow": open_arrow, "parquet": parquet.open_parquet}
 
 
 def open_corpus(
@@ -25,16 +33,30 @@ def open_corpus(
     format: str = "auto",
     dtype: str | np.dtype[Any] | None = None,
     eos_id: int | None = None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    *,
+    token_column: str | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    eager: bool = False,
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
+
+    Columns of Parquet and compressed Arrow files are read whole at the first opening, to learn the lengths of the rows,
+    which are kept in the user's cache folder; with a progress bar on a terminal where that takes longer than a second.
 
     paths:  a file, a folder, a glob, or a list of these. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
             and leave out side files; a list keeps its own order. `dali_pipes.corpus.discover` has the rules.
     format: "auto" recognises each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy" or
-            "megatron" (also fairseq; prefix, `.bin` or `.idx`) says so and skips that.
+            "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet" or "arrow" (file or stream; also a folder
+            that Hugging Face datasets saved) says so and skips that.
     dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Other
             formats state it themselves, and it is compared.
     eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
+    loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
+            default a mask is the file named like the data file with .loss behind it, if there is one.
+    token_column: column of Parquet and Arrow files that lists the ids; None: `input_ids`, `tokens`, or the only one
+    cache_bytes:  bytes of decoded ids that are kept, for formats that have to be decoded
+    eager:        decode all of the corpus now and keep it; blocks, and says on standard error how many bytes that takes
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -45,12 +67,26 @@ def open_corpus(
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
-    files = [file for path in find_files(paths) for file in _inspect(path, format, id_type)]
+    found = [
+        shard for path in find_files(paths, use_indexes=format in _IN_SETS) for shard in huggingface.list_shards(path)
+    ]
+    with ColumnScans("reading the lengths of rows") as scans:
+        inspect = partial(_inspect, format=format, id_type=id_type, token_column=token_column, scans=scans)
+        is_slow = len(found) > 1 and _is_table(found[0], format)  # with little to gain from threads for other formats
+        files = [
+            file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
+        ]
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
         raise CorpusError(f"the corpus is empty: {len(files)} files without a token, the first is {files[0].path}")
-    return Corpus(files, eos_id)
+    if token_column is not None and files[0].format not in _TABLES:
+        raise ConfigError(f"token_column = {token_column!r}: files of format {files[0].format} have no columns")
+    mask = open_loss_mask(files, loss_masks)
+    corpus = Corpus(files, eos_id, mask, cache_bytes=max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes)
+    if eager:
+        corpus.decode_all()
+    return corpus
 
 
 def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
@@ -65,7 +101,17 @@ def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
     return id_type
 
 
-def _inspect(path: Path, format: str, id_type: np.dtype[Any] | None) -> list[DataFile]:
+def _is_table(path: Path, format: str) -> bool:
+    if format != "auto":
+        return format in _TABLES
+    with OpenFile(path) as file:
+        head = file.read(0, min(file.size, 6))
+    return head.startswith((parquet.MAGIC, arrow_messages.FILE_MAGIC, arrow_messages.CONTINUATION))
+
+
+def _inspect(
+    path: Path, format: str, id_type: np.dtype[Any] | None, token_column: str | None, scans: ColumnScans
+) -> list[DataFile]:
     """Find out what the file at `path`, or the set that it lists, holds and check it.
 
     `format` and `id_type` are what the user said.
@@ -85,6 +131,10 @@ def _inspect(path: Path, format: str, id_type: np.dtype[Any] | None) -> list[Dat
                 return [_inspect_pair(path, id_type)]
             if format == "flat":
                 _refuse_parts_of_a_set(path)
+        if format in _TABLES:
+            table = _TABLES[format](path, token_column, scans)
+            _check_id_type(path, format, table.stored, id_type)
+            return [table]
         samples = read_samples(file)
         layout = _layout(file, format, id_type)
         if format == "flat" and id_type is None:

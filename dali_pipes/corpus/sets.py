@@ -2,7 +2,7 @@
 
 MosaicML Streaming    index.json with "shards"
 LitData               index.json with "chunks"
-Hugging Face          state.json with "_data_files"
+Hugging Face          state.json with "_data_files", dataset_dict.json with "splits"
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ _HEAD_BYTES = 1 << 16
 _MARKS = {
     "index.json": {b'"shards"': "mds", b'"chunks"': "litdata"},
     "state.json": {b'"_data_files"': "huggingface"},
+    "dataset_dict.json": {b'"splits"': "huggingface"},
 }
 
 

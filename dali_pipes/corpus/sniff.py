@@ -7,15 +7,14 @@ also be two ordinary token ids, so each mark of fewer than four bytes is confirm
 import struct
 import zlib
 
-from dali_pipes.corpus import llmc, megatron, npy
+from dali_pipes.corpus import arrow_messages, llmc, megatron, npy, parquet
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.errors import CorpusFormatError
 
 _HEAD_BYTES = 4096
 
 _KNOWN_MARKS = {
-    b"PAR1": "a Parquet file",
-    b"ARROW1\0\0": "an Arrow IPC file",
+    b"PARE": "an encrypted Parquet file",
     b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f": "a Riegeli or ArrayRecord file",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"\x04\x22\x4d\x18": "compressed with lz4",
@@ -33,7 +32,7 @@ _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth")
 
 
 def recognise(file: OpenFile, id_width: int | None = None) -> str:
-    """The format of a file: "llmc", "npy", "megatron" for a Megatron index, or "flat", also for an empty file.
+    """The format of a file: "llmc", "npy", "parquet", "arrow", "megatron" for an index, or "flat", also if it is empty.
 
     id_width: bytes of an id if the user said so; with 1, byte-level ids look like text, which then is not refused.
     Raises CorpusFormatError for a file of another kind, naming it.
@@ -43,13 +42,17 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
         return "npy"
     if head.startswith(megatron.MAGIC):
         return "megatron"
+    if head.startswith(parquet.MAGIC):
+        return "parquet"
+    if head.startswith(arrow_messages.FILE_MAGIC + b"\0\0") or _is_arrow_stream(file, head):
+        return "arrow"
     if len(head) >= 8 and struct.unpack_from("<i", head)[0] in llmc.MAGICS:
         return "llmc"
     kind = _foreign_kind(file, head, id_width)
     if kind is not None:
         raise CorpusFormatError(
-            f"{file.path}: is {kind}; token corpora are read from flat files of ids, llm.c, .npy and Megatron files. "
-            f"Convert it first; if it does hold ids alone, say format='flat' and a dtype."
+            f"{file.path}: is {kind}; token corpora are read from flat files of ids, llm.c, .npy, Megatron, "
+            f"Parquet and Arrow files. Convert it first; if it does hold ids alone, say format='flat' and a dtype."
         )
     return "flat"
 
@@ -64,7 +67,7 @@ def _foreign_kind(file: OpenFile, head: bytes, id_width: int | None) -> str | No
         return "a tar archive"
     if head.startswith(b"PK\x03\x04"):
         return _zip_kind(head)
-    for check in (_deflate_kind, _bzip2_kind, _arrow_stream_kind, _safetensors_kind, _tfrecord_kind, _pickle_kind):
+    for check in (_deflate_kind, _bzip2_kind, _safetensors_kind, _tfrecord_kind, _pickle_kind):
         if (found := check(file, head)) is not None:
             return found
     return _text_kind(head) if id_width != 1 else None
@@ -96,12 +99,12 @@ def _bzip2_kind(file: OpenFile, head: bytes) -> str | None:
     return "compressed with bzip2" if head[:3] == b"BZh" and head[4:10] == b"1AY&SY" else None
 
 
-def _arrow_stream_kind(file: OpenFile, head: bytes) -> str | None:
-    if len(head) < 12 or head[:4] != b"\xff\xff\xff\xff":
-        return None
+def _is_arrow_stream(file: OpenFile, head: bytes) -> bool:
+    """Whether a file begins with a message of Arrow IPC, as the files do that Hugging Face datasets save."""
+    if len(head) < 12 or not head.startswith(arrow_messages.CONTINUATION):
+        return False
     length, root = struct.unpack_from("<iI", head, 4)
-    plausible = 0 < length <= file.size - 8 and length % 8 == 0 and 0 < root < length
-    return "an Arrow IPC stream (as Hugging Face datasets save)" if plausible else None
+    return bool(0 < length <= file.size - 8 and length % 8 == 0 and 0 < root < length)
 
 
 def _safetensors_kind(file: OpenFile, head: bytes) -> str | None:

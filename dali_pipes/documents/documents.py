@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
-from dali_pipes.documents.cache import default_cache_dir, kept_name, load_or_make
+from dali_pipes.documents.cache import kept_name, load_or_make
 from dali_pipes.documents.scan import Delimiter, scan_offsets
 from dali_pipes.errors import ConfigError
+from dali_pipes.user_cache import cache_folder
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -70,7 +71,10 @@ def find_documents(corpus: Corpus, *, start_id: int | None = None, cache_dir: Pa
     offsets, why_not_kept = _kept_or_scanned(corpus, delimiter, cache_dir)
     warnings = [_never_occurs(corpus, delimiter)] if _is_absent(corpus, delimiter, offsets) else []
     if why_not_kept is not None:
-        warnings.append(f"{why_not_kept}; the next start scans again. Name a folder to keep them in: DALI_PIPES_CACHE.")
+        warnings.append(
+            f"document offsets are not kept: {why_not_kept}; the next start scans again. Name a folder to keep "
+            "them in: DALI_PIPES_CACHE."
+        )
     return Documents(offsets, source, " ".join(warnings) or None)
 
 
@@ -94,15 +98,11 @@ def _delimiter(corpus: Corpus, start_id: int | None) -> Delimiter:
 def _kept_or_scanned(corpus: Corpus, delimiter: Delimiter, cache_dir: Path | None) -> tuple[Int64Array, str | None]:
     """The offsets, and why they could not be kept."""
     scan = partial(scan_offsets, corpus, delimiter)
-    try:
-        directory = (default_cache_dir() if cache_dir is None else cache_dir).absolute()
-        holds_data = directory.resolve() in {folder.resolve() for folder in {file.parent for file in corpus.files}}
-    except (OSError, RuntimeError) as error:  # no home folder, a loop of links
-        return scan(), f"document offsets are not kept: {error}"
-    if holds_data:
-        return scan(), f"document offsets are not kept: nothing is written to {directory}, which holds the data"
+    folder, why = cache_folder(corpus.files, cache_dir)
+    if folder is None:
+        return scan(), why
     name = kept_name(corpus.fingerprint, delimiter.kind, delimiter.token_id)
-    return load_or_make(directory / name, corpus.num_tokens, scan)
+    return load_or_make(folder / name, corpus.num_tokens, scan)
 
 
 def _is_absent(corpus: Corpus, delimiter: Delimiter, offsets: Int64Array) -> bool:

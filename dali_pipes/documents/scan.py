@@ -5,17 +5,15 @@ places        2     4 5              end id: a document ends behind each, at 3, 
 offsets   0   3     5 6   7
 """
 
-import contextlib
 import os
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
+from dali_pipes.progress import progress_bar
 from dali_pipes.readers import ReaderThreads
 
 Int64Array = npt.NDArray[np.int64]
@@ -23,8 +21,6 @@ Int64Array = npt.NDArray[np.int64]
 CHUNK_BYTES = 2 << 20
 """What a thread reads and compares at once: small enough to be still in the cache when it is compared."""
 MOST_THREADS = 8
-LARGE_BYTES = 256 << 20
-"""From this size on a scan shows its progress, if it has a terminal to show it on."""
 
 _FIRST_CAPACITY = 1 << 16  # offsets
 
@@ -64,7 +60,7 @@ def scan_offsets(corpus: Corpus, delimiter: Delimiter) -> Int64Array:
     # A chunk is asked for when the one that had its memory before is done.
     coming = deque(readers.submit(cuts, number) for number in range(min(len(ring), len(firsts))))
     try:
-        with _progress(corpus.num_tokens * corpus.dtype.itemsize) as advance:
+        with progress_bar("finding documents", corpus.num_tokens * corpus.dtype.itemsize, in_bytes=True) as advance:
             for number in range(len(firsts)):
                 offsets.extend(coming.popleft().result())
                 if number + len(ring) < len(firsts):
@@ -100,18 +96,3 @@ class _Growing:
         self._array.resize(self._count, refcheck=False)
         self._array.flags.writeable = False
         return self._array
-
-
-@contextlib.contextmanager
-def _progress(total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A function that takes the bytes just done; it draws a bar only where that is of use."""
-    if total_bytes < LARGE_BYTES or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
-
-    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("finding documents", total=total_bytes)
-        yield lambda done: progress.update(bar, advance=done)

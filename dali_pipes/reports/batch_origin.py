@@ -140,7 +140,7 @@ class _Cutter:
 
     def __init__(self, corpus: Corpus, offsets: Int64Array | None) -> None:
         self._corpus, self._offsets = corpus, offsets
-        self._extents = corpus.extent_starts
+        self._extents, _ = corpus.extents
 
     def row(self, plan: Plan, row: int, seq_len: int) -> Iterator[PieceOrigin]:
         """The pieces of one row of a plan."""

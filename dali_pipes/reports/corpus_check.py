@@ -63,6 +63,7 @@ def check_corpus(
     eos_id: int | None = None,
     start_id: int | None = None,
     vocab_size: int | None = None,
+    token_column: str | None = None,
     progress: Progress = lambda title, total_bytes: nullcontext(lambda done: None),
 ) -> CheckReport:
     """Check files read as one corpus. Blocks: reads all of them, twice where checksums are recorded or ids are looked
@@ -72,10 +73,11 @@ def check_corpus(
     for arguments that cannot be, for files that are missing or unreadable, and for a corpus without a token.
     """
     problems = Problems()
-    corpus, found = _open_what_can_be(paths, {"format": format, "dtype": dtype, "eos_id": eos_id}, problems)
+    settings = {"format": format, "dtype": dtype, "eos_id": eos_id, "token_column": token_column}
+    corpus, found = _open_what_can_be(paths, settings, problems)
     with corpus or nullcontext():
         recorded = recorded_files(found)
-        with progress("checksums", sum(file.size for file in recorded)) as advance:
+        with progress("comparing checksums", sum(file.size for file in recorded)) as advance:
             for problem in wrong_files(recorded, advance):
                 problems.add(problem)
         notes: list[str] = []
@@ -102,7 +104,7 @@ def _check_opened(
     documents = documents_of(corpus, start_id, problems, notes)
     expected = expected_ids(corpus, documents, start_id)
     width = corpus.dtype.itemsize
-    with progress("ids", corpus.num_tokens * width) as advance:
+    with progress("reading ids", corpus.num_tokens * width) as advance:
         scan = scan_ids(
             corpus,
             all_spans(corpus),
@@ -135,7 +137,7 @@ def _open_what_can_be(
         together = error
     else:
         return corpus, list(corpus.files)
-    found, good = find_files(paths), []
+    found, good = find_files(paths, use_indexes=settings["format"] != "flat"), []
     for path in found:
         try:
             open_corpus(path, **settings).close()

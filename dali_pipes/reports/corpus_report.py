@@ -17,6 +17,7 @@ from dali_pipes.reports.findings import (
     add_type_problems,
     documents_of,
     expected_ids,
+    tokens_in_files,
 )
 from dali_pipes.reports.id_scan import all_spans, sample_spans, scan_ids
 from dali_pipes.reports.problem import Problem, Problems
@@ -45,6 +46,8 @@ class CorpusReport:
     documents_from: str | None
     """"index", "end id 50256" or "start id 1"; None if nothing tells where documents end."""
     lengths: LengthReport | None
+    loss_masks: int
+    """Data files with a loss mask; the others, or all, are learned whole."""
     largest_id: int | None
     ids_looked_at: int
     is_full: bool
@@ -90,7 +93,7 @@ def inspect_corpus(
     add_file_problems(problems, corpus)
     if documents is not None:
         add_document_problems(problems, notes, corpus, documents, lengths)
-    files = tuple(map(FileReport, corpus.files, corpus.file_tokens.tolist(), map(_size, corpus.files)))
+    files = tuple(map(FileReport, corpus.files, tokens_in_files(corpus).tolist(), map(_size, corpus.files)))
     return CorpusReport(
         format=corpus.format,
         files=files,
@@ -101,6 +104,7 @@ def inspect_corpus(
         documents=None if documents is None else documents.num_documents,
         documents_from=None if documents is None else documents.source,
         lengths=lengths,
+        loss_masks=0 if corpus.loss_mask is None else corpus.loss_mask.num_files,
         largest_id=scan.largest,
         ids_looked_at=scan.looked_at,
         is_full=scan.looked_at == corpus.num_tokens,

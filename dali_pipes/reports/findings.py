@@ -1,6 +1,7 @@
 """What can be wrong with a corpus that opened: its ids, their type, its files, its documents."""
 
 import numpy as np
+import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import Documents, find_documents
@@ -9,9 +10,19 @@ from dali_pipes.reports.document_lengths import LengthReport
 from dali_pipes.reports.id_scan import SAMPLE_IDS, Expected, Faults, IdScan
 from dali_pipes.reports.problem import Problem, Problems, problem_at
 
+Int64Array = npt.NDArray[np.int64]
+
 LARGEST_VOCABULARY = 1 << 22
 """No published tokenizer comes near; ids beyond are rather those of another type."""
 _FEWEST_IDS = 64  # that tell something about their type
+
+
+def tokens_in_files(corpus: Corpus) -> Int64Array:
+    """Ids in each of `corpus.files`: int64 (F,)."""
+    starts, files = corpus.extents
+    counts = np.zeros(len(corpus.files), np.int64)
+    np.add.at(counts, files, np.diff(starts))
+    return counts
 
 
 def documents_of(corpus: Corpus, start_id: int | None, problems: Problems, notes: list[str]) -> Documents | None:
@@ -81,7 +92,7 @@ def add_type_problems(problems: Problems, corpus: Corpus, scan: IdScan) -> None:
 
 def add_file_problems(problems: Problems, corpus: Corpus) -> None:
     """Files without a token."""
-    for path, count in zip(corpus.files, corpus.file_tokens.tolist(), strict=True):
+    for path, count in zip(corpus.files, tokens_in_files(corpus).tolist(), strict=True):
         if not count:
             problems.add(Problem("empty_file", f"{path}: holds no token; was it copied or made in full?", path))
 
@@ -115,17 +126,18 @@ def _add_index_problems(problems: Problems, corpus: Corpus, documents: Documents
         if found != wanted:
             message = f"the index {what} at corpus position {found}, the corpus at {wanted}"
             problems.add(Problem("index", message, position=int(found)))
-    ends = np.cumsum(corpus.file_tokens)
+    counts = tokens_in_files(corpus)
+    ends = np.cumsum(counts)
     at = np.minimum(np.searchsorted(offsets, ends), len(offsets) - 1)
     for number in np.flatnonzero(offsets[at] != ends).tolist():
         path, document = corpus.files[number], int(at[number]) - 1
         message = f"{path}: document {document} does not end with the file, at corpus position {ends[number]}"
-        problems.add(Problem("index", message, path, int(corpus.file_tokens[number]), int(ends[number]), document))
+        problems.add(Problem("index", message, path, int(counts[number]), int(ends[number]), document))
 
 
 def _add_tail_problems(problems: Problems, notes: list[str], corpus: Corpus, documents: Documents) -> None:
     """Where an id ends documents, the last token of the corpus is that id; of other files it usually is, too."""
-    counts = corpus.file_tokens
+    counts = tokens_in_files(corpus)
     numbers = np.flatnonzero(counts)
     lasts = np.empty((len(numbers), 1), corpus.dtype)
     try:

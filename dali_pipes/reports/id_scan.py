@@ -26,10 +26,10 @@ SAMPLE_PLACES = 64
 SAMPLE_IDS = 16384
 
 
-class Span(NamedTuple):
-    """Ids `first` to `first + length - 1` of a corpus."""
+class Spans(NamedTuple):
+    """What to look at: `length` ids from each of `firsts` (rising) on, fewer where the corpus ends before."""
 
-    first: int
+    firsts: Sequence[int]
     length: int
 
 
@@ -77,56 +77,56 @@ class IdScan:
     """One for a span: what follows in it was not looked at."""
 
 
-def sample_spans(num_tokens: int) -> list[Span]:
+def sample_spans(num_tokens: int) -> Spans:
     """Places spread evenly over a corpus, its first and last ids among them; all of a small one."""
     if num_tokens <= SAMPLE_PLACES * SAMPLE_IDS:
-        return [Span(first, min(SAMPLE_IDS, num_tokens - first)) for first in range(0, num_tokens, SAMPLE_IDS)]
+        return Spans(range(0, num_tokens, SAMPLE_IDS), SAMPLE_IDS)
     room = num_tokens - SAMPLE_IDS
-    return [Span(place * room // (SAMPLE_PLACES - 1), SAMPLE_IDS) for place in range(SAMPLE_PLACES)]
+    return Spans([place * room // (SAMPLE_PLACES - 1) for place in range(SAMPLE_PLACES)], SAMPLE_IDS)
 
 
-def all_spans(corpus: Corpus) -> list[Span]:
+def all_spans(corpus: Corpus) -> Spans:
     """The whole corpus, in chunks that stay in a core's cache."""
-    size = CHUNK_BYTES // corpus.dtype.itemsize
-    return [Span(first, min(size, corpus.num_tokens - first)) for first in range(0, corpus.num_tokens, size)]
+    length = CHUNK_BYTES // corpus.dtype.itemsize
+    return Spans(range(0, corpus.num_tokens, length), length)
 
 
 def scan_ids(
     corpus: Corpus,
-    spans: Sequence[Span],
+    spans: Spans,
     *,
     vocab_size: int | None = None,
     expected: Expected | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> IdScan:
-    """Read `spans`, rising, and find the smallest and largest id and what is wrong. Blocks.
+    """Read `spans` and find the smallest and largest id and what is wrong. Blocks.
 
     Wrong: an id below 0 or at or above `vocab_size`, one that is not as `expected`, and what cannot be read, which
     raises nothing here. `advance(ids)` is called in this thread as spans are done.
     """
-    threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, len(spans)))
-    longest = max((span.length for span in spans), default=0)
-    ring = [np.empty((1, longest), corpus.dtype) for _ in range(threads + 1)]
+    firsts, length = spans
+    threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, len(firsts)))
+    ring = [np.empty((1, min(length, corpus.num_tokens)), corpus.dtype) for _ in range(threads + 1)]
     scan = IdScan()
 
     def look(number: int) -> IdScan:
-        span = spans[number]
-        memory = ring[number % len(ring)]
+        first = firsts[number]
+        ids = ring[number % len(ring)][:, : min(length, corpus.num_tokens - first)]
         try:
-            corpus.read_rows([span.first], memory[:, : span.length])
-            return _seen(span.first, memory[0, : span.length], vocab_size, expected)
+            corpus.read_rows([first], ids)
+            return _seen(first, ids[0], vocab_size, expected)
         except CorpusError:
-            return _seen_in_part(corpus, span, vocab_size, expected)
+            return _seen_in_part(corpus, first, ids.size, vocab_size, expected)
 
     readers = ReaderThreads(threads)
     # A span is asked for when the one that had its memory before is done.
-    coming = deque(readers.submit(look, number) for number in range(min(len(ring), len(spans))))
+    coming = deque(readers.submit(look, number) for number in range(min(len(ring), len(firsts))))
     try:
-        for number, span in enumerate(spans):
+        for number, first in enumerate(firsts):
             _add(scan, coming.popleft().result())
-            if number + len(ring) < len(spans):
+            if number + len(ring) < len(firsts):
                 coming.append(readers.submit(look, number + len(ring)))
-            advance(span.length)
+            advance(min(length, corpus.num_tokens - first))
     finally:
         for future in coming:
             future.cancel()
@@ -157,21 +157,21 @@ def _faults(first: int, ids: npt.NDArray[Any], places: npt.NDArray[np.intp]) -> 
     return [Fault(first + int(place), int(ids[place])) for place in places[:MOST_LISTED]], len(places)
 
 
-def _seen_in_part(corpus: Corpus, span: Span, vocab_size: int | None, expected: Expected | None) -> IdScan:
+def _seen_in_part(corpus: Corpus, first: int, length: int, vocab_size: int | None, expected: Expected | None) -> IdScan:
     """What can be seen of a span that cannot be read whole: the ids before the first that cannot."""
     readable, failure = 0, None
-    unknown = span.length  # ids from `readable` on among which is the first that cannot be read
+    unknown = length  # ids from `readable` on among which is the first that cannot be read
     while unknown:
         half = -(-unknown // 2)
         try:
-            corpus.tokens(span.first + readable, half)
+            corpus.tokens(first + readable, half)
             readable, unknown = readable + half, unknown - half
         except CorpusError as error:
             failure, unknown = error, half if half < unknown else 0
-    scan = _seen(span.first, corpus.tokens(span.first, readable), vocab_size, expected)
+    scan = _seen(first, corpus.tokens(first, readable), vocab_size, expected)
     if failure is not None:  # else the file has come back meanwhile
         faults = scan.out_of_range if isinstance(failure, TokenRangeError) else scan.unreadable
-        faults.extend([Fault(span.first + readable, span.length - readable, str(failure))], 1)
+        faults.extend([Fault(first + readable, length - readable, str(failure))], 1)
     return scan
 
 

@@ -1,6 +1,6 @@
 """Which rows a step holds: pure integer arithmetic. No files, no DALI, no torch, no array larger than a block."""
 
-from dali_pipes.schedule.packing import LongDocuments, Packing, PackingCounts, pack, rows_of_documents
+from dali_pipes.schedule.packing import LongDocuments, Packing, PackingCounts, narrow, pack, rows_of_documents
 from dali_pipes.schedule.schedule import PADDING, Blocks, Position, Schedule, StepRange, WindowMark
 from dali_pipes.schedule.windows import Windows, split_windows
 
@@ -15,6 +15,7 @@ __all__ = [
     "StepRange",
     "WindowMark",
     "Windows",
+    "narrow",
     "pack",
     "rows_of_documents",
     "split_windows",

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 LongDocuments = Literal["split", "truncate", "drop"]
 LONG_DOCUMENTS: tuple[LongDocuments, ...] = ("split", "truncate", "drop")
 
@@ -41,13 +42,16 @@ class PackingCounts(NamedTuple):
 
 
 class DocumentPieces(NamedTuple):
-    """P pieces in document order; those of one document follow one another. The row mode "pad": one piece a row."""
+    """P pieces in document order; those of one document follow one another. The row mode "pad": one piece a row.
 
-    piece_documents: Int64Array
+    Arrays are int32 where that holds their values, else int64: `narrow`.
+    """
+
+    piece_documents: IntArray
     """(P,): index of the document in `lengths`."""
-    piece_begins: Int64Array
+    piece_begins: IntArray
     """(P,): first token of the piece, counted from the document's first."""
-    piece_lengths: Int64Array
+    piece_lengths: IntArray
     """(P,): tokens, 1 to seq_len."""
     counts: PackingCounts
 
@@ -55,15 +59,26 @@ class DocumentPieces(NamedTuple):
 class Packing(NamedTuple):
     """R rows of P pieces: row r holds the pieces row_offsets[r] to row_offsets[r + 1] - 1, the longest first.
 
-    Rows that one piece fills come first, in document order. Takes 24 bytes a piece and 8 a row.
+    Rows that one piece fills come first, in document order. Takes 12 bytes a piece and 4 a row, unless values need
+    64 bits.
     """
 
-    row_offsets: Int64Array
+    row_offsets: IntArray
     """(R + 1,): from 0 to P, strictly increasing."""
-    piece_documents: Int64Array
-    piece_begins: Int64Array
-    piece_lengths: Int64Array
+    piece_documents: IntArray
+    piece_begins: IntArray
+    piece_lengths: IntArray
     counts: PackingCounts
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return self.row_offsets.size - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.row_offsets.nbytes + sum(piece.nbytes for piece in self[1:4])
 
 
 def pack(lengths: Int64Array, seq_len: int, long_documents: LongDocuments) -> Packing:
@@ -79,7 +94,7 @@ def pack(lengths: Int64Array, seq_len: int, long_documents: LongDocuments) -> Pa
     rows = _rows_of_pieces(placements)
     places = decreasing[_stable_order(rows, num_rows)]
     return Packing(
-        _offsets(np.bincount(rows, minlength=num_rows)),
+        narrow(_offsets(np.bincount(rows, minlength=num_rows)), rows.size),
         pieces.piece_documents[places],
         pieces.piece_begins[places],
         pieces.piece_lengths[places],
@@ -108,7 +123,18 @@ def rows_of_documents(lengths: Int64Array, seq_len: int, long_documents: LongDoc
         split_documents=num_long if long_documents == "split" else 0,
         truncated_documents=num_long if long_documents == "truncate" else 0,
     )
-    return DocumentPieces(documents, begins, np.minimum(kept[documents] - begins, seq_len), counts)
+    piece_lengths = np.minimum(kept[documents] - begins, seq_len)
+    return DocumentPieces(
+        narrow(documents, lengths.size),
+        narrow(begins, int(begins.max(initial=0))),
+        narrow(piece_lengths, seq_len),
+        counts,
+    )
+
+
+def narrow(values: Int64Array, largest: int) -> IntArray:
+    """Whole numbers in [0, largest] as int32 if that holds `largest`; else as they are."""
+    return values.astype(np.int32) if largest < 2**31 else values
 
 
 def _check(lengths: Int64Array, seq_len: int, long_documents: str) -> None:
@@ -203,6 +229,6 @@ def _offsets(counts: Int64Array) -> Int64Array:
     return offsets
 
 
-def _stable_order(keys: Int64Array, largest: int) -> npt.NDArray[np.intp]:
+def _stable_order(keys: IntArray, largest: int) -> npt.NDArray[np.intp]:
     """Stable argsort of keys in [0, largest]. NumPy sorts keys of up to 16 bits by radix, 8 times as fast."""
     return np.argsort(keys.astype(np.min_scalar_type(largest)), kind="stable")

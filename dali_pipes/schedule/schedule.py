@@ -57,6 +57,9 @@ class RowCounts(Protocol):
     def count(self, epoch: int, at_least: int | None = None) -> int:
         """Rows known by now: all of the epoch's, or at least `at_least` of them; None counts all. May block."""
 
+    def is_complete(self, epoch: int) -> bool:
+        """Whether all rows of the epoch have been counted. Counts none."""
+
     def estimate(self, epoch: int) -> int:
         """Rows of the epoch, as far as that can be said without counting them all."""
 
@@ -113,8 +116,12 @@ class Schedule:
     def steps(self, base: int = 0, epoch: int = 0, most: int | None = None) -> int:
         """Number of steps from row `base` to the end of its epoch, the same on every rank; counted up to `most`."""
         rows = self.rows_known(epoch, None if most is None else base + most * self.global_rows) - base
-        steps = rows // self.global_rows if self.drop_last else -(-rows // self.global_rows)
+        steps = self.steps_of(rows)
         return steps if most is None else min(steps, most)
+
+    def steps_of(self, rows: int) -> int:
+        """Steps that a number of rows makes."""
+        return rows // self.global_rows if self.drop_last else -(-rows // self.global_rows)
 
     def step_rows(self, base: int, step: int, epoch: int = 0) -> int:
         """Rows this rank gets in one step, padding rows included: batch_size, or fewer in a last partial step.

@@ -5,11 +5,10 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from dali_pipes.errors import DaliPipesError
 
@@ -39,18 +38,6 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
-
-
-@contextlib.contextmanager
-def progress_bar(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, on a terminal alone; gone when it is done. Takes the bytes just done, of any thread."""
-    if total_bytes == 0 or not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    columns = (*Progress.get_default_columns()[:3], DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=total_bytes)
-        yield lambda done: progress.update(task, advance=done)
 
 
 @contextlib.contextmanager

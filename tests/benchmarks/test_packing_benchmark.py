@@ -31,6 +31,8 @@ def test_quick_run(tmp_path: Path) -> None:
         medians = last["medians"][str(entry["seq_len"])]
         assert medians[packing.OURS]["fill"] == medians[packing.YARDSTICK]["fill"]
         assert all(0.5 < median["fill"] <= 1 and median["documents_per_s"] > 0 for median in medians.values())
+        assert entry["loader_plan"]["documents_per_s"] > 0
+        assert 4 < entry["loader_plan"]["kept_bytes_per_document"] <= 16
         assert sum(entry["histograms"]["documents"]) == 2 * 2048
         assert sum(entry["histograms"]["rows"][packing.OURS]) == sum(
             figures["rows"] for figures in entry["methods"][packing.OURS]["rounds"]

@@ -279,7 +279,7 @@ def test_problems_of_a_kind_are_listed_up_to_a_number_and_all_are_counted(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "arguments", [["none.bin"], [__file__, "--format", "parquet"], [Path(__file__).parent / "no*"]]
+    "arguments", [["none.bin"], [__file__, "--format", "nonesuch"], [Path(__file__).parent / "no*"]]
 )
 def test_a_mistake_is_not_a_problem_of_the_data(arguments: list[object]) -> None:
     one_line_error("check", *arguments, "--json")

@@ -116,7 +116,7 @@ def test_a_parser_that_reports_on_several_lines_gets_one(tmp_path: Path) -> None
     ("command", "message"),
     [
         (("inspect", "nothing/here.bin"), "nothing/here.bin"),
-        (("inspect", __file__, "--format", "parquet"), "parquet"),
+        (("inspect", __file__, "--format", "nonesuch"), "nonesuch"),
     ],
 )
 def test_a_bad_corpus_is_one_line(command: tuple[str, ...], message: str) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from commands import one_line_error, run, run_json, run_well
 
-COMMAND = [sys.executable, "-c", "from dali_pipes.cli import app; app()"]
+AT_ONCE = "import dali_pipes.progress as progress; progress.SHOWN_AFTER_S = 0"
+COMMAND = [sys.executable, "-c", f"{AT_ONCE}\nfrom dali_pipes.cli import app; app()"]
 HOSTILE = "[red]a\x1b[31m\n:smile:\u202e\x9b" + os.fsdecode(b"\xff") + ".bin"
 
 
@@ -34,16 +35,17 @@ def finish(process: "subprocess.Popen[bytes]") -> tuple[int, bytes, bytes]:
 
 
 def strings_in(value: Any) -> set[str]:
-    """All strings of a JSON value."""
-    if isinstance(value, dict | list):
-        parts: Any = value.values() if isinstance(value, dict) else value
-        return set().union(*map(strings_in, parts))
+    """All strings of a JSON value, names of fields left out."""
+    if isinstance(value, dict):
+        return strings_in(list(value.values()))
+    if isinstance(value, list):
+        return {text for part in value for text in strings_in(part)}
     return {value} if isinstance(value, str) else set()
 
 
 def read_terminal(terminal: int) -> bytes:
     """All that was written to a terminal until its last writer closed it."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         try:
             part = os.read(terminal, 1 << 16)
@@ -100,7 +102,7 @@ def test_ctrl_c_ends_a_check_with_its_own_status(tmp_path: Path, terminal: tuple
     process = start("check", path, "--dtype", "uint16", "--json", stderr=writer)
     os.close(writer)
     seen = b""
-    while b"ids" not in seen:
+    while b"reading ids" not in seen:
         seen += os.read(reader, 1 << 16)
     process.send_signal(signal.SIGINT)
     begin = time.monotonic()

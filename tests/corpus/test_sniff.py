@@ -51,9 +51,7 @@ def tfrecord() -> bytes:
 
 
 FOREIGN: dict[str, Callable[[], bytes]] = {
-    "a Parquet file": lambda: b"PAR1" + IDS + b"PAR1",
-    "an Arrow IPC file": lambda: b"ARROW1\0\0" + IDS,
-    "an Arrow IPC stream": lambda: struct.pack("<iiI", -1, 256, 16) + IDS,
+    "an encrypted Parquet file": lambda: b"PARE" + IDS + b"PARE",
     "a Riegeli or ArrayRecord file": lambda: bytes.fromhex("83af70d10d884a3f") + IDS,
     "compressed with gzip": lambda: gzip.compress(IDS),
     "compressed with zlib": lambda: zlib.compress(IDS),

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dali_pipes import kept_files, user_cache
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.documents import Documents, cache, find_documents, scan
 
@@ -120,13 +122,13 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("DALI_PIPES_CACHE", "~/own")
-    assert cache.default_cache_dir() == tmp_path / "home" / "own"
+    assert user_cache.default_cache_dir() == tmp_path / "home" / "own"
     monkeypatch.setenv("DALI_PIPES_CACHE", "")
-    assert cache.default_cache_dir() == tmp_path / "xdg" / "dali_pipes"
+    assert user_cache.default_cache_dir() == tmp_path / "xdg" / "dali_pipes"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
+    assert user_cache.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
+    assert user_cache.default_cache_dir() == tmp_path / "home" / ".cache" / "dali_pipes"
 
 
 def test_a_folder_named_in_the_call_comes_first(tmp_path: Path, data: Path) -> None:
@@ -232,11 +234,11 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, data: Path, reads: list[int]
 @given(data=st.data())
 def test_what_a_flipped_bit_leaves_usable_is_still_plausible(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "offsets.npy"
-    cache._store(path, OFFSETS)
+    kept_files.store(path, OFFSETS)
     whole = bytearray(path.read_bytes())
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(whole)
-    found = cache._load(path, len(TOKENS))
+    found = load(path, len(TOKENS))
     if found is not None:
         assert found.shape == OFFSETS.shape
         assert (found[0], found[-1]) == (0, len(TOKENS))
@@ -244,7 +246,7 @@ def test_what_a_flipped_bit_leaves_usable_is_still_plausible(tmp_path: Path, dat
 
 
 def test_files_are_what_numpy_writes(tmp_path: Path) -> None:
-    cache._store(tmp_path / "a.npy", OFFSETS)
+    kept_files.store(tmp_path / "a.npy", OFFSETS)
     np.save(tmp_path / "b.npy", OFFSETS)
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
 
@@ -256,10 +258,14 @@ def test_order_is_checked_in_long_files(tmp_path: Path) -> None:
         changed[at] = wrong
         if at == 150_000:  # not every offset there is looked at: a page of them
             changed[at - 512 : at + 512] = wrong
-        cache._store(tmp_path / "a.npy", changed)
-        assert cache._load(tmp_path / "a.npy", 299_999) is None
-    cache._store(tmp_path / "a.npy", offsets)
-    assert cache._load(tmp_path / "a.npy", 299_999) is not None
+        kept_files.store(tmp_path / "a.npy", changed)
+        assert load(tmp_path / "a.npy", 299_999) is None
+    kept_files.store(tmp_path / "a.npy", offsets)
+    assert load(tmp_path / "a.npy", 299_999) is not None
+
+
+def load(path: Path, num_tokens: int) -> npt.NDArray[np.int64] | None:
+    return kept_files.load(path, lambda offsets: cache.is_plausible(offsets, num_tokens))
 
 
 def check_kept_in_memory(documents: Documents, reason: str) -> None:

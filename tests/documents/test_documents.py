@@ -15,6 +15,7 @@ from document_oracle import offsets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dali_pipes import progress
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.documents import Documents, find_documents, scan
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError, TokenRangeError
@@ -200,21 +201,21 @@ def test_a_file_that_shrank_is_an_error(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("*.npy"))
 
 
-@pytest.mark.parametrize(("is_terminal", "is_large"), [(True, True), (True, False), (False, True)])
-def test_progress_is_for_terminals_and_large_files(
+@pytest.mark.parametrize(("is_terminal", "is_long"), [(True, True), (True, False), (False, True)])
+def test_progress_is_for_terminals_and_long_scans(
     tmp_path: Path,
     is_terminal: bool,
-    is_large: bool,
+    is_long: bool,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(scan, "LARGE_BYTES", 1 if is_large else 1000)
+    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0 if is_long else 1000)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setenv("TERM", "xterm")
     assert found(flat(tmp_path / "data", [1, E, 3]), end=E).offsets.tolist() == [0, 2, 3]
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert ("finding documents" in shown.err) == (is_terminal and is_large)
+    assert ("finding documents" in shown.err) == (is_terminal and is_long)
 
 
 LLMC = [f"llmc/gpt2_{name}.bin" for name in ("val_000000", "train_000001", "train_000002", "train_000003")]

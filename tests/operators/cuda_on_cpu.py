@@ -45,7 +45,7 @@ def kernel_names() -> dict[str, list[str]]:
         **{
             name: [_kernel.expression(name, *pair) for pair in rows_dtype_pairs()] for name in ("rows", "shuffled_rows")
         },
-        "segments": [*(_kernel.expression("segments", token) for token in TOKEN_DTYPES), "segment_bounds"],
+        "segments": [*(_kernel.expression("segments", token) for token in TOKEN_DTYPES), "piece_begins"],
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import cuda_on_cpu
 import numpy as np
 import pytest
-from backends import NUMPY, Backend
+from backends import NUMPY, Backend, cuda_sources_on_cpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -54,8 +55,22 @@ def by_element(
     mask_boundaries: bool,
     loss_mask: list[int] | None,
     cu_capacity: int,
+    batch_rows: int | None = None,
 ) -> dict[str, Any]:
     """Slow and independent, over Python integers, one position after another."""
+    if batch_rows is not None:
+        batches = [
+            by_element(
+                tokens, rows[begin : begin + batch_rows], seq_len, pad_id, mtp, mask_boundaries, loss_mask, cu_capacity
+            )
+            for begin in range(0, len(rows), batch_rows)
+        ]
+        return {
+            name: [batch[name] for batch in batches]
+            if name == "cu_seqlens"
+            else [value for batch in batches for value in batch[name]]
+            for name in OUTPUTS
+        }
     wanted: dict[str, Any] = {name: [] for name in OUTPUTS}
     bounds = [0]
     for index, pieces in enumerate(rows):
@@ -289,10 +304,14 @@ def test_equals_the_walk_by_element(
     if limits.min < 0:
         tokens[data.draw(st.lists(st.integers(0, num_tokens - 1), max_size=3))] = X
     loss_mask = data.draw(st.none() | st.lists(st.sampled_from([0, 1, 255]), min_size=num_tokens, max_size=num_tokens))
-    needed = sum(len(row) + (sum(length for _, length, _ in row) < seq_len) for row in rows)
-    size = len(rows) * seq_len
-    capacity = data.draw(st.none() | st.integers(needed, 2 * size + 3))
+    batch_rows = data.draw(st.none() | st.integers(1, 7))
+    in_batch = len(rows) if batch_rows is None else batch_rows
+    segment_counts = [len(row) + (sum(length for _, length, _ in row) < seq_len) for row in rows]
+    needed = max((sum(segment_counts[row : row + in_batch]) for row in range(len(rows))), default=0)
+    size = in_batch * seq_len
+    capacity = data.draw(st.none() | st.integers(max(needed, in_batch), 2 * size + 3))
     options: dict[str, Any] = {"pad_id": pad_id, "mtp": mtp, "mask_boundaries": mask_boundaries, "loss_mask": loss_mask}
+    options["batch_rows"] = batch_rows
     vocab_size = data.draw(st.none() | st.sampled_from([1, 100, 2**63]))
     bad = xp.bad()
     found = run(
@@ -316,8 +335,9 @@ def test_equals_the_walk_by_element(
     [(1, 5000, 40), (2, 4096, 1), (1, 6000, 4000), (3, 257, 30), (600, 3, 2), (3000, 1, 1), (5, 1000, 1000)],
 )
 @pytest.mark.parametrize("staged", [True, False], ids=["staged", "anywhere"])
+@pytest.mark.parametrize("batch_rows", [None, 3, 1100])
 def test_shapes_around_the_limits_of_a_launch(
-    xp: Backend, count: int, seq_len: int, longest: int, staged: bool
+    xp: Backend, count: int, seq_len: int, longest: int, staged: bool, batch_rows: int | None
 ) -> None:
     generator = np.random.default_rng(count)
     tokens = generator.integers(0, 65536, count * seq_len + 50, np.uint16)
@@ -334,8 +354,8 @@ def test_shapes_around_the_limits_of_a_launch(
             place, left = place + length, left - length
         rows.append(pieces)
     options: dict[str, Any] = {"pad_id": 5, "mtp": 0, "mask_boundaries": True, "loss_mask": None}
-    wanted = by_element(tokens.tolist(), rows, seq_len, cu_capacity=count * seq_len, **options)
-    assert run(xp, tokens, rows, seq_len, **options) == wanted
+    options |= {"batch_rows": batch_rows, "cu_capacity": seq_len * (batch_rows or count)}
+    assert run(xp, tokens, rows, seq_len, **options) == by_element(tokens.tolist(), rows, seq_len, **options)
 
 
 @pytest.mark.parametrize("mtp", [0, 2])
@@ -372,6 +392,40 @@ def test_a_part_of_the_rows(xp: Backend) -> None:
     assert xp.numpy(found["input_ids"]).tolist() == [[3, 4, 9], [5, 6, 9]]
     assert xp.numpy(found["segment_ids"]).tolist() == [[1, 2, 0], [1, 1, 0]]
     assert xp.numpy(found["cu_seqlens"]).tolist() == [0, 1, 2, 3, 5, 6, 6]
+
+
+def test_a_block_of_batches(xp: Backend) -> None:
+    """Each batch counts its segments and bounds by itself; the last one has a row less."""
+    rows: list[list[Piece]] = [[(0, 2, 2)], [(2, 1, 3), (3, 2, 5)], []]
+    found = run(xp, [1, 2, 3, 4, 5], rows, 3, batch_rows=2)
+    assert found["cu_seqlens"] == [[0, 2, 3, 4, 6, 6, 6], [0, 3, 3, 3, 3, 3, 3]]
+    assert found["num_segments"] == [4, 1]
+    assert found["segment_ids"] == [[1, 1, 0], [1, 2, 2], [0, 0, 0]]
+    one = run(xp, [1, 2, 3, 4, 5], rows, 3, batch_rows=3)
+    assert (one["cu_seqlens"], one["num_segments"]) == ([[0, 2, 3, 4, 6, 9, 9, 9, 9, 9]], [5])
+    none = run(xp, [1], [], 3, batch_rows=2)
+    assert none == {name: [] for name in OUTPUTS}
+
+
+def test_a_block_of_batches_takes_as_many_launches_as_one(
+    cpu_kernels: Mapping[str, Mapping[str, cuda_on_cpu.CpuKernel]],
+) -> None:
+    launched: list[str] = []
+
+    def counted(name: str, kernel: cuda_on_cpu.CpuKernel) -> Any:
+        def launch(*arguments: Any) -> None:
+            launched.append(name)
+            kernel(*arguments)
+
+        return launch
+
+    counting: Any = {
+        operator: {name: counted(name, kernel) for name, kernel in kernels.items()}
+        for operator, kernels in cpu_kernels.items()
+    }
+    with cuda_sources_on_cpu(counting) as xp:
+        run(xp, [1, 2, 3], [[(0, 1, 2)], [], [(1, 2, 3)]] * 5, 3, batch_rows=2)
+    assert launched == ["piece_begins", "segments<unsigned short>"]
 
 
 def test_positions_past_32_bits(xp: Backend, tmp_path: Path) -> None:

@@ -5,3 +5,4 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "cases"))
 sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "corpus"))

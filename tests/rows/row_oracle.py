@@ -23,9 +23,16 @@ def write_documents(folder: Path, documents: Sequence[Sequence[int]], dtype: str
 
 
 def row_outputs(
-    tokens: Sequence[int], row: Row, seq_len: int, *, pad_id: int = 0, mtp: int = 0, mask_boundaries: bool = True
+    tokens: Sequence[int],
+    row: Row,
+    seq_len: int,
+    *,
+    pad_id: int = 0,
+    mtp: int = 0,
+    mask_boundaries: bool = True,
+    learn: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Every output of one row, as lists of `seq_len` entries."""
+    """Every output of one row, as lists of `seq_len` entries. `learn`: 0 for a token of the corpus that is no label."""
     flat: list[tuple[int, int, int, int]] = []  # place in the corpus, place in the piece, number of the piece, its end
     for number, (start, length, end) in enumerate(row, start=1):
         flat += [(start + t, t, number, end) for t in range(length)]
@@ -35,10 +42,12 @@ def row_outputs(
         if t >= len(flat):
             return IGNORED
         place, _, _, end = flat[t]
-        if place + ahead < end:
-            return tokens[place + ahead]
-        crosses = not mask_boundaries and not mtp and t + ahead < len(flat)
-        return tokens[flat[t + ahead][0]] if crosses else IGNORED
+        target = place + ahead
+        if target >= end:
+            if mask_boundaries or mtp or t + ahead >= len(flat):
+                return IGNORED
+            target = flat[t + ahead][0]
+        return tokens[target] if learn is None or learn[target] else IGNORED
 
     padding = seq_len - len(flat)
     labels: list[Any] = [label(t, 1) for t in range(seq_len)]

@@ -1,5 +1,6 @@
 """The plan: every token once, the same on every rank, window by window, from any place on."""
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -115,6 +116,32 @@ def test_a_mark_that_cannot_be_is_refused() -> None:
         WindowMark(mark.window, count),
     ):
         assert not make(lengths).seek(0, count // 2, wrong)
+
+
+def test_documents_and_pieces_past_32_bits() -> None:
+    """A corpus whose tokens, documents' lengths and pieces' begins need 64 bits; rows lie where they lay in Python."""
+    lengths = [3 * 2**31 + 5, 2, 2**33, 0, 2**31]
+    rows = make(lengths, seq_len=2**31, first=2**40, window_documents=2, shuffle=False)
+    begins = np.cumsum([2**40, *lengths]).tolist()
+    pieces = rows.pieces(0, np.arange(rows.count(0)))
+    expected = [[(begins[0] + part * 2**31, 2**31)] for part in range(3)]
+    expected += [[(begins[0] + 3 * 2**31, 5), (begins[1], 2)]]
+    expected += [[(begins[2] + part * 2**31, 2**31)] for part in range(4)] + [[(begins[4], 2**31)]]
+    found = list(zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True))
+    bounds = itertools.pairwise(pieces.row_offsets.tolist())
+    assert [found[first:last] for first, last in bounds] == expected
+    assert pieces.document_ends.tolist() == [start + length for start, length in found]
+
+
+def test_what_is_kept_of_plans() -> None:
+    """Three windows, of at most 16 bytes a document where rows hold several."""
+    lengths = np.random.default_rng(1).lognormal(np.log(400), 1.2, 50_000).astype(np.int64) + 1
+    rows = make(lengths.tolist(), seq_len=2048, window_documents=10_000)
+    assert rows.plan_bytes() == 0
+    rows.count(0, 1)
+    assert 0 < rows.plan_bytes() <= 16 * 10_000
+    rows.count(0)
+    assert 2 * 16 * 10_000 < rows.plan_bytes() <= 3 * 16 * 10_000
 
 
 def test_epochs_differ_and_repeat_exactly() -> None:

@@ -228,6 +228,53 @@ def test_a_damaged_window_is_refused_and_changes_nothing(corpus: str, window: An
         assert list(map(plain, loader)) == batches
 
 
+def test_a_wrong_place_that_may_well_be_one_is_refused(corpus: str) -> None:
+    """Any other epoch, row, window or number of rows before it, each of which a state could have."""
+    with load(corpus) as loader:
+        batches, states = whole_run(loader, 2)
+    middle = states[6]
+    assert middle["window"][0] > 0
+    changes = [(name, state[name]) for state in states for name in ("epoch", "rows", "window")]
+    changes += [("window", [middle["window"][0], before]) for before in range(middle["rows"] + 1)]
+    wrong = [{**middle, name: value} for name, value in changes if value != middle[name]]
+    wrong += [{**middle, "check": check} for check in ("00000000", "", None, 7)]
+    assert len(wrong) > 60
+    with load(corpus) as loader:
+        for state in wrong:
+            with pytest.raises(StateError) as caught:
+                loader.load_state_dict(state)
+            message = str(caught.value)
+            assert "damaged or changed by hand" in message
+            place = f"epoch {state['epoch']}, rows {state['rows']} and window {state['window']}"
+            assert place in message
+            assert repr(state["check"]) in message
+        assert list(map(plain, loader)) == batches[: states.index(next(s for s in states if s["epoch"] == 1))]
+
+
+def test_a_check_value_knows_the_settings(corpus: str) -> None:
+    """A state whose settings were edited to fit another loader names a window of another plan."""
+    with load(corpus) as loader:
+        state = whole_run(loader, 1)[1][6]
+    for name, value in (("seed", 4), ("window_documents", 14), ("long_documents", "truncate")):
+        edited = {**state, "config": {**state["config"], name: value}}
+        with load(corpus, **{name: value}) as loader, pytest.raises(StateError, match="changed by hand"):
+            loader.load_state_dict(edited)
+
+
+def test_states_without_a_check_value_load(corpus: str) -> None:
+    """As the first release with rows of documents wrote them; its settings that were None may be missing too."""
+    with load(corpus) as loader:
+        batches, states = whole_run(loader, 1)
+    for step in (0, 6, len(states) - 2):
+        old = {name: value for name, value in states[step].items() if name != "check"}
+        with resumed(old, corpus) as loader:
+            assert loader.state_dict() == states[step]
+            assert list(map(plain, loader)) == batches[step:]
+    del states[6]["config"]["document_start_id"]
+    with resumed(states[6], corpus) as loader:
+        assert list(map(plain, loader)) == batches[6:]
+
+
 SAMPLES = 512
 PER_ROW = 3.7
 

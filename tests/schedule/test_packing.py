@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.schedule import packing
-from dali_pipes.schedule.packing import LONG_DOCUMENTS, LongDocuments, Packing, pack, rows_of_documents
+from dali_pipes.schedule.packing import LONG_DOCUMENTS, LongDocuments, Packing, narrow, pack, rows_of_documents
 
 Piece = tuple[int, int, int]
 """Document, first token, tokens."""
@@ -146,10 +146,17 @@ def test_a_document_as_long_as_a_row_is_no_long_document(mode: LongDocuments) ->
     assert found.counts == (0, 0, 0, 0)
 
 
-def test_every_array_is_int64() -> None:
+def test_arrays_are_as_wide_as_their_values() -> None:
     for lengths in ([], [3, 20, 0, 5]):
         for found in (packed(lengths, 8), rows_of_documents(np.array(lengths, np.int64), 8, "split")):
-            assert {array.dtype for array in found[:-1]} == {np.dtype(np.int64)}
+            assert {array.dtype for array in found[:-1]} == {np.dtype(np.int32)}
+    longest = 2**31 - 1
+    for seq_len, wide in ((longest, []), (longest + 1, ["piece_lengths"]), (2**29, ["piece_begins"])):
+        found = packed([longest + 2**29, 5], seq_len, "split" if seq_len < longest else "truncate")
+        assert [name for name in Packing._fields[:-1] if getattr(found, name).dtype == np.int64] == wide, seq_len
+    values = np.array([0, longest])
+    assert narrow(values, longest).tolist() == values.tolist()
+    assert narrow(values + 1, longest + 1).tolist() == [1, longest + 1]
 
 
 def test_documents_past_32_bits() -> None:
@@ -157,6 +164,7 @@ def test_documents_past_32_bits() -> None:
     found = packed([5 * 2**31 + 2, 7], 2**31)
     assert rows_of(found)[:5] == [[(0, number * 2**31, 2**31)] for number in range(5)]
     assert rows_of(found)[5:] == [[(1, 0, 7), (0, 5 * 2**31, 2)]]
+    assert packed([2**31 - 2, 7], 2**31 + 9).piece_lengths.tolist() == [2**31 - 2, 7]
     assert packed([2**40], 8, "truncate").counts.dropped_tokens == 2**40 - 8
 
 
@@ -228,6 +236,7 @@ def test_log_normal_lengths(seq_len: int) -> None:
     spaces = np.sort(seq_len - np.add.reduceat(found.piece_lengths, found.row_offsets[:-1]))
     assert spaces.tolist() == best_fit_decreasing(found.piece_lengths.tolist(), seq_len)
     assert fill(found, seq_len) > 0.99
+    assert found.nbytes <= 16 * len(lengths)
 
 
 def test_every_row_length_packs() -> None:

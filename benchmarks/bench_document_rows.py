@@ -1,0 +1,118 @@
+"""What packed rows with all their outputs cost beside plain windows: two whole loaders on the CPU, in turns.
+
+    python benchmarks/bench_document_rows.py                   # 4 x 32,768, documents of log-normal length
+
+Both read one corpus that lies in the page cache and do nothing with the batches. In every round each takes as many
+batches as the other; a ratio is taken within a round, and `best` is the ratio of the fastest rounds of the two, which
+what else the machine does disturbs least. CPU time is that of all threads. The last line is one JSON line.
+"""
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from comparison.report import machine, wide_console
+from rich.table import Table
+
+from dali_pipes import TokenLoader
+from dali_pipes.config import OUTPUT_NAMES
+
+_SIDES: dict[str, dict[str, Any]] = {
+    "windows": {"rows": "stream"},
+    "packed, inputs and labels": {"rows": "pack"},
+    "packed, all outputs": {"rows": "pack", "outputs": OUTPUT_NAMES},
+}
+_YARDSTICK = "windows"
+_END_ID, _SIGMA = 50256, 1.2
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="a tiny corpus: only to see that it runs")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="samples of each side")] = 9,
+    batch_size: Annotated[int, typer.Option(min=1)] = 4,
+    seq_len: Annotated[int, typer.Option(min=1)] = 32_768,
+    median: Annotated[float, typer.Option(min=1, help="length of a document; the logarithm's sigma is 1.2")] = 400.0,
+) -> None:
+    """Measure all sides in turns, print a table; the last line is one JSON line."""
+    batch_size, seq_len = (2, 64) if quick else (batch_size, seq_len)
+    num_tokens = 20_000 if quick else 100_000_000
+    batches = max(1, (4 * num_tokens // 10) // (batch_size * seq_len))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DALI_PIPES_CACHE"] = folder  # of the documents found; gone with the corpus
+        path = Path(folder) / "tokens.bin"
+        documents = _write(path, num_tokens, 10.0 if quick else median)
+        shared = {"corpus": str(path), "dtype": "uint16", "batch_size": batch_size, "seq_len": seq_len}
+        shared |= {"eos_id": _END_ID, "device": "cpu", "repeat": True}
+        samples = _measure(shared, batches, 2 if quick else rounds)
+    shape = {"batch_size": batch_size, "seq_len": seq_len, "documents": documents, "tokens": num_tokens}
+    entries = [shape | entry for entry in _entries(samples, batches * batch_size * seq_len)]
+    about = machine()
+    console = wide_console()
+    console.print(", ".join(f"{key} {value}" for key, value in about.items() if key != "versions"), markup=False)
+    table = Table(title=f"{batch_size} x {seq_len}, {documents} documents: median (lowest to highest)")
+    for heading in ("loader", "Mtok/s", "CPU ms/Mtok", "time to that of windows", "best"):
+        table.add_column(heading, justify="left" if heading == "loader" else "right", no_wrap=True)
+    for entry in entries:
+        cells = [
+            "{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})".format(**entry[key], digits=digits)
+            for key, digits in (("mtok_per_s", 0), ("cpu_ms_per_mtok", 2), ("ratio", 2))
+        ]
+        table.add_row(entry["name"], *cells, f"{entry['best_ratio']:.2f}")
+    console.print(table)
+    print(json.dumps({"benchmark": "document_rows", "machine": about, "entries": entries}))
+
+
+def _write(path: Path, num_tokens: int, median: float) -> int:
+    """Random ids, an end id behind each document of log-normal length; the number of documents."""
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, _END_ID, num_tokens, np.uint16)
+    ends = np.cumsum(1 + generator.lognormal(np.log(median), _SIGMA, num_tokens // int(median)).astype(np.int64))
+    ends = np.append(ends[ends < num_tokens], num_tokens) - 1
+    tokens[ends] = _END_ID
+    tokens.tofile(path)
+    return len(ends)
+
+
+def _measure(shared: dict[str, Any], batches: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Wall and CPU seconds of each round, by side."""
+    loaders = {name: TokenLoader(**shared, **settings) for name, settings in _SIDES.items()}
+    streams = {name: iter(loader) for name, loader in loaders.items()}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in loaders}
+    for number in range(rounds + 1):
+        for name, stream in streams.items():
+            cpu, wall = time.process_time(), time.perf_counter()
+            for _ in range(batches):
+                next(stream)
+            if number:  # the first round fills caches and makes the memory that is used again later
+                samples[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    for loader in loaders.values():
+        loader.close()
+    return samples
+
+
+def _entries(samples: dict[str, list[tuple[float, float]]], tokens: int) -> list[dict[str, Any]]:
+    reference = [wall for wall, _ in samples[_YARDSTICK]]
+    return [
+        {
+            "name": name,
+            "mtok_per_s": _spread([tokens / wall / 1e6 for wall, _ in own]),
+            "cpu_ms_per_mtok": _spread([cpu * 1e9 / tokens for _, cpu in own]),
+            "ratio": _spread([wall / other for (wall, _), other in zip(own, reference, strict=True)]),
+            "best_ratio": min(wall for wall, _ in own) / min(reference),
+        }
+        for name, own in samples.items()
+    ]
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+if __name__ == "__main__":
+    typer.run(main)

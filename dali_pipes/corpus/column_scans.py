@@ -1,0 +1,76 @@
+"""Threads and a progress bar for what has to be read at opening to know how long the rows are."""
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
+
+from dali_pipes.progress import ProgressBar
+from dali_pipes.readers import ReaderThreads
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+_MOST_THREADS = 8
+"""A bar is shown for what takes longer."""
+
+
+class ColumnScans:
+    """Work on many chunks at once, of one file or of several. A context manager; leaving it ends the threads.
+
+    title: what the bar says is being done
+    """
+
+    def __init__(self, title: str) -> None:
+        self._progress = ProgressBar(title, in_bytes=True)
+        self._lock = threading.Lock()
+        self._pools: dict[str, ReaderThreads] = {}
+        self._futures: set[Future[Any]] = set()
+
+    def for_files(self, function: Callable[[_Item], _Result], files: Iterable[_Item]) -> list[_Result]:
+        """What `function` returns for each file, in order. It may call `for_chunks`. Blocks."""
+        return self._run("files", [(function, (file,)) for file in files])
+
+    def for_chunks(self, function: Callable[[int], _Result], sizes: Sequence[int]) -> list[_Result]:
+        """What `function` returns for chunks 0, 1, ..., in order. Blocks.
+
+        sizes: of each chunk in bytes, for the bar. Raises what `function` raises for the first chunk that fails.
+        """
+        self._progress.expect(sum(sizes))
+
+        def one(chunk: int) -> _Result:
+            result = function(chunk)
+            self._progress.advance(sizes[chunk])
+            return result
+
+        return self._run("chunks", [(one, (chunk,)) for chunk in range(len(sizes))])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for future in list(self._futures):
+            future.cancel()
+        for pool in self._pools.values():
+            pool.stop()
+        self._progress.close()
+
+    def _run(self, kind: str, tasks: Sequence[tuple[Callable[..., _Result], tuple[Any, ...]]]) -> list[_Result]:
+        if len(tasks) == 1:
+            function, arguments = tasks[0]
+            return [function(*arguments)]
+        with self._lock:
+            if kind not in self._pools:
+                # Files wait for their chunks, so the two have threads of their own.
+                cores = min(_MOST_THREADS, os.cpu_count() or 1)
+                self._pools[kind] = ReaderThreads(_MOST_THREADS if kind == "files" else cores)
+            futures = [self._pools[kind].submit(function, *arguments) for function, arguments in tasks]
+            self._futures.update(futures)
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+            with self._lock:
+                self._futures.difference_update(futures)

@@ -1,0 +1,139 @@
+"""Loss masks: a byte for each id of a corpus, 0 where the id is not to be learned, as of the prompts in fine-tuning.
+
+    data file   train.bin        ids     5 8 2 9 1       a file named like the data file with .loss behind it, which is
+    its mask    train.bin.loss   bytes   0 0 1 1 1       what datatrove writes, or any file that is named for it
+
+A mask has no header, or is a `.npy` array of bool or integers of one byte. Its bytes are in the order of the ids in the
+data file, so those of a Megatron pair go with the `.bin`. Tables have their masks in a column. A file without a mask is
+learned whole.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.corpus import npy
+from dali_pipes.corpus.corpus import Corpus
+from dali_pipes.corpus.datafile import DataFile, Int64Array, Layout, one_extent
+from dali_pipes.corpus.discover import find_files
+from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.errors import ConfigError, CorpusFormatError
+
+SUFFIX = ".loss"
+_STORED = np.dtype(np.uint8)
+_NO_DIGEST = bytes(32)
+
+
+class LossMask:
+    """The mask of a whole corpus, by its positions. Immutable, safe to read from several threads at once.
+
+    dtype:   uint8; any value but 0 says that the id is learned
+    digests: of each data file's mask, zeros for a file that has none
+    """
+
+    dtype = _STORED
+
+    def __init__(self, files: Sequence[DataFile], masks: Sequence[DataFile | None]) -> None:
+        """`masks`: a file of one-byte ids for each of `files`, as many as that has and in its order; None: all ones."""
+        sizes = np.array([file.num_tokens for file in files])
+        stored = [mask for mask in masks if mask is not None]
+        assert all(m is None or m.num_tokens == size for m, size in zip(masks, sizes, strict=True)), "mask and data"
+        self._stored = Corpus(stored)
+        self._has_mask = np.array([mask is not None for mask in masks])
+        # Token position of each file's start, then the end of the last; what leads from there to its mask.
+        self._borders: Int64Array = np.concatenate(([0], np.cumsum(sizes)))
+        masked = np.where(self._has_mask, sizes, 0)
+        self._shifts: Int64Array = np.cumsum(masked) - masked - self._borders[:-1]
+        self.num_files = len(stored)
+        self.digests = tuple(_NO_DIGEST if mask is None else mask.digest for mask in masks)
+
+    def read_pieces(
+        self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[np.uint8]
+    ) -> None:
+        """As `Corpus.read_pieces`, for the masks of the same ids. Blocks."""
+        if not self._has_mask.all():
+            starts, lengths, targets = self._stored_parts(starts, lengths, targets, out)
+        self._stored.read_pieces(starts, lengths, targets, out)
+
+    def close(self) -> None:
+        """Let the files go; idempotent."""
+        self._stored.close()
+
+    def _stored_parts(
+        self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[np.uint8]
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """The parts of pieces that have a mask, by their places in all masks. Those without become 1 here."""
+        ends = starts + lengths
+        first = np.searchsorted(self._borders, starts, side="right") - 1
+        counts = np.maximum(np.searchsorted(self._borders, ends, side="left") - first, 0)
+        piece = np.repeat(np.arange(len(starts)), counts)
+        file = np.arange(len(piece)) + (first - np.cumsum(counts) + counts)[piece]
+        begins = np.maximum(self._borders[file], starts[piece])
+        sizes = np.minimum(self._borders[file + 1], ends[piece]) - begins
+        places = targets[piece] + begins - starts[piece]
+        has_mask = self._has_mask[file]
+        for place, size in zip(places[~has_mask].tolist(), sizes[~has_mask].tolist(), strict=True):
+            out[place : place + size] = 1
+        return (begins + self._shifts[file])[has_mask], sizes[has_mask], places[has_mask]
+
+
+def open_loss_mask(
+    files: Sequence[DataFile], named: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+) -> LossMask | None:
+    """The mask of the data files, None if none of them has one.
+
+    named: the masks' files, folders or globs, one file for each data file in the same order; an empty list: no masks.
+           None looks for a file beside each data file, with .loss behind its name, then for a column in it.
+
+    Raises ConfigError for another number of masks than of data files, CorpusReadError for a mask that cannot be read,
+    CorpusFormatError for one that is damaged or has another length than its data.
+    """
+    if isinstance(named, list | tuple) and not named:
+        return None
+    if named is None:
+        beside = [file.path.with_name(file.path.name + SUFFIX) for file in files]
+        paths: list[Path | None] = [path if os.path.lexists(path) else None for path in beside]
+    else:
+        paths = [*find_files(named, "loss_masks")]
+        if len(paths) != len(files):
+            raise ConfigError(
+                f"loss_masks: {len(paths)} masks were found for {len(files)} data files, the first {paths[0]} for "
+                f"{files[0].path}; name one for each, in the same order, or leave loss_masks out and put each beside "
+                f"its data file, with {SUFFIX} behind the name"
+            )
+    masks = [file.loss_mask if path is None else _inspect(path, file) for path, file in zip(paths, files, strict=True)]
+    return LossMask(files, masks) if any(mask is not None for mask in masks) else None
+
+
+def _inspect(path: Path, data: DataFile) -> DataFile:
+    """The mask at `path`, found to be as long as the data it is for."""
+    with OpenFile(path) as file:
+        has_header = file.size >= len(npy.MAGIC) and file.read(0, len(npy.MAGIC)) == npy.MAGIC
+        layout = npy.parse_npy_mask(file) if has_header else Layout(_STORED, 0, file.size)
+        width, first = data.stored.itemsize, data.data_offset
+        expected = data.num_tokens if first is None else (data.size - first) // width
+        if layout.num_tokens != expected:
+            raise CorpusFormatError(
+                f"{path}: the loss mask has {layout.num_tokens} entries, expected {expected}, one for each id of "
+                f"{data.path}: it is truncated, or belongs to other data. Make or copy it again."
+            )
+        samples = read_samples(file)
+        header = file.read(0, layout.data_offset)
+    if first is None:  # ids that lie in other places than in a row are masked in reading order
+        extents = one_extent(layout)
+    else:
+        extents = data.extents.copy()
+        extents[:, 0] = (extents[:, 0] - first) // width + layout.data_offset
+    return DataFile(
+        path=path,
+        format="loss mask",
+        size=file.size,
+        stored=_STORED,
+        data_offset=layout.data_offset,
+        extents=extents,
+        digest=digest_file(path, file.size, _STORED, header, samples),
+    )

@@ -1,0 +1,119 @@
+"""Which column of a table holds the ids: Parquet and Arrow files, each row a document.
+
+    id: string   input_ids: list<int32>   loss_mask: list<bool>          row 0 = ids 5 6 7, row 1 = no ids, ...
+
+A column of ids is a list of whole numbers: `list`, `large_list`, `list_view`, or of fixed size, of integers of any
+width, and either the lists or the integers may be dictionary-encoded.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
+
+NAMES = ("input_ids", "tokens")
+LOSS_MASK = "loss_mask"
+_BESIDE_TOKENS = (LOSS_MASK, "attention_mask", "labels", "position_ids", "special_tokens_mask", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """tokens: name of the column of ids. stored: their native integer type. loss_mask: None, or the mask's column."""
+
+    tokens: str
+    stored: np.dtype[Any]
+    loss_mask: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns, tokens first."""
+        return (self.tokens,) if self.loss_mask is None else (self.tokens, self.loss_mask)
+
+
+def import_pyarrow(path: Path) -> Any:
+    """The package `pyarrow`, with the modules `parquet` and `ipc` loaded. Raises BackendError where it is missing."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise BackendError(
+            f"{path}: Parquet and Arrow files are read with pyarrow, which is not installed: "
+            'pip install "dali-pipes[parquet]"'
+        ) from error
+    return pyarrow
+
+
+def choose_columns(path: Path, schema: Any, wanted: str | None) -> TokenColumns:
+    """The column of ids: `wanted` if it is named, else `input_ids`, else `tokens`, else the only one it can be.
+
+    schema: a `pyarrow.Schema`. Raises ConfigError for a `wanted` that is not there, CorpusFormatError for a column that
+    holds no lists of integers, or if there is none or more than one to choose from; both name the columns there are.
+    """
+    there = f"the columns are {', '.join(f'{field.name}: {field.type}' for field in schema) or 'none at all'}"
+    if wanted is not None:
+        _field(path, schema, wanted, there)
+        name = wanted
+    else:
+        candidates = [field.name for field in schema if integer_type(field.type) is not None]
+        known = [name for name in NAMES if name in candidates]
+        others = [name for name in candidates if name not in _BESIDE_TOKENS]
+        if not known and len(others) != 1:
+            found = f"{len(others)} columns are lists of integers" if others else "no column is a list of integers"
+            advice = "say token_column" if others else "text has to be tokenised first"
+            raise CorpusFormatError(f"{path}: {found}, none named {' or '.join(NAMES)}: {there}; {advice}")
+        name = (known or others)[0]
+    stored = integer_type(_field(path, schema, name, there).type)
+    if stored is None:
+        raise CorpusFormatError(
+            f"{path}: column {name} is {schema.field(name).type}; ids are a list of integers: {there}"
+        )
+    return TokenColumns(name, stored, _loss_mask(path, schema, name, there))
+
+
+def integer_type(column: Any) -> np.dtype[Any] | None:
+    """The native type of the integers that a column of this `pyarrow.DataType` lists, None if it lists none."""
+    element = _element(column)
+    import pyarrow
+
+    return np.dtype(element.to_pandas_dtype()) if element is not None and pyarrow.types.is_integer(element) else None
+
+
+def _loss_mask(path: Path, schema: Any, tokens: str, there: str) -> str | None:
+    if tokens == LOSS_MASK or LOSS_MASK not in schema.names:
+        return None
+    import pyarrow
+
+    column = _field(path, schema, LOSS_MASK, there).type
+    element = _element(column)
+    if element is None or not (pyarrow.types.is_integer(element) or pyarrow.types.is_boolean(element)):
+        raise CorpusFormatError(
+            f"{path}: column {LOSS_MASK} is {column}; a loss mask is a list of integers or booleans, one for each id"
+        )
+    return LOSS_MASK
+
+
+def _element(column: Any) -> Any:
+    """The type of what a list of this type holds, without dictionaries around either; None if it is no list."""
+    from pyarrow import types
+
+    if types.is_dictionary(column):
+        column = column.value_type
+    views = [getattr(types, name, None) for name in ("is_list_view", "is_large_list_view")]  # pyarrow 16
+    kinds = [types.is_list, types.is_large_list, types.is_fixed_size_list, *(view for view in views if view)]
+    if not any(kind(column) for kind in kinds):
+        return None
+    element = column.value_type
+    return element.value_type if types.is_dictionary(element) else element
+
+
+def _field(path: Path, schema: Any, name: str, there: str) -> Any:
+    numbers = schema.get_all_field_indices(name)
+    if not numbers:
+        raise ConfigError(f"{path}: has no column {name!r}: {there}")
+    if len(numbers) > 1:
+        raise CorpusFormatError(f"{path}: has {len(numbers)} columns named {name!r}: {there}")
+    return schema.field(numbers[0])

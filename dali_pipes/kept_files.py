@@ -1,0 +1,67 @@
+"""Offsets that took a scan to find, kept in the user's cache folder (`user_cache`): int64 (N + 1,), a .npy file.
+
+A file is used only if its header is, byte for byte, the one that its size asks for and its offsets are plausible.
+"""
+
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes import user_cache
+
+Int64Array = npt.NDArray[np.int64]
+
+_HEADER_BYTES = 128
+_CHECKED_WHOLE = 1 << 16  # offsets at either end whose order is checked one by one
+_CHECKED_BETWEEN = 1024  # offsets in between, evenly spread: each may cost a read from disk
+
+
+def load_or_make(
+    path: Path, is_plausible: Callable[[Int64Array], bool], make: Callable[[], Int64Array]
+) -> tuple[Int64Array, str | None]:
+    """As `user_cache.load_or_make`, for the offsets that `make` returns.
+
+    is_plausible: whether kept offsets, at least two, may be those that `make` would return. Offsets that were kept,
+    also just now, are mapped from the file, read-only.
+    """
+    return user_cache.load_or_make(path, lambda path: load(path, is_plausible), make, store)
+
+
+def load(path: Path, is_plausible: Callable[[Int64Array], bool]) -> Int64Array | None:
+    """The offsets kept at `path`, or None if there are none, or none that can be trusted."""
+    try:
+        with path.open("rb") as file:
+            count = (os.fstat(file.fileno()).st_size - _HEADER_BYTES) // 8
+            if count < 2 or file.read(_HEADER_BYTES) != _header(count):
+                return None
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # not there, not readable, not a file; cut off since its size was asked for
+        return None
+    if len(mapped) != _HEADER_BYTES + 8 * count:
+        return None
+    offsets: Int64Array = np.frombuffer(mapped, np.int64, offset=_HEADER_BYTES)
+    return offsets if is_plausible(offsets) else None
+
+
+def may_be_offsets(offsets: Int64Array, *, strictly: bool) -> bool:
+    """Whether `offsets` seem to rise from 0, `strictly` or with equal neighbours. Looks at some of them."""
+    between = offsets[np.linspace(0, len(offsets) - 1, min(len(offsets), _CHECKED_BETWEEN)).astype(np.int64)]
+    parts = offsets[:_CHECKED_WHOLE], offsets[-_CHECKED_WHOLE:], between
+    rises = np.greater if strictly else np.greater_equal
+    return bool(offsets[0] == 0 and all(rises(part[1:], part[:-1]).all() for part in parts))
+
+
+def store(path: Path, offsets: Int64Array) -> None:
+    """Put `offsets` at `path` in one step. Raises OSError."""
+    user_cache.write_whole(path, _header(len(offsets)), offsets.data)
+
+
+def _header(count: int) -> bytes:
+    """The .npy header of int64 (count,), always of one length so that a file's size tells its count."""
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({count},), }}"
+    start = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
+    return start + text.encode().ljust(_HEADER_BYTES - len(start) - 1) + b"\n"

@@ -43,8 +43,8 @@ def main(
     batch_size, seq_len = (2, 64) if quick else (batch_size, seq_len)
     num_tokens = 20_000 if quick else 100_000_000
     batches = max(1, (4 * num_tokens // 10) // (batch_size * seq_len))
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["DALI_PIPES_CACHE"] = folder  # of the documents found; gone with the corpus
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
+        os.environ["DALI_PIPES_CACHE"] = cache  # of the documents found; gone with the corpus
         path = Path(folder) / "tokens.bin"
         documents = _write(path, num_tokens, 10.0 if quick else median)
         shared = {"corpus": str(path), "dtype": "uint16", "batch_size": batch_size, "seq_len": seq_len}

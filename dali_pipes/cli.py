@@ -1,5 +1,6 @@
-"""The command `dali-pipes`: look at a corpus, at a configuration, and at what a loader serves. Trains nothing.
+"""The command `dali-pipes`: make and look at a corpus, at a configuration, and at what a loader serves. Trains nothing.
 
+    dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens
     dali-pipes inspect data/*.bin
     dali-pipes check data --vocab-size 50257
     dali-pipes config configs/gpt2_124m.toml configs/h100.toml --set batch_size=32
@@ -17,7 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dali_pipes import __version__, reports, terminal
+from dali_pipes import __version__, cli_text, reports, terminal
+from dali_pipes.cli_errors import errors_as_one_line
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import FORMATS, open_corpus
 from dali_pipes.errors import ConfigError
@@ -59,6 +61,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command(epilog=EXIT_STATUS)(cli_text.tokenize)
+
 
 @app.callback(invoke_without_command=True)
 def main(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
@@ -81,7 +85,7 @@ def inspect(
 ) -> None:
     """Show what a corpus holds: format, files, tokens, documents and their lengths, largest id, problems."""
     with (
-        terminal.ends_well(),
+        errors_as_one_line(),
         open_corpus(paths, format=format, dtype=dtype, eos_id=eos, token_column=token_column) as corpus,
     ):
         width = corpus.dtype.itemsize
@@ -107,7 +111,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Read a corpus whole and list what is wrong: ids out of range, index against data, documents, checksums."""
-    with terminal.ends_well():
+    with errors_as_one_line():
         report = reports.check_corpus(
             paths,
             format=format,
@@ -129,7 +133,7 @@ def check(
 @app.command(epilog=EXIT_STATUS)
 def config(files: Files, assignments: Settings = None, as_json: Json = False) -> None:
     """Check a configuration and print it whole, as TOML, which loads again; as JSON too."""
-    with terminal.ends_well():
+    with errors_as_one_line():
         checked = LoaderConfig.from_file(*files, **_overrides(assignments))
         if as_json:
             terminal.show_json(checked.model_dump(mode="json", exclude_none=True))
@@ -149,7 +153,7 @@ def locate(
     as_json: Json = False,
 ) -> None:
     """Say which files, offsets and documents a row or a whole batch comes from. Reads no tokens and uses no GPU."""
-    with terminal.ends_well():
+    with errors_as_one_line():
         batch = reports.locate_batch(_served(files, assignments, rank, world_size), step, epoch)
         found = batch if row is None else reports.one_row(batch, row)
         if as_json:
@@ -169,13 +173,17 @@ def preview(
     world_size: WorldSize = None,
     rows: Annotated[int, typer.Option(min=1, help="Most rows to show.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a row to show.")] = 256,
-    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json; without it, ids are shown.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="tokenizer.json, by default that of the configuration; without one, ids are shown."),
+    ] = None,
     assignments: Settings = None,
     as_json: Json = False,
 ) -> None:
     """Show a batch: tokens, document boundaries, ignored labels, padding, and where each piece of it comes from."""
-    with terminal.ends_well():
+    with errors_as_one_line():
         checked = _served(files, assignments, rank, world_size)
+        tokenizer = tokenizer or (None if checked.tokenizer is None else Path(checked.tokenizer))
         text = None if tokenizer is None else reports.TokenText(tokenizer)
         batch = reports.preview_batch(checked, step, epoch, rows=rows, tokens=tokens, tokenizer=text)
         if as_json:

@@ -25,14 +25,14 @@ class ProgressBar:
         with self._lock:
             self._total += more
 
-    def advance(self, done: int) -> None:
-        """So much has just been done."""
+    def advance(self, done: int, note: str = "") -> None:
+        """So much has just been done; the note is shown behind the bar."""
         with self._lock:
             self._done += done
             if self._bar is None and time.monotonic() - self._begin >= SHOWN_AFTER_S and sys.stderr.isatty():
                 self._show()
             if self._bar is not None:
-                self._bar.update(self._bar.task_ids[0], completed=self._done, total=self._total)
+                self._bar.update(self._bar.task_ids[0], completed=self._done, total=self._total, note=note)
 
     def close(self) -> None:
         """Take the bar away; idempotent."""
@@ -42,13 +42,14 @@ class ProgressBar:
 
     def _show(self) -> None:
         from rich.console import Console
-        from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+        from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         columns = Progress.get_default_columns()
         if self._in_bytes:
             columns = (*columns, DownloadColumn(), TransferSpeedColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)  # first: Ctrl-C may come any time
-        self._bar.add_task(self._text)
+        # Held before it starts: Ctrl-C may come in between, and `close` has to take it away.
+        self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
+        self._bar.add_task(self._text, note="")
         self._bar.start()
 
 

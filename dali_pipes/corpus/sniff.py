@@ -52,7 +52,9 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
     if kind is not None:
         raise CorpusFormatError(
             f"{file.path}: is {kind}; token corpora are read from flat files of ids, llm.c, .npy, Megatron, "
-            f"Parquet and Arrow files. Convert it first; if it does hold ids alone, say format='flat' and a dtype."
+            f"Parquet and Arrow files. Text is opened with tokenizer='tokenizer.json', or made into tokens with "
+            f"`dali-pipes tokenize`. Convert other files "
+            f"first; if it does hold ids alone, say format='flat' and a dtype."
         )
     return "flat"
 

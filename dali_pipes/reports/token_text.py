@@ -3,9 +3,8 @@
 import os
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
-from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.text import load_tokenizer
 
 
 class TokenText:
@@ -15,18 +14,7 @@ class TokenText:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise BackendError('decoding needs the package tokenizers: pip install "dali-pipes[text]"') from error
-        file = Path(path)
-        file = file / "tokenizer.json" if file.is_dir() else file
-        try:
-            self._tokenizer = Tokenizer.from_str(file.read_bytes().decode("utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{file}: cannot read the tokenizer: {error.strerror or error}") from error
-        except Exception as error:  # of no class of its own
-            raise ConfigError(f"{file}: is no tokenizer.json that tokenizers can load: {error}") from error
+        self._tokenizer = load_tokenizer(path).library
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens by their names; those that the tokenizer does not have are `<id 70000>`."""

@@ -1,5 +1,6 @@
 """`locate` and `preview` of whole batches: against the loader, and against the files read without the package."""
 
+import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import one_line_error, run_json, run_well
+from commands import one_line_error, run, run_json, run_well
 from corpus_files import write_megatron
 from sample_corpora import NAMES, load_sample
 
@@ -221,11 +222,12 @@ def test_a_row_that_runs_over_files_is_cut_at_their_borders(tmp_path: Path, flat
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
     """One word for each id up to 200, but id 150 is a special token and 160 is missing."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     words = {f"w{number}": number for number in range(200) if number not in (150, 160)}
     words["<s>"] = 150
     library = Tokenizer(models.WordLevel(words, "w0"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     library.decoder = decoders.Fuse()
     library.add_special_tokens([AddedToken("<s>", special=True)])
     folder = tmp_path / "tokenizer"
@@ -241,6 +243,32 @@ def test_tokens_are_decoded_and_what_the_tokenizer_lacks_is_named(tmp_path: Path
     (row,) = run_json("preview", config, "--tokenizer", tokenizer / "tokenizer.json")["rows"]
     assert [piece["text"] for piece in row["pieces"]] == ["w3w4w9", "<s><id 160><id 7000>w5"]
     assert "w3w4⟦w9⟧\n" in run_well("preview", config, "--tokenizer", tokenizer)
+
+
+@pytest.mark.parametrize("format", ["flat", "megatron"])
+def test_what_tokenize_makes_is_clean_and_shows_its_text(tmp_path: Path, tokenizer: Path, format: str) -> None:
+    """Checksums of the manifest included, until a byte changes."""
+    texts = ["w1 w2 w3", "w4", "w5 w6"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    out = tmp_path / "tokens"
+    arguments = ["--tokenizer", tokenizer, "--out", out, "--eos", 150, "--format", format]
+    made = run("tokenize", tmp_path / "a.jsonl", *arguments)
+    assert made.exit_code == 0, made.output
+    options = ["--eos", 150, "--vocab-size", 200]
+    report = run_json("check", out, *options)
+    assert (report["documents"], report["tokens"]) == (3, 9)
+    assert report["checksums"] == (1 if format == "flat" else 2)
+    config = write_config(tmp_path, out, rows="pad", batch_size=3, eos_id=150, tokenizer=str(tokenizer))
+    shown = run_json("preview", config, "--set", "shuffle=false")
+    assert [row["pieces"][0]["text"] for row in shown["rows"]] == ["w1w2w3<s>", "w4<s>", "w5w6<s>"]
+    (data,) = out.glob("*.bin")
+    content = bytearray(data.read_bytes())
+    content[0] ^= 1
+    data.chmod(0o644)
+    data.write_bytes(content)
+    report = run_json("check", out, *options, status=1)
+    assert report["problem_counts"] == {"checksum": 1}
+    assert report["problems"][0]["file"] == str(data)
 
 
 def test_masks_padding_and_what_is_left_out_show_without_colour(tmp_path: Path) -> None:
@@ -275,8 +303,8 @@ def test_a_bad_id_in_the_batch_is_the_error_that_a_loader_raises(tmp_path: Path,
         (["--epoch", -1], "epoch -1"),
         (["--rank", 2, "--world-size", 2], "rank 2 is not below world_size 2"),
         (["--set", "rows=pack"], "eos_id"),
-        (["--tokenizer", "none.json"], "none.json: cannot read the tokenizer"),
-        (["--tokenizer", __file__], "is no tokenizer.json"),
+        (["--tokenizer", "none.json"], "none.json cannot be read"),
+        (["--tokenizer", __file__], "is not a tokenizer.json"),
         (["--set", "corpus=none.bin"], "none.bin"),
         (["--set", "eos_id=9", "--set", "rows=pack", "--step", 9999], "step 9999 of epoch 0: expected 0 to"),
     ],

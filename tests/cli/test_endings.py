@@ -93,6 +93,15 @@ def test_a_full_disk_is_told(tmp_path: Path, options: list[object]) -> None:
     assert (status, err) == (2, b"error: standard output: No space left on device\n")
 
 
+def test_a_closed_output_leaves_the_status(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\1\0")
+    script = f'exec {sys.executable} -c "{COMMAND[-1]}" check "$0" --vocab-size "$1" >&-'
+    for vocab_size, status in (("2", 0), ("1", 1)):
+        command = ["bash", "-c", script, str(tmp_path / "a.bin"), vocab_size]
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (status, b"")
+
+
 def test_ctrl_c_ends_a_check_with_its_own_status(tmp_path: Path, terminal: tuple[int, int]) -> None:
     """In the middle of a file that would take minutes to read; the bar on the terminal says that it has begun."""
     path = tmp_path / "holes.bin"

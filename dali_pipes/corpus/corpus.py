@@ -8,6 +8,7 @@ An extent is a run of ids that lie one after another in one file: one a file, mo
 may cross extents, so no tail of a file is lost.
 """
 
+import itertools
 import operator
 import os
 import threading
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders
+from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders, batch_length, runs_of_equal
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.eager import decode_all, decoded_bytes
@@ -30,6 +31,7 @@ from dali_pipes.stats import CacheStats
 if TYPE_CHECKING:
     from dali_pipes.corpus.loss_mask import LossMask
 
+_GOLDEN = (5**0.5 - 1) / 2
 _FEWEST_FOR_BATCH = 8  # rows from which on one call for all is cheaper than a call for each
 _MOST_FILES_AT_ONCE = 64  # descriptors that one batch of reads may hold, if the pool may keep as many
 
@@ -82,6 +84,7 @@ class Corpus:
         self._batch_readers = BatchReaders()
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
+        self._turns = itertools.count()
         self._chunks = ChunkCache(cache_bytes, decoded_bytes(files))
         self._documents_lock = threading.Lock()
         self._document_offsets: Int64Array | None = None
@@ -261,7 +264,12 @@ class Corpus:
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, extents: Int64Array, view: memoryview
     ) -> None:
         """Pieces that lie in one decoded chunk each, chunk by chunk, so that each is asked of the cache once."""
-        columns = (column.tolist() for column in (positions, lengths, targets, extents))
+        if not len(extents):
+            return
+        # Every call begins with another chunk: threads that need the same ones decode them side by side.
+        firsts, _ = runs_of_equal(extents)
+        first = firsts[int(next(self._turns) * _GOLDEN * len(firsts)) % len(firsts)]
+        columns = (np.roll(column, -first).tolist() for column in (positions, lengths, targets, extents))
         current, chunk = -1, memoryview(b"")
         for position, length, target, extent in zip(*columns, strict=True):
             if extent != current:
@@ -300,7 +308,7 @@ class Corpus:
         most_files = min(_MOST_FILES_AT_ONCE, self._pool.limit)
         begin = 0
         while begin < len(targets):
-            part = slice(begin, begin + _batch_length(numbers[begin : begin + MOST_READS], most_files))
+            part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], most_files))
             addresses = (address + targets[part]).astype(np.uint64)
             results = self._read_batch(reader, addresses, sizes[part], numbers[part], offsets[part])
             if results is None:
@@ -322,7 +330,7 @@ class Corpus:
         offsets: Int64Array,
     ) -> Int64Array | None:
         """What each read gave, or None if they have to be done one by one."""
-        firsts, counts = _runs(numbers)
+        firsts, counts = runs_of_equal(numbers)
         try:
             files = [self._pool.acquire(number) for number in numbers[firsts].tolist()]  # held while being read
             descriptors = np.repeat([file.descriptor for file in files], counts)
@@ -382,17 +390,3 @@ def _integers(name: str, values: Sequence[int] | npt.NDArray[Any], count: int) -
     if array.shape != (count,) or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"{name}: shape {array.shape}, {array.dtype}; needed: ({count},), integers")
     return array.astype(np.int64)
-
-
-def _runs(numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Where runs of equal numbers begin in rising `numbers` (at least one), and how long each is."""
-    if numbers[0] == numbers[-1]:
-        return np.zeros(1, np.int64), np.array([len(numbers)])
-    firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    return firsts, np.diff(np.append(firsts, len(numbers)))
-
-
-def _batch_length(numbers: Int64Array, most_files: int) -> int:
-    """How many of the rows, in the order of their files, come from the first `most_files` files."""
-    firsts, _ = _runs(numbers)
-    return len(numbers) if len(firsts) <= most_files else int(firsts[most_files])

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces
 from dali_pipes.errors import ConfigError
+from dali_pipes.length_buckets import LengthBuckets
 from dali_pipes.operators import permute
 from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, narrow, pack, rows_of_documents
 
@@ -46,7 +48,8 @@ class PlanReport:
     rows: int
     padding_tokens: int
     fill: float
-    """Share of the rows' places that hold tokens."""
+    """Share of the rows' places that hold tokens. With length buckets the places of a row are those of its own bucket,
+    which is the least a batch can have: where rows of two buckets meet in one, it is as wide as the longer's."""
     dropped_documents: int
     dropped_tokens: int
     """Of documents that were dropped, and behind the end of those that were truncated."""
@@ -82,6 +85,8 @@ class _Epoch:
 class DocumentRows:
     """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
 
+    What is known already is told at once, also while another thread plans: a trainer's state never waits for a plan.
+
     offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
     """
 
@@ -95,23 +100,27 @@ class DocumentRows:
         window_documents: int,
         shuffle: bool,
         seed: int,
+        buckets: LengthBuckets | None = None,
     ) -> None:
-        self.offsets, self.seq_len = offsets, seq_len
+        self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed = shuffle, seed
         self.num_documents = len(offsets) - 1
         self.num_windows = -(-self.num_documents // window_documents)
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of all the above, never held while a window is planned
+        self._planning = threading.Lock()
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
-        with self._lock:
-            counted = self._counted(epoch)
-            while not self._complete(counted) and (at_least is None or counted.known < at_least):
-                self._plan(epoch, counted.first.window + len(counted.ends))
-            return counted.known
+        while True:
+            with self._lock:
+                counted = self._counted(epoch)
+                if self._complete(counted) or (at_least is not None and counted.known >= at_least):
+                    return counted.known
+                window = counted.first.window + len(counted.ends)
+            self._plan(epoch, window)
 
     def is_complete(self, epoch: int) -> bool:
         """Whether all rows of an epoch have been counted. Plans nothing."""
@@ -120,40 +129,41 @@ class DocumentRows:
 
     def mark(self, epoch: int, row: int) -> WindowMark:
         """The window that `row` is in, or would begin. Plans nothing while the epoch is one of the last ones used."""
-        with self._lock:
-            if row == 0 and epoch not in self._epochs:
-                return WindowMark(0, 0)
-            counted = self._counted(epoch)
-            if not counted.first.rows_before <= row <= counted.known:  # forgotten since, or before a saved mark
-                self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
-                self.count(epoch, row)
-            number = bisect_right(counted.ends, row)
-            before = counted.ends[number - 1] if number else counted.first.rows_before
-            return WindowMark(counted.first.window + number, before)
+        while True:
+            with self._lock:
+                if row == 0 and epoch not in self._epochs:
+                    return WindowMark(0, 0)
+                counted = self._counted(epoch)
+                if row < counted.first.rows_before:  # before a saved mark
+                    self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
+                if row <= counted.known or self._complete(counted):
+                    number = bisect_right(counted.ends, row)
+                    before = counted.ends[number - 1] if number else counted.first.rows_before
+                    return WindowMark(counted.first.window + number, before)
+            self.count(epoch, row)  # forgotten since
 
     def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
         """Count an epoch's rows from a saved mark on. False if `row` cannot be where the mark says it is."""
-        with self._lock:
-            if not (0 <= mark.window <= self.num_windows and 0 <= mark.rows_before <= row):
-                return False
-            if mark.window == 0 and mark.rows_before:
-                return False
-            before = self._epochs.get(epoch)
-            self._epochs[epoch] = counted = _Epoch(mark)
-            self._epochs.move_to_end(epoch)
-            if row <= self.count(epoch, row) and (not counted.ends or row <= counted.ends[0]):
-                return True
-            del self._epochs[epoch]
-            if before is not None:
-                self._epochs[epoch] = before
+        if not (0 <= mark.window <= self.num_windows and 0 <= mark.rows_before <= row):
             return False
+        if mark.window == 0 and mark.rows_before:
+            return False
+        if row > mark.rows_before and (
+            mark.window == self.num_windows or row > mark.rows_before + self._plan(epoch, mark.window).num_rows
+        ):
+            return False
+        with self._lock:
+            self._counted(epoch)
+            self._epochs[epoch] = _Epoch(mark)
+        return True
 
     def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:
         """Pieces of rows (rising; -1, at the end, is a row without any) of an epoch."""
         real = row_ids[row_ids >= 0]
         if len(real):
-            if real[0] < self._counted(epoch).first.rows_before:  # before the place where a saved state began
-                self._epochs[epoch] = _Epoch(WindowMark(0, 0))
+            with self._lock:
+                if real[0] < self._counted(epoch).first.rows_before:  # before the place where a saved state began
+                    self._epochs[epoch] = _Epoch(WindowMark(0, 0))
             self.count(epoch, int(real[-1]) + 1)
         parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
@@ -164,7 +174,8 @@ class DocumentRows:
             num_rows = packing.num_rows
             here = real[done : np.searchsorted(real, mark.rows_before + num_rows)] - mark.rows_before
             done += len(here)
-            rows = here if not self._shuffle else permute(here, num_rows, self._key("window", epoch, mark.window))
+            is_ordered = self.buckets is not None or not self._shuffle
+            rows = here if is_ordered else permute(here, num_rows, self._key("window", epoch, mark.window))
             first = packing.row_offsets[rows].astype(np.int64)
             size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
@@ -180,19 +191,20 @@ class DocumentRows:
 
     def plan_behind(self, epoch: int, row: int) -> None:
         """Plan the window behind that of `row`, so that nobody has to wait for it later."""
-        with self._lock:
-            window = self.mark(epoch, row).window + 1
-            if window < self.num_windows:
-                self._plan(epoch, window)
-            elif (epoch + 1) not in self._epochs:
-                self.count(epoch + 1, 1)
+        window = self.mark(epoch, row).window + 1
+        if window < self.num_windows:
+            self._plan(epoch, window)
+        elif (epoch + 1) not in self._epochs:
+            self.count(epoch + 1, 1)
 
     def estimate(self, epoch: int) -> int:
         """Rows of an epoch: exact once they have been counted, else by the windows planned so far, at least one."""
         with self._lock:
-            self.count(epoch, 1)
+            before = self._counted(epoch).first.rows_before
+        self.count(epoch, before + 1)
+        with self._lock:
             counted = self._counted(epoch)
-            if self._complete(counted):
+            if self._complete(counted) or not counted.ends:
                 return counted.known
             rows = counted.known - counted.first.rows_before
             return counted.known + rows * (self.num_windows - counted.first.window - len(counted.ends)) // len(
@@ -206,14 +218,14 @@ class DocumentRows:
 
     def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
         """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
-        rows = pieces_tokens = 0
+        rows = places = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
-            kept = self._plans.get((epoch, window))
-            packing = self._make_plan(epoch, window) if kept is None else kept
+            packing = self._kept_plan(epoch, window) or self._make_plan(epoch, window)
             with self._lock:
                 self._note(epoch, window, packing)
             rows += packing.num_rows
+            places += self._places(packing)
             pieces_tokens += int(packing.piece_lengths.sum())
             counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
             if advance is not None:
@@ -224,8 +236,8 @@ class DocumentRows:
             documents=self.num_documents,
             tokens=lengths_total,
             rows=rows,
-            padding_tokens=rows * self.seq_len - pieces_tokens,
-            fill=pieces_tokens / (rows * self.seq_len) if rows else 0.0,
+            padding_tokens=places - pieces_tokens,
+            fill=pieces_tokens / places if places else 0.0,
             **counts._asdict(),
         )
 
@@ -242,15 +254,26 @@ class DocumentRows:
 
     def _plan(self, epoch: int, window: int) -> Packing:
         """The rows that the documents of a window make; `piece_documents` are documents of the split."""
+        packing = self._kept_plan(epoch, window)
+        if packing is None:
+            with self._planning:
+                packing = self._kept_plan(epoch, window)
+                if packing is None:
+                    packing = self._make_plan(epoch, window)
+                    with self._lock:
+                        self._plans[epoch, window] = packing
+                        while len(self._plans) > _WINDOWS_KEPT:
+                            self._plans.popitem(last=False)
         with self._lock:
-            key = (epoch, window)
-            if key not in self._plans:
-                self._plans[key] = self._make_plan(epoch, window)
-                while len(self._plans) > _WINDOWS_KEPT:
-                    self._plans.popitem(last=False)
-            self._plans.move_to_end(key)
-            self._note(epoch, window, self._plans[key])
-            return self._plans[key]
+            self._note(epoch, window, packing)
+        return packing
+
+    def _kept_plan(self, epoch: int, window: int) -> Packing | None:
+        with self._lock:
+            packing = self._plans.get((epoch, window))
+            if packing is not None:
+                self._plans.move_to_end((epoch, window))
+            return packing
 
     def _note(self, epoch: int, window: int, packing: Packing) -> None:
         """Count the rows of a window if it is the next one."""
@@ -263,7 +286,7 @@ class DocumentRows:
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
         if self._shuffle:
             documents = permute(documents, self.num_documents, self._key("order", epoch))
-        packing = self._pack(self.offsets[documents + 1] - self.offsets[documents])
+        packing = self._ordered(self._pack(self.offsets[documents + 1] - self.offsets[documents]), epoch, window)
         whose = narrow(documents, self.num_documents)[packing.piece_documents]
         return packing._replace(piece_documents=whose)
 
@@ -273,6 +296,23 @@ class DocumentRows:
         pieces = rows_of_documents(lengths, self.seq_len, self._long_documents)
         rows = len(pieces.piece_documents)
         return Packing(narrow(np.arange(rows + 1), rows), *pieces)
+
+    def _ordered(self, packing: Packing, epoch: int, window: int) -> Packing:
+        """With buckets, the rows in the order of the epoch; without, `pieces` puts them in that."""
+        if self.buckets is None or not self._shuffle:
+            return packing
+        order = self.buckets.order(packing.piece_lengths, partial(self._key, "bucket", epoch, window))
+        return packing._replace(
+            piece_documents=packing.piece_documents[order],
+            piece_begins=packing.piece_begins[order],
+            piece_lengths=packing.piece_lengths[order],
+        )
+
+    def _places(self, packing: Packing) -> int:
+        """Positions in the rows of a window, each as wide as it has to be."""
+        if self.buckets is None:
+            return packing.num_rows * self.seq_len
+        return int(self.buckets.widths(packing.piece_lengths).sum())
 
     def _key(self, *what: object) -> int:
         text = " ".join(map(str, ("dali_pipes", self._seed, *what)))

@@ -1,6 +1,8 @@
 """The plan: every token once, the same on every rank, window by window, from any place on."""
 
 import itertools
+import random
+import threading
 from collections import Counter
 from typing import Any
 
@@ -116,6 +118,73 @@ def test_a_mark_that_cannot_be_is_refused() -> None:
         WindowMark(mark.window, count),
     ):
         assert not make(lengths).seek(0, count // 2, wrong)
+
+
+def test_what_is_known_is_told_while_a_window_is_planned() -> None:
+    """A state, a length, rows of a kept window and a whole report: none waits for a thread that plans for long."""
+    lengths = [n % 9 + 1 for n in range(60)]
+    expected = make(lengths)
+    count = expected.count(0)
+    rows = make(lengths)
+    known = rows.count(0, 1)
+    planning, go_on = threading.Event(), threading.Event()
+    real, main = rows._make_plan, threading.get_ident()
+
+    def slow(epoch: int, window: int) -> Any:
+        if threading.get_ident() != main:
+            planning.set()
+            assert go_on.wait(60)
+        return real(epoch, window)
+
+    rows._make_plan = slow  # type: ignore[method-assign]
+    counts: list[int] = []
+    thread = threading.Thread(target=lambda: counts.append(rows.count(0)))
+    thread.start()
+    try:
+        assert planning.wait(60)
+        assert rows.mark(0, known) == expected.mark(0, known)
+        assert (rows.count(0, known), rows.is_complete(0)) == (known, False)
+        assert rows.estimate(0) > known
+        some = np.arange(known)
+        assert rows.pieces(0, some).starts.tolist() == expected.pieces(0, some).starts.tolist()
+        assert rows.report(0) == expected.report(0)
+        assert (rows.count(0), rows.is_complete(0)) == (count, True)
+    finally:
+        go_on.set()
+        thread.join(60)
+    assert counts == [count]
+    assert rows.pieces(0, np.arange(count)).starts.tolist() == expected.pieces(0, np.arange(count)).starts.tolist()
+
+
+def test_several_threads_that_ask_for_all_at_once() -> None:
+    """Any rows of any epoch, from any thread, after any seek: each is what it is for one thread alone."""
+    lengths = [n % 9 + 1 for n in range(80)]
+    expected = make(lengths)
+    counts = [expected.count(epoch) for epoch in range(5)]
+    right = [expected.pieces(epoch, np.arange(count)).starts.tolist() for epoch, count in enumerate(counts)]
+    marks = [[expected.mark(epoch, row) for row in range(count)] for epoch, count in enumerate(counts)]
+    rows = make(lengths)
+    wrong: list[object] = []
+
+    def ask(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(60):
+            epoch = draw.randrange(5)
+            row = draw.randrange(counts[epoch])
+            if draw.random() < 0.2 and not rows.seek(epoch, row, marks[epoch][row]):
+                wrong.append((seed, epoch, row))
+            if draw.random() < 0.2 and rows.report(epoch).rows != counts[epoch]:
+                wrong.append((seed, epoch))
+            found = rows.pieces(epoch, np.arange(row, counts[epoch])).starts.tolist()
+            if found != right[epoch][len(right[epoch]) - len(found) :] or len(found) < counts[epoch] - row:
+                wrong.append((seed, epoch, row, found))
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert wrong == []
 
 
 def test_documents_and_pieces_past_32_bits() -> None:

@@ -219,6 +219,28 @@ CASES = {
             ]
         ],
     ),
+    # B17: documents of 3, 1, 1 and 2 tokens, by their index; the longest first, then in document order.
+    "pack, documents of one token and padding": Case(
+        [1, 2, 3, 4, 5, 6, 7],
+        {"rows": "pack", "seq_len": 10, "batch_size": 1},
+        [
+            [
+                {
+                    "input_ids": [[1, 2, 3, 6, 7, 4, 5, 0, 0, 0]],
+                    "labels": [[2, 3, X, 7, X, X, X, X, X, X]],
+                    "position_ids": [[0, 1, 2, 0, 1, 0, 0, 0, 0, 0]],
+                    "segment_ids": [[1, 1, 1, 2, 2, 3, 4, 0, 0, 0]],
+                    "loss_mask": [[1, 1, 0, 1, 0, 0, 0, 0, 0, 0]],
+                    "attention_mask": [[1, 1, 1, 1, 1, 1, 1, 0, 0, 0]],
+                    "cu_seqlens": [0, 3, 5, 6, 7, 10, 10, 10, 10, 10, 10],
+                    "num_segments": 5,
+                    "max_seqlen": 3,
+                    "row_ids": [0],
+                }
+            ]
+        ],
+        index=[3, 1, 1, 2],
+    ),
     # [1 9] [2 9] [3 9] | [4 9]: windows of three documents, so the last one finds no row to fill up.
     "pack, two windows": Case(
         [1, 9, 2, 9, 3, 9, 4, 9],

@@ -165,6 +165,20 @@ class BatchReaders:
         self._idle.clear()
 
 
+def runs_of_equal(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where runs of equal numbers begin in rising `numbers` (at least one), and how long each is."""
+    if numbers[0] == numbers[-1]:
+        return np.zeros(1, np.int64), np.array([len(numbers)])
+    firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    return firsts, np.diff(np.append(firsts, len(numbers)))
+
+
+def batch_length(numbers: npt.NDArray[np.int64], most_files: int) -> int:
+    """How many of the rows, in the order of their files, come from the first `most_files` files."""
+    firsts, _ = runs_of_equal(numbers)
+    return len(numbers) if len(firsts) <= most_files else int(firsts[most_files])
+
+
 def _libc() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long

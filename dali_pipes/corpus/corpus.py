@@ -8,6 +8,7 @@ An extent is a run of ids that lie one after another in one file: one a file, mo
 may cross extents, so no tail of a file is lost.
 """
 
+import itertools
 import operator
 import os
 import threading
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders, batch_length, runs_of_files
+from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders, batch_length, runs_of_equal
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.eager import decode_all, decoded_bytes
@@ -31,6 +32,7 @@ from dali_pipes.stats import CacheStats
 if TYPE_CHECKING:
     from dali_pipes.corpus.loss_mask import LossMask
 
+_GOLDEN = (5**0.5 - 1) / 2
 _FEWEST_FOR_BATCH = 8  # rows from which on one call for all is cheaper than a call for each
 _MOST_FILES_AT_ONCE = 64  # descriptors that one batch of reads may hold, if the pool may keep as many
 
@@ -88,6 +90,7 @@ class Corpus:
         self._batch_readers = BatchReaders()
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
+        self._turns = itertools.count()
         self._chunks = ChunkCache(cache_bytes, decoded_bytes(files))
         self._documents_lock = threading.Lock()
         self._document_offsets: Int64Array | None = None
@@ -279,7 +282,12 @@ class Corpus:
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, extents: Int64Array, view: memoryview
     ) -> None:
         """Pieces that lie in one decoded chunk each, chunk by chunk, so that each is asked of the cache once."""
-        columns = (column.tolist() for column in (positions, lengths, targets, extents))
+        if not len(extents):
+            return
+        # Every call begins with another chunk: threads that need the same ones decode them side by side.
+        firsts, _ = runs_of_equal(extents)
+        first = firsts[int(next(self._turns) * _GOLDEN * len(firsts)) % len(firsts)]
+        columns = (np.roll(column, -first).tolist() for column in (positions, lengths, targets, extents))
         current, chunk = -1, memoryview(b"")
         for position, length, target, extent in zip(*columns, strict=True):
             if extent != current:
@@ -340,7 +348,7 @@ class Corpus:
         offsets: Int64Array,
     ) -> Int64Array | None:
         """What each read gave, or None if they have to be done one by one."""
-        firsts, counts = runs_of_files(numbers)
+        firsts, counts = runs_of_equal(numbers)
         try:
             files = [self._pool.acquire(number) for number in numbers[firsts].tolist()]  # held while being read
             descriptors = np.repeat([file.descriptor for file in files], counts)

@@ -26,6 +26,9 @@ from dali_pipes.corpus.list_rows import copy_rows, rows_of
 from dali_pipes.corpus.token_columns import TokenColumns
 from dali_pipes.errors import CorpusFormatError, DaliPipesError
 
+LEAST_KEPT_BYTES = 1 << 16
+"""Columns of fewer bytes are read again at each opening, which costs less than a file of their own."""
+
 _KEPT_VERSION = 1
 _MASK = np.dtype(np.uint8)
 
@@ -89,8 +92,8 @@ class RowReader:
         with contextlib.ExitStack() as stack:
             scan = partial(self._scan, scans or stack.enter_context(ColumnScans("reading the lengths of rows")))
             directory, why = user_cache.cache_folder([self.chunks.path])
-            if directory is None:
-                offsets = scan()
+            if directory is None or sum(self.chunks.sizes) < LEAST_KEPT_BYTES:
+                offsets, why = scan(), why or "the file is small"
             else:
                 offsets, why = kept_files.load_or_make(directory / self._kept_name(), self._is_plausible, scan)
         if why is not None:  # nothing is lost but time; what cannot be kept on disk is kept here

@@ -53,9 +53,8 @@ def choose_columns(path: Path, schema: Any, wanted: str | None) -> TokenColumns:
     schema: a `pyarrow.Schema`. Raises ConfigError for a `wanted` that is not there, CorpusFormatError for a column that
     holds no lists of integers, or if there is none or more than one to choose from; both name the columns there are.
     """
-    there = f"the columns are {', '.join(f'{field.name}: {field.type}' for field in schema) or 'none at all'}"
     if wanted is not None:
-        _field(path, schema, wanted, there)
+        _field(path, schema, wanted)
         name = wanted
     else:
         candidates = [field.name for field in schema if integer_type(field.type) is not None]
@@ -64,14 +63,14 @@ def choose_columns(path: Path, schema: Any, wanted: str | None) -> TokenColumns:
         if not known and len(others) != 1:
             found = f"{len(others)} columns are lists of integers" if others else "no column is a list of integers"
             advice = "say token_column" if others else "text needs a tokenizer: say tokenizer='tokenizer.json'"
-            raise CorpusFormatError(f"{path}: {found}, none named {' or '.join(NAMES)}: {there}; {advice}")
+            raise CorpusFormatError(f"{path}: {found}, none named {' or '.join(NAMES)}: {_there(schema)}; {advice}")
         name = (known or others)[0]
-    stored = integer_type(_field(path, schema, name, there).type)
+    stored = integer_type(_field(path, schema, name).type)
     if stored is None:
         raise CorpusFormatError(
-            f"{path}: column {name} is {schema.field(name).type}; ids are a list of integers: {there}"
+            f"{path}: column {name} is {schema.field(name).type}; ids are a list of integers: {_there(schema)}"
         )
-    return TokenColumns(name, stored, _loss_mask(path, schema, name, there))
+    return TokenColumns(name, stored, _loss_mask(path, schema, name))
 
 
 def integer_type(column: Any) -> np.dtype[Any] | None:
@@ -82,12 +81,12 @@ def integer_type(column: Any) -> np.dtype[Any] | None:
     return np.dtype(element.to_pandas_dtype()) if element is not None and pyarrow.types.is_integer(element) else None
 
 
-def _loss_mask(path: Path, schema: Any, tokens: str, there: str) -> str | None:
+def _loss_mask(path: Path, schema: Any, tokens: str) -> str | None:
     if tokens == LOSS_MASK or LOSS_MASK not in schema.names:
         return None
     import pyarrow
 
-    column = _field(path, schema, LOSS_MASK, there).type
+    column = _field(path, schema, LOSS_MASK).type
     element = _element(column)
     if element is None or not (pyarrow.types.is_integer(element) or pyarrow.types.is_boolean(element)):
         raise CorpusFormatError(
@@ -110,10 +109,14 @@ def _element(column: Any) -> Any:
     return element.value_type if types.is_dictionary(element) else element
 
 
-def _field(path: Path, schema: Any, name: str, there: str) -> Any:
+def _field(path: Path, schema: Any, name: str) -> Any:
     numbers = schema.get_all_field_indices(name)
     if not numbers:
-        raise ConfigError(f"{path}: has no column {name!r}: {there}")
+        raise ConfigError(f"{path}: has no column {name!r}: {_there(schema)}")
     if len(numbers) > 1:
-        raise CorpusFormatError(f"{path}: has {len(numbers)} columns named {name!r}: {there}")
+        raise CorpusFormatError(f"{path}: has {len(numbers)} columns named {name!r}: {_there(schema)}")
     return schema.field(numbers[0])
+
+
+def _there(schema: Any) -> str:
+    return f"the columns are {', '.join(f'{field.name}: {field.type}' for field in schema) or 'none at all'}"

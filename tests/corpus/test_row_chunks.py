@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes import TokenLoader
-from dali_pipes.corpus import arrow, eager, open_corpus, parquet
+from dali_pipes.corpus import arrow, eager, open_corpus, parquet, row_chunks
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.row_chunks import RowReader, make_data_file
@@ -31,6 +32,11 @@ def write(folder: Path, kind: str) -> Path:
     if kind == "parquet":
         return write_parquet(folder / "a.parquet", table_of(chunks), row_group_size=4)
     return write_arrow(folder / "a.arrow", table_of(chunks), kind if kind != "plain" else None)
+
+
+@pytest.fixture(autouse=True)
+def keep_small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_chunks, "LEAST_KEPT_BYTES", 0)
 
 
 @pytest.fixture
@@ -71,6 +77,19 @@ def test_rows_are_measured_once(tmp_path: Path, kind: str, decodes: list[int], m
         assert corpus.num_tokens == sum(map(len, ROWS[:5]))
 
 
+def test_small_files_are_measured_each_time(
+    tmp_path: Path, decodes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DALI_PIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(row_chunks, "LEAST_KEPT_BYTES", 1 << 16)
+    path = write(tmp_path, "zstd")
+    for number in (1, 2):
+        with open_corpus(path) as corpus:
+            assert corpus.document_offsets is not None
+            assert len(decodes) == number * 8
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("kind", ["parquet", "zstd"])
 def test_what_is_kept_may_be_lost_or_damaged(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DALI_PIPES_CACHE", str(tmp_path / "cache"))
@@ -108,6 +127,21 @@ def test_a_row_group_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     path = write_parquet(tmp_path / "a", table_of([list_array(ROWS)]))
     with open_corpus(path) as corpus:
         assert corpus.tokens(0, len(IDS)).tolist() == IDS
+
+
+@pytest.mark.parametrize("kind", ["parquet", "zstd"])
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_many_threads_read_at_once(tmp_path: Path, kind: str, cache_bytes: int) -> None:
+    with open_corpus(write(tmp_path, kind), cache_bytes=cache_bytes) as corpus:
+
+        def read(seed: int) -> bool:
+            starts = np.random.default_rng(seed).integers(0, len(IDS) - 40, 50)
+            out = np.empty((50, 40), np.uint16)
+            corpus.read_rows(starts, out)
+            return bool(out.tolist() == [IDS[start : start + 40] for start in starts])
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(read, range(40)))
 
 
 def test_eager(tmp_path: Path, decodes: list[int], capfd: pytest.CaptureFixture[str]) -> None:
@@ -244,9 +278,10 @@ def test_many_processes_open_at_once(tmp_path: Path, run_script: Runner) -> None
     path = write(tmp_path, "parquet")
     source = """
         import multiprocessing, os, sys
-        from dali_pipes.corpus import open_corpus
+        from dali_pipes.corpus import open_corpus, row_chunks
 
         def opened(path):
+            row_chunks.LEAST_KEPT_BYTES = 0
             with open_corpus(path) as corpus:
                 return corpus.document_offsets.tolist(), corpus.tokens(0, 5).tolist()
 

@@ -1,0 +1,47 @@
+"""The benchmark of formats runs, checks what it times, and tells wrong windows."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+formats = importlib.import_module("formats")
+
+
+def test_it_measures_every_format(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "formats.py"),
+        "--tokens",
+        "50000",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.01",
+    ]
+    sizes = ["--batch-size", "2", "--seq-len", "64", "--out", str(tmp_path)]
+    result = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report == json.loads((tmp_path / "formats.json").read_text())
+    assert [entry["format"] for entry in report["entries"]] == list(formats.FORMATS)
+    for entry in report["entries"]:
+        assert entry["alternatives"]["dali_pipes"]["tokens_per_s"]["low"] > 0
+        assert entry["ratio_to_flat"] > 0
+
+
+def test_wrong_windows_are_told() -> None:
+    documents = formats.make_documents(10_000)
+    assert documents.offsets[-1] == len(documents.tokens) == 10_000
+    work = formats.Work(batch_size=2, seq_len=8)
+    ids = torch.from_numpy(documents.tokens.astype(np.int64))
+    right = [{"input_ids": ids[at : at + 16].view(2, 8), "labels": ids[at + 1 : at + 17].view(2, 8)} for at in (0, 16)]
+    formats._check("x", iter(right), documents, work)
+    with pytest.raises(SystemExit, match="x: input_ids of batch 0"):
+        formats._check("x", iter(right[::-1]), documents, work)

@@ -60,7 +60,7 @@ def save_pieces(pieces: Sequence[bytes], path: Path) -> None:
 def pieces_of_tokenizer(path: Path) -> list[bytes]:
     """The bytes of every id of a byte-level BPE `tokenizer.json`; ids that no token has are empty."""
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    byte_of = _byte_of_character()
+    byte_of = byte_of_character()
     # A character outside the alphabet is in no learned piece, so a token that has one is written as it reads.
     piece_of = {
         token_id: bytes(byte_of[character] for character in token) if set(token) <= byte_of.keys() else token.encode()
@@ -70,7 +70,7 @@ def pieces_of_tokenizer(path: Path) -> list[bytes]:
     return [piece_of.get(token_id, b"") for token_id in range(max(piece_of) + 1)]
 
 
-def _byte_of_character() -> dict[str, int]:
+def byte_of_character() -> dict[str, int]:
     """The alphabet of byte-level BPE: printable Latin-1 bytes are themselves, the others follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

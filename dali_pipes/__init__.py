@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dali_pipes.config import LoaderConfig
-    from dali_pipes.corpus import Corpus, open_corpus
+    from dali_pipes.corpus import Corpus
     from dali_pipes.loader import RowLocation, TokenLoader
+    from dali_pipes.opening import open_corpus
     from dali_pipes.pipeline import build_pipeline
     from dali_pipes.stats import LoaderStats
 
@@ -26,7 +27,7 @@ _MODULES = {
     "RowLocation": "loader",
     "TokenLoader": "loader",
     "build_pipeline": "pipeline",
-    "open_corpus": "corpus",
+    "open_corpus": "opening",
 }
 
 __all__ = [

@@ -11,7 +11,6 @@ more than the work itself.
 import atexit
 import contextlib
 import importlib.util
-import math
 import threading
 import time
 import weakref
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.cpu_placements import build_batches, staged_rows
+from dali_pipes.cpu_placements import staged_rows
 from dali_pipes.device import Loan, loans_of
 from dali_pipes.documents import Pieces
 from dali_pipes.errors import LoaderClosedError
@@ -161,6 +160,10 @@ class Piece(NamedTuple):
     """Rows of each batch."""
     values: list[dict[str, int]]
     """Of each batch, what is known on the host."""
+    widths: list[int]
+    """Positions in a row, of each batch."""
+    is_flat: bool = False
+    """Whether all arrays are in one line, because the batches have different widths."""
 
 
 class BlockStream:
@@ -191,7 +194,9 @@ class BlockStream:
         held = self._built.source.placement.memory()
         if self._loans is None or self._queue is None:
             return held
-        in_queue = self._queue.in_flight * self._block_bytes(self._built.source.batches_per_run)
+        in_queue = self._queue.in_flight * self._block_bytes(
+            [self._config.seq_len] * self._built.source.batches_per_run
+        )
         return replace(held, dali_bytes=in_queue + self._loans.bytes_held)
 
     def seek(self, position: Position) -> None:
@@ -259,14 +264,15 @@ class BlockStream:
         sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))
         if self._loans is not None:
             assert stream is not None, "a GPU's blocks are taken for a stream"
-            arrays, self._loan = self._loans.lend(arrays, self._block_bytes(steps.num_steps), stream)
+            widths = [width for _, width in self._batches(steps, sizes)]
+            arrays, self._loan = self._loans.lend(arrays, self._block_bytes(widths), stream)
         if self._built.staged:
             staging = [np.from_dlpack(array) for array in arrays]
             return (self._widened if self._built.row_outputs is None else self._built_up)(staging, steps, sizes)
-        values: list[dict[str, int]] = [{} for _ in sizes]
-        if self._built.row_outputs is not None:
-            values = [self._built.row_outputs.host_values(pieces) for pieces in self._pieces(steps, sizes)]
-        return iter([Piece(dict(zip(self._built.source.outputs, arrays, strict=True)), sizes, values)])
+        outputs, batches = self._built.row_outputs, self._batches(steps, sizes)
+        values = [{} if pieces is None or outputs is None else outputs.host_values(pieces, w) for pieces, w in batches]
+        named = dict(zip(self._built.source.outputs, arrays, strict=True))
+        return iter([Piece(named, sizes, values, [w for _, w in batches], self._config.length_buckets is not None)])
 
     def use(self, stream: int) -> None:
         """On a GPU: the next batch of the block taken last is for `stream`, whatever stream the block was taken for."""
@@ -300,46 +306,48 @@ class BlockStream:
                 labels[ids == PADDING] = IGNORE_INDEX
             begin = end
             self.kernels_s += time.perf_counter() - started
-            yield Piece({"input_ids": inputs, "labels": labels, "row_ids": ids}, part, [{} for _ in part])
+            arrays = {"input_ids": inputs, "labels": labels, "row_ids": ids}
+            yield Piece(arrays, part, [{} for _ in part], [seq_len] * len(part))
 
     def _built_up(self, staging: list[npt.NDArray[Any]], steps: StepRange, sizes: list[int]) -> Iterator[Piece]:
         """Batches of rows that are put together from pieces, one at a time."""
         outputs, layout = self._built.row_outputs, self._built.layout
         assert outputs is not None
         assert layout is not None
-        row_ids = self._built.schedule.rows(steps)
-        begin = 0
-        for size, pieces in zip(sizes, self._pieces(steps, sizes), strict=True):
+        plan, begin = self._built.source.plans.plan(steps), 0
+        assert plan.pieces is not None
+        in_staging = staged(plan.pieces, plan.places(layout.width))
+        tokens, *learn = staging
+        for size, (pieces, width) in zip(sizes, self._batches(steps, sizes), strict=True):
+            assert pieces is not None
             started = time.perf_counter()
             end = begin + size
             arrays: dict[str, Any] = {}
             for name in outputs.outputs:
-                shape, dtype = outputs.shape(name, 1)
-                is_rows = name != "cu_seqlens"
-                arrays[name] = self._memory.take((size, *shape[1:])) if is_rows else np.empty(shape, dtype)
-            tokens, *learn = (array[begin:end].reshape(-1) for array in staging)
-            build_batches(outputs, tokens, staged(pieces, layout.width), arrays, learn=learn[0] if learn else None)
-            arrays["row_ids"] = row_ids[begin:end]
+                shape = outputs.shape(name, size, width)
+                arrays[name] = np.empty(shape, np.int32) if name == "cu_seqlens" else self._memory.take(shape)
+            mine = some_rows(in_staging, begin, end)
+            outputs.build(tokens, mine, arrays, width=width, learn=learn[0] if learn else None)
+            arrays["row_ids"] = plan.row_ids[begin:end]
             begin = end
             self.kernels_s += time.perf_counter() - started
-            yield Piece(arrays, [size], [outputs.host_values(pieces)])
+            yield Piece(arrays, [size], [outputs.host_values(pieces, width)], [width])
 
-    def _pieces(self, steps: StepRange, sizes: list[int]) -> list[Pieces]:
-        """What each batch of a block is made of."""
+    def _batches(self, steps: StepRange, sizes: list[int]) -> list[tuple[Pieces | None, int]]:
+        """What each batch of a block is made of, where that is pieces, and the positions in a row of it."""
+        seq_len = self._config.seq_len
+        if self._built.row_outputs is None:
+            return [(None, seq_len)] * len(sizes)
         plan = self._built.source.plans.plan(steps)
         assert plan.pieces is not None
         ends = np.cumsum(sizes).tolist()
-        return [some_rows(plan.pieces, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        widths = [seq_len] * len(sizes) if plan.widths is None else plan.widths[np.array(ends) - 1].tolist()
+        pieces = [some_rows(plan.pieces, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        return list(zip(pieces, widths, strict=True))
 
-    def _block_bytes(self, num_steps: int) -> int:
-        """Bytes of a delivered block."""
-        rows = num_steps * self._config.batch_size
-        size = 8 * rows if "row_ids" in self._config.outputs else 0
-        for name in self._built.source.outputs:
-            if name != "row_ids":
-                shape, dtype = self._built.output_shape(name, num_steps)
-                size += math.prod(shape) * np.dtype(dtype).itemsize
-        return size
+    def _block_bytes(self, widths: list[int]) -> int:
+        """Bytes of a delivered block of whole batches of these widths."""
+        return sum(self._built.batch_bytes(name, width) for name in self._built.source.outputs for width in widths)
 
     def _fill(self, queue: BlockQueue) -> None:
         while self._error is None and queue.in_flight < queue.depth:

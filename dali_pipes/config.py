@@ -9,6 +9,7 @@ names the nearest known one; names that other loaders use are answered with ours
 """
 
 import difflib
+import itertools
 import json
 import os
 import tomllib
@@ -80,6 +81,8 @@ class LoaderConfig(BaseModel):
     )
     eos_id: int | None = Field(None, ge=0, description="id that ends a document")
     document_start_id: int | None = Field(None, ge=0, description="id that begins a document, where none ends it")
+    tokenizer: str | None = Field(None, description="tokenizer.json for a corpus of text, tokenised at the first start")
+    text_key: str | None = Field(None, description="key or column of the text; None: text")
     loss_masks: tuple[str, ...] | None = Field(
         None, description="files, folders or globs of loss masks, one a data file; None: FILE.loss beside it; []: none"
     )
@@ -97,6 +100,9 @@ class LoaderConfig(BaseModel):
     )
     long_documents: Literal["split", "truncate", "drop"] = Field(
         "split", description="what becomes of a document longer than a row of pack or pad"
+    )
+    length_buckets: tuple[int, ...] | None = Field(
+        None, description="with pad, rising widths: a batch has the smallest that holds its rows; None: seq_len alone"
     )
     window_documents: int = Field(65536, gt=0, description="documents that are packed together; each window is planned")
     pad_id: int = Field(0, ge=0, description="input id behind the last document of a row")
@@ -186,11 +192,29 @@ class LoaderConfig(BaseModel):
             )
         if self.rows != "stream" and self.stride is not None:
             raise ValueError(f'rows = "{self.rows}" are made of documents, which have no stride; leave it out')
+        if self.length_buckets is not None:
+            self._check_buckets(self.length_buckets)
         if not self.label_shift and self.uses_pieces:
             raise ValueError("label_shift = False copies the inputs; documents, masks and mtp need shifted labels")
         if self.placement == "device" and self.device == "cpu":
             raise ValueError('placement = "device" keeps the corpus in GPU memory and needs device = "cuda"')
         return self
+
+    def _check_buckets(self, widths: tuple[int, ...]) -> None:
+        if self.rows != "pad":
+            raise ValueError(f'length_buckets go with rows = "pad", one document a row; rows is "{self.rows}"')
+        rising = all(low < high for low, high in itertools.pairwise((0, *widths)))
+        if not widths or not rising or widths[-1] > self.seq_len:
+            raise ValueError(
+                f"length_buckets {list(widths)}: expected one or more rising widths of 1 to seq_len = {self.seq_len}"
+            )
+
+    @property
+    def bucket_widths(self) -> tuple[int, ...] | None:
+        """The widths a batch may have, the last one seq_len; None where all have that."""
+        if self.length_buckets is None:
+            return None
+        return self.length_buckets + ((self.seq_len,) if self.length_buckets[-1] < self.seq_len else ())
 
     @property
     def batch_names(self) -> tuple[str, ...]:
@@ -246,6 +270,8 @@ class LoaderConfig(BaseModel):
         settings["stride"] = self.stride if self.stride is not None else self.seq_len
         if self.rows != "stream":
             settings |= {name: getattr(self, name) for name in DOCUMENT_ORDER_FIELDS}
+        if self.bucket_widths is not None:
+            settings["length_buckets"] = list(self.bucket_widths)
         return settings
 
     def to_toml(self) -> str:
@@ -260,6 +286,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8, so this is no configuration") from error
     try:
         if path.suffix == ".toml":
             settings: Any = tomllib.loads(text)

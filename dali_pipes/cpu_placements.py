@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
-from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.row_outputs import RowOutputs
-from dali_pipes.row_plan import Layout, Plan, some_rows, staged
+from dali_pipes.row_plan import Layout, Plan, staged
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
@@ -23,8 +22,8 @@ from dali_pipes.stats import BlockTimes, MemoryHeld
 Array = Any
 
 
-def find_bad_id(tokens: npt.NDArray[Any], vocab_size: int | None) -> tuple[int, int] | None:
-    """Row and column of the first id in `tokens` (R, L) that is negative or at or above `vocab_size`."""
+def find_bad_id(tokens: npt.NDArray[Any], vocab_size: int | None) -> int | None:
+    """Place of the first id in `tokens` (N,) that is negative or at or above `vocab_size`."""
     limit = vocab_size if vocab_size is not None else 2**63
     info = np.iinfo(tokens.dtype)
     too_large = limit <= info.max and int(tokens.max()) >= limit
@@ -36,16 +35,15 @@ def find_bad_id(tokens: npt.NDArray[Any], vocab_size: int | None) -> tuple[int, 
         bad |= tokens >= limit
     if info.min < 0:
         bad |= tokens < 0
-    row, column = divmod(int(np.argmax(bad)), tokens.shape[1])
-    return row, column
+    return int(np.argmax(bad))
 
 
 class StagedPlacement:
     """Tokens from files to host memory, untouched: `tokens` (R, T + 1) in the file's own width ((R, T) unshifted).
 
     What a loader on the CPU takes: it widens, shifts and labels a block when it hands it out (`block_queue`). Rows made
-    of pieces take as many tokens as their layout says; their loss mask, if there is one, is `learn`,
-    uint8 of the same shape.
+    of pieces take as many tokens as their layout says, in one line (N,); their loss mask, if there
+    is one, is `learn`, uint8 (N,).
     """
 
     plans_rows = True
@@ -64,24 +62,29 @@ class StagedPlacement:
         self._width = schedule.windows.seq_len + label_shift if layout is None else layout.width
 
     def new_slot(self, max_rows: int) -> Slot:
-        arrays = {"tokens": np.empty((max_rows, self._width), self._corpus.dtype)}
+        arrays = {"tokens": np.empty(max_rows * self._width, self._corpus.dtype)}
         if self._corpus.loss_mask is not None:
-            arrays["learn"] = np.empty((max_rows, self._width), np.uint8)
+            arrays["learn"] = np.empty(max_rows * self._width, np.uint8)
         return Slot(arrays)
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
         """Read the rows of the slot's plan and check the range of their ids."""
         assert slot.plan is not None
-        tokens, learn = _staged(slot, len(slot.plan.starts))
+        places = slot.plan.places(self._width)
+        tokens, learn = _staged(slot, int(places[-1]))
         begin = time.perf_counter()
         read_rows(self._corpus, slot.plan, self._layout, tokens, learn)
         bad = find_bad_id(tokens, self._vocab_size)
         times.read_s = time.perf_counter() - begin
         if bad is not None:
-            raise range_error(self._corpus, self._schedule, slot.plan, *bad, self._vocab_size)
+            row = int(np.searchsorted(places, bad, side="right")) - 1
+            raise range_error(self._corpus, self._schedule, slot.plan, row, bad - int(places[row]), self._vocab_size)
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
-        return {name: array[None, : self._schedule.row_count(steps)] for name, array in slot.arrays.items()}
+        assert slot.plan is not None
+        size = int(slot.plan.places(self._width)[-1])
+        shape = (1, -1, self._width) if self._layout is None else (1, -1)
+        return {name: array[:size].reshape(shape) for name, array in slot.arrays.items()}
 
     def check(self, iteration: int | None = None) -> None:
         pass  # ids were checked when they were read
@@ -126,24 +129,27 @@ class ShiftedPlacement(StagedPlacement):
                 slot.arrays[name] = np.empty((max_rows, self._seq_len), self._dtype)
         else:
             for name in self._row_outputs.outputs:
-                slot.arrays[name] = np.empty(*self._row_outputs.shape(name, max_rows // self._schedule.batch_size))
+                slot.arrays[name] = np.empty(self._row_outputs.shape(name, max_rows), self._row_outputs.dtype(name))
         return slot
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
         super().prepare(slot, times)
         assert slot.plan is not None
         begin = time.perf_counter()
-        tokens, learn = _staged(slot, len(slot.plan.starts))
+        places = slot.plan.places(self._width)
+        tokens, learn = _staged(slot, int(places[-1]))
         if self._row_outputs is None:
-            inputs, labels = slot.arrays["input_ids"][: len(tokens)], slot.arrays["labels"][: len(tokens)]
-            staged_rows(tokens, self._label_shift, inputs, labels)
+            count = len(slot.plan.row_ids)
+            inputs, labels = slot.arrays["input_ids"][:count], slot.arrays["labels"][:count]
+            staged_rows(tokens.reshape(count, self._width), self._label_shift, inputs, labels)
             if self._schedule.pads:
                 labels[slot.plan.row_ids < 0] = IGNORE_INDEX
         else:
             assert slot.plan.pieces is not None
-            arrays = {name: slot.arrays[name] for name in self._row_outputs.outputs}
-            pieces, learn = staged(slot.plan.pieces, self._width), None if learn is None else learn.reshape(-1)
-            build_batches(self._row_outputs, tokens.reshape(-1), pieces, arrays, learn=learn)
+            count = len(slot.plan.row_ids)
+            sizes = {"cu_seqlens": -(-count // self._schedule.batch_size)}
+            arrays = {name: slot.arrays[name][: sizes.get(name, count)] for name in self._row_outputs.outputs}
+            self._row_outputs.build(tokens, staged(slot.plan.pieces, places), arrays, learn=learn)
         times.kernels_s = time.perf_counter() - begin
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
@@ -158,36 +164,28 @@ class ShiftedPlacement(StagedPlacement):
 def read_rows(
     corpus: Corpus, plan: Plan, layout: Layout, tokens: npt.NDArray[Any], learn: npt.NDArray[np.uint8] | None = None
 ) -> None:
-    """Read the rows of a plan into `tokens` (R, W), and their loss mask, where the corpus has one, into `learn` (R, W).
+    """Read the rows of a plan into `tokens` (N,), and their loss mask, where the corpus has one, into `learn` (N,).
 
     Places that no token of the corpus belongs in become 0.
     """
     if layout is None:
-        corpus.read_rows(plan.starts, tokens)
+        corpus.read_rows(plan.starts, tokens.reshape(len(plan.starts), -1))
         return
     starts, lengths, targets = layout.reads(plan)
-    starts, is_whole = np.maximum(starts, 0), int(lengths.sum()) == tokens.size
+    starts = np.maximum(starts, 0)
+    begins, ends = np.append(0, targets + lengths), np.append(targets, tokens.size)  # of the gaps; targets rise
+    gaps = list(map(slice, begins[begins < ends].tolist(), ends[begins < ends].tolist()))
     for reader, array in ((corpus, tokens), (corpus.loss_mask, learn)):
         if reader is not None and array is not None:
-            if not is_whole:
-                array.fill(0)
-            reader.read_pieces(starts, lengths, targets, array.reshape(-1))
+            line = array.reshape(-1)
+            for gap in gaps:
+                line[gap] = 0
+            reader.read_pieces(starts, lengths, targets, line)
 
 
-def _staged(slot: Slot, num_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
-    """The rows that were read into a slot, and their loss mask."""
-    return slot.arrays["tokens"][:num_rows], slot.arrays["learn"][:num_rows] if "learn" in slot.arrays else None
-
-
-def build_batches(
-    outputs: RowOutputs, tokens: Array, pieces: Pieces, arrays: dict[str, Array], *, learn: Array = None
-) -> None:
-    """Outputs of a block of batches, from its tokens (N,), their loss mask and the places of its pieces in them."""
-    num_rows = len(pieces.row_offsets) - 1
-    for number, begin in enumerate(range(0, num_rows, outputs.batch_size)):
-        end = min(begin + outputs.batch_size, num_rows)
-        out = {name: array[number] if name == "cu_seqlens" else array[begin:end] for name, array in arrays.items()}
-        outputs.build(tokens, some_rows(pieces, begin, end), out, learn=learn)
+def _staged(slot: Slot, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
+    """The tokens that were read into a slot, and their loss mask."""
+    return slot.arrays["tokens"][:size], slot.arrays["learn"][:size] if "learn" in slot.arrays else None
 
 
 def staged_rows(

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces
 from dali_pipes.errors import ConfigError
+from dali_pipes.length_buckets import LengthBuckets
 from dali_pipes.operators import permute
 from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, narrow, pack, rows_of_documents
 
@@ -46,7 +48,8 @@ class PlanReport:
     rows: int
     padding_tokens: int
     fill: float
-    """Share of the rows' places that hold tokens."""
+    """Share of the rows' places that hold tokens. With length buckets the places of a row are those of its own bucket,
+    which is the least a batch can have: where rows of two buckets meet in one, it is as wide as the longer's."""
     dropped_documents: int
     dropped_tokens: int
     """Of documents that were dropped, and behind the end of those that were truncated."""
@@ -97,8 +100,9 @@ class DocumentRows:
         window_documents: int,
         shuffle: bool,
         seed: int,
+        buckets: LengthBuckets | None = None,
     ) -> None:
-        self.offsets, self.seq_len = offsets, seq_len
+        self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed = shuffle, seed
         self.num_documents = len(offsets) - 1
@@ -170,7 +174,8 @@ class DocumentRows:
             num_rows = packing.num_rows
             here = real[done : np.searchsorted(real, mark.rows_before + num_rows)] - mark.rows_before
             done += len(here)
-            rows = here if not self._shuffle else permute(here, num_rows, self._key("window", epoch, mark.window))
+            is_ordered = self.buckets is not None or not self._shuffle
+            rows = here if is_ordered else permute(here, num_rows, self._key("window", epoch, mark.window))
             first = packing.row_offsets[rows].astype(np.int64)
             size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
@@ -213,13 +218,14 @@ class DocumentRows:
 
     def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
         """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
-        rows = pieces_tokens = 0
+        rows = places = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
             packing = self._kept_plan(epoch, window) or self._make_plan(epoch, window)
             with self._lock:
                 self._note(epoch, window, packing)
             rows += packing.num_rows
+            places += self._places(packing)
             pieces_tokens += int(packing.piece_lengths.sum())
             counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
             if advance is not None:
@@ -230,8 +236,8 @@ class DocumentRows:
             documents=self.num_documents,
             tokens=lengths_total,
             rows=rows,
-            padding_tokens=rows * self.seq_len - pieces_tokens,
-            fill=pieces_tokens / (rows * self.seq_len) if rows else 0.0,
+            padding_tokens=places - pieces_tokens,
+            fill=pieces_tokens / places if places else 0.0,
             **counts._asdict(),
         )
 
@@ -280,7 +286,7 @@ class DocumentRows:
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
         if self._shuffle:
             documents = permute(documents, self.num_documents, self._key("order", epoch))
-        packing = self._pack(self.offsets[documents + 1] - self.offsets[documents])
+        packing = self._ordered(self._pack(self.offsets[documents + 1] - self.offsets[documents]), epoch, window)
         whose = narrow(documents, self.num_documents)[packing.piece_documents]
         return packing._replace(piece_documents=whose)
 
@@ -290,6 +296,23 @@ class DocumentRows:
         pieces = rows_of_documents(lengths, self.seq_len, self._long_documents)
         rows = len(pieces.piece_documents)
         return Packing(narrow(np.arange(rows + 1), rows), *pieces)
+
+    def _ordered(self, packing: Packing, epoch: int, window: int) -> Packing:
+        """With buckets, the rows in the order of the epoch; without, `pieces` puts them in that."""
+        if self.buckets is None or not self._shuffle:
+            return packing
+        order = self.buckets.order(packing.piece_lengths, partial(self._key, "bucket", epoch, window))
+        return packing._replace(
+            piece_documents=packing.piece_documents[order],
+            piece_begins=packing.piece_begins[order],
+            piece_lengths=packing.piece_lengths[order],
+        )
+
+    def _places(self, packing: Packing) -> int:
+        """Positions in the rows of a window, each as wide as it has to be."""
+        if self.buckets is None:
+            return packing.num_rows * self.seq_len
+        return int(self.buckets.widths(packing.piece_lengths).sum())
 
     def _key(self, *what: object) -> int:
         text = " ".join(map(str, ("dali_pipes", self._seed, *what)))

@@ -6,6 +6,7 @@ DaliPipesError
 │   ├── CorpusFormatError   unknown, unsupported or damaged file format; index and data disagree
 │   ├── CorpusReadError     a file vanished, shrank or could not be read (also an OSError)
 │   └── TokenRangeError     an id is negative, or at or above `vocab_size`
+├── CorpusWriteError        token files could not be written: no space, no permission (also an OSError)
 ├── StateError              a saved state does not fit this corpus or configuration (also a ValueError)
 ├── LoaderClosedError       the loader was closed, or this iterator was superseded (also a RuntimeError)
 └── BackendError            a package, a compiler or a device that was asked for is not there (also a RuntimeError)
@@ -48,3 +49,7 @@ class LoaderClosedError(DaliPipesError, RuntimeError):
 
 class BackendError(DaliPipesError, RuntimeError):
     """A package, a compiler or a device that was asked for is not there."""
+
+
+class CorpusWriteError(DaliPipesError, OSError):
+    """Token files could not be written."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus, LossMask
-from dali_pipes.cpu_placements import read_rows
+from dali_pipes.cpu_placements import find_bad_id, read_rows
 from dali_pipes.device import Gpu
 from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows, shuffled_rows
@@ -25,7 +25,7 @@ from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.progress import progress_bar
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.row_outputs import RowOutputs
-from dali_pipes.row_plan import Layout, plan_rows, some_rows, staged, token_span
+from dali_pipes.row_plan import Layout, Plan, plan_rows, staged, token_span
 from dali_pipes.schedule import PADDING, Schedule, StepRange
 from dali_pipes.source import Slot, range_error
 from dali_pipes.stats import BlockTimes, MemoryHeld
@@ -78,7 +78,7 @@ class GpuPlacement:
                 self._arrays[name] = gpu.empty((max_rows, self._seq_len), np.int64)
         else:
             for name in row_outputs.outputs:
-                self._arrays[name] = gpu.empty(*row_outputs.shape(name, max_rows // schedule.batch_size))
+                self._arrays[name] = gpu.empty(row_outputs.shape(name, max_rows), row_outputs.dtype(name))
         self._row_ids = gpu.empty((max_rows,), np.int64) if "row_ids" in outputs else None
         self._table: Array = None
         self._bad = gpu.empty((2,), np.int64)
@@ -97,6 +97,10 @@ class GpuPlacement:
         arrays = {name: array[:count] for name, array in self._arrays.items() if name != "cu_seqlens"}
         if "cu_seqlens" in self._arrays:
             arrays["cu_seqlens"] = self._arrays["cu_seqlens"][: steps.num_steps]
+        if slot.plan is not None and slot.plan.widths is not None:
+            assert self._row_outputs is not None
+            for name, array in self._arrays.items():  # in one line, since batches have different widths
+                arrays[name] = array.reshape(-1)[: self._row_outputs.size(name, slot.plan.runs(self._seq_len))]
         if self._row_ids is not None:
             arrays["row_ids"] = self._row_ids[:count]
         with self.gpu.current():
@@ -121,38 +125,36 @@ class GpuPlacement:
             self.gpu.copy(arrays["row_ids"], slot.arrays["row_ids"][: len(arrays["row_ids"])])
 
     def _stage_tables(self, slot: Slot, pieces: Pieces) -> None:
-        """Keep the places of a block's pieces in pinned memory, for each batch one behind the other."""
-        batches = [
-            some_rows(pieces, begin, min(begin + self._schedule.batch_size, len(pieces.row_offsets) - 1))
-            for begin in range(0, len(pieces.row_offsets) - 1, self._schedule.batch_size)
-        ]
-        slot.batches = [(len(batch.row_offsets), len(batch.starts)) for batch in batches]
-        table = np.concatenate([column for batch in batches for column in batch])
+        """Keep the places of a block's pieces in pinned memory, one column behind the other."""
+        table = np.concatenate(pieces)
+        slot.num_pieces = len(pieces.starts)
         if "table" not in slot.arrays or len(slot.arrays["table"]) < len(table):
             slot.arrays["table"] = self.gpu.empty_pinned((_roomy(len(table)),), np.int64)
         slot.arrays["table"][: len(table)] = table
 
     def _build(self, slot: Slot, tokens: Array, learn: Array, arrays: dict[str, Array]) -> None:
         assert self._row_outputs is not None
-        size = sum(offsets + 3 * pieces for offsets, pieces in slot.batches)
+        assert slot.plan is not None
+        sizes = len(slot.plan.row_ids) + 1, *[slot.num_pieces] * 3
+        size = sum(sizes)
         if self._table is None or len(self._table) < size:
             self._table = self.gpu.empty((_roomy(size),), np.int64)
         self.gpu.copy(self._table[:size], slot.arrays["table"][:size])
         self.gpu.record(slot.arrays["copied"])
-        place, row = 0, 0
-        outputs = self._row_outputs
-        for number, (offsets, count) in enumerate(slot.batches):
-            columns = []
-            for length in (offsets, count, count, count):
-                columns.append(self._table[place : place + length])
-                place += length
-            end = row + offsets - 1
-            out = {
-                name: arrays[name][number] if name == "cu_seqlens" else arrays[name][row:end]
-                for name in outputs.outputs
-            }
-            outputs.build(tokens, Pieces(*columns), out, learn=learn, vocab_size=self._vocab_size, bad=self._bad)
-            row = end
+        columns, end = [], 0
+        for column in sizes:
+            columns.append(self._table[end : end + column])
+            end += column
+        offsets, *tables = columns
+        runs, row = slot.plan.runs(self._seq_len), 0
+        names = self._row_outputs.outputs
+        parts = {name: self._row_outputs.unfolded(name, arrays[name].reshape(-1), runs) for name in names}
+        check = {"vocab_size": self._vocab_size, "bad": self._bad}
+        for number, (count, width) in enumerate(runs):
+            pieces = Pieces(offsets[row : row + count + 1], *tables)
+            out = {name: part[number] for name, part in parts.items()}
+            self._row_outputs.build(tokens, pieces, out, width=width, learn=learn, **check)
+            row += count
 
     def check(self, iteration: int | None = None) -> None:
         """Raise `TokenRangeError` if a block up to `iteration` holds a bad id, which waits for that block's kernel.
@@ -168,9 +170,22 @@ class GpuPlacement:
             self.gpu.wait(reading.arrived)
             if reading.found[0]:
                 plan = plan_rows(self._schedule, reading.steps, self._layout)
-                row, column = divmod(int(reading.found[1]), self._checked_width)
+                row, column = self._bad_place(plan, int(reading.found[1]))
                 raise range_error(self._corpus, self._schedule, plan, row, column, self._vocab_size)
             self._unused.append(self._unread.popleft())
+
+    def _bad_place(self, plan: Plan, found: int) -> tuple[int, int]:
+        """Row and column of a block's first bad id, which its kernel found at position `found`."""
+        if plan.widths is None:
+            return divmod(found, self._checked_width)
+        # Rows of each width were counted by themselves: what was read says which of them it was.
+        places = plan.places(self._seq_len)
+        tokens = np.empty(int(places[-1]), self._corpus.dtype)
+        read_rows(self._corpus, plan, self._layout, tokens)
+        bad = find_bad_id(tokens, self._vocab_size)
+        assert bad is not None, "a bad id that only the GPU saw"
+        row = int(np.searchsorted(places, bad, side="right")) - 1
+        return row, bad - int(places[row])
 
     def restart(self) -> None:
         """Forget what was found in blocks that nobody will take."""
@@ -213,9 +228,9 @@ class HostPlacement(GpuPlacement):
 
     def new_slot(self, max_rows: int) -> Slot:
         self.gpu.adopt_thread()
-        arrays = {"staging": self.gpu.empty_pinned((max_rows, self._width), self._corpus.dtype)}
+        arrays = {"staging": self.gpu.empty_pinned((max_rows * self._width,), self._corpus.dtype)}
         if self._learn is not None:
-            arrays["learn"] = self.gpu.empty_pinned((max_rows, self._width), np.uint8)
+            arrays["learn"] = self.gpu.empty_pinned((max_rows * self._width,), np.uint8)
         if self._row_ids is not None:
             arrays["row_ids"] = self.gpu.empty_pinned((max_rows,), np.int64)
         return Slot({**arrays, "copied": self.gpu.event()})
@@ -225,34 +240,35 @@ class HostPlacement(GpuPlacement):
         assert slot.plan is not None
         self.gpu.adopt_thread()
         self.gpu.wait(slot.arrays["copied"])
-        count = len(slot.plan.starts)
+        places = slot.plan.places(self._width)
+        size = int(places[-1])
         begin = time.perf_counter()
-        learn = None if self._learn is None else slot.arrays["learn"][:count]
-        read_rows(self._corpus, slot.plan, self._layout, slot.arrays["staging"][:count], learn)
+        learn = None if self._learn is None else slot.arrays["learn"][:size]
+        read_rows(self._corpus, slot.plan, self._layout, slot.arrays["staging"][:size], learn)
         if self._layout is not None:
             assert slot.plan.pieces is not None
-            self._stage_tables(slot, staged(slot.plan.pieces, self._width))
+            self._stage_tables(slot, staged(slot.plan.pieces, places))
         times.read_s = time.perf_counter() - begin
         self._stage_row_ids(slot)
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         assert slot.plan is not None
         row_ids = slot.plan.row_ids
-        count = len(row_ids)
-        tokens = self._tokens[: count * self._width]
-        self.gpu.copy(tokens, slot.arrays["staging"][:count])
+        count, size = len(row_ids), int(slot.plan.places(self._width)[-1])
+        tokens = self._tokens[:size]
+        self.gpu.copy(tokens, slot.arrays["staging"][:size])
         self._send_row_ids(slot, arrays)
         if self._row_outputs is not None:
-            learn = None if self._learn is None else self._learn[: count * self._width]
+            learn = None if self._learn is None else self._learn[:size]
             if learn is not None:
-                self.gpu.copy(learn, slot.arrays["learn"][:count])
+                self.gpu.copy(learn, slot.arrays["learn"][:size])
             self._build(slot, tokens, learn, arrays)
             return
         self.gpu.record(slot.arrays["copied"])
         inputs, labels = arrays["input_ids"], arrays["labels"]
         rows(
             tokens,
-            range(0, count * self._width, self._width),
+            range(0, size, self._width),
             self._seq_len,
             label_shift=self._label_shift,
             out=(inputs, labels),

@@ -25,7 +25,7 @@ from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.pipeline import BuiltSource, Graph, process_group, resolve_ranks
 from dali_pipes.plan_reports import PlanReports
 from dali_pipes.readers import end_thread_at_exit
-from dali_pipes.row_plan import PackedPieces, plan_rows
+from dali_pipes.row_plan import PackedPieces, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
 from dali_pipes.state import make_state, read_state
 from dali_pipes.stats import LoaderStats
@@ -51,7 +51,8 @@ class RowLocation(NamedTuple):
 class TokenLoader:
     """An iterable over batches; each `for` is one epoch, in its own order (all epochs, with `repeat`).
 
-    Batches are dicts of int64 tensors (B, T), contiguous, on `loader.device`; `row_ids` is (B,). They are views of a
+    Batches are dicts of int64 tensors (B, T), contiguous, on `loader.device`; `row_ids` is (B,). With `length_buckets`
+    T is the width of the batch, the same on all ranks at the same step. They are views of a
     block of several batches that stays alive and unchanged as long as any of them is held, and that no one else
     writes to; `clone()` a batch that you keep for long.
 
@@ -73,7 +74,7 @@ class TokenLoader:
             config = config.replace(**settings)
         self._ranks_given = config.rank is not None
         self.config = resolve_ranks(config)
-        built = BuiltSource(self.config, endless=True, staged=graph is None)
+        built = BuiltSource(self.config, endless=True, for_loader=graph is None)
         self._built, self._schedule, self._source = built, built.schedule, built.source
         self._stream = BlockStream(built, self.config, graph)
         layout, order = built.layout, self.config.order_settings()
@@ -187,14 +188,9 @@ class TokenLoader:
         steps before a resume that changed the number of rows in a step.
         """
         epoch = self.epoch if epoch is None else epoch
-        base, first_step = 0, 0
-        if epoch == self._resumed.epoch and self._resumed.rows % self._schedule.global_rows:
-            base = self._resumed.rows
-            first_step = -(-base // self._schedule.global_rows)
-        last_step = first_step + self._schedule.steps(base, epoch) - 1
-        if epoch < 0 or not first_step <= step <= last_step:
-            raise ConfigError(f"step {step} of epoch {epoch}: expected {first_step} to {last_step}, epoch 0 or later")
-        plan = plan_rows(self._schedule, StepRange(epoch, base, step - first_step, 1), self._built.layout)
+        resumed = self._resumed
+        is_shifted = epoch == resumed.epoch and resumed.rows % self._schedule.global_rows
+        plan = plan_step(self._schedule, self._built.layout, epoch, step, resumed.rows if is_shifted else 0)
         if not 0 <= row < len(plan.row_ids):
             raise ConfigError(f"row {row}: step {step} has rows 0 to {len(plan.row_ids) - 1} on this rank")
         if plan.row_ids[row] == PADDING:
@@ -274,15 +270,25 @@ class TokenLoader:
     def _batches_of(self, pieces: Iterator[Piece]) -> Iterator[Batch]:
         """Batches as views of the pieces of a block: no copies, unless they must be at fixed addresses."""
         names = self.config.batch_names
-        for arrays, sizes, values in pieces:
+        for piece in pieces:
             columns = {}
-            for name in (name for name in names if name in arrays):
-                tensor = as_tensor(arrays[name], self._built.device)
-                columns[name] = tensor.unbind() if name == "cu_seqlens" else tensor.split(sizes)
-            for number, size in enumerate(sizes):
+            for name in (name for name in names if name in piece.arrays):
+                tensor = as_tensor(piece.arrays[name], self._built.device)
+                if piece.is_flat and name != "row_ids":
+                    assert self._built.row_outputs is not None
+                    batches = list(zip(piece.sizes, piece.widths, strict=True))
+                    columns[name] = self._built.row_outputs.unfolded(name, tensor, batches)
+                elif len(piece.sizes) == 1:
+                    columns[name] = [tensor]
+                else:
+                    columns[name] = tensor.split([1] * len(piece.sizes) if name == "cu_seqlens" else piece.sizes)
+                if name == "cu_seqlens":
+                    columns[name] = [bounds[0] for bounds in columns[name]]
+            for number, (size, width) in enumerate(zip(piece.sizes, piece.widths, strict=True)):
                 self._batches += 1
-                self._tokens += size * self.config.seq_len
-                batch = {name: columns[name][number] if name in columns else values[number][name] for name in names}
+                self._tokens += size * width
+                values = piece.values[number]
+                batch = {name: columns[name][number] if name in columns else values[name] for name in names}
                 stream = self._consumer()
                 if stream is not None:
                     self._stream.use(stream)
@@ -327,21 +333,24 @@ class TokenLoader:
 
 
 class StaticBatch:
-    """Tensors at fixed addresses, which batch after batch is copied into."""
+    """Tensors at fixed addresses, a set for each width of a batch, which batch after batch is copied into."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
-        self._tensors: Batch = {}
+        self._tensors: dict[tuple[str, torch.Size], torch.Tensor] = {}
 
     def fill(self, batch: Batch) -> Batch:
         """Copy a batch, on torch's current stream; a partial one fills the first rows. Does not block."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        filled = dict(batch)
         for name, tensor in tensors.items():
-            if name not in self._tensors:
+            key = name, tensor.shape if name == "cu_seqlens" else tensor.shape[1:]
+            if key not in self._tensors:
                 shape = tensor.shape if name == "cu_seqlens" else (self._batch_size, *tensor.shape[1:])
-                self._tensors[name] = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-            self._tensors[name][: len(tensor)].copy_(tensor, non_blocking=True)
-        return {**batch, **{name: self._tensors[name][: len(tensor)] for name, tensor in tensors.items()}}
+                self._tensors[key] = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+            filled[name] = self._tensors[key][: len(tensor)]
+            filled[name].copy_(tensor, non_blocking=True)
+        return filled
 
 
 def current_stream(device: int) -> int:

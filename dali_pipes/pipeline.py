@@ -7,21 +7,26 @@ carries. This module alone imports DALI.
 """
 
 import ctypes
+import math
 import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from dali_pipes.choice import choose_device, choose_placement
 from dali_pipes.config import LoaderConfig
-from dali_pipes.corpus import Corpus, open_corpus
+from dali_pipes.corpus import Corpus
 from dali_pipes.cpu_placements import ShiftedPlacement, StagedPlacement
 from dali_pipes.device import Gpu
 from dali_pipes.document_rows import DocumentRows, split_documents
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.gpu_placements import DevicePlacement, HostPlacement
+from dali_pipes.length_buckets import LengthBuckets
+from dali_pipes.opening import open_corpus
 from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
 from dali_pipes.row_plan import Layout, PackedPieces, StreamPieces, token_span
 from dali_pipes.schedule import Schedule, Windows, split_windows
@@ -40,17 +45,25 @@ Graph = Callable[[dict[str, Any]], Mapping[str, Any]]
 class BuiltSource:
     """A block source with what was decided while building it.
 
-    `staged`: on the CPU, blocks are `tokens` in the file's width, for a loader that widens them itself.
+    `for_loader`: nobody but a loader sees the blocks. `staged`: so they are, on the CPU, `tokens` in the file's width,
+    which it widens itself.
     """
 
     gpu: Gpu | None = None
 
-    def __init__(self, config: LoaderConfig, *, endless: bool, staged: bool = False) -> None:
+    def __init__(self, config: LoaderConfig, *, endless: bool, for_loader: bool = False) -> None:
+        if config.length_buckets is not None and not for_loader:
+            raise ConfigError(
+                "length_buckets make batches of several widths, which a DALI graph has no place for; leave them "
+                "out, or use a TokenLoader without graph"
+            )
         corpus = open_corpus(
             config.corpus,
             format=config.format,
             dtype=config.dtype,
             eos_id=config.eos_id,
+            tokenizer=config.tokenizer,
+            text_key=config.text_key,
             loss_masks=config.loss_masks,
             token_column=config.token_column,
             cache_bytes=config.decoded_cache_bytes,
@@ -61,7 +74,7 @@ class BuiltSource:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)
             self.row_outputs = None if self.layout is None else make_row_outputs(config)
             self.device, self.device_reason = choose_device(config.device, _environment_number("LOCAL_RANK"))
-            self.staged = staged and self.device is None
+            self.staged = for_loader and self.device is None
             self.batches_per_run = batches_per_run(config, self.schedule, on_gpu=self.device is not None)
             self.placement, self.placement_reason, placement = _make_placement(config, corpus, self)
         except BaseException:
@@ -80,11 +93,12 @@ class BuiltSource:
         )
         self._config = config
 
-    def output_shape(self, name: str, num_batches: int) -> tuple[tuple[int, ...], Any]:
-        """Shape and dtype of an output of a delivered block."""
-        if self.row_outputs is not None:
-            return self.row_outputs.shape(name, num_batches)
-        return (num_batches * self._config.batch_size, self._config.seq_len), "int64"
+    def batch_bytes(self, name: str, width: int) -> int:
+        """Bytes of an output of one delivered batch of `width` positions a row."""
+        rows = self._config.batch_size
+        if name == "row_ids" or self.row_outputs is None:
+            return 8 * rows * (1 if name == "row_ids" else width)
+        return math.prod(self.row_outputs.shape(name, rows, width)) * (4 if name == "cu_seqlens" else 8)
 
 
 def build_pipeline(config: LoaderConfig, *, graph: Graph | None = None) -> Any:
@@ -131,7 +145,7 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
             num_outputs=len(names),
             batch=True,
             batch_info=True,
-            ndim=[_axes(config, name) for name in names],
+            ndim=[_axes(built, config, name) for name in names],
             device="cpu" if built.device is None else "gpu",
             cuda_stream=None if built.gpu is None else built.gpu.stream,
         )
@@ -147,8 +161,8 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
     return pipe
 
 
-def _axes(config: LoaderConfig, name: str) -> int:
-    if name == "row_ids":
+def _axes(built: BuiltSource, config: LoaderConfig, name: str) -> int:
+    if name == "row_ids" or config.length_buckets is not None or (built.staged and built.layout is not None):
         return 1
     return 3 if name == "labels" and config.mtp else 2
 
@@ -186,6 +200,7 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
             window_documents=config.window_documents,
             shuffle=shuffle,
             seed=config.seed,
+            buckets=None if config.bucket_widths is None else LengthBuckets(np.array(config.bucket_widths, np.int64)),
         )
         layout = PackedPieces(documents)
         span = int(offsets[-1] - offsets[0])

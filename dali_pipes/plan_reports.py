@@ -100,10 +100,12 @@ class PlanReports:
         if documents.is_complete(epoch) and documents.count(epoch) != report.rows:
             return False
         in_rows = report.tokens - report.dropped_tokens
+        most_padding = report.rows * documents.seq_len - in_rows
         return (
             report.epoch == epoch
             and report.documents == documents.num_documents
             and report.tokens == documents.offsets[-1] - documents.offsets[0]
             and report.rows <= in_rows <= report.tokens
-            and report.padding_tokens == report.rows * documents.seq_len - in_rows >= 0
+            and 0 <= report.padding_tokens <= most_padding
+            and (report.padding_tokens == most_padding or documents.buckets is not None)
         )

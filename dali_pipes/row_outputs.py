@@ -1,5 +1,8 @@
-"""The outputs of rows that are put together from pieces of documents, batch by batch, on either kind of array."""
+"""The outputs of rows that are put together from pieces of documents, a block of batches at a time, on either array."""
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +28,29 @@ class RowOutputs:
     mtp: int = 0
     mask_boundaries: bool = True
 
-    def shape(self, name: str, num_batches: int) -> tuple[tuple[int, ...], type[np.generic]]:
-        """Shape and dtype of one output of `num_batches` batches, batch behind batch in the first axis."""
-        rows = num_batches * self.batch_size
+    def shape(self, name: str, rows: int, width: int | None = None) -> tuple[int, ...]:
+        """Shape of one output of some rows of `width` positions (seq_len), in batches that are whole but for the last.
+
+        `cu_seqlens` has a row for each batch, the others have one for each row.
+        """
+        width = self.seq_len if width is None else width
         if name == "cu_seqlens":
-            return (num_batches, self.batch_size * self.seq_len + 1), np.int32
-        if name == "labels" and self.mtp:
-            return (rows, self.seq_len, self.mtp), np.int64
-        return (rows, self.seq_len), np.int64
+            return -(-rows // self.batch_size), self.batch_size * width + 1
+        return (rows, width, self.mtp) if name == "labels" and self.mtp else (rows, width)
+
+    def dtype(self, name: str) -> type[np.generic]:
+        """Type of one output."""
+        return np.int32 if name == "cu_seqlens" else np.int64
+
+    def size(self, name: str, parts: Sequence[tuple[int, int]]) -> int:
+        """Values of one output of some parts of a block: rows and width of each."""
+        return sum(math.prod(self.shape(name, *part)) for part in parts)
+
+    def unfolded(self, name: str, line: Array, parts: Sequence[tuple[int, int]]) -> list[Array]:
+        """Views of one output of some parts of a block, rows and width of each, that lie in `line` (N,) in a row."""
+        shapes = [self.shape(name, *part) for part in parts]
+        ends = itertools.accumulate(map(math.prod, shapes))
+        return [line[end - math.prod(shape) : end].reshape(*shape) for shape, end in zip(shapes, ends, strict=True)]
 
     def build(
         self,
@@ -40,33 +58,37 @@ class RowOutputs:
         pieces: Pieces,
         out: dict[str, Array],
         *,
+        width: int | None = None,
         learn: Array = None,
         vocab_size: int | None = None,
         bad: Array = None,
     ) -> None:
-        """Fill the arrays of one batch: rows of `tokens` (N,) by the places of `pieces` in it. On a GPU: queue it.
+        """Fill the arrays of a block of batches: rows of `tokens` (N,) by the places of `pieces` in it.
 
+        On a GPU this queues two launches, whatever the number of batches. The last batch may have fewer rows.
+
+        out: arrays of the block's rows, as `shape` has them; `cu_seqlens` has a row for each batch.
+        width: positions of a row, seq_len if not given.
         learn: uint8 (N,), 0 for tokens that are no label; None: all are.
         """
         segments(
             tokens,
             *pieces,
-            self.seq_len,
+            self.seq_len if width is None else width,
             outputs=tuple(out),
             pad_id=self.pad_id,
             mtp=self.mtp,
             mask_boundaries=self.mask_boundaries,
             loss_mask=learn,
+            batch_rows=self.batch_size,
             out=out,
             vocab_size=vocab_size,
             bad=bad,
         )
 
-    def host_values(self, pieces: Pieces) -> dict[str, int]:
-        """`HOST_OUTPUTS` of one batch. The padding of a row is a segment of its own, the last one."""
-        counts = np.diff(pieces.row_offsets)
-        used = np.zeros(len(counts), np.int64)
-        np.add.at(used, np.repeat(np.arange(len(counts)), counts), pieces.lengths)
-        padding = self.seq_len - used
+    def host_values(self, pieces: Pieces, width: int) -> dict[str, int]:
+        """`HOST_OUTPUTS` of one batch of `width` positions a row, whose padding is its last segment."""
+        tokens = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
+        padding = width - (tokens[1:] - tokens[:-1])
         longest = max(int(pieces.lengths.max(initial=0)), int(padding.max(initial=0)))
         return {"max_seqlen": longest, "num_segments": len(pieces.lengths) + int(np.count_nonzero(padding))}

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dali_pipes.document_rows import DocumentRows
 from dali_pipes.documents import Pieces, pieces_of_windows
+from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
 from dali_pipes.schedule import PADDING, Schedule, StepRange
 
@@ -30,11 +31,30 @@ class Plan:
     row_ids: Int64Array
     starts: Int64Array
     pieces: Pieces | None = None
+    widths: Int64Array | None = None
+    """(R,): positions of each row, with length buckets: the same for all rows of a step, on every rank."""
 
     def rows(self, steps: StepRange, begin: int, end: int) -> "Plan":
         """The plan of rows begin ... end - 1, which are those of `steps`."""
         pieces = None if self.pieces is None else some_rows(self.pieces, begin, end)
-        return Plan(steps, self.row_ids[begin:end], self.starts[begin:end], pieces)
+        widths = None if self.widths is None else self.widths[begin:end]
+        return Plan(steps, self.row_ids[begin:end], self.starts[begin:end], pieces, widths)
+
+    def runs(self, seq_len: int) -> list[tuple[int, int]]:
+        """How many rows of one width follow one another, and that width, from the first row to the last."""
+        if self.widths is None:
+            return [(len(self.row_ids), seq_len)]
+        firsts = np.flatnonzero(np.diff(self.widths, prepend=0))
+        return list(zip(np.diff(firsts, append=len(self.widths)).tolist(), self.widths[firsts].tolist(), strict=True))
+
+    def places(self, width: int) -> Int64Array:
+        """Where each row begins in a staging buffer, and the end of the last: (R + 1,).
+
+        A row takes `width` tokens there, or with length buckets as many as it has positions.
+        """
+        return np.concatenate(
+            ([0], np.cumsum(np.full(len(self.row_ids), width) if self.widths is None else self.widths))
+        )
 
     def position(self, row: int, column: int) -> int:
         """Where in the corpus the token at `column` of a row comes from."""
@@ -105,7 +125,20 @@ class PackedPieces:
     def reads(self, plan: Plan) -> tuple[Int64Array, Int64Array, Int64Array]:
         """What to read for a plan: starts in the corpus, lengths, places in the staging buffer."""
         assert plan.pieces is not None
-        return plan.pieces.starts, plan.pieces.lengths, staged(plan.pieces, self.width).starts
+        return plan.pieces.starts, plan.pieces.lengths, staged(plan.pieces, plan.places(self.width)).starts
+
+    def step_widths(self, schedule: Schedule, plan: Plan) -> Int64Array | None:
+        """`Plan.widths`: for each step the bucket of the longest row that any rank has in it."""
+        buckets, steps = self.documents.buckets, plan.steps
+        if buckets is None or plan.pieces is None or not len(plan.row_ids):
+            return None
+        lengths = plan.pieces.lengths
+        if schedule.world_size > 1:
+            first = steps.base + steps.first_step * schedule.global_rows
+            end = schedule.rows_after(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch)
+            lengths = self.documents.pieces(steps.epoch, np.arange(first, end)).lengths  # a piece is a row
+        longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), schedule.global_rows))
+        return np.repeat(buckets.widths(longest), schedule.batch_size)[: len(plan.row_ids)]
 
 
 Layout = StreamPieces | PackedPieces | None
@@ -118,12 +151,12 @@ def token_span(schedule: Schedule, layout: Layout) -> int:
     return schedule.token_span
 
 
-def staged(pieces: Pieces, width: int) -> Pieces:
-    """The same pieces by their places in a staging buffer whose rows take `width` tokens each."""
+def staged(pieces: Pieces, places: Int64Array) -> Pieces:
+    """The same pieces by their places in a staging buffer, where rows begin at `places` (R + 1,)."""
     rows = np.repeat(np.arange(len(pieces.row_offsets) - 1), np.diff(pieces.row_offsets))
     before = np.cumsum(pieces.lengths) - pieces.lengths
     row_begins = np.concatenate((before, [0]))[pieces.row_offsets[:-1]]
-    starts = rows * width + before - row_begins[rows]
+    starts = places[rows] + before - row_begins[rows]
     return Pieces(pieces.row_offsets, starts, pieces.lengths, starts + (pieces.document_ends - pieces.starts))
 
 
@@ -135,12 +168,26 @@ def plan_rows(schedule: Schedule, steps: StepRange, layout: Layout = None) -> Pl
         has_some = np.diff(pieces.row_offsets) > 0
         starts = np.full(len(row_ids), -1)
         starts[has_some] = pieces.starts[pieces.row_offsets[:-1][has_some]]
-        return Plan(steps, row_ids, starts, pieces)
+        plan = Plan(steps, row_ids, starts, pieces)
+        plan.widths = layout.step_widths(schedule, plan)
+        return plan
     order = np.maximum(row_ids, 0) if schedule.pads else row_ids  # a padding row shows the epoch's first row
     key = schedule.key(steps.epoch)
     windows = order if key is None else permute(order, schedule.windows.count, key)
     starts = schedule.starts(windows)
     return Plan(steps, row_ids, starts, None if layout is None else layout.pieces(starts, row_ids))
+
+
+def plan_step(schedule: Schedule, layout: Layout, epoch: int, step: int, base: int = 0) -> Plan:
+    """The plan of step `step` of an epoch, whose steps are counted as if those before row `base` had been full.
+
+    Rows made of documents are planned as far as the step. Raises `ConfigError` for a step that does not exist.
+    """
+    first_step = -(-base // schedule.global_rows)
+    if epoch < 0 or step < first_step or schedule.steps(base, epoch, most=step - first_step + 1) <= step - first_step:
+        last_step = first_step + schedule.steps(base, max(epoch, 0)) - 1
+        raise ConfigError(f"step {step} of epoch {epoch}: expected {first_step} to {last_step}, epoch 0 or later")
+    return plan_rows(schedule, StepRange(epoch, base, step - first_step, 1), layout)
 
 
 class PlanCache:
@@ -161,6 +208,14 @@ class PlanCache:
         number = steps.first_step // self._steps_per_plan
         first_step = number * self._steps_per_plan
         key = (steps.epoch, steps.base, number)
+        whole = self._plans.get(key)  # without the lock, which is held while other plans are made
+        if whole is None:
+            whole = self._whole_plan(key, steps)
+        begin = (steps.first_step - first_step) * self._schedule.batch_size
+        return whole.rows(steps, begin, begin + self._schedule.row_count(steps))
+
+    def _whole_plan(self, key: tuple[int, int, int], steps: StepRange) -> Plan:
+        first_step = key[2] * self._steps_per_plan
         with self._lock:
             if key not in self._plans:
                 end = self._schedule.steps(steps.base, steps.epoch, most=first_step + self._steps_per_plan)
@@ -168,9 +223,7 @@ class PlanCache:
                     del self._plans[next(iter(self._plans))]
                 whole_steps = steps._replace(first_step=first_step, num_steps=end - first_step)
                 self._plans[key] = plan_rows(self._schedule, whole_steps, self._layout)
-            whole = self._plans[key]
-        begin = (steps.first_step - first_step) * self._schedule.batch_size
-        return whole.rows(steps, begin, begin + self._schedule.row_count(steps))
+            return self._plans[key]
 
     def plan_behind(self, plan: Plan) -> None:
         """See that nobody will have to wait for the documents behind a plan to be packed. Blocks."""

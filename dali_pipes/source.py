@@ -47,8 +47,8 @@ class Slot:
     arrays: dict[str, Array] = field(default_factory=dict)
     plan: Plan | None = None
     """Rows of the block, where the placement wants them planned."""
-    batches: list[tuple[int, int]] = field(default_factory=list)
-    """Of each batch of rows made of pieces: entries of `row_offsets`, and pieces."""
+    num_pieces: int = 0
+    """In all rows of the block, where they are made of pieces."""
 
 
 class Placement(Protocol):

@@ -9,12 +9,13 @@ a run: what cannot be kept is handed out all the same, with the reason.
 """
 
 import contextlib
-import fcntl
 import os
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
+
+from dali_pipes.file_locks import lock, unlock
 
 Kept = TypeVar("Kept")
 
@@ -62,16 +63,16 @@ def load_or_make(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return make(), _reason(path.parent, error)
-    lock, has_waited = _lock(path.with_suffix(".lock"))
+    held, has_waited = lock(path.with_suffix(".lock"))
     try:
-        if lock is not None:
+        if held is not None:
             kept = load(path)
             if kept is not None:
                 return kept, None
             if has_waited:
                 # The one before could not keep it either. Let those that wait go on side by side, not one by one.
-                _unlock(lock)
-                lock = None
+                unlock(held)
+                held = None
             else:
                 _remove_leftovers(path)
         made = make()
@@ -80,8 +81,8 @@ def load_or_make(
         except OSError as error:
             return made, _reason(path, error)
     finally:
-        if lock is not None:
-            _unlock(lock)
+        if held is not None:
+            unlock(held)
     kept = load(path)
     return (made if kept is None else kept), None
 
@@ -100,35 +101,6 @@ def write_whole(path: Path, *parts: Any) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-
-
-def _lock(path: Path) -> tuple[int | None, bool]:
-    """A descriptor that holds the lock, None where there is no lock to be had; and whether another had it before."""
-    has_waited = False
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError:
-        return None, has_waited
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            has_waited = True
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return None, has_waited
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, has_waited
-
-
-def _unlock(descriptor: int) -> None:
-    # Said, because a child forked meanwhile has the descriptor too, and closing ours alone would not release it.
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def _remove_leftovers(path: Path) -> None:

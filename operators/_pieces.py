@@ -178,7 +178,7 @@ class Shown:
         self._line = values.take(layout.index, mode="clip") if layout.runs is None else None
 
     def copy(self, line: NDArray[Any], step: int = 0) -> None:
-        """Fill `line` with the values `step` behind the position; ends of pieces then, and padding, get anything."""
+        """Fill `line` with the values `step` tokens on; padding, and with a step the ends of pieces, get anything."""
         if self._line is not None:
             line[: max(0, line.size - step)] = self._line[step:]
             return

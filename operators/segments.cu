@@ -13,9 +13,9 @@ constexpr long long most_walks = 128;
 // lengths before its own. Sums of eight, whose loads do not wait for each other, keep rows of very many pieces from
 // taking a latency for each; neighbouring threads read the same lengths.
 __global__ void piece_begins(
-    long long num_rows, long long seq_len, long long batch_rows, long long batch_words,
-    const long long* __restrict__ row_offsets, const long long* __restrict__ piece_lengths,
-    long long* __restrict__ begins, wide* __restrict__ padded, int* __restrict__ cu_seqlens, long long cu_capacity)
+    const long long* __restrict__ row_offsets, const long long* __restrict__ piece_lengths, long long num_rows,
+    long long seq_len, long long batch_rows, long long batch_words, long long* __restrict__ begins,
+    wide* __restrict__ padded, int* __restrict__ cu_seqlens, long long cu_capacity)
 {
     const long long row_stride = (long long)gridDim.x * blockDim.y, stride = (long long)gridDim.y * blockDim.x;
     const long long lane = (long long)blockIdx.y * blockDim.x + threadIdx.x;

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Batches(NamedTuple):
-    """`rows`: in a batch, 1 or more. `axis`: of the batches in outputs with a value a batch, none for one alone."""
+    """`rows`: in a batch, 1 or more. `axis`: that of the batches in `cu_seqlens`, none for one batch alone."""
 
     rows: int
     axis: tuple[int, ...]
@@ -183,9 +183,10 @@ def _fill_labels(
     learn = rule.learn
     # The loss mask by the labels' values, which takes longer, only where labels may be masked or tokens may be -100.
     by_value = learn is not None or not np.can_cast(token_dtype, np.uint32)
+    next_tokens = layout.ends_of_pieces(1, rule.cross)
     if loss_mask is not None and not by_value:
         loss_mask.fill(1)
-        loss_mask[layout.ends_of_pieces(1, rule.cross).ignored] = 0
+        loss_mask[next_tokens.ignored] = 0
         layout.pad(loss_mask, 0)
     if flat_labels is None:
         if not by_value:
@@ -196,7 +197,7 @@ def _fill_labels(
         shown_learn = Shown(learn, layout)
         learned = np.empty(layout.size, np.uint8)
     for step, label in enumerate(labels.T, 1):
-        ends = layout.ends_of_pieces(step, rule.cross)
+        ends = next_tokens if step == 1 else layout.ends_of_pieces(step, rule.cross)
         shown.look_ahead(step, ends, IGNORE_INDEX, label)
         if learn is not None:
             shown_learn.look_ahead(step, ends, 0, learned)
@@ -236,7 +237,7 @@ def _segments_cupy(
     sizes = np.int64(count), np.int64(seq_len), np.int64(batch_rows), np.int64(words)
     launch_shape = _row.launch_shape(count, seq_len)
     kernel = _kernel.load("segments", "piece_begins")
-    kernel(*launch_shape, (*sizes, offsets, lengths, begins, padded, cu_seqlens, room))
+    kernel(*launch_shape, (offsets, lengths, *sizes, begins, padded, cu_seqlens, room))
     learn = null if rule.learn is None else rule.learn
     labels = np.int64(rule.num_labels), np.int64(rule.cross)
     wanted = [results.get(name, null) for name in _ROW_OUTPUTS]
@@ -333,7 +334,8 @@ def _checked(pieces: PieceTables, num_tokens: int, seq_len: int) -> PieceTables:
 
 
 def _require_array(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any], on_device: bool) -> None:
-    require_same_kind("segments", on_device, **{name: array})
+    if on_device or not isinstance(array, np.ndarray):
+        require_same_kind("segments", on_device, **{name: array})
     if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
         raise ValueError(
             f"segments: {name} has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; "

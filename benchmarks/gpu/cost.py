@@ -75,6 +75,49 @@ def _kernel_calls(count: int, seq_len: int) -> dict[str, Callable[[], object]]:
     }
 
 
+def segment_kernels(session: Session) -> None:
+    """`segments` with every output, on rows packed from documents of log-normal length; for blocks of batches, too."""
+    machine = session.machine
+    limit = session.pick(1 << 20, 1 << 8)
+    for batch_size, seq_len in session.pick(((4, 32_768), (16, 4096)), ((4, 32), (2, 16))):
+        for batches in (1, max(2, limit // (batch_size * seq_len))):
+            function, moved, pieces = _segments_call(batches, batch_size, seq_len, median=session.pick(400, 5))
+            ceiling = device_copy_rate(machine, moved)
+            rate = moved / machine.timed(function, calls=20)
+            name = f"segments, all outputs, {batches} x ({batch_size}, {seq_len}), {pieces} pieces"
+            session.figure(name, rate / 1e9, "GB/s")
+            session.figure(f"{name}: share", rate / ceiling, "of copy")
+
+
+def _segments_call(
+    batches: int, batch_size: int, seq_len: int, *, median: float
+) -> tuple[Callable[[], object], int, int]:
+    """A call for a block of packed rows that lie side by side among uint16 ids, its bytes, and the number of pieces."""
+    import cupy
+
+    from dali_pipes.operators import segments
+    from dali_pipes.operators.segments import OUTPUTS
+    from dali_pipes.schedule import pack
+
+    rows = batches * batch_size
+    generator = np.random.default_rng(rows)
+    documents = 1 + generator.lognormal(np.log(median), 1.2, 2 * rows * seq_len // int(median) + rows).astype(np.int64)
+    packing = pack(documents, seq_len, "split")
+    packed_rows = np.split(packing.piece_lengths.astype(np.int64), packing.row_offsets[1:-1])
+    chosen = [packed_rows[row] for row in generator.permutation(len(packed_rows))[:rows]]
+    offsets = np.cumsum([0, *map(len, chosen)])
+    lengths = np.concatenate(chosen)
+    starts = np.cumsum(lengths) - lengths
+    ids = generator.integers(0, 50257, int(lengths.sum()), dtype=np.uint16)
+    tables = {"row_offsets": offsets, "piece_starts": starts, "piece_lengths": lengths, "piece_ends": starts + lengths}
+    arguments: dict[str, Any] = {name: cupy.asarray(table) for name, table in tables.items()}
+    arguments |= {"tokens": cupy.asarray(ids), "seq_len": seq_len, "outputs": OUTPUTS, "batch_rows": batch_size}
+    out = segments(**arguments)
+    moved = ids.nbytes + sum(table.nbytes for table in tables.values())
+    moved += (len(OUTPUTS) - 2) * rows * seq_len * 8 + batches * (batch_size * seq_len + 1) * 4 + batches * 8
+    return lambda: segments(**arguments, out=out), moved, len(lengths)
+
+
 def host_bytes_sent(session: Session) -> None:
     """The `host` placement flat out: nothing but `next()`, at the usual shape and at one with large batches."""
     machine = session.machine
@@ -202,4 +245,4 @@ def _highest_memory(session: Session, loader: TokenLoader, feed: Feed, product: 
     return {name: max(look[name] for look in looks) for name in looks[0]}
 
 
-CHECKS = (kernels, host_bytes_sent, corpus_load, device_time_of_loader, next_beside_a_product)
+CHECKS = (kernels, segment_kernels, host_bytes_sent, corpus_load, device_time_of_loader, next_beside_a_product)

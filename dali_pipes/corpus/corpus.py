@@ -51,6 +51,7 @@ class Corpus:
     format:        one of `FORMATS`
     eos_id:        as given to `open_corpus`
     files:         data files in reading order, absolute
+    extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
@@ -98,6 +99,7 @@ class Corpus:
         self.format: Final = files[0].format
         self.eos_id: Final = eos_id
         self.files: Final = tuple(file.path for file in files)
+        self.extents: Final = (self._starts, self._file_numbers)
         self.loss_mask: Final = loss_mask
         digests = [file.digest for file in files]
         of_masks = () if loss_mask is None else loss_mask.digests

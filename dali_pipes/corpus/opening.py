@@ -75,9 +75,8 @@ def open_corpus(
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
-    found = [
-        shard for path in find_files(paths, use_indexes=format in _IN_SETS) for shard in huggingface.list_shards(path)
-    ]
+    listed = find_files(paths, use_indexes=format in _IN_SETS)
+    found = [shard for path in listed for shard in huggingface.list_shards(path, format)]
     with ColumnScans("reading the lengths of rows") as scans:
         inspect = partial(
             _inspect, format=format, id_type=id_type, token_column=token_column, scans=scans, verify=verify
@@ -155,6 +154,7 @@ def _inspect(
                 return [_inspect_pair(path, id_type)]
             if format == "flat":
                 _refuse_part_of_a_set(path)
+                _refuse_tables_without_mark(path)
         if format == "arrayrecord":
             return [inspect_arrayrecord(path, scans, id_type, token_column)]
         if format in _TABLES:
@@ -230,6 +230,15 @@ def _refuse_part_of_a_set(path: Path) -> None:
         raise CorpusFormatError(
             f"{path}: looks like a shard of format {kind}, because of {index.name} beside it. Name the folder; if the "
             f"file does hold ids alone, say format='flat' and a dtype."
+        )
+
+
+def _refuse_tables_without_mark(path: Path) -> None:
+    """Refuse a file that is named as a table but does not begin as one, which would be read as junk ids."""
+    if path.suffix.lower() in (".arrow", ".feather", ".parquet"):
+        raise CorpusFormatError(
+            f"{path}: is named as a table, but does not begin as a Parquet or Arrow file does: it is truncated or "
+            f"damaged, or of an old version. If it does hold ids alone, say format='flat' and a dtype."
         )
 
 

@@ -53,7 +53,8 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
     kind = _foreign_kind(file, head, id_width)
     if kind is not None:
         raise CorpusFormatError(
-            f"{file.path}: is {kind}; that is not read as it is. Convert it first; if it does hold ids alone, say "
+            f"{file.path}: is {kind}; that is not read as it is. Text is opened with tokenizer='tokenizer.json', or "
+            f"made into tokens with `dali-pipes tokenize`; convert other files first. If it does hold ids alone, say "
             f"format='flat' and a dtype."
         )
     return "flat"

@@ -63,7 +63,7 @@ def choose_columns(path: Path, schema: Any, wanted: str | None) -> TokenColumns:
         others = [name for name in candidates if name not in BESIDE_TOKENS]
         if not known and len(others) != 1:
             found = f"{len(others)} columns are lists of integers" if others else "no column is a list of integers"
-            advice = "say token_column" if others else "text has to be tokenised first"
+            advice = "say token_column" if others else "text needs a tokenizer: say tokenizer='tokenizer.json'"
             raise CorpusFormatError(f"{path}: {found}, none named {' or '.join(NAMES)}: {there}; {advice}")
         name = (known or others)[0]
     stored = integer_type(_field(path, schema, name, there).type)

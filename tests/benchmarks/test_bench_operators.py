@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import bench_document_rows
 import bench_permute
 import bench_rows
 import bench_segments
@@ -46,6 +47,19 @@ def test_segments(tmp_path: Path) -> None:
         *("segments, all outputs", "segments, inputs and labels", "rows") * 2
     ]
     assert all(entry["pieces"] > entry["rows"] == 3 and entry["baseline"] == "rows" for entry in on_cpu)
+
+
+def test_document_rows(tmp_path: Path) -> None:
+    command = [sys.executable, bench_document_rows.__file__, "--quick"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    windows, two, every = json.loads(done.stdout.splitlines()[-1])["entries"]
+    assert windows["best_ratio"] == windows["best_build_ratio"] == windows["ratio"]["high"] == 1
+    assert [two["name"], every["name"]] == ["packed, inputs and labels", "packed, all outputs"]
+    for entry in (windows, two, every):
+        assert entry["documents"] > entry["batch_size"] == 2
+        for quantity in ("mtok_per_s", "cpu_ms_per_mtok", "build_us"):
+            assert 0 < entry[quantity]["low"] <= entry[quantity]["median"] <= entry[quantity]["high"]
 
 
 def test_permute(tmp_path: Path) -> None:

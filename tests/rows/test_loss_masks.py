@@ -51,7 +51,7 @@ def served(corpus: str, place: str = "cpu", **changes: Any) -> list[dict[str, An
         return [{n: v if isinstance(v, int) else v.tolist() for n, v in batch.items()} for batch in loader]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_output_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Files, with and without a mask, that begin and end anywhere in the documents."""
@@ -69,10 +69,13 @@ def test_every_output_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory
     boundaries, mtp = draw(st.booleans()), draw(st.sampled_from([0, 0, 1, 3]))
     seq_len, world_size = draw(st.sampled_from([1, 4, 7, 16])), draw(st.integers(1, 2))
     place = draw(st.sampled_from(sorted(DEVICES)))
+    held_out = draw(st.sampled_from([0.0, 0.0, 0.6]))
     common: dict[str, Any] = {
         "dtype": "uint16",
         "eos_id": END,
         "vocab_size": 10,
+        "split": "validation" if held_out else "train",  # which ends with the corpus, as the oracle does
+        "validation_fraction": held_out,
         "rows": rows,
         "window_documents": draw(st.integers(1, 30)),
         "batch_size": draw(st.integers(1, 3)),
@@ -92,7 +95,7 @@ def test_every_output_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory
         try:
             loader = TokenLoader(corpus=corpus, **common)
         except ConfigError as error:
-            assert "make no step" in str(error) or "reads" in str(error)  # noqa: PT017
+            assert any(text in str(error) for text in ("make no step", "reads", "no document"))  # noqa: PT017
             return
         with loader:
             assert (loader.corpus.loss_mask is None) == all(mask is None for mask in masks)

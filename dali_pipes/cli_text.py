@@ -1,0 +1,104 @@
+"""The command `dali-pipes tokenize`: text files to a corpus of tokens.
+
+    dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens
+    dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens --shard 3/16    # one of 16 machines
+
+The counts go to standard output; what it does, and a bar on a terminal, to standard error.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dali_pipes import __version__
+from dali_pipes.cli_errors import errors_as_one_line
+from dali_pipes.errors import ConfigError
+from dali_pipes.text import Job, Summary, TextEncoder, find_text_files, load_tokenizer, tokenize_files
+from dali_pipes.text.progress import show_progress
+from dali_pipes.text.shard_writer import Format
+from dali_pipes.text.tokenize import SHARD_TOKENS
+from dali_pipes.text.tokenizer import end_of_text
+
+INTERRUPTED = 130
+
+
+def tokenize(
+    inputs: Annotated[list[str], typer.Argument(help="Text files, folders or glob patterns.")],
+    tokenizer: Annotated[str, typer.Option(help="tokenizer.json of the tokenizers library, or its folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the tokens: new, or of a run of this command to go on with.")],
+    format: Annotated[Format, typer.Option(help="megatron keeps documents apart by an index, flat by the eos id.")] = (
+        "megatron"
+    ),
+    eos: Annotated[
+        int | None, typer.Option(help="Id behind each document; by default the end-of-text token, if there is one.")
+    ] = None,
+    no_eos: Annotated[bool, typer.Option("--no-eos", help="Put no id behind the documents.")] = False,
+    text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
+    separator: Annotated[str | None, typer.Option(help="What separates the documents of a .txt file.")] = None,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
+    shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,
+) -> None:
+    """Turn text (.txt, .jsonl, also .gz and .zst, Parquet, Arrow, WebDataset) into a corpus of tokens.
+
+    Start the same command again after an interruption: what is finished is not done again.
+    """
+    # Set to false by many to quiet a warning of the library about forks; here it would leave all cores but one idle.
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    with errors_as_one_line(), _interrupts_as_one_line():
+        part = _shard(shard)
+        if separator == "" or shard_tokens < 1:
+            raise ConfigError("--separator needs a text, and --shard-tokens a number above 0")
+        loaded = load_tokenizer(tokenizer)
+        if eos is not None and (no_eos or eos < 0):
+            raise ConfigError(f"--eos {eos}: expected an id, 0 or above, and no --no-eos beside it")
+        ending = "no id"
+        if eos is not None:
+            ending = f"id {eos}"
+        elif not no_eos:
+            name, eos = end_of_text(loaded)
+            ending = f"{name}, id {eos},"
+        files = find_text_files(inputs)
+        encoder = TextEncoder(loaded, eos, ends_empty=format == "flat", text_key=text_key)
+        job = Job(files, encoder, format, separator, shard_tokens)
+        total = sum(file.size for files in job.items[part[0] :: part[1]] for file in files)
+        typer.echo(
+            f"{len(files)} inputs, {job.settings['id_type']} ids, {ending} behind each document, into {out}", err=True
+        )
+        start = time.monotonic()
+        with show_progress("tokenising", total) as advance:
+            summary = tokenize_files(job, out, f"dali_pipes {__version__}", part, advance)
+    _show(summary, out, time.monotonic() - start)
+    if job.settings["id_type"] == "uint32":
+        typer.echo('flat files do not say their type: open them with dtype = "uint32"')
+
+
+@contextmanager
+def _interrupts_as_one_line() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted; start the same command again to go on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _shard(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or not int(found[1]) < int(found[2]):
+        raise ConfigError(f"--shard {text}: expected I/N with I from 0 to N - 1, such as 0/4, 1/4, 2/4 and 3/4")
+    return int(found[1]), int(found[2])
+
+
+def _show(summary: Summary, out: Path, seconds: float) -> None:
+    dropped = f", {summary.dropped} dropped" if summary.dropped else ""
+    typer.echo(
+        f"{summary.tokens} tokens, {summary.documents} documents ({summary.empty} empty{dropped}), "
+        f"{summary.shards} shards, {seconds:.1f} s"
+    )
+    if summary.missing:
+        typer.echo(f"{summary.missing} inputs are left to other processes; {out} can be opened when they are done")

@@ -1,0 +1,83 @@
+"""Open any corpus: token files as they are, text through a tokenizer."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dali_pipes import __version__
+from dali_pipes import corpus as token_files
+from dali_pipes.corpus import Corpus
+from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
+from dali_pipes.errors import ConfigError, CorpusError
+from dali_pipes.text import find_text_files, kept_tokens
+from dali_pipes.text.inputs import list_files, recognise
+from dali_pipes.text.tables import holds_tokens
+
+
+def open_corpus(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    format: str = "auto",
+    dtype: str | np.dtype[Any] | None = None,
+    eos_id: int | None = None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    text_key: str | None = None,
+    token_column: str | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    eager: bool = False,
+) -> Corpus:
+    """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
+
+    tokenizer: `tokenizer.json` for files of text: .txt (a document each), .jsonl, .jsonl.gz, .jsonl.zst, Parquet and
+               Arrow with a text column, `save_to_disk` folders, WebDataset tars. They are tokenised when they are first
+               opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and opened from there later. Of several
+               processes one does it and the others wait. Not looked at for token files.
+    text_key:  key or column of the text; "text" if not given. A table that has a column of tokens too counts as
+               text only if this is given.
+    eos_id:    with text, put behind each document that is not empty; if not given, the tokenizer's end-of-text token.
+
+    The rest is as for `dali_pipes.corpus.open_corpus`. Raises what that does, ConfigError for a tokenizer that cannot
+    be loaded, several candidates for eos_id, or a cache folder that cannot be written, BackendError for a missing
+    library.
+    """
+    if tokenizer is None or format != "auto" or not _are_text(paths, text_key):
+        return token_files.open_corpus(
+            paths,
+            format,
+            dtype,
+            eos_id,
+            loss_masks,
+            token_column=token_column,
+            cache_bytes=cache_bytes,
+            eager=eager,
+        )
+    for name, value in (("dtype", dtype), ("loss_masks", loss_masks or None), ("token_column", token_column)):
+        if value is not None:
+            raise ConfigError(f"{name} = {value!r} is for files of tokens; leave it out where text is tokenised")
+    made_by = f"dali_pipes {__version__}"
+    folder, end = kept_tokens(find_text_files(paths), tokenizer, eos_id, text_key or "text", made_by)
+    return token_files.open_corpus(folder, eos_id=end)
+
+
+def _are_text(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], text_key: str | None) -> bool:
+    try:
+        files = list_files(paths)
+    except CorpusError:  # a Megatron prefix, for one: the readers of tokens know, or say what is wrong
+        return False
+    text = [path for path in files if _is_text(path, text_key)]
+    others = [path for path in files if path not in set(text)]
+    if text and others and any(path.suffix != ".txt" for path in text):
+        raise CorpusError(f"{text[0]} is text and {others[0]} is not; name files of one kind")
+    return not others
+
+
+def _is_text(path: Path, text_key: str | None) -> bool:
+    found = recognise(path)
+    if found is None:
+        return False
+    kind, _ = found
+    return kind not in ("arrow", "parquet") or text_key is not None or not holds_tokens(path, kind)

@@ -1,0 +1,21 @@
+"""A document as it comes from a file, before it is tokens."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Document(NamedTuple):
+    """content: the text; for readers of whole records a dict, such as a conversation with its `messages`.
+
+    number: from 1 on, counted in `unit`s (line, row, sample, document) of `file`
+    """
+
+    content: Any
+    file: Path
+    unit: str
+    number: int
+
+    @property
+    def place(self) -> str:
+        """For messages: where it was found."""
+        return f"{self.file}: {self.unit} {self.number}"

@@ -1,0 +1,176 @@
+"""From what the user names to text files in an order that never varies, each recognised by its content.
+
+- folder: its files in natural order, without side files (but `.txt` is data here); of a Hugging Face `save_to_disk`
+  folder its Arrow files in the order of `state.json`;
+- glob: as a folder; list: in the list's own order; what is named twice is there twice.
+
+Content says what is compressed, and what is Parquet, Arrow or tar. Lines of JSON and plain text have no mark: the
+suffix decides, and where it is not known, the first character, `{` for lines of JSON.
+"""
+
+import glob
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from dali_pipes.corpus.discover import is_side_file, natural_key
+from dali_pipes.corpus.fingerprint import read_samples
+from dali_pipes.corpus.huggingface import list_shards
+from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.sets import find_index, kind_of_index
+from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
+from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
+
+Kind: TypeAlias = Literal["jsonl", "plain", "parquet", "arrow", "webdataset"]
+
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jl")
+_PLAIN_SUFFIXES = (".txt", ".text", ".md")
+_WRAPPERS = (".gz", ".gzip", ".zst", ".zstd")
+_SIDE_STEMS = ("license", "notice", "readme")
+_CONTROL_BYTES = frozenset(range(0x20)) - frozenset(b"\t\n\v\f\r\x1b")
+_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """One input. size: bytes on the disk. digest: of name, size and sampled bytes, 16 hex digits."""
+
+    path: Path
+    kind: Kind
+    compression: Compression
+    size: int
+    digest: str
+
+
+def find_text_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[TextFile]:
+    """The text files that `paths` name. Blocks for a few reads a file.
+
+    Raises CorpusReadError for what is missing or unreadable, CorpusError for a folder or glob without data,
+    CorpusFormatError for a file that is no text.
+    """
+    return [_checked(path) for path in list_files(paths)]
+
+
+def list_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Absolute paths of the files that may be text. Raises as `find_text_files`; opens none of them."""
+    entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not entries:
+        raise ConfigError("no input: name at least one file, folder or glob")
+    return [file for entry in entries for file in _expand(os.fspath(entry))]
+
+
+def recognise(path: Path) -> tuple[Kind, Compression] | None:
+    """What kind of text file it is, None if it is none. Reads its start. A table may have no column of text, though."""
+    with OpenFile(path) as file:
+        head = file.read(0, min(file.size, _HEAD_BYTES))
+        is_empty = file.size == 0
+    compression: Compression = ""
+    if head.startswith(b"\x1f\x8b\x08"):
+        compression = "gzip"
+    elif head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
+        compression = "zstd"  # the second: a skippable frame
+    if compression:
+        head = next(read_chunks(path, compression, ByteMeter()), b"")[:_HEAD_BYTES]
+        is_empty = not head
+    table = _table_kind(head) if not compression else None
+    if table is not None:
+        return table, ""
+    if head[257:262] == b"ustar":
+        return "webdataset", compression
+    suffix = _inner_suffix(path)
+    if suffix in _JSON_SUFFIXES:
+        return "jsonl", compression
+    if suffix in _PLAIN_SUFFIXES:
+        return "plain", compression
+    if is_empty or not _looks_like_text(head):
+        return None
+    return ("jsonl" if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" else "plain"), compression
+
+
+def _checked(path: Path) -> TextFile:
+    found = recognise(path)
+    if found is None:
+        raise CorpusFormatError(
+            f"{path}: is no text: expected are .txt, .jsonl (also .gz, .zst), Parquet and Arrow tables with a "
+            "column of strings, and tar archives of .txt or .json"
+        )
+    with OpenFile(path) as file:
+        digest = hashlib.sha256(os.fsencode(path.name) + struct.pack("<Q", file.size))
+        for sample in read_samples(file):
+            digest.update(sample)
+        return TextFile(path, *found, file.size, digest.hexdigest()[:16])
+
+
+def _table_kind(head: bytes) -> Literal["parquet", "arrow"] | None:
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    is_stream = head.startswith(b"\xff\xff\xff\xff") and len(head) >= 12 and struct.unpack_from("<i", head, 4)[0] > 0
+    return "arrow" if is_stream or head.startswith(b"ARROW1\0\0") else None
+
+
+def _inner_suffix(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in _WRAPPERS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def _looks_like_text(head: bytes) -> bool:
+    if not _CONTROL_BYTES.isdisjoint(head):
+        return False
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start >= len(head) - 3  # the head may end within a character
+    return True
+
+
+def _expand(entry: str) -> list[Path]:
+    path = Path(os.path.abspath(os.path.expanduser(entry)))
+    try:
+        if path.is_dir():
+            return _files_of_folder(path)
+        if path.is_file():
+            return [path]
+        if path.exists():
+            raise CorpusReadError(f"{path}: is neither a regular file nor a folder")
+        matches = [Path(match) for match in glob.glob(str(path), recursive=True)] if glob.has_magic(entry) else []
+    except OSError as error:
+        if isinstance(error, CorpusReadError):
+            raise
+        raise CorpusReadError(f"{path}: cannot be looked up: {error.strerror or error}") from error
+    if not matches:
+        raise CorpusReadError(f"{path}: there is no such file or folder, and nothing matches it (given as {entry!r})")
+    return _data_files(matches, f"the pattern {path}")
+
+
+def _files_of_folder(folder: Path) -> list[Path]:
+    index = find_index(folder)
+    if index is not None and kind_of_index(index) == "huggingface":
+        return list_shards(index)
+    return _data_files([folder / name for name in os.listdir(folder)], f"the folder {folder}")
+
+
+def _data_files(candidates: Sequence[Path], where: str) -> list[Path]:
+    files = []
+    for path in sorted(set(candidates), key=natural_key):
+        if not _is_side(path.name) and not path.is_dir():
+            if not path.exists():
+                raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")
+            files.append(path)
+    if not files:
+        raise CorpusError(
+            f"{where} holds no text file. Go down into folders with a pattern such as 'folder/**/*.jsonl'."
+        )
+    return files
+
+
+def _is_side(name: str) -> bool:
+    stem, _, suffix = name.lower().partition(".")
+    if suffix == "txt" or suffix.endswith(".txt"):
+        return name.startswith((".", "_")) or stem in _SIDE_STEMS
+    return is_side_file(name)

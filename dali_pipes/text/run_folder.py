@@ -1,0 +1,217 @@
+"""What a run leaves in its output folder, so that a broken one goes on and a finished one is known.
+
+    OUT/_tokenize/plan.json                  settings and inputs: a run goes on only with the same
+    OUT/_tokenize/tokens-00003-0001.bin ...  finished files, and unfinished ones that end in .tmp
+    OUT/_tokenize/tokens-00003-0001.json     the receipt of a finished shard: written last, so its files are whole
+    OUT/_tokenize/item-00003.lock            held by the process that is at work on this input
+    OUT/tokens-00003-0001.bin ...            everything, moved here when all inputs are done
+    OUT/manifest.json                        written last; then _tokenize is removed
+
+A shard is one input, or a part of it where it has more tokens than a shard may have. A half-made corpus cannot be
+opened: before the end there is no token file in OUT.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.errors import ConfigError
+from dali_pipes.file_locks import lock, unlock
+from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, writing
+
+MANIFEST = "manifest.json"
+WORK_FOLDER = "_tokenize"
+_MOST_DIFFERENCES = 5
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A finished shard. end: how many documents of its item it and those before it took; last: of its item."""
+
+    files: dict[str, dict[str, Any]]
+    documents: int
+    tokens: int
+    empty: int
+    dropped: int
+    end: int
+    last: bool
+
+
+class RunFolder:
+    """The output folder of one run.
+
+    settings, inputs: what a run that goes on here must have in common with the one that began.
+    Raises ConfigError for a folder that holds something else, CorpusWriteError where it cannot be written.
+    """
+
+    def __init__(self, out: Path, settings: Mapping[str, Any], inputs: Sequence[TextFile], made_by: str) -> None:
+        self.out = Path(os.path.abspath(os.path.expanduser(out)))
+        self.work = self.out / WORK_FOLDER
+        self._plan: dict[str, Any] = {
+            "settings": dict(settings),
+            "inputs": [{"name": file.path.name, "bytes": file.size, "digest": file.digest} for file in inputs],
+        }
+        self._inputs = [str(file.path) for file in inputs]
+        self._made_by = made_by
+
+    def begin(self) -> dict[str, Any] | None:
+        """Make the folder and leave the plan there, or find that what is there has the same. The manifest if finished.
+
+        Several processes may begin at once.
+        """
+        manifest = self.manifest()
+        if manifest is not None:
+            return manifest
+        with writing(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+            strangers = [] if self.work.exists() else sorted(os.listdir(self.out))
+            if MANIFEST in strangers:  # another process has just finished it
+                return self.manifest()
+            if [name for name in strangers if not name.startswith(".") and name != WORK_FOLDER]:
+                raise ConfigError(
+                    f"{self.out}: is not empty ({', '.join(strangers[:_MOST_DIFFERENCES])}), and what is in it is not "
+                    "of a run of this kind; name a new folder"
+                )
+            self.work.mkdir(exist_ok=True)
+        plan = self.work / "plan.json"
+        own = plan.with_name(f"plan.{uuid.uuid4().hex}{UNFINISHED}")
+        with writing(plan):
+            own.write_text(_as_json(self._plan), encoding="utf-8")
+            try:
+                os.link(own, plan)  # unlike a rename, leaves the plan of a process that was faster
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                if not plan.exists():
+                    own.rename(plan)
+            own.unlink(missing_ok=True)
+            self._compare(json.loads(plan.read_text(encoding="utf-8")), "an unfinished run")
+        return None
+
+    def manifest(self) -> dict[str, Any] | None:
+        """The manifest of the finished run, compared with this one; None before the end."""
+        path = self.out / MANIFEST
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            there = {name: found[name] for name in self._plan}
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise ConfigError(f"{path}: cannot be read as the manifest of a run: {error!r}") from None
+        self._compare(there, "the finished corpus")
+        manifest: dict[str, Any] = found
+        return manifest
+
+    @contextlib.contextmanager
+    def item(self, number: int) -> Iterator[None]:
+        """Hold the lock of an item. What a killed process left of it, apart from finished shards, is removed first."""
+        try:
+            held, _ = lock(self.work / f"item-{number:05d}.lock", wait=False)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{self.out}: another process is at work on input {number} ({self._inputs_of(number)}); wait for it, "
+                "or give each process a part of its own: --shard i/n"
+            ) from None
+        try:
+            whole = {name for receipt in self.receipts(number) for name in receipt.files}
+            for path in sorted(self.work.glob(f"tokens-{number:05d}-*")):
+                if path.suffix != ".json" and path.name not in whole:
+                    path.unlink()
+            yield
+        finally:
+            if held is not None:
+                unlock(held)
+
+    def receipts(self, item: int) -> list[Receipt]:
+        """The finished shards of an item, in order."""
+        found: list[Receipt] = []
+        while not (found and found[-1].last):
+            path = self._receipt_path(item, len(found))
+            try:
+                found.append(Receipt(**json.loads(path.read_text(encoding="utf-8"))))
+            except FileNotFoundError:
+                break
+        return found
+
+    def keep(self, item: int, part: int, receipt: Receipt) -> None:
+        """Declare a shard finished."""
+        write_whole(self._receipt_path(item, part), _as_json(vars(receipt)).encode())
+
+    def publish(self, num_items: int) -> dict[str, Any] | None:
+        """Move the shards in place and write the manifest, if all items are done; None if not. Blocks for a lock."""
+        held, _ = lock(self.work / "publish.lock")
+        try:
+            if (manifest := self.manifest()) is not None:
+                shutil.rmtree(self.work, ignore_errors=True)
+                return manifest
+            found = [self.receipts(item) for item in range(num_items)]
+            if not all(receipts and receipts[-1].last for receipts in found):
+                return None
+            receipts = [receipt for item in found for receipt in item]
+            for name in (name for receipt in receipts for name in receipt.files):
+                # A run that was killed while it did this has moved some already.
+                if not (self.out / name).exists():
+                    with writing(self.out / name):
+                        (self.work / name).rename(self.out / name)
+            sync_folder(self.out)
+            manifest = self._manifest(receipts)
+            write_whole(self.out / MANIFEST, _as_json(manifest).encode())
+            shutil.rmtree(self.work, ignore_errors=True)
+            return manifest
+        finally:
+            if held is not None:
+                unlock(held)
+
+    def _manifest(self, receipts: Sequence[Receipt]) -> dict[str, Any]:
+        counts = ("documents", "tokens", "empty", "dropped")
+        return {
+            "made_by": self._made_by,
+            **{name: sum(getattr(receipt, name) for receipt in receipts) for name in counts},
+            **self._plan,
+            "paths": self._inputs,
+            "shards": [{name: getattr(receipt, name) for name in ("files", *counts)} for receipt in receipts],
+        }
+
+    def _compare(self, there: Mapping[str, Any], what: str) -> None:
+        differences = [
+            f"{name} was {there['settings'].get(name)!r} and is {self._plan['settings'].get(name)!r}"
+            for name in sorted({*there["settings"], *self._plan["settings"]})
+            if there["settings"].get(name) != self._plan["settings"].get(name)
+        ]
+        before, now = there["inputs"], self._plan["inputs"]
+        if len(before) != len(now):
+            differences.append(f"there were {len(before)} inputs and are {len(now)}")
+        differences += [
+            f"input {number} was {old['name']}, {old['bytes']} bytes, and is {new['name']}, {new['bytes']} bytes"
+            + (", with other content" if (old["name"], old["bytes"]) == (new["name"], new["bytes"]) else "")
+            for number, (old, new) in enumerate(zip(before, now, strict=False))
+            if old != new
+        ]
+        if differences:
+            more = "; ..." if len(differences) > _MOST_DIFFERENCES else ""
+            raise ConfigError(
+                f"{self.out}: holds {what} of other settings or inputs: "
+                f"{'; '.join(differences[:_MOST_DIFFERENCES])}{more}. Name another folder, or remove this one."
+            )
+
+    def _receipt_path(self, item: int, part: int) -> Path:
+        return self.work / f"{shard_name(item, part)}.json"
+
+    def _inputs_of(self, number: int) -> str:
+        return self._inputs[number] if number < len(self._inputs) else "?"
+
+
+def shard_name(item: int, part: int) -> str:
+    """Name of a shard without suffix; natural order of names is the order of the documents."""
+    return f"tokens-{item:05d}-{part:04d}"
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,147 @@
+"""Documents of Parquet and Arrow IPC files, both kinds: one a row, in the order of the rows.
+
+A text column is string, large_string, string_view or UTF-8 binary, also dictionary-encoded. A null is an empty
+document. Read batch by batch: the memory is that of a batch and of the row group or record batch it comes from.
+"""
+
+import contextlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.corpus.token_columns import choose_columns, import_pyarrow
+from dali_pipes.errors import CorpusFormatError, CorpusReadError
+from dali_pipes.text.documents import Document
+from dali_pipes.text.lines import missing_key
+from dali_pipes.text.streams import ByteMeter
+
+_BATCH_ROWS = 1024
+
+
+def read_table(path: Path, kind: str, size: int, key: str | None, meter: ByteMeter) -> Iterator[Document]:
+    """The texts of column `key`; the whole rows as dicts if `key` is None.
+
+    kind: "parquet" or "arrow". size: bytes of the file, spread evenly over its rows for the meter.
+    Raises CorpusFormatError for a column that is not there or holds no text, and for damaged files.
+    """
+    number, before = 1, meter.done
+    with _table_errors(path), contextlib.closing(_batches(path, kind, key)) as batches:
+        for batch, share in batches:
+            contents = batch.to_pylist() if key is None else _texts(path, batch.column(0), number)
+            for content in contents:
+                yield Document(content, path, "row", number)
+                number += 1
+            meter.done = before + int(size * share)
+    meter.done = before + size
+
+
+def holds_tokens(path: Path, kind: str) -> bool:
+    """Whether the table would open as a corpus of tokens: it has a column of ids. Raises as `read_table`."""
+    with _table_errors(path):
+        if kind == "parquet":
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(path) as file:
+                schema = file.schema_arrow
+        else:
+            with _open_arrow(path) as reader:
+                schema = reader.schema
+    try:
+        choose_columns(path, schema, None)
+    except CorpusFormatError:
+        return False
+    return True
+
+
+def _batches(path: Path, kind: str, key: str | None) -> Generator[tuple[Any, float]]:
+    """Record batches of at most some rows, with the share of the file that is done behind each."""
+    if kind == "parquet":
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = None if key is None else [_text_column(path, file.schema_arrow, key)]
+            done, total = 0, max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+                done += batch.num_rows
+                yield batch, done / total
+        return
+    with _open_arrow(path) as reader:
+        column = None if key is None else _text_column(path, reader.schema, key)
+        is_file = hasattr(reader, "num_record_batches")
+        total = reader.num_record_batches if is_file else 0
+        # A stream does not say how many batches it has: it counts as done when it ends.
+        parts = (reader.get_batch(at) for at in range(total)) if is_file else reader
+        for at, part in enumerate(parts, 1):
+            chosen = part if column is None else part.select([column])
+            for first in range(0, chosen.num_rows, _BATCH_ROWS):
+                yield chosen.slice(first, _BATCH_ROWS), at / total if total else 0.0
+
+
+@contextlib.contextmanager
+def _open_arrow(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+
+    # Read, not mapped: a file that shrinks meanwhile is an error then, not a signal that ends the process.
+    with pa.OSFile(str(path), "rb") as source:
+        is_file = source.read(8) == b"ARROW1\0\0"
+        source.seek(0)
+        with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
+            yield reader
+
+
+@contextlib.contextmanager
+def _table_errors(path: Path) -> Iterator[None]:
+    pa = import_pyarrow(path)
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise CorpusFormatError(f"{path}: {_first_line(error)}") from error
+    except UnicodeDecodeError as error:
+        raise CorpusFormatError(f"{path}: a text is not UTF-8: {error}") from error
+    except OSError as error:
+        if isinstance(error, CorpusReadError):
+            raise
+        if error.errno is None:  # the library's word for a file that ends early
+            raise CorpusFormatError(f"{path}: {_first_line(error)}") from error
+        raise CorpusReadError(f"{path}: cannot be read: {_first_line(error)}") from error
+
+
+def _text_column(path: Path, schema: Any, key: str) -> str:
+    import pyarrow as pa
+
+    indices = schema.get_all_field_indices(key)
+    if len(indices) != 1:
+        problem = missing_key(key, schema.names) if not indices else f"{len(indices)} columns are named {key!r}"
+        raise CorpusFormatError(f"{path}: {problem.replace('no key', 'no column').replace('the keys', 'the columns')}")
+    found = schema.field(indices[0]).type
+    plain = found.value_type if pa.types.is_dictionary(found) else found
+    is_text = any(
+        check(plain)
+        for check in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_null,
+        )
+    )
+    if not is_text:
+        raise CorpusFormatError(f"{path}: column {key!r} is of type {found}; a column of strings is expected")
+    return key
+
+
+def _texts(path: Path, column: Any, number: int) -> list[str]:
+    texts = []
+    for at, value in enumerate(column.to_pylist()):
+        if isinstance(value, bytes):
+            try:
+                value = value.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise CorpusFormatError(f"{path}: row {number + at}: the text is not UTF-8: {error}") from None
+        texts.append("" if value is None else value)
+    return texts
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

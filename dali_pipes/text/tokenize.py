@@ -1,0 +1,224 @@
+"""Tokenise files into shards: read ahead in one thread, encode on all cores, write in the order of the documents.
+
+    input files ──▶ items, one file each (runs of files where there are very many) ──▶ shards tokens-ITEM-PART
+
+Every item is done by itself, from its first document, so any process can do any of them, and a run that was killed goes
+on with the first shard that is not finished.
+"""
+
+import contextlib
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.errors import ConfigError, CorpusError, CorpusWriteError
+from dali_pipes.text.encoder import Encoded, Encoder
+from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.reading import Batch, read_batches
+from dali_pipes.text.run_folder import Receipt, RunFolder, shard_name
+from dali_pipes.text.shard_writer import Format, ShardWriter, id_type
+
+SHARD_TOKENS = 1 << 28
+MOST_ITEMS = 4096
+_FORMAT_VERSION = 1
+_CHARACTERS_PER_CORE = 256 << 10
+_FEWEST_CHARACTERS, _MOST_CHARACTERS = 1 << 20, 16 << 20  # an encoded token takes 150 bytes until it is written
+_ENCODED_AHEAD = 3  # two are being encoded, so that cores are busy while the ids of one are taken; one waits
+
+Advance = Callable[[int, int], None]
+"""Takes the bytes of the inputs and the tokens that were just done."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to tokenise and how. shard_tokens: a shard with as many takes no further document."""
+
+    inputs: Sequence[TextFile]
+    encoder: Encoder
+    format: Format
+    separator: str | None = None
+    shard_tokens: int = SHARD_TOKENS
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the output depends on besides the inputs, JSON-able."""
+        return {
+            "version": _FORMAT_VERSION,
+            "format": self.format,
+            "id_type": id_type(self.format, self.encoder.largest_id).name,
+            "separator": self.separator,
+            "shard_tokens": self.shard_tokens,
+            **self.encoder.settings,
+        }
+
+    @property
+    def items(self) -> list[Sequence[TextFile]]:
+        """The inputs in runs of consecutive files: one each, more where there are more than MOST_ITEMS."""
+        run = max(1, math.ceil(len(self.inputs) / MOST_ITEMS))
+        return [self.inputs[at : at + run] for at in range(0, len(self.inputs), run)]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The state of the output folder behind a run. The counts are those of all finished inputs.
+
+    documents: all that were read, the empty and the dropped included. missing: inputs that other processes have to do.
+    """
+
+    documents: int
+    tokens: int
+    empty: int
+    dropped: int
+    shards: int
+    missing: int
+
+
+def tokenize_files(
+    job: Job, out: Path, made_by: str, shard: tuple[int, int] = (0, 1), advance: Advance | None = None
+) -> Summary:
+    """Tokenise into the folder `out`, or go on where an earlier run ended. Blocks; uses all cores.
+
+    shard:   (i, n): do the items i, i + n, i + 2n ...; the process that finishes the last one publishes the corpus.
+    advance: called as inputs are done, also for what an earlier run did (with 0 tokens).
+
+    Raises ConfigError for an `out` that holds something else or is being written by another process, what the readers
+    and the encoder raise, and CorpusWriteError. Whatever ends it, also a kill, leaves a folder to go on from.
+    """
+    index, count = shard
+    if not 0 <= index < count:
+        raise ConfigError(f"shard {index}/{count}: expected i/n with i from 0 to n - 1, such as 0/4 ... 3/4")
+    folder = RunFolder(out, job.settings, job.inputs, made_by)
+    items = job.items
+    report = advance or (lambda done, tokens: None)
+    try:
+        manifest = folder.begin()
+        for number in range(index, len(items), count) if manifest is None else ():
+            with folder.item(number):
+                _do_item(job, folder, number, items[number], report)
+        manifest = manifest or folder.publish(len(items))
+    except FileNotFoundError:
+        # Another process did the rest, published it, and removed the folder of unfinished work.
+        manifest = folder.manifest()
+        if manifest is None:
+            raise CorpusWriteError(f"{folder.out}: files of this run were removed while it was at work") from None
+    if manifest is not None:
+        if not manifest["tokens"]:
+            raise CorpusError(f"{len(job.inputs)} inputs hold {manifest['documents']} documents, but not one token")
+        shards = sum(1 for shard in manifest["shards"] if shard["files"])
+        counts = {name: manifest[name] for name in ("documents", "tokens", "empty", "dropped")}
+        return Summary(**counts, shards=shards, missing=0)
+    return _unfinished(folder, items)
+
+
+def _unfinished(folder: RunFolder, items: Sequence[Sequence[TextFile]]) -> Summary:
+    found = [folder.receipts(number) for number in range(len(items))]
+    receipts = [receipt for item in found for receipt in item]
+    missing = [files for files, done in zip(items, found, strict=True) if not (done and done[-1].last)]
+    return Summary(
+        documents=sum(receipt.documents for receipt in receipts),
+        tokens=sum(receipt.tokens for receipt in receipts),
+        empty=sum(receipt.empty for receipt in receipts),
+        dropped=sum(receipt.dropped for receipt in receipts),
+        shards=sum(1 for receipt in receipts if receipt.files),
+        missing=sum(map(len, missing)),
+    )
+
+
+def _do_item(job: Job, folder: RunFolder, number: int, files: Sequence[TextFile], report: Advance) -> None:
+    receipts = folder.receipts(number)
+    if receipts and receipts[-1].last:
+        report(sum(file.size for file in files), 0)
+        return
+    with contextlib.closing(_Shards(job, folder, number, receipts)) as shards:
+        done = 0
+        with contextlib.closing(_encoded(job, files, shards.end)) as batches:
+            for batch, encoded in batches:
+                before = shards.tokens
+                for document in encoded:
+                    shards.add(document)
+                shards.flush()
+                report(batch.read_bytes - done, shards.tokens - before)
+                done = batch.read_bytes
+        shards.finish()
+
+
+class _Shards:
+    """Documents of one item, written into shard after shard."""
+
+    def __init__(self, job: Job, folder: RunFolder, item: int, receipts: Sequence[Receipt]) -> None:
+        self.end = receipts[-1].end if receipts else 0
+        self.tokens = 0
+        self._job, self._folder, self._item = job, folder, item
+        self._stored = id_type(job.format, job.encoder.largest_id)
+        self._waiting: list[Encoded] = []
+        self._part = len(receipts)
+        self._size = self._documents = self._empty = self._dropped = 0
+        self._writer = self._new_writer()
+
+    def add(self, document: Encoded | None) -> None:
+        """The next document, None for one that was dropped."""
+        if self._size >= self._job.shard_tokens:
+            self._close(last=False)
+            self._part += 1
+            self._size = self._documents = self._empty = self._dropped = 0
+            self._writer = self._new_writer()
+        self.end += 1
+        self._documents += 1
+        if document is None:
+            self._dropped += 1
+            return
+        self._empty += document.is_empty
+        self._size += len(document.ids)
+        self.tokens += len(document.ids)
+        self._waiting.append(document)
+
+    def flush(self) -> None:
+        """Write what was added."""
+        self._writer.add(self._waiting)
+        self._waiting = []
+
+    def finish(self) -> None:
+        """There are no more documents."""
+        self._close(last=True)
+
+    def close(self) -> None:
+        """Give up a shard that was not finished."""
+        self._writer.discard()
+
+    def _new_writer(self) -> ShardWriter:
+        name, job = shard_name(self._item, self._part), self._job
+        return ShardWriter(self._folder.work, name, self._stored, job.format, has_mask=job.encoder.has_mask)
+
+    def _close(self, *, last: bool) -> None:
+        self.flush()
+        files = self._writer.finish()
+        receipt = Receipt(files, self._documents, self._size, self._empty, self._dropped, self.end, last)
+        self._folder.keep(self._item, self._part, receipt)
+
+
+def _encoded(job: Job, files: Sequence[TextFile], skip: int) -> Generator[tuple[Batch, list[Encoded | None]]]:
+    """Batches with their ids, in order; the next ones are being read and encoded meanwhile."""
+    cores = os.cpu_count() or 1
+    characters = min(max(cores * _CHARACTERS_PER_CORE, _FEWEST_CHARACTERS), _MOST_CHARACTERS)
+    batches = read_batches(files, job.encoder.record_key, job.separator, skip, characters)
+    with contextlib.closing(batches), ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(2) as encoders:
+        coming: deque[tuple[Batch, Future[list[Encoded | None]]]] = deque()
+        ahead: Future[Batch | None] | None = reader.submit(next, batches, None)
+        try:
+            while ahead is not None or coming:
+                while ahead is not None and len(coming) < _ENCODED_AHEAD:
+                    batch = ahead.result()
+                    ahead = None if batch is None else reader.submit(next, batches, None)
+                    if batch is not None:
+                        coming.append((batch, encoders.submit(job.encoder.encode, batch.documents)))
+                if coming:
+                    batch, encoding = coming.popleft()
+                    yield batch, encoding.result()
+        finally:
+            for _, encoding in coming:
+                encoding.cancel()

@@ -1,0 +1,86 @@
+"""A `tokenizer.json` of the Rust tokenizers library, set up to encode documents as ordinary text.
+
+Ordinary: `<|endoftext|>` inside of a document is thirteen characters, not the special id; nothing is put before or
+behind the text, stripped, cut off or padded.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.errors import BackendError, ConfigError
+
+END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "<EOT>")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedTokenizer:
+    """library: the library's `Tokenizer`. sha256: of the file. largest_id: of the vocabulary and all added tokens."""
+
+    library: Any
+    path: Path
+    sha256: str
+    largest_id: int
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
+    """Load a `tokenizer.json`, or the one in a folder.
+
+    Raises BackendError without the library, ConfigError for a file that is missing or cannot be loaded.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise BackendError('tokenising text needs the package tokenizers: pip install "dali-pipes[text]"') from error
+    file, data = read_tokenizer(path)
+    try:
+        tokenizer = Tokenizer.from_str(data.decode("utf-8"))
+    except Exception as error:  # the library raises Exception itself
+        raise ConfigError(
+            f"tokenizer: {file} is not a tokenizer.json that this release of tokenizers can load: {error}"
+        ) from error
+    for token in json.loads(data)["added_tokens"]:
+        # The library numbers added tokens anew that its model does not have, if their ids leave a gap.
+        if tokenizer.token_to_id(token["content"]) != token["id"]:
+            raise ConfigError(
+                f"tokenizer: {file} gives {token['content']!r} the id {token['id']}, but the library makes it "
+                f"{tokenizer.token_to_id(token['content'])}; put it into the vocabulary of the model too"
+            )
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise ConfigError(f"tokenizer: {file} has an empty vocabulary")
+    return LoadedTokenizer(tokenizer, file, hashlib.sha256(data).hexdigest(), max(vocabulary.values()))
+
+
+def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
+    """The absolute path and the content of a `tokenizer.json`, or of the one in a folder. Raises ConfigError."""
+    file = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+    if file.is_dir():
+        file /= "tokenizer.json"
+    try:
+        return file, file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"tokenizer: {file} cannot be read: {error.strerror or error}") from error
+
+
+def end_of_text(tokenizer: LoadedTokenizer) -> tuple[str, int]:
+    """Name and id of the token that ends a document, if exactly one of the usual ones is among the special tokens.
+
+    Raises ConfigError where there is none or several.
+    """
+    special = {token.content: id for id, token in tokenizer.library.get_added_tokens_decoder().items() if token.special}
+    found = [(name, special[name]) for name in END_OF_TEXT_NAMES if name in special]
+    if len(found) == 1:
+        return found[0]
+    what = "has several end-of-text tokens" if found else "has none of the usual end-of-text tokens"
+    known = ", ".join(f"{name} = {id}" for name, id in found or list(special.items())[:10]) or "none"
+    raise ConfigError(
+        f"tokenizer: {tokenizer.path} {what} ({known}); say which id ends a document: eos_id (--eos ID), or with the "
+        f"command --no-eos"
+    )

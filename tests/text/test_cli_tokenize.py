@@ -1,0 +1,162 @@
+"""The command: what it prints, its exit codes, and what a user's mistakes give."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus_truth import Truth, files_of, read_documents, words_tokenizer, write_jsonl
+from typer.testing import CliRunner, Result
+
+from dali_pipes import open_corpus
+from dali_pipes.cli import app
+
+EOS = 50256
+
+
+def tokenize(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["tokenize", *map(str, arguments)])
+
+
+def one_line_error(*arguments: object) -> str:
+    result = tokenize(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "Traceback" not in result.stderr
+    return last
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "in.jsonl", ["Hello world", "", "a<|endoftext|>b"])
+
+
+def test_text_to_a_corpus(source: Path, gpt2: Path, tmp_path: Path) -> None:
+    result = tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert re.fullmatch(r"13 tokens, 3 documents \(1 empty\), 1 shards, \d+\.\d s\n", result.stdout)
+    assert "1 inputs, uint16 ids, <|endoftext|>, id 50256, behind each document" in result.stderr
+    expected = [[15496, 995, EOS], [], [64, 27, 91, 437, 1659, 5239, 91, 29, 65, EOS]]
+    assert read_documents(tmp_path / "out") == expected
+    assert tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out").exit_code == 0  # nothing left to do
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        (["--format", "flat"], [15496, 995, EOS, EOS, 64, 27, 91, 437, 1659, 5239, 91, 29, 65, EOS]),
+        (["--format", "flat", "--no-eos"], [15496, 995, 64, 27, 91, 437, 1659, 5239, 91, 29, 65]),
+        (["--format", "flat", "--eos", "7"], [15496, 995, 7, 7, 64, 27, 91, 437, 1659, 5239, 91, 29, 65, 7]),
+    ],
+)
+def test_what_lies_behind_documents(
+    source: Path, gpt2: Path, tmp_path: Path, options: list[str], ids: list[int]
+) -> None:
+    assert tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out", *options).exit_code == 0
+    with open_corpus(tmp_path / "out") as corpus:
+        assert corpus.tokens(0, corpus.num_tokens).tolist() == ids
+
+
+def test_a_separator_and_another_key(gpt2: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("Hello world\n--\nHello world")
+    lines = write_jsonl(tmp_path / "in.jsonl", ["Hello world"], "content")
+    arguments = [tmp_path / "in.txt", lines, "--separator", "\n--\n", "--text-key", "content"]
+    assert tokenize(*arguments, "--tokenizer", gpt2.parent, "--out", tmp_path / "out").exit_code == 0
+    assert read_documents(tmp_path / "out") == [[15496, 995, EOS]] * 3
+
+
+def test_parts_say_what_is_left(gpt2: Path, tmp_path: Path, truth: Truth) -> None:
+    for at in range(4):
+        write_jsonl(tmp_path / f"in-{at}.jsonl", truth.texts[at * 5 : at * 5 + 5])
+    arguments = [tmp_path / "in-*.jsonl", "--tokenizer", gpt2, "--out", tmp_path / "out"]
+    first = tokenize(*arguments, "--shard", "1/2")
+    assert first.exit_code == 0, first.stderr
+    assert f"2 inputs are left to other processes; {tmp_path / 'out'} can be opened when" in first.stdout.replace(
+        "\n", " "
+    )
+    last = tokenize(*arguments, "--shard", "0/2")
+    assert "20 documents (1 empty), 4 shards" in last.stdout
+    assert "left to other" not in last.stdout
+    assert read_documents(tmp_path / "out") == truth.with_eos(EOS, count=20)
+
+
+def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
+    tokenizer = words_tokenizer(tmp_path / "t.json", {"?": 0}, {"<|endoftext|>": 1})  # quicker to load
+    base = ["--tokenizer", tokenizer, "--out", tmp_path / "out"]
+    assert "no such file" in one_line_error(tmp_path / "gone.jsonl", *base)
+    assert "--shard 2/2: expected I/N" in one_line_error(source, *base, "--shard", "2/2")
+    assert "--eos 7: expected an id" in one_line_error(source, *base, "--eos", 7, "--no-eos")
+    assert "no token of this id" in one_line_error(source, *base, "--eos", 60_000)
+    assert "--separator" in one_line_error(source, *base, "--separator", "")
+    assert "no key 'body'; the keys are 'text'" in one_line_error(source, *base, "--text-key", "body")
+    assert "gone.json cannot be read" in one_line_error(source, "--tokenizer", "gone.json", "--out", tmp_path / "o")
+    np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "ids.bin")
+    assert "ids.bin: is no text" in one_line_error(
+        tmp_path / "ids.bin", "--tokenizer", tokenizer, "--out", tmp_path / "o"
+    )
+    (tmp_path / "data").mkdir()
+    assert "holds no text file" in one_line_error(tmp_path / "data", "--tokenizer", tokenizer, "--out", tmp_path / "o")
+    other = tmp_path / "other.jsonl"
+    write_jsonl(other, ["other"])
+    assert "of other settings or inputs" in one_line_error(other, "--tokenizer", tokenizer, "--out", tmp_path / "out")
+
+
+def test_an_interrupt_leaves_a_run_to_go_on_with(gpt2: Path, tmp_path: Path, truth: Truth) -> None:
+    for at in range(3):
+        write_jsonl(tmp_path / f"in-{at}.jsonl", truth.texts[at * 5 : at * 5 + 5])
+    script = tmp_path / "slow.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import pathlib, time
+            from dali_pipes.cli import app
+            from dali_pipes.text.encoder import TextEncoder
+            encode = TextEncoder.encode
+            def slow(self, documents):
+                if documents[0].file.name == "in-1.jsonl":
+                    print("here", flush=True)
+                    time.sleep(1.5)
+                return encode(self, documents)
+            TextEncoder.encode = slow
+            app()
+            """
+        )
+    )
+    arguments = ["tokenize", f"{tmp_path}/in-*.jsonl", "--tokenizer", gpt2, "--out", tmp_path / "out"]
+    command = [sys.executable, script, *arguments]
+    running = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "here\n"
+    time.sleep(0.2)
+    running.send_signal(signal.SIGINT)
+    out, error = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert out == ""
+    assert error.splitlines()[1:] == ["interrupted; start the same command again to go on"]
+    assert sorted(path.name for path in (tmp_path / "out" / "_tokenize").glob("tokens-*.bin*")) == [
+        "tokens-00000-0000.bin"
+    ]
+    assert tokenize(*arguments[1:]).exit_code == 0
+    assert tokenize(*arguments[1:4], "--out", tmp_path / "whole").exit_code == 0
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert read_documents(tmp_path / "out") == truth.with_eos(EOS, count=15)
+
+
+def test_the_manifest_says_what_it_was_made_of(source: Path, gpt2: Path, tmp_path: Path) -> None:
+    assert tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out").exit_code == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["made_by"].startswith("dali_pipes ")
+    assert manifest["paths"] == [str(source)]
+    assert manifest["inputs"][0]["bytes"] == os.path.getsize(source)
+    assert manifest["settings"]["eos_id"] == EOS
+    assert manifest["settings"]["id_type"] == "uint16"
+    assert len(manifest["settings"]["tokenizer"]) == 64

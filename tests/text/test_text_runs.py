@@ -1,0 +1,358 @@
+"""Runs: shards, masks, receipts, restarts after a kill at any moment, several processes, changed inputs."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpus_truth import CharacterEncoder, files_of, joined, read_documents, read_megatron, write_jsonl
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dali_pipes import open_corpus
+from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError, CorpusWriteError
+from dali_pipes.text import Document, Encoded, Encoder, Job, Summary, find_text_files, tokenize_files
+from dali_pipes.text import tokenize as tokenize_module
+
+DROP = "drop"
+
+
+def expected(texts: Sequence[str]) -> list[list[int]]:
+    return [[*map(ord, text), 0] if text else [] for text in texts if text != DROP]
+
+
+def run(
+    inputs: Path, out: Path, encoder: Encoder | None = None, shard: tuple[int, int] = (0, 1), **job: Any
+) -> Summary:
+    settings = {"format": "megatron", "shard_tokens": 40, **job}
+    return tokenize_files(
+        Job(find_text_files(inputs), encoder or CharacterEncoder(), **settings), out, "dali_pipes test", shard
+    )
+
+
+def make_inputs(folder: Path, seed: int = 0, files: int = 6) -> tuple[Path, list[str]]:
+    """Files of documents, some empty, some dropped, one file without a document; and the documents."""
+    draw = random.Random(seed)
+    folder.mkdir()
+    everything = []
+    for number in range(files):
+        texts = ["".join(draw.choices("abc !é\n", k=draw.choice([0, 1, 5, 30]))) for _ in range(draw.randint(3, 12))]
+        texts[draw.randrange(3)] = DROP
+        texts = [] if number == 2 else texts
+        write_jsonl(folder / f"in-{number}.jsonl", texts)
+        everything += texts
+    return folder, everything
+
+
+LETTERS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=12)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    files=st.lists(st.lists(LETTERS | st.just(DROP), max_size=8), min_size=1, max_size=4),
+    limit=st.integers(1, 30),
+    batch=st.integers(64, 200),
+)
+def test_every_document_is_there_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[str]], limit: int, batch: int
+) -> None:
+    """Whatever the sizes of shards and batches; counts and checksums are those of the files."""
+    folder = tmp_path_factory.mktemp("run")
+    for number, texts in enumerate(files):
+        write_jsonl(folder / f"in-{number}.jsonl", texts)
+    texts = [text for file in files for text in file]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenize_module, "_MOST_CHARACTERS", batch)
+        if not any(expected(texts)):
+            with pytest.raises(CorpusError, match=f"hold {len(texts)} documents, but not one token"):
+                run(folder, folder / "out", shard_tokens=limit)
+            return
+        summary = run(folder, folder / "out", shard_tokens=limit)
+    shards = [read_megatron(path) for path in sorted((folder / "out").glob("*.idx"))]
+    found = [document for shard in shards for document in shard]
+    # A shard of which no document has an id is not written: other readers cannot open it.
+    assert [document for document in found if document] == [document for document in expected(texts) if document]
+    assert all(len(shard) == 1 or sum(map(len, shard[:-1])) < limit for shard in shards)
+    manifest = json.loads((folder / "out" / "manifest.json").read_text())
+    counts = {"documents": len(texts), "tokens": sum(map(len, expected(texts))), "empty": texts.count("")}
+    counts["dropped"] = texts.count(DROP)
+    assert {name: manifest[name] for name in counts} == counts
+    assert summary == Summary(**counts, shards=len(shards), missing=0)
+    for shard in manifest["shards"]:
+        for name, about in shard["files"].items():
+            data = (folder / "out" / name).read_bytes()
+            assert about == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert {path.name for path in (folder / "out").iterdir()} == {
+        "manifest.json",
+        *(name for shard in manifest["shards"] for name in shard["files"]),
+    }
+
+
+def test_the_result_opens_as_one_corpus_with_its_documents(tmp_path: Path) -> None:
+    inputs, texts = make_inputs(tmp_path / "in")
+    run(inputs, tmp_path / "out")
+    with open_corpus(tmp_path / "out") as corpus:
+        assert corpus.format == "megatron"
+        assert corpus.tokens(0, corpus.num_tokens).tolist() == joined(expected(texts))
+        assert corpus.num_documents == len(read_documents(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("format", ["flat", "megatron"])
+def test_masks_lie_beside_their_ids(tmp_path: Path, format: str) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+    run(inputs, tmp_path / "out", CharacterEncoder(has_mask=True), format=format)
+    names = {path.name for path in (tmp_path / "out").glob("*.bin")}
+    assert len(names) > 3
+    assert {path.name for path in (tmp_path / "out").glob("*.loss")} == {f"{name}.loss" for name in names}
+    for name in names:
+        ids = np.fromfile(tmp_path / "out" / name, np.uint16)
+        mask = np.fromfile(tmp_path / "out" / f"{name}.loss", np.uint8)
+        assert mask.tolist() == (ids != ord("!")).tolist()
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert {name for shard in manifest["shards"] for name in shard["files"]} >= {f"{name}.loss" for name in names}
+
+
+def test_a_mask_of_another_length_is_an_error(tmp_path: Path) -> None:
+    class Short(CharacterEncoder):
+        def encode(self, documents: Sequence[Document]) -> list[Encoded | None]:
+            return [Encoded(np.arange(3), np.ones(2, np.uint8)) for _ in documents]
+
+    inputs, _ = make_inputs(tmp_path / "in")
+    with pytest.raises(ValueError, match="3 ids came with a mask of 2"):
+        run(inputs, tmp_path / "out", Short(has_mask=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_parts_of_several_processes_are_the_whole(tmp_path: Path, count: int) -> None:
+    """Also with more parts than inputs; the corpus appears with the last part, whichever that is."""
+    inputs, _ = make_inputs(tmp_path / "in")
+    run(inputs, tmp_path / "whole")
+    order = random.Random(count).sample(range(count), count)
+    for at, part in enumerate(order):
+        summary = run(inputs, tmp_path / "parts", shard=(part, count))
+        done = [number for number in range(6) if number % count in order[: at + 1]]
+        assert summary.missing == 6 - len(done)
+        if summary.missing:
+            with pytest.raises(CorpusError, match="holds no data file"):
+                open_corpus(tmp_path / "parts")
+    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+
+
+def test_very_many_inputs_share_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize_module, "MOST_ITEMS", 4)
+    (tmp_path / "in").mkdir()
+    for number in range(10):
+        (tmp_path / "in" / f"{number}.txt").write_text(f"text {number}")
+    assert run(tmp_path / "in", tmp_path / "out", shard_tokens=10**6).shards == 4
+    assert read_documents(tmp_path / "out") == expected([f"text {number}" for number in range(10)])
+
+
+MOST_KILLS = 5
+KILLED = """
+    import os, signal, sys
+    sys.path.insert(0, sys.argv[1])
+    from test_text_runs import run
+    import dali_pipes.text.shard_writer as writer, pathlib
+    events, end = 0, int(sys.argv[4])
+
+    def counted(function):
+        def call(*arguments, **keywords):
+            global events
+            events += 1
+            if events == end:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+        return call
+
+    for owner, name in ((os, "fsync"), (os, "link"), (pathlib.Path, "rename"), (pathlib.Path, "unlink"), (os, "rmdir")):
+        setattr(owner, name, counted(getattr(owner, name)))
+    writer._HashedFile.write = counted(writer._HashedFile.write)
+    run(pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
+def test_killed_at_any_moment_and_started_again(tmp_path: Path, seed: int) -> None:
+    """In the end the same bytes as an unbroken run; what was finished at a kill is still the same file."""
+    inputs, _ = make_inputs(tmp_path / "in", seed, files=4)
+    run(inputs, tmp_path / "whole")
+    out, script = tmp_path / "out", tmp_path / "killed.py"
+    script.write_text(textwrap.dedent(KILLED))
+    draw, kills = random.Random(seed), 0
+    finished: dict[str, int] = {}
+    while True:
+        # Each start needs some ten of these events to finish one more shard.
+        end = draw.randint(1, 25) if kills < MOST_KILLS else 10**9
+        command = [sys.executable, script, Path(__file__).parent, inputs, out, end]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60)
+        there = {path.name: path for path in out.rglob("tokens-*") if path.suffix not in (".tmp", ".json")}
+        assert {name: there[name].stat().st_mtime_ns for name in finished} == finished, (
+            "a finished shard was done again"
+        )
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        kills += 1
+        whole = {path.stem for path in out.rglob("tokens-*.json")}
+        finished |= {n: p.stat().st_mtime_ns for n, p in there.items() if n.split(".")[0] in whole}
+        if not (out / "manifest.json").exists() and (out / "_tokenize").exists() and not list(out.glob("*.bin")):
+            with pytest.raises(CorpusError):
+                open_corpus(out)
+    assert kills == MOST_KILLS
+    assert finished
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_interrupted_at_any_moment_of_the_publication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, _ = make_inputs(tmp_path / "in", files=2)
+    run(inputs, tmp_path / "whole")
+    out, rename, moves = tmp_path / "out", Path.rename, 0
+
+    def interrupted(self: Path, target: Path) -> Path:
+        nonlocal moves
+        if target.parent == out:
+            moves += 1
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(inputs, out)
+    names = sorted(name for name in files_of(tmp_path / "whole") if name != "manifest.json")
+    for name in names:
+        assert not (out / "manifest.json").exists()
+        rename(out / "_tokenize" / name, out / name)
+        with pytest.raises(KeyboardInterrupt):  # at the next one, or at the manifest
+            run(inputs, out)
+    monkeypatch.undo()
+    run(inputs, out)
+    assert moves == len(names) + 1
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_finished_run_is_not_done_again(tmp_path: Path) -> None:
+    class Unused(CharacterEncoder):
+        def encode(self, documents: Sequence[Document]) -> list[Encoded | None]:
+            raise AssertionError("encoded again")
+
+    inputs, _ = make_inputs(tmp_path / "in")
+    first = run(inputs, tmp_path / "out")
+    before = files_of(tmp_path / "out")
+    assert run(inputs, tmp_path / "out", Unused()) == first
+    assert files_of(tmp_path / "out") == before
+
+
+def broken_run(inputs: Path, out: Path) -> None:
+    """A run that ends with an error in its fourth input."""
+
+    class Broken(CharacterEncoder):
+        def encode(self, documents: Sequence[Document]) -> list[Encoded | None]:
+            if any(document.file.name == "in-3.jsonl" for document in documents):
+                raise CorpusFormatError("broken")
+            return super().encode(documents)
+
+    with pytest.raises(CorpusFormatError, match="broken"):
+        run(inputs, out, Broken())
+    assert not list(out.rglob("*.tmp")), "an error leaves no unfinished files"
+    assert not list(out.glob("*.bin"))
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_other_settings_and_inputs_are_refused_by_name(tmp_path: Path, is_finished: bool) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+    out = tmp_path / "out"
+    run(inputs, out) if is_finished else broken_run(inputs, out)
+    what = "the finished corpus" if is_finished else "an unfinished run"
+    before = files_of(out)
+
+    def refused(message: str, **job: Any) -> None:
+        with pytest.raises(ConfigError, match=rf"out: holds {what} of other settings or inputs: .*{message}"):
+            run(inputs, out, **job)
+        assert files_of(out) == before
+
+    class Other(CharacterEncoder):
+        settings = {"characters": 2}  # noqa: RUF012
+
+    refused("shard_tokens was 40 and is 41", shard_tokens=41)
+    refused("format was 'megatron' and is 'flat'", format="flat")
+    refused("characters was 1 and is 2", encoder=Other())
+    data = (inputs / "in-1.jsonl").read_bytes()
+    (inputs / "in-1.jsonl").write_bytes(data.replace(b"a", b"c", 1))
+    refused(rf"input 1 was in-1\.jsonl, {len(data)} bytes, and is in-1\.jsonl, .* with other content")
+    (inputs / "in-1.jsonl").write_bytes(data + b"\n")
+    refused(rf"input 1 was in-1\.jsonl, {len(data)} bytes, and is in-1\.jsonl, {len(data) + 1} bytes")
+    (inputs / "in-1.jsonl").write_bytes(data)
+    (inputs / "in-6.jsonl").write_bytes(data)
+    refused("there were 6 inputs and are 7")
+    (inputs / "in-6.jsonl").unlink()
+    os.utime(inputs / "in-1.jsonl", (1, 1))  # not a change
+    inputs.rename(tmp_path / "moved")  # nor is this
+    run(tmp_path / "moved", out)
+    run(tmp_path / "moved", tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_an_item_is_done_by_one_process_at_a_time(tmp_path: Path) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+
+    class Second(CharacterEncoder):
+        def encode(self, documents: Sequence[Document]) -> list[Encoded | None]:
+            with pytest.raises(ConfigError, match=r"another process is at work on input 0 \(.*in-0\.jsonl\)"):
+                run(inputs, tmp_path / "out")
+            # Another part is free, and waits for nothing.
+            assert run(inputs, tmp_path / "out", shard=(1, 6)).missing == 5
+            raise CorpusFormatError("enough")
+
+    with pytest.raises(CorpusFormatError, match="enough"):
+        run(inputs, tmp_path / "out", Second())
+    run(inputs, tmp_path / "out")
+    run(inputs, tmp_path / "whole")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+    before = files_of(inputs)
+    with pytest.raises(ConfigError, match=r"in: is not empty \(in-0\.jsonl.*name a new folder"):
+        run(inputs, inputs)
+    assert files_of(inputs) == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CorpusWriteError, match="file: cannot be written"):
+        run(inputs, tmp_path / "file")
+
+
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
+def test_parts_that_cannot_be(tmp_path: Path, shard: tuple[int, int]) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+    with pytest.raises(ConfigError, match="expected i/n"):
+        run(inputs, tmp_path / "out", shard=shard)
+
+
+def test_an_input_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+    job = Job(find_text_files(inputs), CharacterEncoder(), "megatron")
+    with (inputs / "in-4.jsonl").open("a") as file:
+        file.write('{"text": "more"}\n')
+    with pytest.raises(CorpusReadError, match=r"in-4\.jsonl: had \d+ bytes when it was found and \d+ when it was read"):
+        tokenize_files(job, tmp_path / "out", "test")
+
+
+def test_progress_adds_up(tmp_path: Path) -> None:
+    inputs, texts = make_inputs(tmp_path / "in")
+    files = find_text_files(inputs)
+    total = sum(file.size for file in files)
+    for tokens in (sum(map(len, expected(texts))), 0):  # the second time nothing is left to do
+        steps: list[tuple[int, int]] = []
+        job = Job(files, CharacterEncoder(), "megatron", shard_tokens=40)
+        tokenize_files(job, tmp_path / "out", "test", advance=lambda *step: steps.append(step))  # noqa: B023
+        assert sum(done for done, _ in steps) == (total if tokens else 0)
+        assert sum(count for _, count in steps) == tokens

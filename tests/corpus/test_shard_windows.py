@@ -8,6 +8,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from shard_files import tf_example, write_datatrove, write_litdata, write_mds
 
+from dali_pipes.errors import CorpusFormatError
 from dali_pipes.loader import TokenLoader
 
 
@@ -50,3 +51,15 @@ def test_batches_are_those_of_a_flat_file(tmp_path: Path, kind: str, rows: str) 
             found.append([{name: values.tolist() for name, values in batch.items()} for batch in loader])
     assert len(found[0]) > 10
     assert found[0] == found[1]
+
+
+def test_checksums_are_verified_where_the_loader_is_told_to(tmp_path: Path) -> None:
+    samples = [{"tokens": np.arange(100, dtype=np.uint16)}]
+    write_mds(tmp_path, {"tokens": "ndarray:uint16"}, [samples], hashes=["sha1"])
+    settings: dict[str, Any] = {"corpus": str(tmp_path), "batch_size": 2, "seq_len": 8, "device": "cpu"}
+    path = tmp_path / "shard.00000.mds"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with TokenLoader(**settings) as loader:
+        assert len(list(loader)) == 6
+    with pytest.raises(CorpusFormatError, match=r"shard\.00000\.mds: sha1 of the file is"):
+        TokenLoader(**settings, verify_checksums=True)

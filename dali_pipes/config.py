@@ -75,9 +75,9 @@ class LoaderConfig(BaseModel):
 
     corpus: tuple[str, ...] = Field(description="files, folders or glob patterns", min_length=1)
     format: str = Field("auto", description="corpus format; auto recognises it by content")
-    dtype: str | None = Field(None, description="integer type of headerless files; None: uint16")
+    dtype: str | None = Field(None, description="integer type of headerless ids; None: uint16 for flat files")
     token_column: str | None = Field(
-        None, description="column of Parquet and Arrow files; None: input_ids, tokens, or the only list of integers"
+        None, description="column of Parquet, Arrow or MDS files; None: input_ids, tokens, or the only list of integers"
     )
     eos_id: int | None = Field(None, ge=0, description="id that ends a document")
     document_start_id: int | None = Field(None, ge=0, description="id that begins a document, where none ends it")
@@ -134,6 +134,9 @@ class LoaderConfig(BaseModel):
     num_threads: int = Field(2, gt=0, le=256, description="threads that read ahead")
     decoded_cache_bytes: int = Field(
         1 << 30, ge=0, description="bytes of decoded ids that are kept, for formats that have to be decoded"
+    )
+    verify_checksums: bool = Field(
+        False, description="compare checksums that the format records (MDS) at the start, which reads all data"
     )
     eager: bool = Field(False, description="decode the whole corpus at the start and keep it in memory")
     py_num_workers: int = Field(0, ge=0, description="processes for Python work per row; no format needs any")

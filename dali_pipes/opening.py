@@ -29,6 +29,7 @@ def open_corpus(
     token_column: str | None = None,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     eager: bool = False,
+    verify: bool = False,
 ) -> Corpus:
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
@@ -54,8 +55,15 @@ def open_corpus(
             token_column=token_column,
             cache_bytes=cache_bytes,
             eager=eager,
+            verify=verify,
         )
-    for name, value in (("dtype", dtype), ("loss_masks", loss_masks or None), ("token_column", token_column)):
+    only_tokens = {
+        "dtype": dtype,
+        "loss_masks": loss_masks or None,
+        "token_column": token_column,
+        "verify": verify or None,
+    }
+    for name, value in only_tokens.items():
         if value is not None:
             raise ConfigError(f"{name} = {value!r} is for files of tokens; leave it out where text is tokenised")
     made_by = f"dali_pipes {__version__}"

@@ -68,6 +68,7 @@ class BuiltSource:
             token_column=config.token_column,
             cache_bytes=config.decoded_cache_bytes,
             eager=config.eager,
+            verify=config.verify_checksums,
         )
         try:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)

@@ -266,8 +266,7 @@ class Corpus:
     def _in_extents(
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """The pieces cut where extents end, and the extent of each; in the order of the files, so that each is asked
-        of the pool, or of the cache, once."""
+        """The pieces cut where extents end, and the extent of each; in the order of the files, so each is read once."""
         firsts = np.searchsorted(self._starts, positions, side="right") - 1
         counts = np.maximum(np.searchsorted(self._starts, positions + lengths, side="left") - firsts, 0)
         piece = np.repeat(np.arange(len(positions)), counts)

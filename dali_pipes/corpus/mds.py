@@ -79,7 +79,7 @@ def inspect_mds(
     stored = _common_type(index, column, found, id_type)
     masks = _find_masks(index, entries, found, scans)
     files = [_data_file(*one, stored) for one in zip(shards, digests, found, strict=True)]
-    return [replace(file, loss_mask=mask) for file, mask in zip(files, masks, strict=True)]
+    return [file if mask is None else replace(file, loss_mask=mask) for file, mask in zip(files, masks, strict=True)]
 
 
 def _find_masks(index: Path, entries: list[Entry], tokens: list[_Found], scans: ColumnScans) -> list[DataFile | None]:
@@ -147,7 +147,8 @@ def _find_all(index: Path, shards: list[Shard], digests: list[bytes], scans: Col
 def _packed(shard: Shard) -> Int64Array:
     """int64 (1 + 2 N,): a bit for each type of ids, ids of each sample, byte of the first of each."""
     samples = find_samples(shard)
-    types = sum(1 << _CODES.index(code) for code in np.unique(samples.codes).tolist() if code)
+    codes = [] if shard.column.stored is not None else np.unique(samples.codes).tolist()
+    types = sum(1 << _CODES.index(code) for code in codes)
     return np.concatenate([[types], samples.counts, samples.starts])
 
 

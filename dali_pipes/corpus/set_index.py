@@ -4,7 +4,7 @@ Entry("index.json: shards[3]", {"samples": 10, ...}).integer("samples")      10,
 """
 
 import json
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dali_pipes.corpus.reader import OpenFile
@@ -72,8 +72,8 @@ class Entry:
     def path_in(self, folder: Path, key: str) -> Path:
         """A file in `folder` or below it, by name: `..`, absolute names and the like are refused."""
         name = self.text(key)
-        parts = PurePosixPath(name).parts
-        if not parts or parts[0] == "/" or ".." in parts or "\\" in name or "\0" in name or name.endswith("/"):
+        parts = name.split("/")
+        if parts[-1] in ("", ".") or parts[0] == "" or ".." in parts or "\\" in name or "\0" in name:
             self._refuse(key, name, "the name of a file in the folder of the index, or below it")
         return folder / name
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ def write_datatrove(
     return path
 
 
-def tf_example(features: dict[str, Sequence[int] | None], *, packed: bool = True) -> bytes:
+def tf_example(features: Mapping[str, Sequence[int] | None], *, packed: bool = True) -> bytes:
     """A tf.train.Example of int64 lists; None is a Feature without a kind."""
 
     def varint(value: int) -> bytes:

@@ -13,6 +13,17 @@ from dali_pipes.errors import CorpusFormatError
 
 END_OF_TEXT = {"gpt2": 50256, "cl100k": 100257}
 EMPTY_DOCUMENT = 7
+SHARDS = {
+    "arrayrecord",
+    "datatrove/cl100k",
+    "datatrove/gpt2",
+    "litdata/gpt2_numpy_u16",
+    "litdata/gpt2_torch_i32",
+    "mds/concat_bytes_i64",
+    "mds/text",
+    "mds/tokens_u16",
+    "shard_truth",
+}
 LLMC_GPT2 = [
     "llmc/gpt2_val_000000.bin",
     "llmc/gpt2_train_000001.bin",
@@ -113,6 +124,7 @@ def test_rows_of_a_two_dimensional_npy_follow_one_another(
 
 def test_every_sample_file_is_in_a_test(samples: Path) -> None:
     tested = {name for case in CASES for name in case[0]} | {"npy/gpt2_i32_2d", "dolma/gpt2_u16", "truth"}
+    tested |= SHARDS  # in test_shard_samples
     tested = {name if (samples / name).is_dir() else name.split(".")[0] for name in tested}
     files = {path.relative_to(samples) for path in samples.rglob("*") if path.is_file()}
     assert {str(file) for file in files if not tested & {str(file).split(".")[0], str(file.parent)}} == set()

@@ -1,29 +1,46 @@
-"""The command `dali-pipes`: make and look at a corpus, check a configuration, find where a row comes from.
+"""The command `dali-pipes`: make and look at a corpus, at a configuration, and at what a loader serves. Trains nothing.
 
     dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens
     dali-pipes inspect data/*.bin
+    dali-pipes check data --vocab-size 50257
     dali-pipes config configs/gpt2_124m.toml configs/h100.toml --set batch_size=32
     dali-pipes locate configs/gpt2_124m.toml --set corpus=data --step 1200 --row 3
+    dali-pipes preview configs/gpt2_124m.toml --set corpus=data --step 1200 --tokenizer tokenizer.json
 
-Results go to standard output. What the user can mend goes to standard error as one line, with exit status 2.
+Results go to standard output, with --json as one object. What the user can mend goes to standard error as one line.
 """
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from dali_pipes import __version__, cli_text
+from dali_pipes import __version__, cli_text, reports, terminal
 from dali_pipes.cli_errors import errors_as_one_line
 from dali_pipes.config import LoaderConfig
-from dali_pipes.corpus import FORMATS, Corpus, open_corpus
+from dali_pipes.corpus import FORMATS, open_corpus
 from dali_pipes.errors import ConfigError
+from dali_pipes.pipeline import resolve_ranks
+from dali_pipes.progress import progress_bar
 
+PROBLEMS_FOUND = 1
+
+EXIT_STATUS = (
+    "Exit status: 0 done; 1 `check` found problems; 2 a mistake in what was asked for, which standard error names; "
+    "130 interrupted; 141 the reader of the output went away."
+)
+
+Paths = Annotated[list[str], typer.Argument(help="Files, folders or glob patterns, read as one corpus.")]
+Format = Annotated[str, typer.Option(help=f"auto, {', '.join(FORMATS)}.")]
+Dtype = Annotated[str | None, typer.Option(help="Integer type of files that do not state it.")]
+EndId = Annotated[int | None, typer.Option("--eos", min=0, help="Id that ends every document.")]
+StartId = Annotated[int | None, typer.Option("--start-id", min=0, help="Id that begins every document.")]
+TokenColumn = Annotated[str | None, typer.Option(help="Column of Parquet and Arrow files that lists the ids.")]
+VocabSize = Annotated[int | None, typer.Option(min=1, help="Ids at or above it are problems.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Files = Annotated[
     list[Path], typer.Argument(help="TOML, YAML or JSON files; later ones replace what earlier ones say.")
 ]
@@ -31,16 +48,20 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="One setting, over what the files say; may be repeated."),
 ]
+Step = Annotated[int, typer.Option(help="Number of the batch within its epoch, from 0.")]
+Epoch = Annotated[int, typer.Option(help="Epoch, from 0.")]
+Rank = Annotated[int | None, typer.Option(help="Rank that was served the batch.")]
+WorldSize = Annotated[int | None, typer.Option(help="Number of ranks.")]
 
 app = typer.Typer(
     help="Look at token corpora and at the order in which a loader serves them.",
+    epilog=EXIT_STATUS,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-
-app.command()(cli_text.tokenize)
+app.command(epilog=EXIT_STATUS)(cli_text.tokenize)
 
 
 @app.callback(invoke_without_command=True)
@@ -50,61 +71,135 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command()
+@app.command(epilog=EXIT_STATUS)
 def inspect(
-    paths: Annotated[list[str], typer.Argument(help="Files, folders or glob patterns, read as one corpus.")],
-    format: Annotated[str, typer.Option(help=f"auto, {', '.join(FORMATS)}.")] = "auto",
-    dtype: Annotated[str | None, typer.Option(help="Integer type of files that do not state it.")] = None,
+    paths: Paths,
+    format: Format = "auto",
+    dtype: Dtype = None,
+    eos: EndId = None,
+    start_id: StartId = None,
+    vocab_size: VocabSize = None,
+    token_column: TokenColumn = None,
+    full: Annotated[bool, typer.Option("--full", help="Look at all ids, not at a sample of them.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Show what a corpus holds: format, files, tokens, documents, type of the ids, fingerprint."""
-    with errors_as_one_line(), open_corpus(paths, format=format, dtype=dtype) as corpus:
-        table = Table(show_header=False)
-        for name, value in _facts(corpus):
-            table.add_row(name, Text(value, overflow="fold"))
-        Console().print(table)
+    """Show what a corpus holds: format, files, tokens, documents and their lengths, largest id, problems."""
+    with (
+        errors_as_one_line(),
+        open_corpus(paths, format=format, dtype=dtype, eos_id=eos, token_column=token_column) as corpus,
+    ):
+        width = corpus.dtype.itemsize
+        with progress_bar("reading ids", corpus.num_tokens * width if full else 0, in_bytes=True) as advance:
+            report = reports.inspect_corpus(
+                corpus, start_id=start_id, vocab_size=vocab_size, full=full, advance=lambda ids: advance(ids * width)
+            )
+        if as_json:
+            terminal.show_json(report.as_dict())
+        else:
+            terminal.show_corpus(report)
 
 
-@app.command()
-def config(files: Files, assignments: Settings = None) -> None:
-    """Check a configuration and print it whole, as TOML."""
+@app.command(epilog=EXIT_STATUS)
+def check(
+    paths: Paths,
+    format: Format = "auto",
+    dtype: Dtype = None,
+    eos: EndId = None,
+    start_id: StartId = None,
+    vocab_size: VocabSize = None,
+    token_column: TokenColumn = None,
+    as_json: Json = False,
+) -> None:
+    """Read a corpus whole and list what is wrong: ids out of range, index against data, documents, checksums."""
     with errors_as_one_line():
-        typer.echo(LoaderConfig.from_file(*files, **_overrides(assignments)).to_toml(), nl=False)
+        report = reports.check_corpus(
+            paths,
+            format=format,
+            dtype=dtype,
+            eos_id=eos,
+            start_id=start_id,
+            vocab_size=vocab_size,
+            token_column=token_column,
+            progress=partial(progress_bar, in_bytes=True),
+        )
+        if as_json:
+            terminal.show_json(report.as_dict())
+        else:
+            terminal.show_check(report)
+    if not report.is_clean:
+        raise typer.Exit(PROBLEMS_FOUND)
 
 
-@app.command()
+@app.command(epilog=EXIT_STATUS)
+def config(files: Files, assignments: Settings = None, as_json: Json = False) -> None:
+    """Check a configuration and print it whole, as TOML, which loads again; as JSON too."""
+    with errors_as_one_line():
+        checked = LoaderConfig.from_file(*files, **_overrides(assignments))
+        if as_json:
+            terminal.show_json(checked.model_dump(mode="json", exclude_none=True))
+        else:
+            typer.echo(checked.to_toml(), nl=False)
+
+
+@app.command(epilog=EXIT_STATUS)
 def locate(
     files: Files,
-    step: Annotated[int, typer.Option(help="Number of the batch within its epoch, from 0.")],
-    row: Annotated[int, typer.Option(help="Row of the batch, from 0.")],
-    epoch: Annotated[int, typer.Option(help="Epoch, from 0.")] = 0,
-    rank: Annotated[int | None, typer.Option(help="Rank that was served the batch.")] = None,
-    world_size: Annotated[int | None, typer.Option(help="Number of ranks.")] = None,
+    step: Step,
+    row: Annotated[int | None, typer.Option(help="Row of the batch, from 0; without it, all of them.")] = None,
+    epoch: Epoch = 0,
+    rank: Rank = None,
+    world_size: WorldSize = None,
     assignments: Settings = None,
+    as_json: Json = False,
 ) -> None:
-    """Say which file and offset a row comes from. Reads no tokens and uses no GPU."""
+    """Say which files, offsets and documents a row or a whole batch comes from. Reads no tokens and uses no GPU."""
     with errors_as_one_line():
-        from dali_pipes import TokenLoader  # imports torch, which the other commands do not need
-
-        given = {"rank": rank, "world_size": world_size}
-        settings = {**_overrides(assignments), **{name: value for name, value in given.items() if value is not None}}
-        # Neither changes which token is where, and a GPU may be out of reach or busy.
-        checked = LoaderConfig.from_file(*files, **{**settings, "device": "cpu", "placement": "host"})
-        with TokenLoader(checked) as loader:
-            place = loader.locate(step, row, epoch)
-    for name, value in place._asdict().items():
-        typer.echo(f"{name:<9} {value}")
+        batch = reports.locate_batch(_served(files, assignments, rank, world_size), step, epoch)
+        found = batch if row is None else reports.one_row(batch, row)
+        if as_json:
+            terminal.show_json(found.as_dict())
+        elif isinstance(found, reports.BatchOrigin):
+            terminal.show_batch(found)
+        else:
+            terminal.show_row(found)
 
 
-def _facts(corpus: Corpus) -> Iterator[tuple[str, str]]:
-    first, last = corpus.files[0].name, corpus.files[-1].name
-    yield "format", corpus.format
-    yield "files", f"1 ({first})" if len(corpus.files) == 1 else f"{len(corpus.files)} ({first} to {last})"
-    yield "tokens", str(corpus.num_tokens)
-    yield "documents", "not known by this format" if corpus.num_documents is None else str(corpus.num_documents)
-    yield "dtype", corpus.dtype.name
-    if corpus.loss_mask is not None:
-        yield "loss masks", f"{corpus.loss_mask.num_files} of {len(corpus.files)} files"
-    yield "fingerprint", corpus.fingerprint
+@app.command(epilog=EXIT_STATUS)
+def preview(
+    files: Files,
+    step: Step = 0,
+    epoch: Epoch = 0,
+    rank: Rank = None,
+    world_size: WorldSize = None,
+    rows: Annotated[int, typer.Option(min=1, help="Most rows to show.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a row to show.")] = 256,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="tokenizer.json, by default that of the configuration; without one, ids are shown."),
+    ] = None,
+    assignments: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Show a batch: tokens, document boundaries, ignored labels, padding, and where each piece of it comes from."""
+    with errors_as_one_line():
+        checked = _served(files, assignments, rank, world_size)
+        tokenizer = tokenizer or (None if checked.tokenizer is None else Path(checked.tokenizer))
+        text = None if tokenizer is None else reports.TokenText(tokenizer)
+        batch = reports.preview_batch(checked, step, epoch, rows=rows, tokens=tokens, tokenizer=text)
+        if as_json:
+            terminal.show_json(batch.as_dict())
+        else:
+            terminal.show_preview(batch)
+
+
+def _served(
+    files: Sequence[Path], assignments: Sequence[str] | None, rank: int | None, world_size: int | None
+) -> LoaderConfig:
+    """The configuration of one rank."""
+    given = {"rank": rank, "world_size": world_size}
+    settings = {**_overrides(assignments), **{name: value for name, value in given.items() if value is not None}}
+    # Neither changes which token is where, and a GPU may be out of reach or busy.
+    return resolve_ranks(LoaderConfig.from_file(*files, **{**settings, "device": "cpu", "placement": "host"}))
 
 
 def _overrides(items: Sequence[str] | None) -> dict[str, Any]:

@@ -283,6 +283,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8, so this is no configuration") from error
     try:
         if path.suffix == ".toml":
             settings: Any = tomllib.loads(text)

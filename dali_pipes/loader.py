@@ -25,7 +25,7 @@ from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.pipeline import BuiltSource, Graph, process_group, resolve_ranks
 from dali_pipes.plan_reports import PlanReports
 from dali_pipes.readers import end_thread_at_exit
-from dali_pipes.row_plan import PackedPieces, plan_rows
+from dali_pipes.row_plan import PackedPieces, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
 from dali_pipes.state import make_state, read_state
 from dali_pipes.stats import LoaderStats
@@ -188,14 +188,9 @@ class TokenLoader:
         steps before a resume that changed the number of rows in a step.
         """
         epoch = self.epoch if epoch is None else epoch
-        base, first_step = 0, 0
-        if epoch == self._resumed.epoch and self._resumed.rows % self._schedule.global_rows:
-            base = self._resumed.rows
-            first_step = -(-base // self._schedule.global_rows)
-        last_step = first_step + self._schedule.steps(base, epoch) - 1
-        if epoch < 0 or not first_step <= step <= last_step:
-            raise ConfigError(f"step {step} of epoch {epoch}: expected {first_step} to {last_step}, epoch 0 or later")
-        plan = plan_rows(self._schedule, StepRange(epoch, base, step - first_step, 1), self._built.layout)
+        resumed = self._resumed
+        is_shifted = epoch == resumed.epoch and resumed.rows % self._schedule.global_rows
+        plan = plan_step(self._schedule, self._built.layout, epoch, step, resumed.rows if is_shifted else 0)
         if not 0 <= row < len(plan.row_ids):
             raise ConfigError(f"row {row}: step {step} has rows 0 to {len(plan.row_ids) - 1} on this rank")
         if plan.row_ids[row] == PADDING:

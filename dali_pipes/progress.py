@@ -30,7 +30,7 @@ class ProgressBar:
         with self._lock:
             self._done += done
             if self._bar is None and time.monotonic() - self._begin >= SHOWN_AFTER_S and sys.stderr.isatty():
-                self._bar = self._show()
+                self._show()
             if self._bar is not None:
                 self._bar.update(self._bar.task_ids[0], completed=self._done, total=self._total, note=note)
 
@@ -40,17 +40,17 @@ class ProgressBar:
             if self._bar is not None:
                 self._bar.stop()
 
-    def _show(self) -> Any:
+    def _show(self) -> None:
         from rich.console import Console
         from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         columns = Progress.get_default_columns()
         if self._in_bytes:
             columns = (*columns, DownloadColumn(), TransferSpeedColumn())
-        bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
-        bar.add_task(self._text, note="")
-        bar.start()
-        return bar
+        # Held before it starts: Ctrl-C may come in between, and `close` has to take it away.
+        self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
+        self._bar.add_task(self._text, note="")
+        self._bar.start()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dali_pipes.document_rows import DocumentRows
 from dali_pipes.documents import Pieces, pieces_of_windows
+from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
 from dali_pipes.schedule import PADDING, Schedule, StepRange
 
@@ -175,6 +176,18 @@ def plan_rows(schedule: Schedule, steps: StepRange, layout: Layout = None) -> Pl
     windows = order if key is None else permute(order, schedule.windows.count, key)
     starts = schedule.starts(windows)
     return Plan(steps, row_ids, starts, None if layout is None else layout.pieces(starts, row_ids))
+
+
+def plan_step(schedule: Schedule, layout: Layout, epoch: int, step: int, base: int = 0) -> Plan:
+    """The plan of step `step` of an epoch, whose steps are counted as if those before row `base` had been full.
+
+    Rows made of documents are planned as far as the step. Raises `ConfigError` for a step that does not exist.
+    """
+    first_step = -(-base // schedule.global_rows)
+    if epoch < 0 or step < first_step or schedule.steps(base, epoch, most=step - first_step + 1) <= step - first_step:
+        last_step = first_step + schedule.steps(base, max(epoch, 0)) - 1
+        raise ConfigError(f"step {step} of epoch {epoch}: expected {first_step} to {last_step}, epoch 0 or later")
+    return plan_rows(schedule, StepRange(epoch, base, step - first_step, 1), layout)
 
 
 class PlanCache:

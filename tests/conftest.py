@@ -12,7 +12,7 @@ import pytest
 from counting import CountingCorpus
 
 HANG_S = 240
-ARCHIVE = Path(__file__).parent / "data" / "corpus" / "samples.tar.xz"
+ARCHIVES = Path(__file__).parent / "data" / "corpus"
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +35,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample corpora, unpacked; tests read them and leave them as they are."""
     folder = tmp_path_factory.mktemp("samples")
-    with tarfile.open(ARCHIVE) as archive:
-        for member in archive.getmembers():
-            content = archive.extractfile(member)
-            assert content is not None
-            path = folder / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.read())
+    for packed in sorted(ARCHIVES.glob("*.tar.xz")):
+        with tarfile.open(packed) as archive:
+            for member in archive.getmembers():
+                content = archive.extractfile(member)
+                assert content is not None
+                path = folder / member.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.read())
     return folder
 
 

@@ -1,10 +1,11 @@
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dali_pipes import TokenLoader
-from dali_pipes.stats import BlockTimes, LoaderStats
+from dali_pipes.stats import BlockTimes, CacheStats, LoaderStats
 
 
 def make(wait_s: float, **times: Any) -> LoaderStats:
@@ -33,6 +34,11 @@ def test_advice_names_the_setting_to_change() -> None:
     assert "num_threads" in make(50, read_s=3, plan_s=1).advice
     assert "GPU" in make(50, kernels_s=3).advice
     assert "seq_len" in make(50, plan_s=3).advice
+    cache = CacheStats(hits=5, misses=5, num_bytes=10, most_bytes=10, all_bytes=100)
+    assert "decoded_cache_bytes = 10" in replace(make(50, read_s=3), cache=cache).advice
+    assert "eager" in replace(make(50, read_s=3), cache=cache).advice
+    for kept in (replace(cache, hits=500), replace(cache, most_bytes=100)):
+        assert "num_threads" in replace(make(50, read_s=3), cache=kept).advice
     assert "batches_per_run" in make(50, read_s=3, queue_depth=3).advice
 
 

@@ -46,10 +46,8 @@ class BatchChunks:
             options = pyarrow.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
             with pyarrow.ipc.open_stream(pyarrow.py_buffer(data), options=options) as stream:
                 for batch in stream:
-                    arrays = [batch.column(name) for name in names]
-                    for array in arrays:
-                        array.validate(full=True)  # pyarrow trusts what it reads; offsets may lead anywhere
-                    yield arrays
+                    batch.validate(full=True)  # pyarrow trusts what it reads; offsets may lead anywhere
+                    yield [batch.column(name) for name in names]
 
     def _read(self, file: OpenFile, messages: Sequence[Message]) -> memoryview:
         schema = self._messages.schema

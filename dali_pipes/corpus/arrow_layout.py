@@ -116,7 +116,8 @@ def _layout(array: Any, message: Message, address: int, first_row: int) -> ListL
 
     places: list[Place | None] = []
     for buffer in array.buffers():
-        place = None if buffer is None else Place(message.start + buffer.address - address, buffer.size)
+        is_empty = buffer is None or buffer.size == 0  # and then may be anywhere
+        place = None if is_empty else Place(message.start + buffer.address - address, buffer.size)
         end = message.start + message.head_size + message.body_size
         if place is not None and not message.start + message.head_size <= place.start <= end - place.size:
             raise ValueError(f"a buffer of {place.size} bytes lies outside of its batch")

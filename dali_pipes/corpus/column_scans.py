@@ -13,7 +13,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _MOST_THREADS = 8
-"""A bar is shown for what takes longer."""
+_FEWEST_BYTES_EACH = 64 << 10  # to hand less than that to another thread costs more than to read it
 
 
 class ColumnScans:
@@ -38,12 +38,15 @@ class ColumnScans:
         sizes: of each chunk in bytes, for the bar. Raises what `function` raises for the first chunk that fails.
         """
         self._progress.expect(sum(sizes))
+        is_little = sum(sizes) < _FEWEST_BYTES_EACH * len(sizes)
 
         def one(chunk: int) -> _Result:
             result = function(chunk)
             self._progress.advance(sizes[chunk])
             return result
 
+        if is_little:
+            return [one(chunk) for chunk in range(len(sizes))]
         return self._run("chunks", [(one, (chunk,)) for chunk in range(len(sizes))])
 
     def __enter__(self) -> Self:

@@ -12,6 +12,7 @@ import operator
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -47,9 +48,10 @@ class Corpus:
     num_tokens:    ids in all files
     num_documents: documents by the format's own index, None if the format has none
     dtype:         native integer type of the ids as they are handed out (int64 for files of uint64)
-    format:        "arrow", "flat", "llmc", "megatron", "npy" or "parquet"
+    format:        one of `FORMATS`
     eos_id:        as given to `open_corpus`
     files:         data files in reading order, absolute
+    extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
@@ -72,12 +74,16 @@ class Corpus:
         self._is_swapped = not stored.isnative
         self._is_uint64 = native == np.uint64
         self._itemsize = native.itemsize
-        self._data_files = tuple(files)
-        counts = [file.extents[:, 1] for file in files]
+        # There may be as many extents as documents: 28 bytes for each, and no copies in the files.
+        counts = [len(file.extents) for file in files]
+        extents = np.concatenate([file.extents for file in files])
+        parts = np.split(extents, np.cumsum(counts)[:-1])
+        self._data_files = tuple(replace(file, extents=part) for file, part in zip(files, parts, strict=True))
         # Token position of each extent's start, then the end of the last: int64 (E + 1,).
-        self._starts: Int64Array = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
-        self._first_bytes: Int64Array = np.concatenate([file.extents[:, 0] for file in files])
-        self._file_numbers: Int64Array = np.repeat(np.arange(len(files)), [len(count) for count in counts])
+        self._starts: Int64Array = np.zeros(len(extents) + 1, np.int64)
+        np.cumsum(extents[:, 1], out=self._starts[1:])
+        self._first_bytes: Int64Array = extents[:, 0]
+        self._file_numbers: npt.NDArray[np.int32] = np.repeat(np.arange(len(files), dtype=np.int32), counts)
         self._pool = DescriptorPool([file.path for file in files], [file.size for file in files])
         self._batch_readers = BatchReaders()
         decoded = np.array([file.decode is not None for file in files])
@@ -93,6 +99,7 @@ class Corpus:
         self.format: Final = files[0].format
         self.eos_id: Final = eos_id
         self.files: Final = tuple(file.path for file in files)
+        self.extents: Final = (self._starts, self._file_numbers)
         self.loss_mask: Final = loss_mask
         digests = [file.digest for file in files]
         of_masks = () if loss_mask is None else loss_mask.digests
@@ -167,7 +174,7 @@ class Corpus:
         number = int(self._file_numbers[extent])
         file = self._data_files[number]
         if file.decode is not None or file.data_offset is None:
-            first = int(np.searchsorted(self._file_numbers, number))
+            first = int(np.searchsorted(self._file_numbers, np.int32(number)))
             return TokenLocation(file.path, position - int(self._starts[first]))
         byte = int(self._first_bytes[extent]) + (position - int(self._starts[extent])) * self._itemsize
         return TokenLocation(file.path, (byte - file.data_offset) // self._itemsize)
@@ -242,20 +249,31 @@ class Corpus:
     def _read_from_extents(
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, view: memoryview
     ) -> None:
-        # In the order of the files, so that each is asked of the pool once.
-        order = np.argsort(positions)
-        positions, lengths, targets = positions[order], lengths[order], targets[order]
-        extents = np.minimum(np.searchsorted(self._starts, positions, side="right") - 1, len(self._first_bytes) - 1)
-        is_inside = positions + lengths <= self._starts[extents + 1]
-        whole = is_inside if self._is_decoded is None else is_inside & ~self._is_decoded[extents]
-        offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * self._itemsize
-        self._read_inside(view, targets[whole], lengths[whole], self._file_numbers[extents[whole]], offsets[whole])
+        positions, lengths, targets, extents = self._in_extents(positions, lengths, targets)
         if self._is_decoded is not None:
-            decoded = is_inside & self._is_decoded[extents]
+            decoded = self._is_decoded[extents]
             self._copy_decoded(positions[decoded], lengths[decoded], targets[decoded], extents[decoded], view)
-        across = np.stack((positions, lengths, targets))[:, ~is_inside] * [[1], [self._itemsize], [self._itemsize]]
-        for position, size, target in across.T.tolist():
-            self._read_across(position, view[target : target + size])
+            positions, lengths, targets, extents = (
+                column[~decoded] for column in (positions, lengths, targets, extents)
+            )
+        if len(positions):
+            offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * self._itemsize
+            self._read_inside(view, targets, lengths, self._file_numbers[extents].astype(np.int64), offsets)
+
+    def _in_extents(
+        self, positions: Int64Array, lengths: Int64Array, targets: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        """The pieces cut where extents end, and the extent of each; in the order of the files, so that each is asked
+        of the pool, or of the cache, once."""
+        firsts = np.searchsorted(self._starts, positions, side="right") - 1
+        counts = np.maximum(np.searchsorted(self._starts, positions + lengths, side="left") - firsts, 0)
+        piece = np.repeat(np.arange(len(positions)), counts)
+        extents = np.arange(len(piece)) + (firsts - np.cumsum(counts) + counts)[piece]
+        begins = np.maximum(self._starts[extents], positions[piece])
+        ends = np.minimum(self._starts[extents + 1], (positions + lengths)[piece])
+        places = targets[piece] + begins - positions[piece]
+        order = np.argsort(begins)
+        return begins[order], (ends - begins)[order], places[order], extents[order]
 
     def _copy_decoded(
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, extents: Int64Array, view: memoryview
@@ -352,21 +370,6 @@ class Corpus:
             raise
         except OSError as error:
             raise file.failed(error, offset, size) from error
-
-    def _read_across(self, position: int, row: memoryview) -> None:
-        """Fill `row` (bytes) from `position` on, extent by extent."""
-        extent = int(np.searchsorted(self._starts, position, side="right")) - 1
-        done = 0
-        while done < len(row):
-            start, end = int(self._starts[extent]), int(self._starts[extent + 1])
-            count = min(len(row) - done, (end - position) * self._itemsize)
-            skipped = (position - start) * self._itemsize
-            if self._is_decoded is not None and self._is_decoded[extent]:
-                row[done : done + count] = self._decoded(extent)[skipped : skipped + count]
-            else:
-                file = self._pool.acquire(int(self._file_numbers[extent]))
-                file.read_into(row[done : done + count], int(self._first_bytes[extent]) + skipped)
-            done, position, extent = done + count, end, extent + 1
 
     def _refuse_large_id(self, position: int, piece: npt.NDArray[Any]) -> None:
         column = int(np.argmax(piece < 0))

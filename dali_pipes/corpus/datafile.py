@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
-FORMATS = ("arrow", "flat", "llmc", "megatron", "npy", "parquet")
+FORMATS = ("arrayrecord", "arrow", "datatrove", "flat", "litdata", "llmc", "mds", "megatron", "npy", "parquet")
 
 
 @dataclass(frozen=True)

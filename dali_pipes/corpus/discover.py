@@ -114,23 +114,31 @@ def _data_files(candidates: Iterable[Path], where: str, setting: str) -> list[Pa
         """The name that decides: of a mask that of the data file it goes with, so that both are in one order."""
         return path.with_name(path.name.removesuffix(".loss")) if setting == "loss_masks" else path
 
+    def sort_key(path: Path) -> tuple[list[list[str | int]], str]:
+        return natural_key(data_path(path))
+
     files: list[Path] = []
-    folders: list[str] = []
-    side: list[str] = []
-    for path in sorted(set(candidates), key=lambda path: natural_key(data_path(path))):
-        if is_side_file(data_path(path).name):
-            side.append(path.name)
-            continue
+    folders: list[Path] = []
+    found = set(candidates)
+    side = sorted(path.name for path in found if is_side_file(data_path(path).name))
+    for path in sorted((path for path in found if not is_side_file(data_path(path).name)), key=sort_key):
         mode = _mode(path)
         if mode is None:
             raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")
         if stat.S_ISDIR(mode):
-            folders.append(path.name)
+            folders.append(path)
         else:
             files.append(_regular(path, mode))
     if not files:
+        sets = [folder.name for folder in folders if find_index(folder) is not None]
+        if sets:
+            raise CorpusError(
+                f"{where} holds no data file, but {len(sets)} sets of their own, such as splits{_some(sets)}: name one "
+                f"of these folders, or list those that you want"
+            )
+        names = [folder.name for folder in folders]
         raise CorpusError(
-            f"{where} holds no data file: {len(side)} side files{_some(side)}, {len(folders)} folders{_some(folders)}. "
+            f"{where} holds no data file: {len(side)} side files{_some(side)}, {len(folders)} folders{_some(names)}. "
             f"Name files in full, or go down into folders with a pattern such as 'folder/**/*.bin'."
         )
     return files

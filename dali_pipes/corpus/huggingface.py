@@ -10,17 +10,21 @@ from typing import Any
 
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import kind_of_index
-from dali_pipes.errors import CorpusError, CorpusFormatError
+from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 
 
-def list_shards(path: Path) -> list[Path]:
+def list_shards(path: Path, format: str = "auto") -> list[Path]:
     """The shards of the set that the file at `path` lists, in order; `path` itself if it is no such file.
 
-    Of a folder of splits there has to be one split. Raises CorpusError where it has several, naming them,
-    CorpusFormatError for a damaged list, CorpusReadError.
+    format: as the user said. Of a folder of splits there has to be one split.
+
+    Raises CorpusError where there are several, naming them, or no shard, CorpusFormatError for a damaged list,
+    CorpusReadError, and ConfigError for another format.
     """
     if kind_of_index(path) != "huggingface":
         return [path]
+    if format not in ("auto", "arrow"):
+        raise ConfigError(f"{path}: a saved Hugging Face data set is read with format 'arrow', not {format!r}")
     listed = _read_json(path)
     if path.name == "dataset_dict.json":
         splits = [_plain_name(path, name) for name in _list(path, listed, "splits")]
@@ -36,6 +40,8 @@ def list_shards(path: Path) -> list[Path]:
             f"of a recent version of datasets, which writes the rows themselves"
         )
     entries = _list(path, listed, "_data_files")
+    if not entries:
+        raise CorpusError(f"{path}: lists no shard: the data set has no rows")
     return [path.parent / _plain_name(path, entry["filename"] if _has_name(entry) else None) for entry in entries]
 
 

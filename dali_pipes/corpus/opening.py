@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.corpus import arrow_messages, flat, huggingface, llmc, megatron, npy, parquet
+from dali_pipes.corpus import arrow_messages, datatrove, flat, huggingface, litdata, llmc, mds, megatron, npy, parquet
+from dali_pipes.corpus.arrayrecord import inspect_arrayrecord
 from dali_pipes.corpus.arrow import open_arrow
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
 from dali_pipes.corpus.column_scans import ColumnScans
@@ -22,9 +23,10 @@ from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import kind_of_index
 from dali_pipes.corpus.sniff import recognise
-from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
+from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 
-_IN_SETS = ("auto", "arrow")
+_IN_SETS = ("auto", "arrow", "litdata", "mds")
+_WITH_COLUMNS = ("arrayrecord", "arrow", "mds", "parquet")
 _TABLES = {"arrow": open_arrow, "parquet": parquet.open_parquet}
 
 
@@ -38,25 +40,31 @@ def open_corpus(
     token_column: str | None = None,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     eager: bool = False,
+    verify: bool = False,
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
-    Columns of Parquet and compressed Arrow files are read whole at the first opening, to learn the lengths of the rows,
-    which are kept in the user's cache folder; with a progress bar on a terminal where that takes longer than a second.
+    Where nothing else says how long the rows are (Parquet, compressed Arrow, many MDS sets, ArrayRecord), they are read
+    whole at the first opening, and the lengths are kept in the user's cache folder; with a progress bar on a terminal
+    where that takes longer than a second.
 
     paths:  a file, a folder, a glob, or a list of these. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
             and leave out side files; a list keeps its own order. `dali_pipes.corpus.discover` has the rules.
     format: "auto" recognises each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy" or
-            "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet" or "arrow" (file or stream; also a folder
-            that Hugging Face datasets saved) says so and skips that.
-    dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Other
-            formats state it themselves, and it is compared.
+            "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet", "arrow" (file or stream; also a folder
+            that Hugging Face datasets saved), "mds" and "litdata" (their `index.json`, or its folder), "datatrove"
+            (`.ds`) or "arrayrecord" says so and skips that.
+    dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Needed
+            for ids that are bytes of an MDS column, or records of an ArrayRecord file. Other formats state it
+            themselves, and it is compared.
     eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
     loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
             default a mask is the file named like the data file with .loss behind it, if there is one.
-    token_column: column of Parquet and Arrow files that lists the ids; None: `input_ids`, `tokens`, or the only one
+    token_column: column of Parquet, Arrow or MDS files, or feature of Examples in ArrayRecord files, that lists the
+                  ids; None: `input_ids`, `tokens`, or the only one
     cache_bytes:  bytes of decoded ids that are kept, for formats that have to be decoded
     eager:        decode all of the corpus now and keep it; blocks, and says on standard error how many bytes that takes
+    verify:       compare the checksums that the format records (MDS) with the files, which reads all of them
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -67,11 +75,12 @@ def open_corpus(
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
-    found = [
-        shard for path in find_files(paths, use_indexes=format in _IN_SETS) for shard in huggingface.list_shards(path)
-    ]
+    listed = find_files(paths, use_indexes=format in _IN_SETS)
+    found = [shard for path in listed for shard in huggingface.list_shards(path, format)]
     with ColumnScans("reading the lengths of rows") as scans:
-        inspect = partial(_inspect, format=format, id_type=id_type, token_column=token_column, scans=scans)
+        inspect = partial(
+            _inspect, format=format, id_type=id_type, token_column=token_column, scans=scans, verify=verify
+        )
         is_slow = len(found) > 1 and _is_table(found[0], format)  # with little to gain from threads for other formats
         files = [
             file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
@@ -80,7 +89,7 @@ def open_corpus(
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
         raise CorpusError(f"the corpus is empty: {len(files)} files without a token, the first is {files[0].path}")
-    if token_column is not None and files[0].format not in _TABLES:
+    if token_column is not None and files[0].format not in _WITH_COLUMNS:
         raise ConfigError(f"token_column = {token_column!r}: files of format {files[0].format} have no columns")
     mask = open_loss_mask(files, loss_masks)
     corpus = Corpus(files, eos_id, mask, cache_bytes=max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes)
@@ -110,17 +119,31 @@ def _is_table(path: Path, format: str) -> bool:
 
 
 def _inspect(
-    path: Path, format: str, id_type: np.dtype[Any] | None, token_column: str | None, scans: ColumnScans
+    path: Path,
+    format: str,
+    id_type: np.dtype[Any] | None,
+    token_column: str | None,
+    scans: ColumnScans,
+    verify: bool,
 ) -> list[DataFile]:
     """Find out what the file at `path`, or the set that it lists, holds and check it.
 
-    `format` and `id_type` are what the user said.
+    `format`, `id_type`, `token_column` and `verify` are what the user said.
     """
+    kind = kind_of_index(path) if format in _IN_SETS else None
+    if kind == "mds" and format in ("auto", kind):
+        return mds.inspect_mds(path, scans, id_type, token_column, verify)
+    if verify:
+        raise ConfigError(f"{path}: checksums are verified where the format records them, which is MDS")
+    if kind == "litdata" and format in ("auto", kind):
+        return litdata.inspect_litdata(path, id_type)
+    if kind is not None or format in ("mds", "litdata"):
+        what = "is no index.json of shards" if kind is None else f"lists the shards of a set of format {kind}"
+        raise CorpusFormatError(f"{path}: {what}, which is not what format={format!r} reads")
     if format == "megatron":
         return [_inspect_pair(path, id_type)]
-    kind = kind_of_index(path)
-    if kind is not None:
-        raise CorpusFormatError(f"{path}: lists the shards of a set of format {kind}, which is not supported")
+    if format == "datatrove" or (format == "auto" and datatrove.is_datatrove(path)):
+        return [datatrove.inspect_datatrove(path, id_type)]
     with OpenFile(path) as file:
         if format == "auto":
             format = recognise(file, None if id_type is None else id_type.itemsize)
@@ -130,7 +153,10 @@ def _inspect(
             if format == "megatron" or path.suffix == ".idx" or (format == "flat" and index_beside):
                 return [_inspect_pair(path, id_type)]
             if format == "flat":
-                _refuse_parts_of_a_set(path)
+                _refuse_part_of_a_set(path)
+                _refuse_tables_without_mark(path)
+        if format == "arrayrecord":
+            return [inspect_arrayrecord(path, scans, id_type, token_column)]
         if format in _TABLES:
             table = _TABLES[format](path, token_column, scans)
             _check_id_type(path, format, table.stored, id_type)
@@ -196,24 +222,24 @@ def _check_id_type(path: Path, format: str, stored: np.dtype[Any], id_type: np.d
         raise CorpusFormatError(f"{path}: its {format} header says {stored.name}, but dtype={id_type.name!r} was given")
 
 
-def _refuse_parts_of_a_set(path: Path) -> None:
-    """Refuse a file that has no mark of its own but belongs to a set with a side file that says how it is read."""
-    if path.suffix == ".ds" and path.with_name(f"{path.name}.index").exists():
-        kind, side = "datatrove file", f"{path.name}.index"
-    else:
-        side = "index.json"
-        try:
-            with OpenFile(path.with_name(side)) as index:
-                start = index.read(0, min(index.size, 4096))
-        except CorpusReadError:
-            return
-        if b'"chunks"' not in start and b'"shards"' not in start:
-            return
-        kind = "LitData chunk" if b'"chunks"' in start else "MosaicML Streaming (MDS) shard"
-    raise CorpusFormatError(
-        f"{path}: looks like a {kind}, because of {side} beside it; that format is not supported. If the file does "
-        f"hold ids alone, say format='flat' and a dtype."
-    )
+def _refuse_part_of_a_set(path: Path) -> None:
+    """Refuse a file that has no mark of its own but lies beside an index, even if that is not an index of it."""
+    index = path.with_name("index.json")
+    kind = kind_of_index(index)
+    if kind is not None:
+        raise CorpusFormatError(
+            f"{path}: looks like a shard of format {kind}, because of {index.name} beside it. Name the folder; if the "
+            f"file does hold ids alone, say format='flat' and a dtype."
+        )
+
+
+def _refuse_tables_without_mark(path: Path) -> None:
+    """Refuse a file that is named as a table but does not begin as one, which would be read as junk ids."""
+    if path.suffix.lower() in (".arrow", ".feather", ".parquet"):
+        raise CorpusFormatError(
+            f"{path}: is named as a table, but does not begin as a Parquet or Arrow file does: it is truncated or "
+            f"damaged, or of an old version. If it does hold ids alone, say format='flat' and a dtype."
+        )
 
 
 def _check_alike(one: DataFile, other: DataFile) -> None:

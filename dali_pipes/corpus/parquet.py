@@ -21,13 +21,15 @@ from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
-from dali_pipes.corpus.row_chunks import BATCH_TOKENS, RowReader, damage_named, make_data_file
+from dali_pipes.corpus.row_chunks import RowReader, damage_named, make_data_file
 from dali_pipes.corpus.token_columns import choose_columns, import_pyarrow
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
-_MOST_BATCH_ROWS = 1 << 16
+BATCH_BYTES = 1 << 21
+"""About how many bytes, encoded, of a row group are decoded at once: a million ids of two bytes."""
+_MOST_BATCH_ROWS = 1 << 14
 
 
 class ParquetChunks:
@@ -35,20 +37,16 @@ class ParquetChunks:
 
     def __init__(self, file: OpenFile, footer: bytes, metadata: Any) -> None:
         self.path = file.path
-        self.rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        self.sizes: list[int] = []
+        # Nothing is asked of columns: for damaged metadata pyarrow's answer to that may be the end of the process.
+        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+        self.rows = [int(group.num_rows) for group in groups]
+        self.sizes = [max(0, int(group.total_byte_size)) for group in groups]
         self._file_size, self._footer_crc = file.size, zlib.crc32(footer)
         if min(self.rows, default=0) < 0 or sum(self.rows) != metadata.num_rows:
             raise CorpusFormatError(
                 f"{file.path}: its row groups have {self.rows[:5]} ... rows, but the footer says {metadata.num_rows} "
                 f"in all: it is damaged"
             )
-
-    def measure(self, metadata: Any, column: str) -> None:
-        """Fill in `sizes` for a column."""
-        leaves = [at for at in range(metadata.num_columns) if _is_of(metadata, at, column)]
-        groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
-        self.sizes = [sum(max(0, group.column(at).total_compressed_size) for at in leaves) for group in groups]
 
     def batches(self, chunk: int, names: Sequence[str]) -> Iterator[list[Any]]:
         """As `RowChunks.batches`."""
@@ -74,7 +72,6 @@ def open_parquet(path: Path, token_column: str | None, scans: ColumnScans) -> Da
             parquet = _parquet_file(file)
             columns = choose_columns(path, parquet.schema_arrow, token_column)
             chunks = ParquetChunks(file, footer, parquet.metadata)
-            chunks.measure(parquet.metadata, columns.tokens)
         header = footer + "\0".join(columns.names).encode()
         digest = digest_file(path, file.size, columns.stored, header, read_samples(file))
     return make_data_file(RowReader(chunks, columns, digest), "parquet", file.size, scans)
@@ -83,16 +80,9 @@ def open_parquet(path: Path, token_column: str | None, scans: ColumnScans) -> Da
 def _read_group(file: OpenFile, group: int, names: Sequence[str]) -> Iterator[list[Any]]:
     parquet = _parquet_file(file)
     about = parquet.metadata.row_group(group)
-    leaves = [at for at in range(about.num_columns) if _is_of(parquet.metadata, at, names[0])]
-    values = max([1, *(about.column(at).num_values for at in leaves)])
-    rows = int(np.clip(BATCH_TOKENS * about.num_rows // values, 1, _MOST_BATCH_ROWS))
+    rows = int(np.clip(BATCH_BYTES * about.num_rows // max(1, about.total_byte_size), 1, _MOST_BATCH_ROWS))
     for batch in parquet.iter_batches(rows, row_groups=[group], columns=list(names), use_threads=False):
         yield [batch.column(name) for name in names]
-
-
-def _is_of(metadata: Any, leaf: int, column: str) -> bool:
-    """Whether a leaf, such as `input_ids.list.element`, belongs to a column."""
-    return f"{metadata.schema.column(leaf).path}.".startswith(f"{column}.")
 
 
 def _parquet_file(file: OpenFile) -> Any:

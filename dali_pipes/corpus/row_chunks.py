@@ -24,10 +24,7 @@ from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.list_rows import copy_rows, rows_of
 from dali_pipes.corpus.token_columns import TokenColumns
-from dali_pipes.errors import CorpusError, CorpusFormatError
-
-BATCH_TOKENS = 1 << 20
-"""About how many ids are decoded at once within a chunk: 4 MiB as int32."""
+from dali_pipes.errors import CorpusFormatError, DaliPipesError
 
 _KEPT_VERSION = 1
 _MASK = np.dtype(np.uint8)
@@ -58,9 +55,10 @@ def damage_named(path: Path, where: str) -> Iterator[None]:
 
     try:
         yield
-    except CorpusError:
+    except DaliPipesError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError, SystemError) as error:
+        # The last is what Python makes of an array that says it has a negative length.
         text = " ".join(str(error).split())
         raise CorpusFormatError(
             f"{path}: {where}: {text}: the file is damaged, or of a kind that is not supported"
@@ -142,8 +140,8 @@ class RowReader:
     def _check_mask(self, lengths: Int64Array, mask: Any, first_row: int) -> None:
         path, name = self.chunks.path, self.columns.names[1]
         rows = rows_of(mask, path, name, first_row)
-        if len(rows.lengths) != len(lengths) or (rows.lengths != lengths).any():
-            row = int(np.argmax(rows.lengths != lengths)) if len(rows.lengths) == len(lengths) else 0
+        if (rows.lengths != lengths).any():
+            row = int(np.argmax(rows.lengths != lengths))
             raise CorpusFormatError(
                 f"{path}: row {first_row + row}: column {name} has {rows.lengths[row]} values for {lengths[row]} ids; "
                 f"a loss mask has one for each id"

@@ -5,9 +5,11 @@ LitData               index.json with "chunks"
 Hugging Face          state.json with "_data_files", dataset_dict.json with "splits"
 """
 
+import json
 from pathlib import Path
 
 from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.errors import CorpusFormatError
 
 _HEAD_BYTES = 1 << 16
 _MARKS = {
@@ -23,10 +25,22 @@ def find_index(folder: Path) -> Path | None:
 
 
 def kind_of_index(path: Path) -> str | None:
-    """The format of the set that the file at `path` lists, None if it lists none. Raises CorpusReadError."""
+    """The format of the set that the file at `path` lists, None if it lists none.
+
+    Raises CorpusReadError, and CorpusFormatError for an `index.json` that is not even JSON: perhaps half written.
+    """
     marks = _MARKS.get(path.name)
     if marks is None or not path.is_file():
         return None
     with OpenFile(path) as file:
         head = file.read(0, min(file.size, _HEAD_BYTES))
-    return next((kind for mark, kind in marks.items() if mark in head), None)
+    kind = next((kind for mark, kind in marks.items() if mark in head), None)
+    if kind is None and path.name == "index.json" and file.size <= _HEAD_BYTES:
+        try:
+            json.loads(head)
+        except (ValueError, RecursionError) as error:
+            raise CorpusFormatError(
+                f"{path}: {file.size} bytes that are not JSON ({error}): is a half-written or damaged index of shards? "
+                f"Wait for its writer, or make or copy it again; if it is none, name the data files, not the folder."
+            ) from error
+    return kind

@@ -13,9 +13,9 @@ from dali_pipes.errors import CorpusFormatError
 
 _HEAD_BYTES = 4096
 
+RIEGELI_MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 _KNOWN_MARKS = {
     b"PARE": "an encrypted Parquet file",
-    b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f": "a Riegeli or ArrayRecord file",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
     b"\x04\x22\x4d\x18": "compressed with lz4",
     b"\xfd7zXZ\0": "compressed with xz",
@@ -32,7 +32,7 @@ _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth")
 
 
 def recognise(file: OpenFile, id_width: int | None = None) -> str:
-    """The format of a file: "llmc", "npy", "parquet", "arrow", "megatron" for an index, or "flat", also if it is empty.
+    """The format of a file, None of them for sets: "flat" is one without any mark, also if it is empty.
 
     id_width: bytes of an id if the user said so; with 1, byte-level ids look like text, which then is not refused.
     Raises CorpusFormatError for a file of another kind, naming it.
@@ -48,13 +48,14 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
         return "arrow"
     if len(head) >= 8 and struct.unpack_from("<i", head)[0] in llmc.MAGICS:
         return "llmc"
+    if head.startswith(RIEGELI_MAGIC):
+        return "arrayrecord"
     kind = _foreign_kind(file, head, id_width)
     if kind is not None:
         raise CorpusFormatError(
-            f"{file.path}: is {kind}; token corpora are read from flat files of ids, llm.c, .npy, Megatron, "
-            f"Parquet and Arrow files. Text is opened with tokenizer='tokenizer.json', or made into tokens with "
-            f"`dali-pipes tokenize`. Convert other files "
-            f"first; if it does hold ids alone, say format='flat' and a dtype."
+            f"{file.path}: is {kind}; that is not read as it is. Text is opened with tokenizer='tokenizer.json', or "
+            f"made into tokens with `dali-pipes tokenize`; convert other files first. If it does hold ids alone, say "
+            f"format='flat' and a dtype."
         )
     return "flat"
 
@@ -69,10 +70,10 @@ def _foreign_kind(file: OpenFile, head: bytes, id_width: int | None) -> str | No
         return "a tar archive"
     if head.startswith(b"PK\x03\x04"):
         return _zip_kind(head)
-    for check in (_deflate_kind, _bzip2_kind, _safetensors_kind, _tfrecord_kind, _pickle_kind):
+    for check in (_shard_kind, _deflate_kind, _bzip2_kind, _safetensors_kind, _tfrecord_kind, _pickle_kind):
         if (found := check(file, head)) is not None:
             return found
-    return _text_kind(head) if id_width != 1 else None
+    return text_kind(head) if id_width != 1 else None
 
 
 def _zip_kind(head: bytes) -> str:
@@ -80,6 +81,20 @@ def _zip_kind(head: bytes) -> str:
     if first_name.endswith(b"data.pkl"):
         return "a PyTorch checkpoint (a pickle in a zip archive)"
     return "a NumPy .npz archive" if first_name.endswith(b".npy") else "a zip archive"
+
+
+def _shard_kind(file: OpenFile, head: bytes) -> str | None:
+    """A chunk of LitData or a shard of MDS: a count, so many offsets and one more, the last being the file's size."""
+    if len(head) < 12:
+        return None
+    count, first = struct.unpack_from("<II", head)
+    header_bytes = 4 * (count + 2)
+    if not header_bytes <= first <= file.size or file.read(header_bytes - 4, 4) != struct.pack("<Q", file.size)[:4]:
+        return None
+    if first == header_bytes:
+        return "a LitData chunk (name its folder: index.json there says how to read it)"
+    columns = file.read(header_bytes, 1)
+    return "an MDS shard (name its folder: index.json there says how to read it)" if columns == b"{" else None
 
 
 def _deflate_kind(file: OpenFile, head: bytes) -> str | None:
@@ -139,8 +154,11 @@ def _pickle_kind(file: OpenFile, head: bytes) -> str | None:
     return "a Python pickle, which is never loaded" if file.path.suffix.lower() in _PICKLE_SUFFIXES else None
 
 
-def _text_kind(head: bytes) -> str | None:
-    """Text: UTF-8 without control characters. Ids below 256 have zero bytes between them, larger ones any byte."""
+def text_kind(head: bytes) -> str | None:
+    """What kind of text `head` begins, None if it is none: UTF-8 without control characters.
+
+    Ids below 256 have zero bytes between them, larger ones any byte.
+    """
     if len(head) < 64 or not _CONTROL_BYTES.isdisjoint(head) or len(set(head)) < 10:
         return None
     try:

@@ -16,7 +16,7 @@ from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
 
 NAMES = ("input_ids", "tokens")
 LOSS_MASK = "loss_mask"
-_BESIDE_TOKENS = (LOSS_MASK, "attention_mask", "labels", "position_ids", "special_tokens_mask", "token_type_ids")
+BESIDE_TOKENS = (LOSS_MASK, "attention_mask", "labels", "position_ids", "special_tokens_mask", "token_type_ids")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def choose_columns(path: Path, schema: Any, wanted: str | None) -> TokenColumns:
     else:
         candidates = [field.name for field in schema if integer_type(field.type) is not None]
         known = [name for name in NAMES if name in candidates]
-        others = [name for name in candidates if name not in _BESIDE_TOKENS]
+        others = [name for name in candidates if name not in BESIDE_TOKENS]
         if not known and len(others) != 1:
             found = f"{len(others)} columns are lists of integers" if others else "no column is a list of integers"
             advice = "say token_column" if others else "text needs a tokenizer: say tokenizer='tokenizer.json'"

@@ -54,11 +54,12 @@ def test_document_rows(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     windows, two, every = json.loads(done.stdout.splitlines()[-1])["entries"]
-    assert windows["best_ratio"] == windows["ratio"]["high"] == 1
-    assert "inputs and labels" in two["name"] and "all outputs" in every["name"]
+    assert windows["best_ratio"] == windows["best_build_ratio"] == windows["ratio"]["high"] == 1
+    assert [two["name"], every["name"]] == ["packed, inputs and labels", "packed, all outputs"]
     for entry in (windows, two, every):
         assert entry["documents"] > entry["batch_size"] == 2
-        assert 0 < entry["mtok_per_s"]["low"] <= entry["mtok_per_s"]["high"]
+        for quantity in ("mtok_per_s", "cpu_ms_per_mtok", "build_us"):
+            assert 0 < entry[quantity]["low"] <= entry[quantity]["median"] <= entry[quantity]["high"]
 
 
 def test_permute(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def tfrecord() -> bytes:
 
 FOREIGN: dict[str, Callable[[], bytes]] = {
     "an encrypted Parquet file": lambda: b"PARE" + IDS + b"PARE",
-    "a Riegeli or ArrayRecord file": lambda: bytes.fromhex("83af70d10d884a3f") + IDS,
+    "an MDS shard": lambda: struct.pack("<3I", 1, 20, 12 + 8 + len(IDS)) + b'{"a": 1}' + IDS,
+    "a LitData chunk .name its folder": lambda: struct.pack("<3I", 1, 12, 12 + len(IDS)) + IDS,
     "compressed with gzip": lambda: gzip.compress(IDS),
     "compressed with zlib": lambda: zlib.compress(IDS),
     "compressed with bzip2": lambda: bz2.compress(IDS),
@@ -98,8 +99,8 @@ def test_pickle_of_any_protocol_is_known_by_its_suffix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("side", "content", "kind"),
     [
-        ("index.json", '{"chunks": [{"filename": "a.bin"}], "config": {}}', "LitData chunk"),
-        ("index.json", '{"shards": [], "version": 2}', "MosaicML Streaming"),
+        ("index.json", '{"chunks": [{"filename": "a.bin"}], "config": {}}', "shard of format litdata"),
+        ("index.json", '{"shards": [], "version": 2}', "shard of format mds"),
     ],
 )
 def test_parts_of_a_set_are_known_by_its_index(tmp_path: Path, side: str, content: str, kind: str) -> None:
@@ -109,13 +110,6 @@ def test_parts_of_a_set_are_known_by_its_index(tmp_path: Path, side: str, conten
         open_corpus(tmp_path / "a.bin")
     with open_corpus(tmp_path, format="flat") as corpus:
         assert corpus.num_tokens == 5000
-
-
-def test_datatrove_file_is_known_by_its_index(tmp_path: Path) -> None:
-    (tmp_path / "a.ds").write_bytes(IDS)
-    (tmp_path / "a.ds.index").write_bytes(struct.pack("<Q", 5000))
-    with pytest.raises(CorpusFormatError, match=r"a\.ds: looks like a datatrove file"):
-        open_corpus(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,33 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import one_line_error, run, run_well
 from counting import CountingCorpus
-from typer.testing import CliRunner, Result
 
 from dali_pipes import LoaderConfig, TokenLoader, __version__, open_corpus
-from dali_pipes.cli import app
 
 Counting = Callable[..., CountingCorpus]
 BASE = 'corpus = "data/*.bin"\nbatch_size = 4\nseq_len = 16\ndtype = "uint32"\n'
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def run_well(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.stderr
-    assert result.stderr == ""
-    return result.stdout
-
-
-def one_line_error(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert re.fullmatch(r"error: [^\n]+\n", result.stderr), result.stderr
-    return result.stderr
 
 
 @pytest.fixture
@@ -51,18 +31,20 @@ def test_version() -> None:
 def test_no_command_shows_the_commands() -> None:
     result = run()
     assert result.exit_code == 2
-    assert all(name in result.output for name in ("inspect", "config", "locate"))
+    assert all(name in result.output for name in ("inspect", "check", "config", "locate", "preview", "tokenize"))
 
 
 def test_inspect_shows_what_the_corpus_says(counting: Counting) -> None:
     corpus = counting(100, 50, 25, dtype="uint16")
-    rows = dict(re.findall(r"^│ (\w+) +│ (.*?) +│$", run_well("inspect", corpus.pattern), re.MULTILINE))
+    rows = dict(re.findall(r"^│ ([\w ]+?) +│ (.*?) +│$", run_well("inspect", corpus.pattern), re.MULTILINE))
     assert rows == {
         "format": "flat",
         "files": "3 (shard_000.bin to shard_002.bin)",
         "tokens": "175",
+        "bytes": "350",
         "documents": "not known by this format",
         "dtype": "uint16",
+        "largest id": "174 (of all ids)",
         "fingerprint": open_corpus(corpus.pattern).fingerprint,
     }
 
@@ -134,7 +116,7 @@ def test_a_parser_that_reports_on_several_lines_gets_one(tmp_path: Path) -> None
     ("command", "message"),
     [
         (("inspect", "nothing/here.bin"), "nothing/here.bin"),
-        (("inspect", __file__, "--format", "parquet"), "parquet"),
+        (("inspect", __file__, "--format", "nonesuch"), "nonesuch"),
     ],
 )
 def test_a_bad_corpus_is_one_line(command: tuple[str, ...], message: str) -> None:

@@ -1,0 +1,259 @@
+"""ArrayRecord files, read through the array_record package. What a record holds is the user's own:
+
+    ids of a type that nothing says         dtype= says it
+    a tf.train.Example                      one of its int64 lists holds the ids; recognised by itself
+    text                                    refused: it has no ids yet
+
+A record is a document. Records are decoded in groups, which the corpus keeps for a while. How many ids a record has is
+known only after it was read, so all are read once, and the numbers kept.
+
+    record       0     1    2     3          ids of a group start in the same 2^20 bytes of the file's ids
+    groups       [          ][         ]
+"""
+
+import hashlib
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes import kept_files, user_cache
+from dali_pipes.corpus.column_scans import ColumnScans
+from dali_pipes.corpus.datafile import DataFile, Int64Array
+from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.sniff import text_kind
+from dali_pipes.corpus.tf_example import NotAnExample, parse_example
+from dali_pipes.corpus.token_columns import BESIDE_TOKENS, NAMES
+from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError
+
+Ids: TypeAlias = npt.NDArray[Any]
+
+_GROUP_BYTES = 1 << 20
+_SCAN_BYTES = 8 << 20
+_FIRST_RECORDS = 16  # looked at to find out what records are
+_KEPT_FROM_BYTES = 64 << 20
+_MOST_OPEN = 32
+_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # for reads here and there
+_FAILURES = (ValueError, RuntimeError, IndexError, OSError)  # what the package raises
+
+
+class _Records:
+    """The records of one file. Its reader is opened when first needed, and closed when many others are in use."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self._reader: Any = None
+
+    def __len__(self) -> int:
+        return int(self._acquire().num_records())
+
+    def read(self, first: int, last: int) -> list[bytes]:
+        """Records `first` to `last - 1`. Blocks; safe for several threads. Raises CorpusReadError."""
+        if first == last:
+            return []
+        try:
+            records: list[bytes] = self._acquire().read(first, last)
+        except _FAILURES as error:
+            raise CorpusReadError(f"{self.path}: records {first} to {last - 1} cannot be read: {error}") from error
+        if len(records) != last - first:
+            raise CorpusReadError(f"{self.path}: gave {len(records)} of records {first} to {last - 1}: it is damaged")
+        return records
+
+    def _acquire(self) -> Any:
+        reader = self._reader  # of its own, so that it stays while it is in use
+        if reader is not None:
+            return reader
+        found = self.path.stat().st_size if self.path.exists() else None
+        if found != self.size:
+            raise CorpusReadError(
+                f"{self.path}: changed since the corpus was opened: {self.size} bytes then, {found} now. Open it again."
+            )
+        reader = _open_reader(self.path)
+        with _open_lock:
+            self._reader = reader
+            _open.append(weakref.ref(self))
+            while len(_open) > _MOST_OPEN:
+                oldest = _open.popleft()()
+                if oldest is not None:
+                    oldest._reader = None
+        return reader
+
+
+_open_lock = threading.Lock()
+_open: deque[weakref.ref[_Records]] = deque()
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What records hold: ids of `id_type`, or Examples with the ids in feature `column`."""
+
+    id_type: np.dtype[Any]
+    column: str | None
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """Type of the decoded ids."""
+        return self.id_type.newbyteorder("=")
+
+    def ids(self, path: Path, number: int, record: bytes) -> Ids:
+        """The ids of a record."""
+        if self.column is None:
+            if len(record) % self.id_type.itemsize:
+                raise CorpusFormatError(
+                    f"{path}: record {number} has {len(record)} bytes, no whole number of ids of {self.id_type.name}: "
+                    f"say the right dtype="
+                )
+            return np.frombuffer(record, self.id_type).astype(self.stored, copy=False)
+        try:
+            features = parse_example(record)
+        except NotAnExample as error:
+            raise CorpusFormatError(
+                f"{path}: record {number} is no tf.train.Example ({error}), but the first records are"
+            ) from error
+        found = features.get(self.column) if features else np.zeros(0, np.int64)
+        if not isinstance(found, np.ndarray):
+            what = f"is a {found} list" if found else f"is not among {', '.join(features)}"
+            raise CorpusFormatError(f"{path}: record {number}: feature {self.column!r} {what}, expected an int64 list")
+        return found
+
+
+def inspect_arrayrecord(
+    path: Path, scans: ColumnScans, id_type: np.dtype[Any] | None = None, token_column: str | None = None
+) -> DataFile:
+    """The file at `path`, checked. Blocks: reads all of it once, in threads, and keeps the lengths for the next time.
+
+    id_type:      type of ids that are records by themselves; Examples have int64
+    token_column: feature of an Example; by default `tokens`, `input_ids`, or the only list of integers
+
+    Raises CorpusFormatError for a damaged file or records of another kind, ConfigError for a feature that cannot be
+    chosen, BackendError without the array_record package.
+    """
+    with OpenFile(path) as file:
+        samples, size = read_samples(file), file.size
+    records = _Records(path, size)
+    count = len(records)
+    content = _recognise(records, count, id_type, token_column)
+    digest = digest_file(path, size, content.stored, f"{count} {content.column}".encode(), samples)
+
+    def scan() -> Int64Array:
+        step = max(1, count * _SCAN_BYTES // max(size, 1))
+        firsts = range(0, count, step)
+
+        def lengths(at: int) -> list[int]:
+            return [len(ids) for ids in _decoded(records, content, firsts[at], min(firsts[at] + step, count))]
+
+        parts = scans.for_chunks(lengths, [size // len(firsts)] * len(firsts)) if firsts else []
+        return np.cumsum([0, *itertools.chain.from_iterable(parts)])
+
+    def is_plausible(kept: Int64Array) -> bool:
+        return len(kept) == count + 1 and kept_files.may_be_offsets(kept, strictly=False)
+
+    folder = user_cache.cache_folder([path])[0] if size >= _KEPT_FROM_BYTES else None
+    if folder is None:
+        offsets = scan()
+    else:  # where it cannot be kept nothing is lost but time
+        about = b"dali_pipes arrayrecord 1 " + digest + content.id_type.str.encode()
+        name = f"arrayrecord-{hashlib.sha256(about).hexdigest()[:32]}.npy"
+        offsets, _ = kept_files.load_or_make(folder / name, is_plausible, scan)
+    groups = offsets[:-1] * content.stored.itemsize // _GROUP_BYTES
+    heads = np.flatnonzero(np.diff(groups, prepend=-1))
+    borders = np.append(heads, count)
+    sizes = np.diff(offsets[borders])
+    filled = np.flatnonzero(sizes)
+    return DataFile(
+        path=path,
+        format="arrayrecord",
+        size=size,
+        stored=content.stored,
+        data_offset=None,
+        extents=np.stack([filled, sizes[filled]], axis=1).astype(np.int64),
+        digest=digest,
+        num_documents=count,
+        read_document_offsets=lambda: offsets,
+        decode=partial(_decode, records, content, borders),
+    )
+
+
+def _decode(records: _Records, content: _Content, borders: Int64Array, group: int) -> Ids:
+    parts = list(_decoded(records, content, int(borders[group]), int(borders[group + 1])))
+    return np.concatenate(parts) if parts else np.zeros(0, content.stored)
+
+
+def _decoded(records: _Records, content: _Content, first: int, last: int) -> Iterable[Ids]:
+    for number, record in enumerate(records.read(first, last), first):
+        yield content.ids(records.path, number, record)
+
+
+def _recognise(records: _Records, count: int, id_type: np.dtype[Any] | None, token_column: str | None) -> _Content:
+    path = records.path
+    first = records.read(0, min(count, _FIRST_RECORDS))
+    for start in range(_FIRST_RECORDS, count, _FIRST_RECORDS):  # empty ones tell nothing
+        if any(first):
+            break
+        first = records.read(start, min(count, start + _FIRST_RECORDS))
+    filled = [record for record in first if record]
+    try:
+        examples = [parse_example(record) for record in filled]
+    except NotAnExample:
+        examples = []
+    if any(examples):
+        if id_type is not None and id_type.newbyteorder("=") != np.int64:
+            raise CorpusFormatError(
+                f"{path}: its records are tf.train.Example, whose ids are int64, but dtype={id_type.name!r} was given"
+            )
+        return _Content(np.dtype(np.int64), _choose_feature(path, examples, token_column))
+    if id_type is None or id_type.itemsize > 1:
+        kind = next((kind for record in filled if (kind := text_kind(record)) is not None), None)
+        if kind is not None:
+            raise CorpusFormatError(f"{path}: its records are {kind}: tokenise it first")
+    if id_type is None:
+        if not filled:
+            return _Content(np.dtype(np.int64), None)
+        raise CorpusFormatError(
+            f"{path}: its records are no tf.train.Example; if each holds the ids of a document, say their type with "
+            f"dtype=, for example 'uint16', 'uint32' or 'int32'. Nothing in the file says it."
+        )
+    return _Content(id_type, None)
+
+
+def _choose_feature(path: Path, examples: list[dict[str, Any]], wanted: str | None) -> str:
+    kinds = {name: "int64" if isinstance(v, np.ndarray) else v for example in examples for name, v in example.items()}
+    listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    if wanted is not None:
+        if wanted not in kinds:
+            raise ConfigError(f"{path}: token_column = {wanted!r}, but the features are {listed}")
+        return wanted
+    integers = [name for name, kind in kinds.items() if kind == "int64" and name not in BESIDE_TOKENS]
+    found = next((name for name in NAMES if name in integers), integers[0] if len(integers) == 1 else None)
+    if found is None:
+        raise ConfigError(f"{path}: say with token_column= which feature holds the token ids; they are {listed}")
+    return found
+
+
+def _open_reader(path: Path) -> Any:
+    try:
+        from array_record.python import array_record_module
+    except ImportError as error:
+        raise BackendError(
+            f"{path}: ArrayRecord files need the package array-record: install dali-pipes[arrayrecord]"
+        ) from error
+    try:
+        reader = array_record_module.ArrayRecordReader(str(path), _OPTIONS)
+        is_good = reader.ok()
+    except _FAILURES as error:
+        raise CorpusFormatError(f"{path}: cannot be opened as ArrayRecord: {error}") from error
+    if not is_good:
+        raise CorpusFormatError(
+            f"{path}: is no whole ArrayRecord file: its end, where its index is, cannot be read. It is truncated or "
+            f"damaged, or another kind of Riegeli file. Make or copy it again."
+        )
+    return reader

@@ -1,0 +1,163 @@
+"""The shards that an MDS index lists: which file holds each, what it should hold, and the ids of a whole shard."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.corpus.checksums import check_content, check_file
+from dali_pipes.corpus.inflate import check_method, inflate
+from dali_pipes.corpus.mds_columns import TYPE_CODES, Column, parse_column
+from dali_pipes.corpus.mds_samples import Content, Samples, locate_samples, needs_reading, read_offsets
+from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.set_index import Entry, file_size, size_or_none
+from dali_pipes.errors import CorpusFormatError, CorpusReadError
+
+Ids: TypeAlias = npt.NDArray[Any]
+
+_SMALL_BYTES = 256 << 10
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard, as the index has it.
+
+    path:        the file that is there: the shard itself, or compressed
+    size:        bytes of that
+    raw_bytes:   bytes of the shard itself
+    suffix:      how it is compressed, None if it is not
+    hashes:      hex digests of the file at `path`, by algorithm
+    raw_hashes:  hex digests of what it decompresses to
+    """
+
+    where: str
+    path: Path
+    size: int
+    raw_bytes: int
+    suffix: str | None
+    num_samples: int
+    hashes: dict[str, str]
+    raw_hashes: dict[str, str]
+    column: Column
+
+    @property
+    def must_be_read(self) -> bool:
+        """Whether the number of ids of each sample is known only after all of the shard was looked at."""
+        return self.column.fixed_ids is None if self.suffix else needs_reading(self.column)
+
+
+def find_shard(entry: Entry, folder: Path, column: str, id_type: np.dtype[Any] | None) -> Shard:
+    """The shard of an entry, its file there and of the right size. One or two look-ups.
+
+    Raises CorpusFormatError for a file that is missing or of another size, or an entry that cannot be.
+    """
+    kind = entry.text("format")
+    if kind != "mds":
+        raise CorpusFormatError(f"{entry.where}: the shard is of format {kind!r}; only mds is read")
+    raw = entry.child("raw_data")
+    path, size, suffix = raw.path_in(folder, "basename"), raw.integer("bytes"), None
+    raw_bytes = size
+    hashes, raw_hashes = _hashes(raw), {}
+    method = entry.optional_text("compression")
+    if method is not None and size_or_none(path) != raw_bytes:  # a reader may have decompressed it beside
+        packed = entry.child("zip_data")
+        suffix = check_method(method, f"{entry.where}.compression")
+        path, size = packed.path_in(folder, "basename"), packed.integer("bytes", 2**63 - 1)
+        hashes, raw_hashes = _hashes(packed), hashes
+    found = file_size(path, entry.where)
+    if found != size:
+        raise CorpusFormatError(
+            f"{path}: has {found} bytes, but {entry.where} expects {size}: it is truncated, or was rewritten. Make or "
+            f"copy the set again."
+        )
+    num_samples, layout = entry.integer("samples"), parse_column(entry, column, id_type)
+    fewest = 4 * (num_samples + 2) + num_samples * (4 * layout.num_variable + layout.fixed_bytes)
+    if fewest > raw_bytes:
+        raise CorpusFormatError(
+            f"{entry.where}: {num_samples} samples of these columns take at least {fewest} bytes, but the shard has "
+            f"{raw_bytes}: the index is damaged"
+        )
+    return Shard(
+        where=entry.where,
+        path=path,
+        size=size,
+        raw_bytes=raw_bytes,
+        suffix=suffix,
+        num_samples=num_samples,
+        hashes=hashes,
+        raw_hashes=raw_hashes,
+        column=layout,
+    )
+
+
+def verify_shard(shard: Shard) -> None:
+    """Compare all checksums that the index has of the shard. Reads, and decompresses, all of it; blocks.
+
+    Raises CorpusFormatError for one that differs, or if there is none.
+    """
+    if not shard.hashes and not shard.raw_hashes:
+        raise CorpusFormatError(
+            f"{shard.where}: checksums were to be verified, but the index records none for {shard.path}. Leave "
+            f"verification off, or write the set with hashes."
+        )
+    check_file(shard.path, shard.size, shard.hashes)
+    if shard.raw_hashes:
+        check_content(shard.path, _content(shard).data, shard.raw_hashes)
+
+
+def find_samples(shard: Shard) -> Samples:
+    """Where the ids are in the shard itself. Blocks: reads the offsets, and the samples where the column needs it."""
+    if shard.suffix is not None:
+        return _samples(shard, _content(shard))
+    with OpenFile(shard.path) as file:
+        if file.size != shard.size:
+            raise CorpusFormatError(f"{shard.path}: had {shard.size} bytes a moment ago, {file.size} now")
+        # A small shard is read at once: four reads here and there cost more.
+        return _samples(shard, Content(shard.path, file.read(0, file.size)) if file.size <= _SMALL_BYTES else file)
+
+
+def decode_shard(shard: Shard, stored: np.dtype[Any], chunk: int) -> Ids:
+    """All ids of the column, (n,) of `stored`. Reads, and decompresses, all of the shard; blocks.
+
+    `chunk` is 0: a shard is one chunk.
+    """
+    assert chunk == 0
+    content = _content(shard)
+    samples = _samples(shard, content)
+    codes = np.unique(samples.codes)
+    if len(codes) > 1:
+        columns = (samples.codes.tolist(), samples.counts.tolist(), samples.starts.tolist())
+        parts = [np.frombuffer(content.data, TYPE_CODES[code], *place) for code, *place in zip(*columns, strict=True)]
+        return _as_type(np.concatenate(parts), stored)
+    own = shard.column.stored or TYPE_CODES[int(codes[0])]
+    view = memoryview(content.data)
+    ends = samples.starts + samples.counts * own.itemsize
+    joined = b"".join([view[start:end] for start, end in zip(samples.starts.tolist(), ends.tolist(), strict=True)])
+    return _as_type(np.frombuffer(joined, own), stored)
+
+
+def _as_type(ids: Ids, stored: np.dtype[Any]) -> Ids:
+    """A wider type; or, of a mask, whether each is another than 0."""
+    return ids.astype(stored, copy=False) if np.can_cast(ids.dtype, stored) else (ids != 0).astype(stored)
+
+
+def _samples(shard: Shard, source: OpenFile | Content) -> Samples:
+    return locate_samples(source, read_offsets(source, shard.num_samples), shard.column)
+
+
+def _content(shard: Shard) -> Content:
+    if shard.suffix is not None:
+        return Content(shard.path, inflate(shard.path, shard.suffix, shard.size, shard.raw_bytes))
+    with OpenFile(shard.path) as file:
+        if file.size != shard.size:
+            raise CorpusReadError(
+                f"{shard.path}: changed since the corpus was opened: {shard.size} bytes then, {file.size} now. Open "
+                f"the corpus again."
+            )
+        return Content(shard.path, file.read(0, file.size))
+
+
+def _hashes(data: Entry) -> dict[str, str]:
+    return data.child("hashes").texts() if data.get("hashes") is not None else {}

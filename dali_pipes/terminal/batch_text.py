@@ -1,0 +1,100 @@
+"""What `locate` and `preview` show. Colours repeat what the marks say, so that a pipe or a file loses nothing."""
+
+from rich.console import Console
+from rich.text import Text
+
+from dali_pipes.reports import BatchOrigin, BatchPreview, PieceOrigin, PreviewPiece, PreviewRow, RowOrigin
+from dali_pipes.terminal.console import output, printable
+
+_MASKED = ("⟦", "⟧")
+_MASKED_ASCII = ("[[", "]]")
+
+
+def show_batch(batch: BatchOrigin) -> None:
+    """A line for each row and for each piece of it."""
+    console = output()
+    console.print(_step(batch))
+    for row in batch.rows:
+        what = "" if row.pieces else ": only fills the batch, every label is ignored"
+        console.print(Text(f"row {row.row}, row id {row.row_id}{what}", style="bold"))
+        for piece in row.pieces:
+            console.print(Text(f"-- {_piece(piece)}"), soft_wrap=True)
+
+
+def show_row(row: RowOrigin) -> None:
+    """One line a fact, and one a piece where there are several."""
+    first = row.pieces[0]
+    facts = {"file": first.file, "offset": first.offset, "source": 0, "position": first.position, "row_id": row.row_id}
+    if first.document is not None:
+        facts["document"] = _document(first, "").removeprefix("document ")
+    lines = [f"{name:<9} {value}" for name, value in facts.items()]
+    if len(row.pieces) > 1:
+        lines += [f"piece     {_piece(piece)}" for piece in row.pieces]
+    for line in lines:
+        output().print(Text(printable(line)), soft_wrap=True)
+
+
+def show_preview(preview: BatchPreview) -> None:
+    """Row by row and piece by piece: where it comes from, then its tokens."""
+    console = output()
+    opening, closing = _marks(console)
+    if preview.warning is not None:
+        console.print(Text(f"note: {printable(preview.warning)}"), soft_wrap=True)
+    console.print(
+        f"{_step(preview.batch)}; {len(preview.rows)} of its {len(preview.batch.rows)} rows, {preview.row_mode}"
+    )
+    console.print(Text("labels behind ").append(f"{opening}tokens{closing}", style="red").append(" are ignored"))
+    for row in preview.rows:
+        _show_row(console, preview, row)
+
+
+def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
+    console.print()
+    about = f"row {row.origin.row}, row id {row.origin.row_id}: {row.masked} of {preview.batch.seq_len} labels ignored"
+    console.print(Text(about, style="bold"))
+    for piece in row.pieces:
+        about = _piece(piece.origin)
+        if piece.segment is not None and piece.positions is not None:
+            about += f", segment {piece.segment}, positions {piece.positions[0]} to {piece.positions[1]}"
+        console.print(Text(f"-- {about}", style="cyan"), soft_wrap=True)
+        console.print(_tokens(console, piece), soft_wrap=True)
+    if row.padding:
+        what = "the whole row: it only fills the batch" if not row.pieces else f"{row.padding} places"
+        console.print(Text(f"-- padding, {what}", style="dim"))
+
+
+def _tokens(console: Console, piece: PreviewPiece) -> Text:
+    opening, closing = _marks(console)
+    parts = Text(" " if piece.text is None else "").join(
+        Text(f"{opening}{shown}{closing}", style="red") if run.is_masked else Text(shown)
+        for run in piece.runs
+        for shown in [_lines(console, run.text) if run.text is not None else " ".join(map(str, run.ids))]
+    )
+    hidden = piece.origin.length - sum(len(run.ids) for run in piece.runs)
+    return parts.append(f" ... {hidden} more tokens", style="dim") if hidden else parts
+
+
+def _lines(console: Console, text: str) -> str:
+    """Newlines break the line and are marked, other controls are escapes."""
+    mark = "\\n\n" if console.options.ascii_only else "↵\n"
+    return mark.join(printable(line) for line in text.split("\n"))
+
+
+def _marks(console: Console) -> tuple[str, str]:
+    return _MASKED_ASCII if console.options.ascii_only else _MASKED
+
+
+def _step(batch: BatchOrigin) -> str:
+    return f"step {batch.step} of epoch {batch.epoch}, rank {batch.rank} of {batch.world_size}"
+
+
+def _piece(piece: PieceOrigin) -> str:
+    document = _document(piece, "")
+    columns = f"columns {piece.column} to {piece.column + piece.length - 1}"
+    return f"{columns}, {document}{', ' if document else ''}{printable(str(piece.file))} token {piece.offset}"
+
+
+def _document(piece: PieceOrigin, unknown: str) -> str:
+    if piece.document is None:
+        return unknown
+    return f"document {piece.document} from token {piece.document_offset} of {piece.document_length}"

@@ -1,0 +1,197 @@
+"""Conversations to token ids and a mask of what to learn.
+
+    conversation  user: Hi   assistant: Hello
+    rendered      <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n
+    mask          0           0   0 00         0 0           0        0 1    1         0
+
+The ids are those of one encoding of the whole rendered text, as `apply_chat_template` of transformers gives them: text
+of the template and of a message that touch are cut into tokens together. One thing differs: special-token text in a
+message stays text (see `special_text`). A token belongs to what is learned if it shares a character with it, so that
+one which spans the border counts, and so do all tokens of one character of several bytes.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.errors import ConfigError, CorpusFormatError
+from dali_pipes.text.chat_template import HOW_TO_GIVE, ChatTemplate, Span, load_template
+from dali_pipes.text.conversation import Conversation, Message, parse_conversation
+from dali_pipes.text.special_text import SpecialText, Tokens
+from dali_pipes.text.turns import Turns
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["ChatEncoder", "ChatTemplate", "Conversation", "Learn", "load_template", "parse_conversation"]
+
+Learn = Literal["assistant", "last", "all"]
+Encoded = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
+"""ids (n,) and mask (n,): 1 for a token to learn, 0 for context."""
+
+
+class _Rendered(NamedTuple):
+    text: str
+    spans: list[Span]
+    is_masked: bool
+    place: str
+
+
+class ChatEncoder:
+    """Encodes conversations; what it gives for one depends on that one alone. Safe from several threads.
+
+    learn: "assistant", what assistants say and their end markers: where the template has `{% generation %}` blocks,
+    exactly these, else see `turns`. "last": of these, the last turn alone. "all": every token. A message of weight 0
+    is not learned; in "all", neither is its header. Assistant turns in a `prompt` are context but for "all".
+
+    Two strings, prompt and completion, are a question of the user and an answer of the assistant. Without a template
+    they are encoded each by itself as ordinary text, followed by `eos_id` if given; the completion and `eos_id` are
+    learned. `eos_id` plays no part where there is a template, which has its own end markers.
+
+    Raises ConfigError for an unknown `learn`, and where the template puts in a bos_token or eos_token that the
+    tokenizer does not know; BackendError without the library.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        template: ChatTemplate | None,
+        learn: Learn = "assistant",
+        *,
+        eos_id: int | None = None,
+    ) -> None:
+        if learn not in get_args(Learn):
+            raise ConfigError(f"learn: {learn!r}; expected one of {', '.join(get_args(Learn))}")
+        for name, text in template.tokens.items() if template is not None else ():
+            if template and name in template.variables and tokenizer.token_to_id(text) is None:
+                raise ConfigError(
+                    f"chat template: {template.name} puts in the {name} {text!r}, which is no token of the tokenizer. "
+                    "Give the tokenizer of the template's model"
+                )
+        self._text = SpecialText(tokenizer)
+        self._template, self._learn = template, learn
+        self._eos = [] if eos_id is None else [eos_id]
+
+    def encode_batch(self, conversations: Sequence[Conversation]) -> list[Encoded | None]:
+        """ids and mask of each conversation; None for one in which nothing is left to learn. Blocks; uses all cores.
+
+        Raises CorpusFormatError, naming the place of the conversation, where the template refuses it, what to learn
+        in it cannot be told for certain, or its text holds half of a surrogate pair; ConfigError for messages without
+        a template.
+        """
+        found: list[Encoded | None] = [None] * len(conversations)
+        plain = [i for i, one in enumerate(conversations) if self._template is None and one.texts is not None]
+        rendered = {i: self._rendered(one) for i, one in enumerate(conversations) if i not in set(plain)}
+        rendered = {i: one for i, one in rendered.items() if one.spans}
+        for is_masked in (False, True):
+            chosen = [i for i, one in rendered.items() if one.is_masked == is_masked]
+            texts, places = [rendered[i].text for i in chosen], [rendered[i].place for i in chosen]
+            tokens = self._text.encode_masked(texts, places) if is_masked else self._text.encode(texts)
+            for i, one in zip(chosen, tokens, strict=True):
+                found[i] = _supervised(one.ids, _mask(one, rendered[i]))
+        for i, encoded in zip(plain, self._plain([conversations[i] for i in plain]), strict=True):
+            found[i] = encoded
+        return found
+
+    def _plain(self, conversations: Sequence[Conversation]) -> list[Encoded | None]:
+        for one in conversations:
+            for text in one.texts or ():
+                _check_unicode(text, one.where)
+        ids = iter(self._text.encode_ordinary([text for one in conversations for text in one.texts or ()]))
+        found = []
+        for prompt, completion in zip(ids, ids, strict=True):
+            whole = np.concatenate([prompt, completion, np.array(self._eos, np.int64)])
+            mask = np.ones(len(whole), np.uint8)
+            mask[: 0 if self._learn == "all" else len(prompt)] = 0
+            found.append(_supervised(whole, mask))
+        return found
+
+    def _rendered(self, conversation: Conversation) -> _Rendered:
+        template, where = self._template, conversation.where
+        if template is None:
+            raise ConfigError(f"{where}: messages need a chat template. {HOW_TO_GIVE}")
+        if conversation.texts is not None:
+            prompt, completion = conversation.texts
+            messages: Sequence[Message] = [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": completion},
+            ]
+            conversation = Conversation(where, tuple(messages), (True, True), 1, conversation.tools)
+        messages = conversation.messages
+        learned = self._learned_messages(conversation)
+        if not learned:
+            return _Rendered("", [], False, where)
+        masked, tools = self._text.masked(list(messages)), self._text.masked(conversation.tools)
+        is_masked = masked != list(messages) or tools != conversation.tools
+        text = template.render(masked, tools, where)
+        _check_unicode(text, where)
+        if is_masked:
+            as_it_is = template.render(messages, conversation.tools, where)
+            if self._text.unmasked(text) != as_it_is:
+                raise CorpusFormatError(
+                    f"{where}: a message holds the text of a special token, and the chat template {template.name} "
+                    "acts on it, so that the text cannot be told from the template's own. Remove it from the message"
+                )
+        turns = Turns(template, masked, tools, where, text)
+        return _Rendered(text, self._spans(turns, conversation, learned, tools, masked), is_masked, where)
+
+    def _learned_messages(self, conversation: Conversation) -> list[int]:
+        """Numbers of the messages that are learned; of any role in "all"."""
+        if self._learn == "all":
+            return [k for k, weight in enumerate(conversation.weights) if weight]
+        spoken = [k for k, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        spoken = [k for k in spoken if k >= conversation.num_prompt]
+        return [k for k in (spoken[-1:] if self._learn == "last" else spoken) if conversation.weights[k]]
+
+    def _spans(
+        self,
+        turns: Turns,
+        conversation: Conversation,
+        learned: list[int],
+        tools: list[object] | None,
+        masked: Sequence[Message],
+    ) -> list[Span]:
+        template, text = self._template, turns.text
+        assert template is not None, "conversations are rendered with a template"
+        if self._learn == "all":
+            return _without(len(text), [turns.whole_message(k) for k, w in enumerate(conversation.weights) if not w])
+        if not template.has_generation(tools):
+            return [turns.learned(k) for k in learned]
+        blocks = template.generated(masked, tools, conversation.where, text)
+        if len(learned) == sum(message["role"] == "assistant" for message in masked):
+            return blocks
+        chosen = [turns.learned(k) for k in learned]
+        return [block for block in blocks if any(block[0] < end and start < block[1] for start, end in chosen)]
+
+
+def _without(length: int, holes: Sequence[Span]) -> list[Span]:
+    """What is left of the characters 0 to `length`; the holes are in order and apart."""
+    edges = [0, *(edge for hole in holes for edge in hole), length]
+    return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
+
+
+def _mask(tokens: Tokens, rendered: _Rendered) -> npt.NDArray[np.uint8]:
+    """1 for each token that shares a character with a span."""
+    is_learned = np.zeros(len(rendered.text) + 1, np.int64)
+    for start, end in rendered.spans:
+        is_learned[start + 1 : end + 1] = 1
+    before = np.cumsum(is_learned)  # before[i]: learned characters among the first i
+    start, end = tokens.offsets.T
+    mask: npt.NDArray[np.uint8] = (before[end] > before[start]).astype(np.uint8)
+    return mask
+
+
+def _supervised(ids: npt.NDArray[np.int64], mask: npt.NDArray[np.uint8]) -> Encoded | None:
+    return (ids, mask) if mask.any() else None
+
+
+def _check_unicode(text: str, where: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CorpusFormatError(
+            f"{where}: {text[max(0, error.start - 20) : error.start]!a} is followed by {text[error.start]!a}, half of "
+            "a surrogate pair, which is no text. Mend or remove the conversation"
+        ) from None

@@ -1,0 +1,244 @@
+"""Jinja chat templates, rendered as the libraries around Hugging Face models do.
+
+Where such a template is, what it may use and which variables it gets follows `apply_chat_template` of transformers:
+a sandbox in which the messages cannot be changed, `trim_blocks` and `lstrip_blocks`, `break` and `continue`, a `tojson`
+that escapes no HTML, `raise_exception`, `strftime_now`, and `{% generation %}` around what an assistant writes.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
+from dali_pipes.text.conversation import Message
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+CHATML = """\
+{% for message in messages %}
+{% if message['content'] is not string or message['tool_calls'] %}
+{{ raise_exception('ChatML has no tool calls: give the template of the model') }}
+{% endif %}
+{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+OPEN, CLOSE = "\U000b0010", "\U000b0011"
+"""Mark a `{% generation %}` block. Code points of a plane without characters, so that no text holds them."""
+
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+HOW_TO_GIVE = (
+    "Give a file (--chat-template FILE: Jinja source, or a tokenizer_config.json with a chat_template), "
+    "--chat-template chatml for ChatML, or put chat_template.jinja or tokenizer_config.json beside tokenizer.json"
+)
+Span = tuple[int, int]
+
+
+class ChatTemplate:
+    """A template, compiled; rendering is safe from several threads.
+
+    name: for messages. sources: Jinja source by name: "default", and perhaps "tool_use" for conversations with tools.
+    tokens: texts of `bos_token`, `eos_token` and so on, for the template. now: the one time that `strftime_now` tells.
+
+    Raises BackendError without jinja2, ConfigError for a source that is not Jinja.
+    """
+
+    def __init__(self, name: str, sources: Mapping[str, str], tokens: Mapping[str, str], now: datetime) -> None:
+        environment = _environment()
+        from jinja2 import TemplateSyntaxError, meta, nodes
+
+        if "default" not in sources:
+            raise ConfigError(f"chat template: {name} has templates named {', '.join(sources)} but none named default")
+        self.name, self.tokens, self.now = name, dict(tokens), now
+        self._compiled = {}
+        self._with_generation = set()
+        self.variables: set[str] = set()
+        for key in sources:
+            try:
+                tree = environment.parse(sources[key])
+                self._compiled[key] = environment.from_string(sources[key])
+            except TemplateSyntaxError as error:
+                raise ConfigError(f"chat template: {name}, line {error.lineno}: {error.message}") from None
+            self.variables |= meta.find_undeclared_variables(tree)
+            if any(node.name == "_generated" for node in tree.find_all(nodes.ExtensionAttribute)):
+                self._with_generation.add(key)
+        self.sha256 = hashlib.sha256(json.dumps([dict(sources), self.tokens], sort_keys=True).encode()).hexdigest()
+
+    def has_generation(self, tools: list[Any] | None) -> bool:
+        """Whether the template itself says, with `{% generation %}`, what an assistant writes."""
+        return self._which(tools) in self._with_generation
+
+    def render(self, messages: Sequence[Message], tools: list[Any] | None, where: str, *, prompt: bool = False) -> str:
+        """The conversation as text; with `prompt`, followed by what asks the assistant to speak.
+
+        Raises CorpusFormatError, naming `where`, for whatever goes wrong in the template.
+        """
+        return self._render(messages, tools, where, prompt, False)
+
+    def generated(self, messages: Sequence[Message], tools: list[Any] | None, where: str, text: str) -> list[Span]:
+        """Spans of the `{% generation %}` blocks in `text`, the rendered conversation, in order.
+
+        Raises CorpusFormatError where marks around the blocks change the text: something trims or measures it.
+        """
+        pieces: list[str] = []
+        spans: list[Span] = []
+        length = 0
+        for number, part in enumerate(self._render(messages, tools, where, False, True).split(OPEN)):
+            inside, is_closed, behind = part.partition(CLOSE)
+            if bool(number) != bool(is_closed):
+                raise CorpusFormatError(f"{where}: {{% generation %}} blocks of {self.name} are nested or cut")
+            if number:
+                spans.append((length, length + len(inside)))
+            pieces += (inside, behind)
+            length += len(inside) + len(behind)
+        if "".join(pieces) != text:
+            raise CorpusFormatError(
+                f"{where}: the chat template {self.name} changes the text of its {{% generation %}} blocks after they "
+                "end, so that what to learn is not known"
+            )
+        return spans
+
+    def _which(self, tools: list[Any] | None) -> str:
+        return "tool_use" if tools and "tool_use" in self._compiled else "default"
+
+    def _render(
+        self, messages: Sequence[Message], tools: list[Any] | None, where: str, prompt: bool, mark: bool
+    ) -> str:
+        try:
+            return self._compiled[self._which(tools)].render(
+                **self.tokens,
+                messages=list(messages),
+                tools=tools,
+                documents=None,
+                add_generation_prompt=prompt,
+                strftime_now=self.now.strftime,
+                mark_generated_=mark,
+            )
+        except Exception as error:  # a template is a program: it may raise anything
+            raise CorpusFormatError(
+                f"{where}: the chat template {self.name} cannot render this conversation: {error}. Mend or remove the "
+                "conversation, or give another template"
+            ) from error
+
+
+@functools.cache
+def _environment() -> "Environment":
+    try:
+        import jinja2
+        from jinja2 import nodes
+        from jinja2.ext import Extension
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise BackendError('chat templates need the package jinja2: pip install "dali-pipes[chat]"') from error
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012 (read as jinja2 names it)
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_generated"), [], [], body).set_lineno(line)
+
+        @jinja2.pass_context
+        def _generated(self, context: Any, caller: Any) -> str:
+            text = caller()
+            return f"{OPEN}{text}{CLOSE}" if context.get("mark_generated_") else str(text)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    return environment
+
+
+def load_template(
+    tokenizer_json: Path | None, template: str | Path | None = None, *, now: datetime | None = None
+) -> ChatTemplate:
+    """The template that is asked for, or the one that lies beside the tokenizer.
+
+    template: "chatml"; a file with Jinja source; a `.json` with a `chat_template` (one, or several with names, of
+    which "default" is used, and "tool_use" where a conversation has tools). None: `chat_template.jinja`, else
+    `tokenizer_config.json`, in the folder of `tokenizer_json`. Texts of bos_token, eos_token and so on come from the
+    `.json` file, else from the `tokenizer_config.json` beside the template or the tokenizer.
+
+    Raises ConfigError where there is none, naming the places; for a file that cannot be read; and for a template
+    that uses a bos_token or eos_token which no file gives. BackendError without jinja2.
+    """
+    now = now or datetime.now().astimezone()
+    if template == "chatml":
+        return ChatTemplate("chatml", {"default": CHATML}, {}, now)
+    beside = None if tokenizer_json is None else tokenizer_json.parent
+    file = _find(beside) if template is None else Path(template).expanduser()
+    is_json = file.suffix == ".json"
+    text = _read(file)
+    sources: Any = _config(file).get("chat_template") if is_json else text
+    if isinstance(sources, list):
+        sources = {entry.get("name"): entry.get("template") for entry in sources if isinstance(entry, dict)}
+    if isinstance(sources, str):
+        sources = {"default": sources}
+    if not isinstance(sources, dict) or not all(isinstance(item, str) for pair in sources.items() for item in pair):
+        raise ConfigError(f"chat template: {file} has no chat_template that is a text or a list of named ones")
+    configs = [file] if is_json else []
+    configs += [folder / "tokenizer_config.json" for folder in dict.fromkeys((file.parent, beside)) if folder]
+    known = next((path for path in configs if path.is_file()), None)
+    tokens = {} if known is None else _tokens(_config(known))
+    made = ChatTemplate(str(file), sources, tokens, now)
+    unknown = sorted(made.variables & set(TOKEN_NAMES))
+    if known is None and unknown:
+        raise ConfigError(
+            f"chat template: {file} uses {', '.join(unknown)}, and no file says what that is. Looked for "
+            f"{', '.join(map(str, configs))}"
+        )
+    return made
+
+
+def _find(folder: Path | None) -> Path:
+    if folder is None:
+        raise ConfigError(f"chat template: none was given. {HOW_TO_GIVE}")
+    jinja, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if jinja.is_file():
+        return jinja
+    if config.is_file() and _config(config).get("chat_template"):
+        return config
+    state = "is there but has no chat_template" if config.is_file() else "is not there"
+    raise ConfigError(
+        f"chat template: none was given and none found: {jinja} is not there, {config} {state}. {HOW_TO_GIVE}"
+    )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat template: {file} cannot be read: {error}") from error
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(_read(file))
+    except ValueError as error:
+        raise ConfigError(f"chat template: {file} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"chat template: {file} is not a JSON object")
+    return config
+
+
+def _tokens(config: dict[str, Any]) -> dict[str, str]:
+    """A token is written as its text or as an object with the text under `content`."""
+    found = {name: config.get(name) for name in TOKEN_NAMES}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -42,9 +42,7 @@ def tokenize(
     no_eos: Annotated[bool, typer.Option("--no-eos", help="Put no id behind the documents.")] = False,
     text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
     separator: Annotated[str | None, typer.Option(help="What separates the documents of a .txt file.")] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Records are conversations: ids and a mask of what to learn.")
-    ] = (False),
+    chat: Annotated[bool, typer.Option("--chat", help="Records are conversations: ids and masks.")] = (False),
     chat_template: Annotated[
         str | None,
         typer.Option(help="Jinja file, tokenizer_config.json, chatml, or none; by default what lies beside tokenizer."),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders
+from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders, batch_length, runs_of_files
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.eager import decode_all, decoded_bytes
@@ -318,7 +318,7 @@ class Corpus:
         most_files = min(_MOST_FILES_AT_ONCE, self._pool.limit)
         begin = 0
         while begin < len(targets):
-            part = slice(begin, begin + _batch_length(numbers[begin : begin + MOST_READS], most_files))
+            part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], most_files))
             addresses = (address + targets[part]).astype(np.uint64)
             results = self._read_batch(reader, addresses, sizes[part], numbers[part], offsets[part])
             if results is None:
@@ -340,7 +340,7 @@ class Corpus:
         offsets: Int64Array,
     ) -> Int64Array | None:
         """What each read gave, or None if they have to be done one by one."""
-        firsts, counts = _runs(numbers)
+        firsts, counts = runs_of_files(numbers)
         try:
             files = [self._pool.acquire(number) for number in numbers[firsts].tolist()]  # held while being read
             descriptors = np.repeat([file.descriptor for file in files], counts)
@@ -385,17 +385,3 @@ def _integers(name: str, values: Sequence[int] | npt.NDArray[Any], count: int) -
     if array.shape != (count,) or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"{name}: shape {array.shape}, {array.dtype}; needed: ({count},), integers")
     return array.astype(np.int64)
-
-
-def _runs(numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Where runs of equal numbers begin in rising `numbers` (at least one), and how long each is."""
-    if numbers[0] == numbers[-1]:
-        return np.zeros(1, np.int64), np.array([len(numbers)])
-    firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    return firsts, np.diff(np.append(firsts, len(numbers)))
-
-
-def _batch_length(numbers: Int64Array, most_files: int) -> int:
-    """How many of the rows, in the order of their files, come from the first `most_files` files."""
-    firsts, _ = _runs(numbers)
-    return len(numbers) if len(firsts) <= most_files else int(firsts[most_files])

@@ -39,7 +39,7 @@ def mds_value(encoding: str, value: Any, dim_bytes: int | None = None) -> bytes:
     width = dim_bytes or next(w for w in (1, 2, 4, 8) if max(value.shape) < 256**w)
     head = bytes([value.ndim << 2 | int(math.log2(width))])
     head += b"".join(size.to_bytes(width, "little") for size in value.shape)
-    return (b"" if rest else bytes([MDS_CODES[value.dtype.name]])) + head + value.tobytes()
+    return (b"" if rest else bytes([MDS_CODES[value.dtype.name]])) + head + bytes(value.tobytes())
 
 
 def mds_shard(columns: dict[str, str], samples: Sequence[dict[str, Any]], dim_bytes: int | None = None) -> bytes:

@@ -107,7 +107,10 @@ def test_mds_of_arrays_of_one_shape(tmp_path: Path, compression: list[str | None
 def test_mds_of_several_axes_and_types(tmp_path: Path, compression: str | None) -> None:
     """The narrowest type that holds all; files of that type are read as they lie."""
     arrays = [np.arange(6, dtype=np.uint16).reshape(2, 3), np.array(-3, np.int32), np.array([[[2**31 - 1]]], np.int32)]
-    shards = [[{"tokens": one} for one in arrays], [{"tokens": np.array([7, -8], np.int32)}]]
+    shards: list[list[dict[str, Any]]] = [
+        [{"tokens": one} for one in arrays],
+        [{"tokens": np.array([7, -8], np.int32)}],
+    ]
     write_mds(tmp_path, {"tokens": "ndarray"}, shards[1:] + shards[:1], compression=[compression], dim_bytes=2)
     with open_corpus(tmp_path) as corpus:
         assert corpus.dtype == np.int32

@@ -220,7 +220,7 @@ def test_the_column_that_is_read(
 @pytest.mark.parametrize(
     ("columns", "wanted", "error", "message"),
     [
-        (TEXTS, None, CorpusFormatError, "no column is a list of integers, .*columns are text: string; text needs a tokenizer"),
+        (TEXTS, None, CorpusFormatError, "no column is a list of integers.*are text: string; text needs a tokenizer"),
         (ID_LISTS, None, CorpusFormatError, "2 columns are lists of integers, .*int: list<.*int64>.*say token_column"),
         ({"x": [[1.5]]}, None, CorpusFormatError, "no column is a list"),
         ({"input_ids": [[[1]]]}, None, CorpusFormatError, "no column is a list"),

@@ -1,6 +1,7 @@
 """The command `dali-pipes tokenize`: text files to a corpus of tokens.
 
     dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens
+    dali-pipes tokenize chats.jsonl --chat --tokenizer model/tokenizer.json --out tokens
     dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens --shard 3/16    # one of 16 machines
 
 The counts go to standard output; what it does, and a bar on a terminal, to standard error.
@@ -17,15 +18,15 @@ from typing import Annotated
 import typer
 
 from dali_pipes import __version__
-from dali_pipes.cli_errors import errors_as_one_line
+from dali_pipes.cli_errors import INTERRUPTED, errors_as_one_line
 from dali_pipes.errors import ConfigError
-from dali_pipes.text import Job, Summary, TextEncoder, find_text_files, load_tokenizer, tokenize_files
+from dali_pipes.text import Encoder, Job, Summary, TextEncoder, find_text_files, load_tokenizer, tokenize_files
+from dali_pipes.text.chat import Learn, load_template
+from dali_pipes.text.chat_run import ConversationEncoder
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.shard_writer import Format
 from dali_pipes.text.tokenize import SHARD_TOKENS
 from dali_pipes.text.tokenizer import end_of_text
-
-INTERRUPTED = 130
 
 
 def tokenize(
@@ -41,10 +42,20 @@ def tokenize(
     no_eos: Annotated[bool, typer.Option("--no-eos", help="Put no id behind the documents.")] = False,
     text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
     separator: Annotated[str | None, typer.Option(help="What separates the documents of a .txt file.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Records are conversations: ids and masks.")] = (False),
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="Jinja file, tokenizer_config.json, chatml, or none; by default what lies beside tokenizer."),
+    ] = None,
+    learn: Annotated[Learn, typer.Option(help="What of a conversation is learned: turns of the assistant.")] = (
+        "assistant"
+    ),
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
     shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,
 ) -> None:
     """Turn text (.txt, .jsonl, also .gz and .zst, Parquet, Arrow, WebDataset) into a corpus of tokens.
+
+    With --chat, conversations: `messages`, ShareGPT, prompt and completion; the masks are files named .loss.
 
     Start the same command again after an interruption: what is finished is not done again.
     """
@@ -57,14 +68,23 @@ def tokenize(
         loaded = load_tokenizer(tokenizer)
         if eos is not None and (no_eos or eos < 0):
             raise ConfigError(f"--eos {eos}: expected an id, 0 or above, and no --no-eos beside it")
+        template = load_template(loaded.path, chat_template) if chat and chat_template != "none" else None
         ending = "no id"
-        if eos is not None:
+        if template is not None:
+            if eos is not None or no_eos:
+                raise ConfigError("--eos: what ends a conversation is said by its template; leave it out")
+            ending = f"what {template.name} puts"
+        elif eos is not None:
             ending = f"id {eos}"
         elif not no_eos:
             name, eos = end_of_text(loaded)
             ending = f"{name}, id {eos},"
         files = find_text_files(inputs)
-        encoder = TextEncoder(loaded, eos, ends_empty=format == "flat", text_key=text_key)
+        encoder: Encoder = (
+            ConversationEncoder(loaded, template, learn, eos)
+            if chat
+            else TextEncoder(loaded, eos, ends_empty=format == "flat", text_key=text_key)
+        )
         job = Job(files, encoder, format, separator, shard_tokens)
         total = sum(file.size for files in job.items[part[0] :: part[1]] for file in files)
         typer.echo(

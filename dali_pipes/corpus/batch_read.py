@@ -23,8 +23,6 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Int64Array: TypeAlias = npt.NDArray[np.int64]
-
 MOST_READS = 256
 """Reads in one call."""
 
@@ -186,17 +184,3 @@ def _libc() -> Any:
 
 
 _LIBC = _libc()
-
-
-def runs_of_files(numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Where runs of equal numbers begin in rising `numbers` (at least one), and how long each is."""
-    if numbers[0] == numbers[-1]:
-        return np.zeros(1, np.int64), np.array([len(numbers)])
-    firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    return firsts, np.diff(np.append(firsts, len(numbers)))
-
-
-def batch_length(numbers: Int64Array, most_files: int) -> int:
-    """How many of the rows, in the order of their files, come from the first `most_files` files."""
-    firsts, _ = runs_of_files(numbers)
-    return len(numbers) if len(firsts) <= most_files else int(firsts[most_files])

@@ -18,7 +18,7 @@ import os
 import platform
 import sys
 from collections import deque
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt

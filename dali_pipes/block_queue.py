@@ -92,11 +92,12 @@ class DaliQueue:
         self._pipe.schedule_run()
 
     def take(self, stream: int | None = None) -> list[Any]:
-        if self._pipe is None:
+        pipe = self._pipe  # another thread may close the queue meanwhile
+        if pipe is None:
             raise LoaderClosedError("this queue was closed")
         with self._on_device():  # 0 is the default stream of the current device, whichever DALI works for
-            outputs = [output[0] for output in self._pipe.share_outputs(stream)]
-        self._pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
+            outputs = [output[0] for output in pipe.share_outputs(stream)]
+        pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
         self._taken += 1
         return outputs
 

@@ -20,6 +20,7 @@ class Sample(NamedTuple):
     tokens: list[int]
     lengths: list[int]
     has_index: bool
+    has_delimiters: bool
 
     @property
     def eos(self) -> int:
@@ -32,7 +33,9 @@ class Sample(NamedTuple):
 
     @property
     def delimiter(self) -> list[str]:
-        """The options that name the id between documents."""
+        """The options that name the id between documents, if they have one."""
+        if not self.has_delimiters:
+            return []
         return ["--start-id" if self.tokens[0] == self.eos else "--eos", str(self.eos)]
 
 
@@ -48,11 +51,11 @@ def load_sample(folder: Path, name: str) -> Sample:
         documents = documents_of(truth, vocabulary, range(first, end), policy)
         paths = [folder / path for path in names]
     elif name == "dolma":
-        format, dtype, said = "flat", "uint16", None
+        format, dtype, said, policy = "flat", "uint16", None, "append"
         documents = documents_of(truth, "gpt2", truth["dolma_order"].tolist(), "append")
         paths = [folder / "dolma" / "gpt2_u16"]
     else:
-        format, dtype, said = "npy", "int32", None
+        format, dtype, said, policy = "npy", "int32", None, "append"
         documents = documents_of(truth, "gpt2", range(380), "append")
         paths = [folder / "npy" / "gpt2_i32_2d.npy"]
     tokens = [token for document in documents for token in document]
@@ -62,4 +65,5 @@ def load_sample(folder: Path, name: str) -> Sample:
         ends = [end for end in np.cumsum(lengths).tolist() if end < len(tokens)]
         lengths = np.diff([0, *ends, len(tokens)]).tolist()
     options = [] if said is None else ["--dtype", said]
-    return Sample(paths, format, dtype, options, tokens, lengths, format == "megatron")
+    has_index = format in {"arrow", "megatron", "parquet"}
+    return Sample(paths, format, dtype, options, tokens, lengths, has_index, policy != "none")

@@ -182,7 +182,7 @@ def test_a_step_is_reached_without_those_before_it(tmp_path: Path) -> None:
 def test_every_sample_is_previewed(samples: Path, tmp_path: Path, name: str, rows: str) -> None:
     """Rows are the true tokens, in documents whose lengths are the true ones."""
     sample = load_sample(samples, name)
-    kind, token_id = sample.delimiter
+    kind, token_id = sample.delimiter or ("--eos", sample.eos)
     dtype = {"dtype": sample.options[1]} if sample.options else {}
     delimiter = {"eos_id" if kind == "--eos" else "document_start_id": int(token_id)}
     config = write_config(tmp_path, "unused", rows=rows, seq_len=64, **dtype, **delimiter)

@@ -60,8 +60,7 @@ def test_every_sample_is_told_as_it_is(samples: Path, name: str) -> None:
     assert report["bytes"] == sum(file.stat().st_size for file in files)
     assert report["tokens"] == len(sample.tokens) == sum(file["tokens"] for file in report["files"])
     assert report["documents"] == len(sample.lengths)
-    kind, _ = sample.delimiter
-    by_id = f"{'start' if kind == '--start-id' else 'end'} id {sample.eos}"
+    by_id = f"{'start' if '--start-id' in sample.delimiter else 'end'} id {sample.eos}"
     assert report["documents_from"] == ("index" if sample.has_index else by_id)
     assert report["lengths"] == length_facts(sample.lengths, sample.empty)
     assert (report["largest_id"], report["ids_looked_at"]) == (max(sample.tokens), len(sample.tokens))

@@ -13,6 +13,7 @@ noise. The last line is one JSON line.
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import itertools
 import json
@@ -157,10 +158,55 @@ def huggingface_batches(path: Path, work: Work, shuffle: bool) -> Batches:
     return itertools.chain.from_iterable(loader for _ in itertools.count())
 
 
+def write_mds(compression: str | None, folder: Path, documents: Documents) -> Path:
+    """A sample a document, shards of 64 MiB, as MDSWriter makes them."""
+    from streaming import MDSWriter
+
+    target = folder / "mds"
+    with MDSWriter(out=str(target), columns={"tokens": "ndarray:int32"}, compression=compression) as writer:
+        for begin, end in itertools.pairwise(documents.offsets.tolist()):
+            if begin < end:  # it cannot write arrays without elements
+                writer.write({"tokens": documents.tokens[begin:end]})
+    np.save(folder / "lengths.npy", np.diff(documents.offsets)[np.diff(documents.offsets) > 0])
+    return target
+
+
+class SampleWindows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Windows of a StreamingDataset of documents: the samples that one needs, put together and cut."""
+
+    def __init__(self, samples: Any, lengths: npt.NDArray[np.int64], work: Work) -> None:
+        self._samples, self._ends, self._seq_len = samples, np.cumsum(lengths), work.seq_len
+
+    def __len__(self) -> int:
+        return (int(self._ends[-1]) - 1 - self._seq_len) // self._seq_len + 1
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        start = number * self._seq_len
+        first, last = np.searchsorted(self._ends, [start, start + self._seq_len], side="right").tolist()
+        parts = [self._samples[sample]["tokens"] for sample in range(first, last + 1)]
+        skipped = start - (int(self._ends[first - 1]) if first else 0)
+        ids = torch.from_numpy(np.concatenate(parts)[skipped : skipped + self._seq_len + 1].astype(np.int64))
+        return {"input_ids": ids[:-1], "labels": ids[1:]}
+
+
+def mosaic_batches(path: Path, work: Work, shuffle: bool) -> Batches:
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    gc.collect()  # a set that an earlier round opened would refuse a second one
+    clean_stale_shared_memory()
+    windows = SampleWindows(StreamingDataset(local=str(path)), np.load(path.parent / "lengths.npy"), work)
+    generator = torch.Generator().manual_seed(work.seed)
+    loader = torch.utils.data.DataLoader(windows, work.batch_size, shuffle=shuffle, generator=generator, drop_last=True)
+    return itertools.chain.from_iterable(loader for _ in itertools.count())
+
+
 FORMATS = {
     "flat": Format(write_flat, dtype="int32"),
     "parquet": Format(write_parquet, huggingface_batches, ("pyarrow",), ("datasets",)),
     "arrow": Format(write_arrow, huggingface_batches, ("pyarrow",), ("datasets",)),
+    "mds": Format(functools.partial(write_mds, None), mosaic_batches, ("streaming",), ("streaming",)),
+    "mds_zstd": Format(functools.partial(write_mds, "zstd"), mosaic_batches, ("streaming",), ("streaming",)),
 }
 
 

@@ -27,6 +27,7 @@ from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 
 _IN_SETS = ("auto", "arrow", "litdata", "mds")
 _WITH_COLUMNS = ("arrayrecord", "arrow", "mds", "parquet")
+_LARGE_TABLE_BYTES = 1 << 20
 _TABLES = {"arrow": open_arrow, "parquet": parquet.open_parquet}
 
 
@@ -81,7 +82,7 @@ def open_corpus(
         inspect = partial(
             _inspect, format=format, id_type=id_type, token_column=token_column, scans=scans, verify=verify
         )
-        is_slow = len(found) > 1 and _is_table(found[0], format)  # with little to gain from threads for other formats
+        is_slow = len(found) > 1 and _is_large_table(found[0], format)
         files = [
             file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
         ]
@@ -110,11 +111,14 @@ def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
     return id_type
 
 
-def _is_table(path: Path, format: str) -> bool:
+def _is_large_table(path: Path, format: str) -> bool:
+    """Whether to open such files side by side: with small ones, threads mostly wait for the interpreter lock."""
+    with OpenFile(path) as file:
+        if file.size < _LARGE_TABLE_BYTES:
+            return False
+        head = file.read(0, 6)
     if format != "auto":
         return format in _TABLES
-    with OpenFile(path) as file:
-        head = file.read(0, min(file.size, 6))
     return head.startswith((parquet.MAGIC, arrow_messages.FILE_MAGIC, arrow_messages.CONTINUATION))
 
 

@@ -220,3 +220,7 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+if __name__ == "__main__":
+    app()

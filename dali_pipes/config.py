@@ -190,6 +190,11 @@ class LoaderConfig(BaseModel):
                 f"py_num_workers = {self.py_num_workers}: token files need no Python work per row, so there is nothing "
                 "for worker processes to do; leave it at 0"
             )
+        if self.vocab_size is not None and self.rows != "stream" and self.pad_id >= self.vocab_size:
+            raise ValueError(
+                f"pad_id = {self.pad_id} is not below vocab_size = {self.vocab_size}, but goes into the model as other "
+                "ids do; name one below it (labels are ignored there, and attention_mask leaves it out)"
+            )
         if self.rows != "stream" and self.stride is not None:
             raise ValueError(f'rows = "{self.rows}" are made of documents, which have no stride; leave it out')
         if self.length_buckets is not None:

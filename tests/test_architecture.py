@@ -83,6 +83,7 @@ ALLOWED = {
     "cli_errors": Imports("terminal", "typer"),
     "cli_text": Imports("cli_errors text __init__", "typer"),
     "cli": Imports("cli_errors cli_text terminal reports progress pipeline corpus config __init__", "typer"),
+    "__main__": Imports("cli"),
     "__init__": Imports("loader pipeline opening corpus config stats"),  # for type checkers; loaded when first used
 }
 

@@ -110,3 +110,11 @@ def test_order_settings_resolve_the_default_stride() -> None:
 def test_replace_checks_again() -> None:
     with pytest.raises(ConfigError, match="batch_size"):
         LoaderConfig(**SETTINGS).replace(batch_size=-1)
+
+
+@pytest.mark.parametrize("rows", ["pack", "pad"])
+def test_padding_is_an_id_that_the_model_knows(rows: str) -> None:
+    settings = {"corpus": "a.bin", "batch_size": 1, "seq_len": 8, "eos_id": 0, "vocab_size": 100, "rows": rows}
+    LoaderConfig(**settings, pad_id=99)
+    with pytest.raises(ConfigError, match="pad_id = 100 is not below vocab_size = 100"):
+        LoaderConfig(**settings, pad_id=100)

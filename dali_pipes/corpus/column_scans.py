@@ -53,7 +53,9 @@ class ColumnScans:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for future in list(self._futures):
+        with self._lock:
+            futures = list(self._futures)
+        for future in futures:
             future.cancel()
         for pool in self._pools.values():
             pool.stop()

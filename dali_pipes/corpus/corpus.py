@@ -86,7 +86,11 @@ class Corpus:
         np.cumsum(extents[:, 1], out=self._starts[1:])
         self._first_bytes: Int64Array = extents[:, 0]
         self._file_numbers: npt.NDArray[np.int32] = np.repeat(np.arange(len(files), dtype=np.int32), counts)
-        self._pool = DescriptorPool([file.path for file in files], [file.size for file in files])
+        self._pool = DescriptorPool(
+            [file.path for file in files],
+            [file.size for file in files],
+            times=[file.modified_ns for file in files],
+        )
         self._batch_readers = BatchReaders()
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
@@ -299,8 +303,7 @@ class Corpus:
         """The bytes of a decoded chunk."""
         number, chunk = int(self._file_numbers[extent]), int(self._first_bytes[extent])
         file = self._data_files[number]
-        assert file.decode is not None
-        ids = self._chunks.get(number, chunk, file.decode)
+        ids = self._chunks.get(number, chunk, file.decode_unchanged)
         expected = int(self._starts[extent + 1] - self._starts[extent])
         if ids.shape != (expected,) or ids.dtype != file.stored:
             raise CorpusReadError(

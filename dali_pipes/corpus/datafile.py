@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus.reader import check_unchanged
+
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 FORMATS = ("arrayrecord", "arrow", "datatrove", "flat", "litdata", "llmc", "mds", "megatron", "npy", "parquet")
@@ -41,6 +43,7 @@ class DataFile:
     decode:      None for ids that can be read as they lie; else a chunk's number in, its ids out: all of them, one
                  axis, contiguous, `stored`. Blocks, is safe for several threads, and raises CorpusReadError or
                  CorpusFormatError for a file that is not what it was at opening
+    modified_ns: time of the last change when the corpus was opened, None: not known
     loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
     """
 
@@ -55,6 +58,13 @@ class DataFile:
     read_document_offsets: Callable[[], Int64Array] | None = None
     decode: Callable[[int], npt.NDArray[Any]] | None = None
     loss_mask: "DataFile | None" = None
+    modified_ns: int | None = None
+
+    def decode_unchanged(self, chunk: int) -> npt.NDArray[Any]:
+        """`decode` of a file that is still the one that was opened; CorpusReadError if it is not. Blocks."""
+        assert self.decode is not None
+        check_unchanged(self.path, self.modified_ns)
+        return self.decode(chunk)
 
     @property
     def num_tokens(self) -> int:

@@ -31,7 +31,7 @@ _NO_DIGEST = bytes(32)
 class LossMask:
     """The mask of a whole corpus, by its positions. Immutable, safe to read from several threads at once.
 
-    dtype:   uint8; any value but 0 says that the id is learned
+    dtype:   uint8; 1 says that the id is learned, 0 that it is not
     digests: of each data file's mask, zeros for a file that has none
     """
 
@@ -54,10 +54,27 @@ class LossMask:
     def read_pieces(
         self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[np.uint8]
     ) -> None:
-        """As `Corpus.read_pieces`, for the masks of the same ids. Blocks."""
+        """As `Corpus.read_pieces`, for the masks of the same ids. Blocks.
+
+        Raises CorpusFormatError for a value that is neither 0 nor 1, too: text, or a mask of wider values.
+        """
         if not self._has_mask.all():
             starts, lengths, targets = self._stored_parts(starts, lengths, targets, out)
         self._stored.read_pieces(starts, lengths, targets, out)
+        if out.max(initial=0) > 1:
+            self._refuse_other_values(starts, lengths, targets, out)
+
+    def _refuse_other_values(
+        self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[np.uint8]
+    ) -> None:
+        for start, length, target in zip(starts.tolist(), lengths.tolist(), targets.tolist(), strict=True):
+            wrong = np.flatnonzero(out[target : target + length] > 1)
+            if len(wrong):
+                place = self._stored.locate(start + int(wrong[0]))
+                raise CorpusFormatError(
+                    f"{place.file}: entry {place.offset} of the loss mask is {out[target + int(wrong[0])]}, expected 0 "
+                    f"(not learned) or 1 (learned). Write it as one byte an id, for example with astype('bool')."
+                )
 
     def close(self) -> None:
         """Let the files go; idempotent."""

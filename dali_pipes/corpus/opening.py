@@ -3,6 +3,7 @@
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def open_corpus(
         files = [
             file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
         ]
+    files = [replace(file, modified_ns=os.stat(file.path).st_mtime_ns) for file in files]
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
@@ -142,8 +144,10 @@ def _inspect(
     if kind == "litdata" and format in ("auto", kind):
         return litdata.inspect_litdata(path, id_type)
     if kind is not None or format in ("mds", "litdata"):
-        what = "is no index.json of shards" if kind is None else f"lists the shards of a set of format {kind}"
-        raise CorpusFormatError(f"{path}: {what}, which is not what format={format!r} reads")
+        what = "is no index.json that lists shards" if kind is None else f"lists the shards of a set of format {kind}"
+        raise CorpusFormatError(
+            f"{path}: {what}; with format={format!r} name the folder of a set of that format, or leave format out"
+        )
     if format == "megatron":
         return [_inspect_pair(path, id_type)]
     if format == "datatrove" or (format == "auto" and datatrove.is_datatrove(path)):

@@ -90,13 +90,21 @@ class OpenFile:
 class DescriptorPool:
     """Files opened when first read, the least recently used given up beyond `limit`. Thread-safe.
 
-    `paths` and `sizes` (bytes): what the files were when the corpus was opened. `limit` defaults to a quarter of the
+    `paths`, `sizes` (bytes) and `times` (ns, of the last change; None is not compared): what the files were when the
+    corpus was opened. `limit` defaults to a quarter of the
     process's descriptor limit, at most 2048: the trainer needs descriptors too.
     """
 
-    def __init__(self, paths: Sequence[Path], sizes: Sequence[int], limit: int | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        sizes: Sequence[int],
+        limit: int | None = None,
+        times: Sequence[int | None] | None = None,
+    ) -> None:
         self._paths = paths
         self._sizes = sizes
+        self._times = times if times is not None else [None] * len(paths)
         self.limit = _default_limit() if limit is None else limit
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] | None = OrderedDict()
@@ -142,12 +150,31 @@ class DescriptorPool:
                     f"{file.path}: changed since the corpus was opened: {self._sizes[index]} bytes then, {file.size} "
                     f"now. Open the corpus again."
                 )
+            check_unchanged(file.path, self._times[index])
             return file
 
     def _evict_one(self) -> bool:
         with self._lock:
             evicted = self._open.popitem(last=False) if self._open else None
         return evicted is not None
+
+
+def check_unchanged(path: Path, modified_ns: int | None) -> None:
+    """Raise CorpusReadError for a file that was changed since `modified_ns`, also to another of the same size.
+
+    None: not known, nothing is compared.
+    """
+    if modified_ns is None:
+        return
+    try:
+        found = os.stat(path).st_mtime_ns
+    except OSError as error:
+        raise CorpusReadError(f"{path}: cannot be looked up: {_reason(error)}") from error
+    if found != modified_ns:
+        raise CorpusReadError(
+            f"{path}: changed since the corpus was opened, at {modified_ns / 1e9:.6f} s and again at {found / 1e9:.6f} "
+            f"s by its time of modification. Open the corpus again."
+        )
 
 
 def _default_limit() -> int:

@@ -16,6 +16,7 @@ from dali_pipes.reports.findings import (
     add_document_problems,
     add_file_problems,
     add_id_problems,
+    add_mask_problems,
     add_type_problems,
     documents_of,
     expected_ids,
@@ -116,6 +117,7 @@ def _check_opened(
     add_id_problems(problems, corpus, scan, vocab_size, documents)
     add_type_problems(problems, corpus, scan)
     add_file_problems(problems, corpus)
+    add_mask_problems(problems, corpus)
     if documents is not None:
         add_document_problems(problems, notes, corpus, documents, lengths)
     return {

@@ -1,11 +1,13 @@
 """What can be wrong with a corpus that opened: its ids, their type, its files, its documents."""
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import Documents, find_documents
-from dali_pipes.errors import CorpusError
+from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.reports.document_lengths import LengthReport
 from dali_pipes.reports.id_scan import SAMPLE_IDS, Expected, Faults, IdScan
 from dali_pipes.reports.problem import Problem, Problems, problem_at
@@ -14,6 +16,7 @@ Int64Array = npt.NDArray[np.int64]
 
 LARGEST_VOCABULARY = 1 << 22
 """No published tokenizer comes near; ids beyond are rather those of another type."""
+_MASK_PART = 1 << 22
 _FEWEST_IDS = 64  # that tell something about their type
 
 
@@ -91,10 +94,31 @@ def add_type_problems(problems: Problems, corpus: Corpus, scan: IdScan) -> None:
 
 
 def add_file_problems(problems: Problems, corpus: Corpus) -> None:
-    """Files without a token."""
+    """Files without a token, and ids that an index leaves out."""
     for path, count in zip(corpus.files, tokens_in_files(corpus).tolist(), strict=True):
         if not count:
             problems.add(Problem("empty_file", f"{path}: holds no token; was it copied or made in full?", path))
+        if corpus.format == "megatron":
+            stored = path.stat().st_size // corpus.dtype.itemsize
+            if stored > count:
+                message = (
+                    f"{path}: the index leaves {stored - count} of its {stored} ids out: its lengths do not reach from "
+                    f"one pointer to the next, so they are damaged unless it was made to skip ids"
+                )
+                problems.add(Problem("index", message, path))
+
+
+def add_mask_problems(problems: Problems, corpus: Corpus) -> None:
+    """Entries of the loss mask that are neither 0 nor 1, the first of each stretch. Blocks: reads all of it."""
+    if corpus.loss_mask is None:
+        return
+    part = np.empty(min(_MASK_PART, corpus.num_tokens), np.uint8)
+    for start in range(0, corpus.num_tokens, len(part)):
+        count = min(len(part), corpus.num_tokens - start)
+        try:
+            corpus.loss_mask.read_pieces(np.array([start]), np.array([count]), np.array([0]), part[:count])
+        except CorpusFormatError as error:
+            problems.add(Problem("loss_mask", str(error), Path(str(error).partition(": ")[0])))
 
 
 def add_document_problems(

@@ -84,6 +84,18 @@ def test_types_of_one_byte_mean_the_same(tmp_path: Path, stored: type[np.generic
     assert batch["loss_mask"].nonzero()[:, 1].tolist() == [19, 20, 21, 22, 23]
 
 
+@pytest.mark.parametrize("place", [0, 17, 24])
+@pytest.mark.parametrize("value", [2, ord("0"), 255])
+def test_a_mask_of_other_values_is_refused_where_it_is_read(tmp_path: Path, place: int, value: int) -> None:
+    mask = MASK.copy()
+    mask[place] = value
+    corpus = write(tmp_path, [(sample(0), MASK), (sample(100), mask)])
+    with pytest.raises(
+        CorpusFormatError, match=rf"1\.bin\.loss: entry {place} of the loss mask is {value}, expected 0"
+    ):
+        batches(corpus, rows="pack", seq_len=32)
+
+
 @pytest.mark.parametrize("stored", [np.float32, np.int64])
 def test_wider_types_are_refused_and_say_how_to_save_them(tmp_path: Path, stored: type[np.generic]) -> None:
     corpus = write(tmp_path, [(sample(0), None)])

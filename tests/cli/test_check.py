@@ -283,3 +283,24 @@ def test_problems_of_a_kind_are_listed_up_to_a_number_and_all_are_counted(tmp_pa
 )
 def test_a_mistake_is_not_a_problem_of_the_data(arguments: list[object]) -> None:
     one_line_error("check", *arguments, "--json")
+
+
+def test_a_mask_that_is_not_one_of_bytes(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.bin", np.arange(1, 301, dtype=np.uint16), "flat")
+    (tmp_path / "a.bin.loss").write_bytes(bytes(299) + b"0")
+    problem = only_problem(run_json("check", tmp_path, status=1))
+    assert problem["kind"] == "loss_mask"
+    assert "a.bin.loss: entry 299 of the loss mask is 48" in problem["message"]
+    assert problem["file"] == str(tmp_path / "a.bin.loss")
+
+
+def test_an_index_that_leaves_ids_out(tmp_path: Path) -> None:
+    """A sequence said to be shorter than the way to the next one."""
+    write_megatron(tmp_path / "a", [np.arange(1, 5, dtype=np.uint16), np.arange(5, 8, dtype=np.uint16)])
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    assert index[34] == 4
+    index[34] = 2
+    (tmp_path / "a.idx").write_bytes(index)
+    problem = only_problem(run_json("check", tmp_path / "a", status=1))
+    assert problem["kind"] == "index"
+    assert "leaves 2 of its 7 ids out" in problem["message"]

@@ -3,7 +3,8 @@
     text-0123...cdef/          a finished run, or one that was broken off and goes on (`run_folder`)
     text-0123...cdef.lock      whoever makes the tokens holds it; the other processes wait
 
-The name is a hash of the settings, of the tokenizer's file, and of the inputs' names, sizes and sampled bytes.
+The name is a hash of the settings, of the tokenizer's file, and of the inputs' names, sizes, times of change and
+sampled bytes.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ def kept_tokens(
     if directory is None:
         raise ConfigError(f"the tokens of the text cannot be kept: {why_not}. Name a folder in DALI_PIPES_CACHE.")
     key = [_VERSION, hashlib.sha256(content).hexdigest(), eos_id, text_key]
-    about = json.dumps([*key, [(file.path.name, file.size, file.digest) for file in inputs]])
+    about = json.dumps([*key, [(file.path.name, file.size, file.digest, file.modified_ns) for file in inputs]])
     folder = directory / f"text-{hashlib.sha256(about.encode()).hexdigest()[:32]}"
     found = _finished(folder)
     if found is not None:

@@ -56,7 +56,15 @@ class RunFolder:
         self.work = self.out / WORK_FOLDER
         self._plan: dict[str, Any] = {
             "settings": dict(settings),
-            "inputs": [{"name": file.path.name, "bytes": file.size, "digest": file.digest} for file in inputs],
+            "inputs": [
+                {
+                    "name": file.path.name,
+                    "bytes": file.size,
+                    "digest": file.digest,
+                    "modified_ns": file.modified_ns,
+                }
+                for file in inputs
+            ],
         }
         self._inputs = [str(file.path) for file in inputs]
         self._made_by = made_by
@@ -190,7 +198,7 @@ class RunFolder:
             differences.append(f"there were {len(before)} inputs and are {len(now)}")
         differences += [
             f"input {number} was {old['name']}, {old['bytes']} bytes, and is {new['name']}, {new['bytes']} bytes"
-            + (", with other content" if (old["name"], old["bytes"]) == (new["name"], new["bytes"]) else "")
+            + _beyond_size(old, new)
             for number, (old, new) in enumerate(zip(before, now, strict=False))
             if old != new
         ]
@@ -211,6 +219,17 @@ class RunFolder:
 def shard_name(item: int, part: int) -> str:
     """Name of a shard without suffix; natural order of names is the order of the documents."""
     return f"tokens-{item:05d}-{part:04d}"
+
+
+def _beyond_size(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if (old["name"], old["bytes"]) != (new["name"], new["bytes"]):
+        return ""
+    if old["digest"] != new["digest"]:
+        return ", with other content"
+    return (
+        f", but was changed, or copied without its time: modified_ns was {old.get('modified_ns')} and is "
+        f"{new['modified_ns']}"
+    )
 
 
 def _as_json(value: Any) -> str:

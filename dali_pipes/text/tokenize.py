@@ -25,7 +25,7 @@ from dali_pipes.text.shard_writer import Format, ShardWriter, id_type
 
 SHARD_TOKENS = 1 << 28
 MOST_ITEMS = 4096
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _CHARACTERS_PER_CORE = 256 << 10
 _FEWEST_CHARACTERS, _MOST_CHARACTERS = 1 << 20, 16 << 20  # an encoded token takes 150 bytes until it is written
 _ENCODED_AHEAD = 3  # two are being encoded, so that cores are busy while the ids of one are taken; one waits

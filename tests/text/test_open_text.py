@@ -18,7 +18,7 @@ from corpus_truth import Truth, files_of, joined, write_jsonl
 
 from dali_pipes import Corpus, LoaderConfig, TokenLoader, open_corpus
 from dali_pipes.errors import BackendError, ConfigError, CorpusError, CorpusFormatError
-from dali_pipes.text import cache
+from dali_pipes.text import cache, find_text_files
 from dali_pipes.text.encoder import TextEncoder
 
 EOS = 50256
@@ -126,12 +126,34 @@ def test_other_inputs_settings_and_tokenizers_are_made_anew(
         return len(encoded) - before
 
     assert [starts(), starts(eos_id=7), starts(other), starts(), starts(other)] == [1, 1, 1, 0, 0]
-    os.utime(path, (1, 1))
     path.rename(tmp_path / "aside")
-    shutil.copy(tmp_path / "aside", path)
+    shutil.copy2(tmp_path / "aside", path)  # keeps the time of the last change
     assert starts() == 0
+    os.utime(path, (1, 1))
+    assert [starts(), starts()] == [1, 0]
     write_jsonl(path, ["one", "six"])
     assert starts() == 1
+
+
+def test_an_edit_that_no_sample_sees_is_made_anew(kept: Path, tmp_path: Path, gpt2: Path) -> None:
+    """Of the same size and name, far from the few pieces of the file that are looked at."""
+    texts = ["one two three"] * 20_000
+    path = write_jsonl(tmp_path / "in.jsonl", texts)
+    digests = {find_text_files(path)[0].digest}
+
+    def third_of(number: int) -> int:
+        with open_corpus(path, tokenizer=gpt2) as corpus:
+            assert corpus.num_documents == len(texts)
+            return int(corpus.tokens(number * 4 + 2, 1)[0])
+
+    seen = third_of(4321)
+    data = path.read_bytes()
+    at = data.index(b"three", len(data) // len(texts) * 4321)
+    path.write_bytes(data[:at] + b"seven" + data[at + 5 :])
+    digests.add(find_text_files(path)[0].digest)
+    assert len(digests) == 1, "a sample saw the edit: this tests nothing"
+    assert third_of(4321) != seen
+    assert third_of(4320) == seen
 
 
 def test_a_start_that_was_broken_off_goes_on(

@@ -16,14 +16,15 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from dali_pipes.errors import ConfigError, CorpusWriteError
+from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.encoder import TextEncoder
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.run_folder import MANIFEST
-from dali_pipes.text.tokenize import Job, tokenize_files
+from dali_pipes.text.tokenize import Job, check_has_tokens, tokenize_files
 from dali_pipes.text.tokenizer import end_of_text, load_tokenizer, read_tokenizer
 from dali_pipes.user_cache import cache_folder
 
@@ -44,8 +45,8 @@ def kept_tokens(
     cache_dir: by default as for document offsets.
 
     Blocks while the tokens are made. At a later call nothing is read but a few pieces of each input and the file of the
-    tokenizer. Raises ConfigError where nothing can be written, and what `load_tokenizer`, `end_of_text` and
-    `tokenize_files` raise.
+    tokenizer. Raises ConfigError where nothing can be written, CorpusError where there is no token, and what
+    `load_tokenizer`, `end_of_text` and `tokenize_files` raise.
     """
     file, content = read_tokenizer(tokenizer)
     directory, why_not = cache_folder([file.path for file in inputs], cache_dir)
@@ -56,7 +57,8 @@ def kept_tokens(
     folder = directory / f"text-{hashlib.sha256(about.encode()).hexdigest()[:32]}"
     found = _finished(folder)
     if found is not None:
-        return folder, found
+        check_has_tokens(found, inputs)
+        return folder, int(found["settings"]["eos_id"])
     loaded = load_tokenizer(file)
     end = end_of_text(loaded)[1] if eos_id is None else eos_id
     job = Job(inputs, TextEncoder(loaded, end, ends_empty=False, text_key=text_key), "megatron")
@@ -76,7 +78,9 @@ def kept_tokens(
         finally:
             if held is not None:
                 unlock(held)
-    except (PermissionError, FileExistsError, NotADirectoryError, CorpusWriteError) as error:
+    except CorpusReadError:
+        raise
+    except OSError as error:
         raise ConfigError(
             f"{directory}: the tokens of the text cannot be kept there: {error.strerror or error}. Name a folder that "
             "can be written in DALI_PIPES_CACHE, or make the tokens with `dali-pipes tokenize` and open those."
@@ -84,13 +88,14 @@ def kept_tokens(
     return folder, end
 
 
-def _finished(folder: Path) -> int | None:
-    """The id behind each document of a finished run, None before the end."""
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished run, None before the end."""
     try:
-        settings = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["settings"]
-        return int(settings["eos_id"])
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        _ = int(manifest["settings"]["eos_id"]), manifest["tokens"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return manifest
 
 
 def _move(work: Path, folder: Path) -> None:

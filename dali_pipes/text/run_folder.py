@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import ConfigError, CorpusWriteError
 from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, writing
@@ -77,7 +77,7 @@ class RunFolder:
         manifest = self.manifest()
         if manifest is not None:
             return manifest
-        with writing(self.out):
+        try:
             self.out.mkdir(parents=True, exist_ok=True)
             strangers = [] if self.work.exists() else sorted(os.listdir(self.out))
             if MANIFEST in strangers:  # another process has just finished it
@@ -88,6 +88,11 @@ class RunFolder:
                     "of a run of this kind; name a new folder"
                 )
             self.work.mkdir(exist_ok=True)
+        except OSError as error:
+            # FileNotFoundError among them: nothing removes this folder, but some file systems make none, /proc for one.
+            raise CorpusWriteError(
+                f"{self.out}: the folder cannot be made or written: {error.strerror or error}. Name another one."
+            ) from error
         plan = self.work / "plan.json"
         own = plan.with_name(f"plan.{uuid.uuid4().hex}{UNFINISHED}")
         with writing(plan):

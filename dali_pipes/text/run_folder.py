@@ -91,7 +91,7 @@ class RunFolder:
         except OSError as error:
             # FileNotFoundError among them: nothing removes this folder, but some file systems make none, /proc for one.
             raise CorpusWriteError(
-                f"{self.out}: the folder cannot be made or written: {error.strerror or error}. Name another one."
+                f"{self.out}: the folder cannot be made or written: {error.strerror or error}"
             ) from error
         plan = self.work / "plan.json"
         own = plan.with_name(f"plan.{uuid.uuid4().hex}{UNFINISHED}")

@@ -23,10 +23,11 @@ from dali_pipes.errors import ConfigError
 from dali_pipes.text import Encoder, Job, Summary, TextEncoder, find_text_files, load_tokenizer, tokenize_files
 from dali_pipes.text.chat import Learn, load_template
 from dali_pipes.text.chat_run import ConversationEncoder
+from dali_pipes.text.chat_template import CHATML_MARKERS
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.shard_writer import Format
 from dali_pipes.text.tokenize import SHARD_TOKENS
-from dali_pipes.text.tokenizer import end_of_text
+from dali_pipes.text.tokenizer import LoadedTokenizer, end_of_text
 
 
 def tokenize(
@@ -42,14 +43,15 @@ def tokenize(
     no_eos: Annotated[bool, typer.Option("--no-eos", help="Put no id behind the documents.")] = False,
     text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
     separator: Annotated[str | None, typer.Option(help="What separates the documents of a .txt file.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Records are conversations: ids and masks.")] = (False),
+    chat: Annotated[bool, typer.Option("--chat", help="Records are conversations: ids and masks.")] = False,
     chat_template: Annotated[
         str | None,
         typer.Option(help="Jinja file, tokenizer_config.json, chatml, or none; by default what lies beside tokenizer."),
     ] = None,
-    learn: Annotated[Learn, typer.Option(help="What of a conversation is learned: turns of the assistant.")] = (
-        "assistant"
-    ),
+    learn: Annotated[
+        Learn | None,
+        typer.Option(help="What of a conversation is learned: turns of the assistant.", show_default="assistant"),
+    ] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
     shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,
 ) -> None:
@@ -63,8 +65,13 @@ def tokenize(
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     with errors_as_one_line(), _interrupts_as_one_line():
         part = _shard(shard)
-        if separator == "" or shard_tokens < 1:
-            raise ConfigError("--separator needs a text, and --shard-tokens a number above 0")
+        if separator == "":
+            raise ConfigError("--separator: expected a text that is not empty; leave it out for a document a file")
+        if shard_tokens < 1:
+            raise ConfigError(f"--shard-tokens {shard_tokens}: expected a number above 0")
+        for option, value in (("--chat-template", chat_template), ("--learn", learn)):
+            if value is not None and not chat:
+                raise ConfigError(f"{option} {value}: is for conversations; add --chat, or leave it out")
         loaded = load_tokenizer(tokenizer)
         if eos is not None and (no_eos or eos < 0):
             raise ConfigError(f"--eos {eos}: expected an id, 0 or above, and no --no-eos beside it")
@@ -74,6 +81,8 @@ def tokenize(
             if eos is not None or no_eos:
                 raise ConfigError("--eos: what ends a conversation is said by its template; leave it out")
             ending = f"what {template.name} puts"
+            if chat_template == "chatml":
+                _warn_of_text_as_markers(loaded)
         elif eos is not None:
             ending = f"id {eos}"
         elif not no_eos:
@@ -81,7 +90,7 @@ def tokenize(
             ending = f"{name}, id {eos},"
         files = find_text_files(inputs)
         encoder: Encoder = (
-            ConversationEncoder(loaded, template, learn, eos)
+            ConversationEncoder(loaded, template, learn or "assistant", eos)
             if chat
             else TextEncoder(loaded, eos, ends_empty=format == "flat", text_key=text_key)
         )
@@ -105,6 +114,17 @@ def _interrupts_as_one_line() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted; start the same command again to go on", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _warn_of_text_as_markers(tokenizer: LoadedTokenizer) -> None:
+    known = {token.content for token in tokenizer.library.get_added_tokens_decoder().values()}
+    missing = [marker for marker in CHATML_MARKERS if marker not in known]
+    if missing:
+        typer.echo(
+            f"warning: --chat-template chatml: {tokenizer.path} has no token {' and no '.join(missing)}, so these "
+            "markers become ordinary text, several ids each",
+            err=True,
+        )
 
 
 def _shard(text: str) -> tuple[int, int]:

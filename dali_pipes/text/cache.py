@@ -3,7 +3,8 @@
     text-0123...cdef/          a finished run, or one that was broken off and goes on (`run_folder`)
     text-0123...cdef.lock      whoever makes the tokens holds it; the other processes wait
 
-The name is a hash of the settings, of the tokenizer's file, and of the inputs' names, sizes and sampled bytes.
+The name is a hash of the settings, of the tokenizer's file, and of the inputs' names, sizes, times of change and
+sampled bytes.
 """
 
 import contextlib
@@ -15,14 +16,15 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from dali_pipes.errors import ConfigError, CorpusWriteError
+from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.encoder import TextEncoder
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.run_folder import MANIFEST
-from dali_pipes.text.tokenize import Job, tokenize_files
+from dali_pipes.text.tokenize import Job, check_has_tokens, tokenize_files
 from dali_pipes.text.tokenizer import end_of_text, load_tokenizer, read_tokenizer
 from dali_pipes.user_cache import cache_folder
 
@@ -43,19 +45,20 @@ def kept_tokens(
     cache_dir: by default as for document offsets.
 
     Blocks while the tokens are made. At a later call nothing is read but a few pieces of each input and the file of the
-    tokenizer. Raises ConfigError where nothing can be written, and what `load_tokenizer`, `end_of_text` and
-    `tokenize_files` raise.
+    tokenizer. Raises ConfigError where nothing can be written, CorpusError where there is no token, and what
+    `load_tokenizer`, `end_of_text` and `tokenize_files` raise.
     """
     file, content = read_tokenizer(tokenizer)
     directory, why_not = cache_folder([file.path for file in inputs], cache_dir)
     if directory is None:
         raise ConfigError(f"the tokens of the text cannot be kept: {why_not}. Name a folder in DALI_PIPES_CACHE.")
     key = [_VERSION, hashlib.sha256(content).hexdigest(), eos_id, text_key]
-    about = json.dumps([*key, [(file.path.name, file.size, file.digest) for file in inputs]])
+    about = json.dumps([*key, [(file.path.name, file.size, file.digest, file.modified_ns) for file in inputs]])
     folder = directory / f"text-{hashlib.sha256(about.encode()).hexdigest()[:32]}"
     found = _finished(folder)
     if found is not None:
-        return folder, found
+        check_has_tokens(found, inputs)
+        return folder, int(found["settings"]["eos_id"])
     loaded = load_tokenizer(file)
     end = end_of_text(loaded)[1] if eos_id is None else eos_id
     job = Job(inputs, TextEncoder(loaded, end, ends_empty=False, text_key=text_key), "megatron")
@@ -75,7 +78,9 @@ def kept_tokens(
         finally:
             if held is not None:
                 unlock(held)
-    except (PermissionError, FileExistsError, NotADirectoryError, CorpusWriteError) as error:
+    except CorpusReadError:
+        raise
+    except OSError as error:
         raise ConfigError(
             f"{directory}: the tokens of the text cannot be kept there: {error.strerror or error}. Name a folder that "
             "can be written in DALI_PIPES_CACHE, or make the tokens with `dali-pipes tokenize` and open those."
@@ -83,13 +88,14 @@ def kept_tokens(
     return folder, end
 
 
-def _finished(folder: Path) -> int | None:
-    """The id behind each document of a finished run, None before the end."""
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished run, None before the end."""
     try:
-        settings = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["settings"]
-        return int(settings["eos_id"])
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        _ = int(manifest["settings"]["eos_id"]), manifest["tokens"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return manifest
 
 
 def _move(work: Path, folder: Path) -> None:

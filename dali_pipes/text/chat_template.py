@@ -30,6 +30,7 @@ CHATML = """\
 {{ '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
+CHATML_MARKERS = ("<|im_start|>", "<|im_end|>")
 OPEN, CLOSE = "\U000b0010", "\U000b0011"
 """Mark a `{% generation %}` block. Code points of a plane without characters, so that no text holds them."""
 

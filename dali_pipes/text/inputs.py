@@ -37,13 +37,18 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class TextFile:
-    """One input. size: bytes on the disk. digest: of name, size and sampled bytes, 16 hex digits."""
+    """One input, which is another one when any field but the folder of its path is.
+
+    size: bytes on the disk. digest: of name, size and sampled bytes, 16 hex digits. modified_ns: time of the last
+    change, which an edit has that leaves the size and the samples as they were, Unix nanoseconds.
+    """
 
     path: Path
     kind: Kind
     compression: Compression
     size: int
     digest: str
+    modified_ns: int
 
 
 def find_text_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[TextFile]:
@@ -99,10 +104,11 @@ def _checked(path: Path) -> TextFile:
             "column of strings, and tar archives of .txt or .json"
         )
     with OpenFile(path) as file:
+        modified_ns = os.fstat(file.descriptor).st_mtime_ns  # before the samples: a change meanwhile shows at the end
         digest = hashlib.sha256(os.fsencode(path.name) + struct.pack("<Q", file.size))
         for sample in read_samples(file):
             digest.update(sample)
-        return TextFile(path, *found, file.size, digest.hexdigest()[:16])
+        return TextFile(path, *found, file.size, digest.hexdigest()[:16], modified_ns)
 
 
 def _table_kind(head: bytes) -> Literal["parquet", "arrow"] | None:

@@ -65,4 +65,13 @@ def read_batches(
                 f"{file.path}: had {file.size} bytes when it was found and {meter.done - before} when it was read: it "
                 "was changed meanwhile. Begin anew."
             )
+        if _modified_ns(file) != file.modified_ns:
+            raise CorpusReadError(f"{file.path}: was changed between being found and being read. Begin anew.")
     yield Batch(documents, meter.done)
+
+
+def _modified_ns(file: TextFile) -> int:
+    try:
+        return file.path.stat().st_mtime_ns
+    except OSError as error:
+        raise CorpusReadError(f"{file.path}: cannot be read: {error.strerror or error}") from error

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import ConfigError, CorpusWriteError
 from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, writing
@@ -56,7 +56,15 @@ class RunFolder:
         self.work = self.out / WORK_FOLDER
         self._plan: dict[str, Any] = {
             "settings": dict(settings),
-            "inputs": [{"name": file.path.name, "bytes": file.size, "digest": file.digest} for file in inputs],
+            "inputs": [
+                {
+                    "name": file.path.name,
+                    "bytes": file.size,
+                    "digest": file.digest,
+                    "modified_ns": file.modified_ns,
+                }
+                for file in inputs
+            ],
         }
         self._inputs = [str(file.path) for file in inputs]
         self._made_by = made_by
@@ -69,7 +77,7 @@ class RunFolder:
         manifest = self.manifest()
         if manifest is not None:
             return manifest
-        with writing(self.out):
+        try:
             self.out.mkdir(parents=True, exist_ok=True)
             strangers = [] if self.work.exists() else sorted(os.listdir(self.out))
             if MANIFEST in strangers:  # another process has just finished it
@@ -80,6 +88,11 @@ class RunFolder:
                     "of a run of this kind; name a new folder"
                 )
             self.work.mkdir(exist_ok=True)
+        except OSError as error:
+            # FileNotFoundError among them: nothing removes this folder, but some file systems make none, /proc for one.
+            raise CorpusWriteError(
+                f"{self.out}: the folder cannot be made or written: {error.strerror or error}"
+            ) from error
         plan = self.work / "plan.json"
         own = plan.with_name(f"plan.{uuid.uuid4().hex}{UNFINISHED}")
         with writing(plan):
@@ -190,7 +203,7 @@ class RunFolder:
             differences.append(f"there were {len(before)} inputs and are {len(now)}")
         differences += [
             f"input {number} was {old['name']}, {old['bytes']} bytes, and is {new['name']}, {new['bytes']} bytes"
-            + (", with other content" if (old["name"], old["bytes"]) == (new["name"], new["bytes"]) else "")
+            + _beyond_size(old, new)
             for number, (old, new) in enumerate(zip(before, now, strict=False))
             if old != new
         ]
@@ -211,6 +224,17 @@ class RunFolder:
 def shard_name(item: int, part: int) -> str:
     """Name of a shard without suffix; natural order of names is the order of the documents."""
     return f"tokens-{item:05d}-{part:04d}"
+
+
+def _beyond_size(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if (old["name"], old["bytes"]) != (new["name"], new["bytes"]):
+        return ""
+    if old["digest"] != new["digest"]:
+        return ", with other content"
+    return (
+        f", but was changed, or copied without its time: modified_ns was {old.get('modified_ns')} and is "
+        f"{new['modified_ns']}"
+    )
 
 
 def _as_json(value: Any) -> str:

@@ -50,6 +50,7 @@ class ShardWriter:
         self._sequences = array("q", [0])  # how many sequences end before each document, and after the last
         self._ids = _HashedFile(folder, f"{name}.bin")
         self._mask = _HashedFile(folder, f"{name}.bin.loss") if has_mask else None
+        self._index: _HashedFile | None = None
 
     def add(self, documents: Sequence[Encoded]) -> None:
         """Append documents."""
@@ -85,18 +86,16 @@ class ShardWriter:
         if not self.num_tokens:
             self.discard()
             return {}
-        files = [self._ids, *([self._mask] if self._mask else [])]
         if self._index_name is not None:
-            index = _HashedFile(self._folder, self._index_name)
-            files.append(index)
-            self._write_index(index.write)
-        found = {file.name: file.finish() for file in files}
+            self._index = _HashedFile(self._folder, self._index_name)
+            self._write_index(self._index.write)
+        found = {file.name: file.finish() for file in (self._ids, self._mask, self._index) if file is not None}
         sync_folder(self._folder)
         return found
 
     def discard(self) -> None:
         """Remove what was written."""
-        for file in (self._ids, self._mask):
+        for file in (self._ids, self._mask, self._index):
             if file is not None:
                 file.discard()
 

@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ from dali_pipes.text.shard_writer import Format, ShardWriter, id_type
 
 SHARD_TOKENS = 1 << 28
 MOST_ITEMS = 4096
-_FORMAT_VERSION = 1
+_MOST_NAMES = 3
+_FORMAT_VERSION = 2
 _CHARACTERS_PER_CORE = 256 << 10
 _FEWEST_CHARACTERS, _MOST_CHARACTERS = 1 << 20, 16 << 20  # an encoded token takes 150 bytes until it is written
 _ENCODED_AHEAD = 3  # two are being encoded, so that cores are busy while the ids of one are taken; one waits
@@ -107,12 +108,22 @@ def tokenize_files(
         if manifest is None:
             raise CorpusWriteError(f"{folder.out}: files of this run were removed while it was at work") from None
     if manifest is not None:
-        if not manifest["tokens"]:
-            raise CorpusError(f"{len(job.inputs)} inputs hold {manifest['documents']} documents, but not one token")
+        check_has_tokens(manifest, job.inputs)
         shards = sum(1 for shard in manifest["shards"] if shard["files"])
         counts = {name: manifest[name] for name in ("documents", "tokens", "empty", "dropped")}
         return Summary(**counts, shards=shards, missing=0)
     return _unfinished(folder, items)
+
+
+def check_has_tokens(manifest: Mapping[str, Any], inputs: Sequence[TextFile]) -> None:
+    """Raise CorpusError, naming the inputs, if the finished run made not one token of them."""
+    if not manifest["tokens"]:
+        names = ", ".join(str(file.path) for file in inputs[:_MOST_NAMES])
+        more = f" and {len(inputs) - _MOST_NAMES} more" if len(inputs) > _MOST_NAMES else ""
+        raise CorpusError(
+            f"{names}{more}: hold no token: {manifest['documents']} documents, {manifest['empty']} of them empty, "
+            f"{manifest['dropped']} dropped"
+        )
 
 
 def _unfinished(folder: RunFolder, items: Sequence[Sequence[TextFile]]) -> Summary:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chat_cases import gpt2, samples
-from corpus_truth import read_documents
+from corpus_truth import read_documents, words_tokenizer
 from typer.testing import CliRunner, Result
 
 from dali_pipes import TokenLoader, open_corpus
@@ -58,6 +58,23 @@ def test_the_samples(tmp_path: Path, tokenizer: Path, kind: str, learn: Learn) -
     assert read_documents(tmp_path / "out") == [ids for ids, _ in wanted]
     assert masks_of(tmp_path / "out") == [bit for _, mask in wanted for bit in mask]
     assert "50 documents (0 empty)" in result.stdout
+
+
+@pytest.mark.parametrize("known", [[], ["<|im_start|>"], ["<|im_end|>"], ["<|im_start|>", "<|im_end|>"]])
+def test_chatml_markers_that_are_no_tokens_are_named(tmp_path: Path, known: list[str]) -> None:
+    """And become ordinary text: the run goes on."""
+    markers = ["<|im_start|>", "<|im_end|>"]
+    words = words_tokenizer(tmp_path / "t.json", {"?": 0}, {name: 1 + at for at, name in enumerate(known)})
+    path = write_records(tmp_path / "in.jsonl", samples()["messages"][:2])
+    result = tokenize(path, "--tokenizer", words, "--out", tmp_path / "out", "--chat-template", "chatml")
+    assert result.exit_code == 0, result.stderr
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == (known != markers)
+    for marker in markers:
+        assert all(
+            (f"no {marker}" in line or f"no token {marker}" in line) == (marker not in known) for line in warnings
+        )
+    assert "warning" not in result.stdout
 
 
 def test_prompt_and_completion_without_a_template(tmp_path: Path, tokenizer: Path) -> None:

@@ -96,7 +96,17 @@ def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
     assert "--shard 2/2: expected I/N" in one_line_error(source, *base, "--shard", "2/2")
     assert "--eos 7: expected an id" in one_line_error(source, *base, "--eos", 7, "--no-eos")
     assert "no token of this id" in one_line_error(source, *base, "--eos", 60_000)
-    assert "--separator" in one_line_error(source, *base, "--separator", "")
+    empty = one_line_error(source, *base, "--separator", "")
+    assert "--separator: expected a text" in empty
+    assert "--shard-tokens" not in empty
+    none = one_line_error(source, *base, "--shard-tokens", 0)
+    assert "--shard-tokens 0: expected a number above 0" in none
+    assert "--separator" not in none
+    for option, value in (("--chat-template", "chatml"), ("--chat-template", "none"), ("--learn", "assistant")):
+        assert f"{option} {value}: is for conversations; add --chat" in one_line_error(source, *base, option, value)
+    assert not (tmp_path / "out").exists()
+    where = ["--tokenizer", tokenizer, "--out", "/proc/x"]
+    assert "/proc/x: the folder cannot be made or written: No such file" in one_line_error(source, *where)
     assert "no key 'body'; the keys are 'text'" in one_line_error(source, *base, "--text-key", "body")
     assert "gone.json cannot be read" in one_line_error(source, "--tokenizer", "gone.json", "--out", tmp_path / "o")
     np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "ids.bin")
@@ -108,6 +118,20 @@ def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     write_jsonl(other, ["other"])
     assert "of other settings or inputs" in one_line_error(other, "--tokenizer", tokenizer, "--out", tmp_path / "out")
+
+
+def test_an_edit_behind_a_finished_run_is_refused(source: Path, gpt2: Path, tmp_path: Path) -> None:
+    """Whatever its size and bytes are: no old tokens under the name of the new text."""
+    arguments = [source, "--tokenizer", gpt2, "--out", tmp_path / "out"]
+    assert tokenize(*arguments).exit_code == 0
+    before = files_of(tmp_path / "out")
+    changed = source.stat().st_mtime_ns + 1
+    os.utime(source, ns=(0, changed))
+    assert f"input 0 was in.jsonl, {source.stat().st_size} bytes" in (message := one_line_error(*arguments))
+    assert f"is {changed}" in message
+    assert files_of(tmp_path / "out") == before
+    os.utime(source, ns=(0, changed - 1))
+    assert tokenize(*arguments).exit_code == 0
 
 
 def test_an_interrupt_leaves_a_run_to_go_on_with(gpt2: Path, tmp_path: Path, truth: Truth) -> None:
@@ -157,6 +181,7 @@ def test_the_manifest_says_what_it_was_made_of(source: Path, gpt2: Path, tmp_pat
     assert manifest["made_by"].startswith("dali_pipes ")
     assert manifest["paths"] == [str(source)]
     assert manifest["inputs"][0]["bytes"] == os.path.getsize(source)
+    assert manifest["inputs"][0]["modified_ns"] == source.stat().st_mtime_ns
     assert manifest["settings"]["eos_id"] == EOS
     assert manifest["settings"]["id_type"] == "uint16"
     assert len(manifest["settings"]["tokenizer"]) == 64

@@ -17,8 +17,8 @@ import zstandard
 from corpus_truth import Truth, files_of, joined, write_jsonl
 
 from dali_pipes import Corpus, LoaderConfig, TokenLoader, open_corpus
-from dali_pipes.errors import BackendError, ConfigError, CorpusError, CorpusFormatError
-from dali_pipes.text import cache
+from dali_pipes.errors import BackendError, ConfigError, CorpusError, CorpusFormatError, CorpusReadError
+from dali_pipes.text import cache, find_text_files
 from dali_pipes.text.encoder import TextEncoder
 
 EOS = 50256
@@ -126,12 +126,34 @@ def test_other_inputs_settings_and_tokenizers_are_made_anew(
         return len(encoded) - before
 
     assert [starts(), starts(eos_id=7), starts(other), starts(), starts(other)] == [1, 1, 1, 0, 0]
-    os.utime(path, (1, 1))
     path.rename(tmp_path / "aside")
-    shutil.copy(tmp_path / "aside", path)
+    shutil.copy2(tmp_path / "aside", path)  # keeps the time of the last change
     assert starts() == 0
+    os.utime(path, (1, 1))
+    assert [starts(), starts()] == [1, 0]
     write_jsonl(path, ["one", "six"])
     assert starts() == 1
+
+
+def test_an_edit_that_no_sample_sees_is_made_anew(kept: Path, tmp_path: Path, gpt2: Path) -> None:
+    """Of the same size and name, far from the few pieces of the file that are looked at."""
+    texts = ["one two three"] * 20_000
+    path = write_jsonl(tmp_path / "in.jsonl", texts)
+    digests = {find_text_files(path)[0].digest}
+
+    def third_of(number: int) -> int:
+        with open_corpus(path, tokenizer=gpt2) as corpus:
+            assert corpus.num_documents == len(texts)
+            return int(corpus.tokens(number * 4 + 2, 1)[0])
+
+    seen = third_of(4321)
+    data = path.read_bytes()
+    at = data.index(b"three", len(data) // len(texts) * 4321)
+    path.write_bytes(data[:at] + b"seven" + data[at + 5 :])
+    digests.add(find_text_files(path)[0].digest)
+    assert len(digests) == 1, "a sample saw the edit: this tests nothing"
+    assert third_of(4321) != seen
+    assert third_of(4320) == seen
 
 
 def test_a_start_that_was_broken_off_goes_on(
@@ -219,9 +241,65 @@ def test_a_cache_that_cannot_be_written_is_named(
         patch.setattr(os, "access", lambda path, mode: False)
         with pytest.raises(ConfigError, match="kept: the tokens of the text cannot be kept there: Permission denied"):
             open_corpus(path, tokenizer=gpt2)
+    for error in (
+        FileNotFoundError(2, "gone"),
+        OSError(28, "No space left on device"),
+        OSError(5, "Input/output error"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+
+            def fails(*arguments: object, error: OSError = error, **options: object) -> None:
+                raise error
+
+            patch.setattr(Path, "mkdir", fails)
+            with pytest.raises(ConfigError, match=rf"kept: the tokens .* kept there: {error.strerror}\. Name a folder"):
+                open_corpus(path, tokenizer=gpt2)
+            patch.undo()
+            patch.setattr(Path, "rename", fails)
+            with pytest.raises(ConfigError, match=r"kept: the tokens of the text cannot be kept there: "):
+                open_corpus(path, tokenizer=gpt2)
+            assert not list(kept.rglob("*.tmp")), "an error leaves no unfinished files"
+    monkeypatch.setenv("DALI_PIPES_CACHE", "/proc/x")
+    with pytest.raises(ConfigError, match=r"/proc/x: the tokens of the text cannot be kept there: .*DALI_PIPES_CACHE"):
+        open_corpus(path, tokenizer=gpt2)
     monkeypatch.setenv("DALI_PIPES_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=r"cannot be kept: nothing is written to .*, which holds the data"):
         open_corpus(path, tokenizer=gpt2)
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.jsonl", "in.parquet", "in.jsonl.gz", "many"])
+def test_text_without_a_token_is_the_same_error_at_every_start(
+    kept: Path, tmp_path: Path, gpt2: Path, name: str
+) -> None:
+    path = tmp_path / name
+    named = f"{path}: hold no token"
+    if name == "many":
+        path.mkdir()
+        for number in range(5):
+            write_jsonl(path / f"{number}.jsonl", [""] * number)
+        named = f"{path}/0.jsonl, {path}/1.jsonl, {path}/2.jsonl and 2 more: hold no token: 10 documents, 10 of them"
+    elif name == "in.parquet":
+        pq.write_table(pa.table({"text": [""]}), path)
+    else:
+        path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+    errors = set()
+    for _ in range(3):
+        with pytest.raises(CorpusError) as caught:
+            open_corpus(path, tokenizer=gpt2)
+        assert not isinstance(caught.value, CorpusFormatError)
+        errors.add(str(caught.value))
+    assert len(errors) == 1
+    assert named in errors.pop()
+
+
+def test_an_input_that_is_lost_meanwhile_is_no_fault_of_the_cache(
+    kept: Path, tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", ["one"])
+    files = find_text_files(path)
+    path.unlink()
+    with pytest.raises(CorpusReadError, match=r"in\.jsonl: cannot be read"):
+        cache.kept_tokens(files, gpt2, None, "text", "test")
 
 
 def test_text_from_a_folder_that_is_read_only(kept: Path, tmp_path: Path, gpt2: Path) -> None:

@@ -73,7 +73,7 @@ def test_every_document_is_there_once_and_in_order(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenize_module, "_MOST_CHARACTERS", batch)
         if not any(expected(texts)):
-            with pytest.raises(CorpusError, match=f"hold {len(texts)} documents, but not one token"):
+            with pytest.raises(CorpusError, match=f"in-0.jsonl.*: hold no token: {len(texts)} documents, "):
                 run(folder, folder / "out", shard_tokens=limit)
             return
         summary = run(folder, folder / "out", shard_tokens=limit)
@@ -286,16 +286,29 @@ def test_other_settings_and_inputs_are_refused_by_name(tmp_path: Path, is_finish
     refused("format was 'megatron' and is 'flat'", format="flat")
     refused("characters was 1 and is 2", encoder=Other())
     data = (inputs / "in-1.jsonl").read_bytes()
+    time = (inputs / "in-1.jsonl").stat().st_mtime_ns
     (inputs / "in-1.jsonl").write_bytes(data.replace(b"a", b"c", 1))
     refused(rf"input 1 was in-1\.jsonl, {len(data)} bytes, and is in-1\.jsonl, .* with other content")
     (inputs / "in-1.jsonl").write_bytes(data + b"\n")
     refused(rf"input 1 was in-1\.jsonl, {len(data)} bytes, and is in-1\.jsonl, {len(data) + 1} bytes")
     (inputs / "in-1.jsonl").write_bytes(data)
+    os.utime(inputs / "in-1.jsonl", ns=(time, time + 1000))
+    refused(rf"input 1 was in-1\.jsonl, .* was changed, .*: modified_ns was {time} and is {time + 1000}")
+    os.utime(inputs / "in-1.jsonl", ns=(0, time))
     (inputs / "in-6.jsonl").write_bytes(data)
     refused("there were 6 inputs and are 7")
     (inputs / "in-6.jsonl").unlink()
-    os.utime(inputs / "in-1.jsonl", (1, 1))  # not a change
-    inputs.rename(tmp_path / "moved")  # nor is this
+    record = out / "manifest.json" if is_finished else out / "_tokenize" / "plan.json"
+    made = json.loads(record.read_text())
+    for file in made["inputs"]:
+        del file["modified_ns"]  # as releases before version 2 of the settings left it
+    made["settings"]["version"] = 1
+    kept = record.read_bytes()
+    record.write_text(json.dumps(made))
+    before = files_of(out)
+    refused("version was 1 and is 2")
+    record.write_bytes(kept)
+    inputs.rename(tmp_path / "moved")  # not a change
     run(tmp_path / "moved", out)
     run(tmp_path / "moved", tmp_path / "whole")
     assert files_of(out) == files_of(tmp_path / "whole")
@@ -326,8 +339,10 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         run(inputs, inputs)
     assert files_of(inputs) == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(CorpusWriteError, match="file: cannot be written"):
+    with pytest.raises(CorpusWriteError, match="file: the folder cannot be made or written: File exists"):
         run(inputs, tmp_path / "file")
+    with pytest.raises(CorpusWriteError, match="/proc/x: the folder cannot be made or written: No such file"):
+        run(inputs, Path("/proc/x"))
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
@@ -344,6 +359,18 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
         file.write('{"text": "more"}\n')
     with pytest.raises(CorpusReadError, match=r"in-4\.jsonl: had \d+ bytes when it was found and \d+ when it was read"):
         tokenize_files(job, tmp_path / "out", "test")
+
+
+def test_an_input_of_the_same_size_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+    job = Job(find_text_files(inputs), CharacterEncoder(), "megatron")
+    data = (inputs / "in-4.jsonl").read_bytes()
+    (inputs / "in-4.jsonl").write_bytes(data.replace(b"a", b"c", 1))
+    os.utime(inputs / "in-4.jsonl", (1, 1))
+    with pytest.raises(CorpusReadError, match=r"in-4\.jsonl: was changed between being found and being read"):
+        tokenize_files(job, tmp_path / "out", "test")
+    with pytest.raises(ConfigError, match=r"input 4 was in-4\.jsonl"):
+        run(inputs, tmp_path / "out", shard_tokens=job.shard_tokens)
 
 
 def test_progress_adds_up(tmp_path: Path) -> None:

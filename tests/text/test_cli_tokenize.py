@@ -1,5 +1,6 @@
 """The command: what it prints, its exit codes, and what a user's mistakes give."""
 
+import itertools
 import json
 import os
 import re
@@ -48,6 +49,18 @@ def test_text_to_a_corpus(source: Path, gpt2: Path, tmp_path: Path) -> None:
     expected = [[15496, 995, EOS], [], [64, 27, 91, 437, 1659, 5239, 91, 29, 65, EOS]]
     assert read_documents(tmp_path / "out") == expected
     assert tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out").exit_code == 0  # nothing left to do
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_megatron_core_reads_what_it_writes(source: Path, gpt2: Path, tmp_path: Path) -> None:
+    """With `pip install --no-deps megatron-core`."""
+    indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset", exc_type=ImportError)
+    assert tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out").exit_code == 0
+    (index,) = (tmp_path / "out").glob("*.idx")
+    sequences = indexed.IndexedDataset(str(index.with_suffix("")))
+    borders = sequences.document_indices.tolist()
+    found = [[sequences[s].tolist() for s in range(*span)] for span in itertools.pairwise(borders)]
+    assert found == [[[15496, 995, EOS]], [], [[64, 27, 91, 437, 1659, 5239, 91, 29, 65, EOS]]]
 
 
 @pytest.mark.parametrize(

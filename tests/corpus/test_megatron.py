@@ -253,7 +253,8 @@ def test_other_dtype_is_refused_and_flat_reads_the_bin_alone(tmp_path: Path) -> 
 def test_index_replaced_before_documents_are_asked_for(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = write_megatron(tmp_path / "a", ABC, documents=[0, 1, 2, 3])
     with open_corpus(path) as corpus:
-        write_megatron(tmp_path / "a", ABC, **changes)
+        write_megatron(tmp_path / "b", ABC, **changes)
+        (tmp_path / "b.idx").replace(tmp_path / "a.idx")
         assert corpus.tokens(0, 9).tolist() == list(range(1, 10))
         with pytest.raises(CorpusReadError, match=r"a\.idx: changed since the corpus was opened"):
             _ = corpus.document_offsets

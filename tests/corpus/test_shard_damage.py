@@ -241,10 +241,12 @@ def test_sets_without_shards(tmp_path: Path) -> None:
 
 def test_formats_that_were_said_and_are_not_there(tmp_path: Path) -> None:
     folder = make_mds(tmp_path / "mds")
+    refused(folder, "lists the shards of a set of format mds; with format='litdata' name the folder", format="litdata")
     refused(
-        folder, "lists the shards of a set of format mds, which is not what format='litdata' reads", format="litdata"
+        folder / "shard.00000.mds",
+        "is no index.json that lists shards; with format=.mds. name the folder",
+        format="mds",
     )
-    refused(folder / "shard.00000.mds", "is no index.json of shards", format="mds")
     refused(folder, "ids of uint16, but dtype='int32' was given", dtype="int32")
     refused(make_litdata(tmp_path / "lit"), "ids are uint16, but dtype='int32' was given", dtype="int32")
     refused(make_litdata(tmp_path / "lit"), "checksums are verified where", verify=True, error=ConfigError)

@@ -125,7 +125,9 @@ def test_nvrtc_refuses_a_broken_source() -> None:
         compile_with_nvrtc("permute", source, ["permute"], "sm_90")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture", [one if one == "90" else pytest.param(one, marks=pytest.mark.slow) for one in ARCHITECTURES]
+)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_compiles_with_nvcc(operator: str, architecture: str, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")

@@ -5,7 +5,7 @@ A file is used only if its header is, byte for byte, the one that its size asks 
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,24 @@ Int64Array = npt.NDArray[np.int64]
 _HEADER_BYTES = 128
 _CHECKED_WHOLE = 1 << 16  # offsets at either end whose order is checked one by one
 _CHECKED_BETWEEN = 1024  # offsets in between, evenly spread: each may cost a read from disk
+
+
+def find_or_make(
+    data_files: Sequence[Path],
+    kind: str,
+    about: bytes,
+    is_plausible: Callable[[Int64Array], bool],
+    make: Callable[[], Int64Array],
+    cache_dir: Path | None = None,
+) -> tuple[Int64Array, str | None]:
+    """As `load_or_make`, in the cache folder, for offsets of a kind that were found in data files.
+
+    about: all that they depend on. Where there is no folder for them, `make` is called each time; the second says why.
+    """
+    folder, why = user_cache.cache_folder(data_files, cache_dir)
+    if folder is None:
+        return make(), why
+    return load_or_make(folder / user_cache.kept_name(kind, about, ".npy"), is_plausible, make)
 
 
 def load_or_make(

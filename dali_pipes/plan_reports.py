@@ -19,7 +19,7 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import DocumentRows, PlanReport
 from dali_pipes.operators.permute import ORDER_NAME
 from dali_pipes.progress import progress_bar
-from dali_pipes.user_cache import cache_folder, load_or_make, write_whole
+from dali_pipes.user_cache import cache_folder, kept_name, load_or_make, write_whole
 
 _FORMAT_VERSION = 1
 """Changes with the file, and with the rows that a window's documents make."""
@@ -70,7 +70,7 @@ class PlanReports:
             return self._documents.report(epoch, advance)
 
     def _name(self, epoch: int) -> str:
-        return f"plan-{hashlib.sha256(self._about_epoch(epoch).encode()).hexdigest()[:32]}.json"
+        return kept_name("plan", self._about_epoch(epoch).encode(), ".json")
 
     def _about_epoch(self, epoch: int) -> str:
         return f"{self._about} epoch {epoch}"

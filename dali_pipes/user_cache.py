@@ -9,6 +9,7 @@ a run: what cannot be kept is handed out all the same, with the reason.
 """
 
 import contextlib
+import hashlib
 import os
 import uuid
 from collections.abc import Callable, Iterable
@@ -41,6 +42,11 @@ def cache_folder(data_files: Iterable[Path], cache_dir: Path | None = None) -> t
     if holds_data:
         return None, f"nothing is written to {directory}, which holds the data"
     return directory, None
+
+
+def kept_name(kind: str, about: bytes, suffix: str = "") -> str:
+    """The name of what is kept of a kind: a hash of `about`, which is all that it depends on."""
+    return f"{kind}-{hashlib.sha256(about).hexdigest()[:32]}{suffix}"
 
 
 def load_or_make(

@@ -40,11 +40,11 @@ ALLOWED = {
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
     "kept_files": Imports("user_cache", "numpy"),
-    "corpus": Imports("kept_files progress readers stats user_cache", "numpy pyarrow zstandard xxhash array_record"),
+    "corpus": Imports("kept_files progress readers stats", "numpy pyarrow zstandard xxhash array_record"),
     "operators": Imports("", "numpy cupy"),
     "readers": Imports(""),
     "progress": Imports("", "rich"),
-    "documents": Imports("corpus kept_files progress readers user_cache", "numpy"),
+    "documents": Imports("corpus kept_files progress readers", "numpy"),
     "text": Imports("corpus file_locks progress user_cache", "numpy jinja2 pyarrow tokenizers zstandard"),
     "opening": Imports("corpus text __init__", "numpy"),
     "length_buckets": Imports("operators", "numpy"),

@@ -11,7 +11,6 @@ known only after it was read, so all are read once, and the numbers kept.
     groups       [          ][         ]
 """
 
-import hashlib
 import itertools
 import threading
 import weakref
@@ -25,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files, user_cache
+from dali_pipes import kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
@@ -157,13 +156,11 @@ def inspect_arrayrecord(
     def is_plausible(kept: Int64Array) -> bool:
         return len(kept) == count + 1 and kept_files.may_be_offsets(kept, strictly=False)
 
-    folder = user_cache.cache_folder([path])[0] if size >= _KEPT_FROM_BYTES else None
-    if folder is None:
+    if size < _KEPT_FROM_BYTES:
         offsets = scan()
     else:  # where it cannot be kept nothing is lost but time
         about = b"dali_pipes arrayrecord 1 " + digest + content.id_type.str.encode()
-        name = f"arrayrecord-{hashlib.sha256(about).hexdigest()[:32]}.npy"
-        offsets, _ = kept_files.load_or_make(folder / name, is_plausible, scan)
+        offsets, _ = kept_files.find_or_make([path], "arrayrecord", about, is_plausible, scan)
     groups = offsets[:-1] * content.stored.itemsize // _GROUP_BYTES
     heads = np.flatnonzero(np.diff(groups, prepend=-1))
     borders = np.append(heads, count)

@@ -9,7 +9,6 @@ many ids these have is in the shard, before the ids of each, so it is looked up 
 index.
 """
 
-import hashlib
 import itertools
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files, user_cache
+from dali_pipes import kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
@@ -132,9 +131,7 @@ def _find_all(index: Path, shards: list[Shard], digests: list[bytes], scans: Col
             digests[number] + repr(shards[number].column).encode() for number in numbers
         )
         # Where it cannot be kept nothing is lost but time.
-        folder, _ = user_cache.cache_folder([index])
-        name = f"mds-{hashlib.sha256(about).hexdigest()[:32]}.npy"
-        packed = scan() if folder is None else kept_files.load_or_make(folder / name, is_plausible, scan)[0]
+        packed, _ = kept_files.find_or_make([index], "mds", about, is_plausible, scan)
     else:
         packed = scan()
     found = {

@@ -9,7 +9,6 @@ kept in the user's cache folder.
 """
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files, user_cache
+from dali_pipes import kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.list_rows import copy_rows, rows_of
@@ -91,11 +90,12 @@ class RowReader:
             return np.zeros(1, np.int64)
         with contextlib.ExitStack() as stack:
             scan = partial(self._scan, scans or stack.enter_context(ColumnScans("reading the lengths of rows")))
-            directory, why = user_cache.cache_folder([self.chunks.path])
-            if directory is None or sum(self.chunks.sizes) < LEAST_KEPT_BYTES:
-                offsets, why = scan(), why or "the file is small"
+            why: str | None
+            if sum(self.chunks.sizes) < LEAST_KEPT_BYTES:
+                offsets, why = scan(), "the file is small"
             else:
-                offsets, why = kept_files.load_or_make(directory / self._kept_name(), self._is_plausible, scan)
+                about = f"dali_pipes rows {_KEPT_VERSION} {self.digest.hex()} {'/'.join(self.columns.names)}".encode()
+                offsets, why = kept_files.find_or_make([self.chunks.path], "rows", about, self._is_plausible, scan)
         if why is not None:  # nothing is lost but time; what cannot be kept on disk is kept here
             self._offsets = offsets
         return offsets
@@ -158,10 +158,6 @@ class RowReader:
             raise CorpusFormatError(
                 f"{path}: row {first_row + row}: column {name} holds {values[at]}; a loss mask holds 0 and 1"
             )
-
-    def _kept_name(self) -> str:
-        about = f"dali_pipes rows {_KEPT_VERSION} {self.digest.hex()} {'/'.join(self.columns.names)}"
-        return f"rows-{hashlib.sha256(about.encode()).hexdigest()[:32]}.npy"
 
     def _is_plausible(self, offsets: Int64Array) -> bool:
         return len(offsets) == sum(self.chunks.rows) + 1 and kept_files.may_be_offsets(offsets, strictly=False)

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes import kept_files
 from dali_pipes.corpus import Corpus
-from dali_pipes.documents.cache import kept_name, load_or_make
+from dali_pipes.documents.cache import is_plausible, kept_about
 from dali_pipes.documents.scan import Delimiter, scan_offsets
 from dali_pipes.errors import ConfigError
-from dali_pipes.user_cache import cache_folder
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -98,11 +98,9 @@ def _delimiter(corpus: Corpus, start_id: int | None) -> Delimiter:
 def _kept_or_scanned(corpus: Corpus, delimiter: Delimiter, cache_dir: Path | None) -> tuple[Int64Array, str | None]:
     """The offsets, and why they could not be kept."""
     scan = partial(scan_offsets, corpus, delimiter)
-    folder, why = cache_folder(corpus.files, cache_dir)
-    if folder is None:
-        return scan(), why
-    name = kept_name(corpus.fingerprint, delimiter.kind, delimiter.token_id)
-    return load_or_make(folder / name, corpus.num_tokens, scan)
+    about = kept_about(corpus.fingerprint, delimiter.kind, delimiter.token_id)
+    may_be = partial(is_plausible, num_tokens=corpus.num_tokens)
+    return kept_files.find_or_make(corpus.files, "documents", about, may_be, scan, cache_dir)
 
 
 def _is_absent(corpus: Corpus, delimiter: Delimiter, offsets: Int64Array) -> bool:

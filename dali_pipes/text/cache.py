@@ -26,7 +26,7 @@ from dali_pipes.text.progress import show_progress
 from dali_pipes.text.run_folder import MANIFEST
 from dali_pipes.text.tokenize import Job, check_has_tokens, tokenize_files
 from dali_pipes.text.tokenizer import end_of_text, load_tokenizer, read_tokenizer
-from dali_pipes.user_cache import cache_folder
+from dali_pipes.user_cache import cache_folder, kept_name
 
 _VERSION = 1
 
@@ -54,7 +54,7 @@ def kept_tokens(
         raise ConfigError(f"the tokens of the text cannot be kept: {why_not}. Name a folder in DALI_PIPES_CACHE.")
     key = [_VERSION, hashlib.sha256(content).hexdigest(), eos_id, text_key]
     about = json.dumps([*key, [(file.path.name, file.size, file.digest, file.modified_ns) for file in inputs]])
-    folder = directory / f"text-{hashlib.sha256(about.encode()).hexdigest()[:32]}"
+    folder = directory / kept_name("text", about.encode())
     found = _finished(folder)
     if found is not None:
         check_has_tokens(found, inputs)

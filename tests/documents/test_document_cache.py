@@ -264,6 +264,10 @@ def test_order_is_checked_in_long_files(tmp_path: Path) -> None:
     assert load(tmp_path / "a.npy", 299_999) is not None
 
 
+def is_of_tokens(offsets: npt.NDArray[np.int64]) -> bool:
+    return cache.is_plausible(offsets, len(TOKENS))
+
+
 def load(path: Path, num_tokens: int) -> npt.NDArray[np.int64] | None:
     return kept_files.load(path, lambda offsets: cache.is_plausible(offsets, num_tokens))
 
@@ -387,7 +391,8 @@ def test_those_that_waited_for_nothing_scan_side_by_side(tmp_path: Path) -> None
 
     found: list[Any] = []
     waiting = [
-        threading.Thread(target=lambda: found.append(cache.load_or_make(path, len(TOKENS), make))) for _ in range(2)
+        threading.Thread(target=lambda: found.append(kept_files.load_or_make(path, is_of_tokens, make)))
+        for _ in range(2)
     ]
     for thread in waiting:
         thread.start()
@@ -408,9 +413,9 @@ def test_an_error_in_the_scan_lets_the_others_go_on(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cache.load_or_make(path, len(TOKENS), fail)
+        kept_files.load_or_make(path, is_of_tokens, fail)
     assert names(tmp_path) == [".lock"]
-    offsets, why = cache.load_or_make(path, len(TOKENS), lambda: OFFSETS)
+    offsets, why = kept_files.load_or_make(path, is_of_tokens, lambda: OFFSETS)
     np.testing.assert_array_equal(offsets, OFFSETS)
     assert why is None
 

@@ -23,8 +23,8 @@ from dali_pipes.cli_errors import errors_as_one_line
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import FORMATS, open_corpus
 from dali_pipes.errors import ConfigError
-from dali_pipes.pipeline import resolve_ranks
 from dali_pipes.progress import progress_bar
+from dali_pipes.ranks import resolve_ranks
 
 PROBLEMS_FOUND = 1
 

@@ -14,24 +14,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
 
+from dali_pipes.batches import Batch, StaticBatch, current_stream, sliced
 from dali_pipes.block_queue import BlockStream, Piece
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import PlanReport
 from dali_pipes.errors import ConfigError, LoaderClosedError
-from dali_pipes.pipeline import BuiltSource, Graph, process_group, resolve_ranks
+from dali_pipes.pipeline import BuiltSource, Graph
 from dali_pipes.plan_reports import PlanReports
+from dali_pipes.ranks import process_group, resolve_ranks
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.row_plan import PackedPieces, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
 from dali_pipes.state import make_state, read_state
 from dali_pipes.stats import LoaderStats
-
-Batch = dict[str, Any]
-"""Tensors by output name; `max_seqlen` and `num_segments` are whole numbers."""
 
 
 class RowLocation(NamedTuple):
@@ -269,26 +267,11 @@ class TokenLoader:
 
     def _batches_of(self, pieces: Iterator[Piece]) -> Iterator[Batch]:
         """Batches as views of the pieces of a block: no copies, unless they must be at fixed addresses."""
-        names = self.config.batch_names
         for piece in pieces:
-            columns = {}
-            for name in (name for name in names if name in piece.arrays):
-                tensor = as_tensor(piece.arrays[name], self._built.device)
-                if piece.is_flat and name != "row_ids":
-                    assert self._built.row_outputs is not None
-                    batches = list(zip(piece.sizes, piece.widths, strict=True))
-                    columns[name] = self._built.row_outputs.unfolded(name, tensor, batches)
-                elif len(piece.sizes) == 1:
-                    columns[name] = [tensor]
-                else:
-                    columns[name] = tensor.split([1] * len(piece.sizes) if name == "cu_seqlens" else piece.sizes)
-                if name == "cu_seqlens":
-                    columns[name] = [bounds[0] for bounds in columns[name]]
-            for number, (size, width) in enumerate(zip(piece.sizes, piece.widths, strict=True)):
+            batches = sliced(piece, self.config.batch_names, self._built.device, self._built.row_outputs)
+            for size, width, batch in zip(piece.sizes, piece.widths, batches, strict=True):
                 self._batches += 1
                 self._tokens += size * width
-                values = piece.values[number]
-                batch = {name: columns[name][number] if name in columns else values[name] for name in names}
                 stream = self._consumer()
                 if stream is not None:
                     self._stream.use(stream)
@@ -330,42 +313,6 @@ class TokenLoader:
                 f"now says rank {now[0]} of {now[1]}; build the loader after init_process_group, or pass rank and "
                 "world_size"
             )
-
-
-class StaticBatch:
-    """Tensors at fixed addresses, a set for each width of a batch, which batch after batch is copied into."""
-
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
-        self._tensors: dict[tuple[str, torch.Size], torch.Tensor] = {}
-
-    def fill(self, batch: Batch) -> Batch:
-        """Copy a batch, on torch's current stream; a partial one fills the first rows. Does not block."""
-        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        filled = dict(batch)
-        for name, tensor in tensors.items():
-            key = name, tensor.shape if name == "cu_seqlens" else tensor.shape[1:]
-            if key not in self._tensors:
-                shape = tensor.shape if name == "cu_seqlens" else (self._batch_size, *tensor.shape[1:])
-                self._tensors[key] = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-            filled[name] = self._tensors[key][: len(tensor)]
-            filled[name].copy_(tensor, non_blocking=True)
-        return filled
-
-
-def current_stream(device: int) -> int:
-    """The raw handle of torch's current stream."""
-    # What `torch.cuda.current_stream(device).cuda_stream` says, without making an object for every batch.
-    return torch._C._cuda_getCurrentRawStream(device)
-
-
-def as_tensor(array: Any, device: int | None) -> Any:
-    """A tensor over an array's memory, which holds the array as long as any view of it lives."""
-    if isinstance(array, np.ndarray):
-        return torch.from_numpy(array)
-    if device is None:  # DALI's own output, on the CPU
-        return torch.utils.dlpack.from_dlpack(array)
-    return torch.as_tensor(array, device=torch.device("cuda", device))
 
 
 @functools.cache

@@ -9,7 +9,6 @@ carries. This module alone imports DALI.
 import ctypes
 import math
 import os
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +26,7 @@ from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.gpu_placements import DevicePlacement, HostPlacement
 from dali_pipes.length_buckets import LengthBuckets
 from dali_pipes.opening import open_corpus
+from dali_pipes.ranks import environment_number, resolve_ranks
 from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
 from dali_pipes.row_plan import Layout, PackedPieces, StreamPieces, token_span
 from dali_pipes.schedule import Schedule, Windows, split_windows
@@ -73,7 +73,7 @@ class BuiltSource:
         try:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)
             self.row_outputs = None if self.layout is None else make_row_outputs(config)
-            self.device, self.device_reason = choose_device(config.device, _environment_number("LOCAL_RANK"))
+            self.device, self.device_reason = choose_device(config.device, environment_number("LOCAL_RANK"))
             self.staged = for_loader and self.device is None
             self.batches_per_run = batches_per_run(config, self.schedule, on_gpu=self.device is not None)
             self.placement, self.placement_reason, placement = _make_placement(config, corpus, self)
@@ -238,37 +238,6 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -
     return max(1, min(wanted, most, schedule.steps(most=min(wanted, most))))
 
 
-def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
-    """Fill in rank and world size where the configuration leaves them out.
-
-    From an initialised torch.distributed, else from the launcher's RANK and WORLD_SIZE, else one rank alone. Raises
-    `ConfigError` when the launcher's variables are incomplete.
-    """
-    if config.rank is not None:
-        return config
-    group = process_group()
-    if group is not None:
-        return config.replace(rank=group[0], world_size=group[1])
-    rank, world_size = _environment_number("RANK"), _environment_number("WORLD_SIZE")
-    if rank is None and world_size is None:
-        return config.replace(rank=0, world_size=1)
-    if rank is None or world_size is None:
-        missing = "RANK" if rank is None else "WORLD_SIZE"
-        raise ConfigError(
-            f"the environment has only one of RANK and WORLD_SIZE: {missing} is missing or no whole number; set both, "
-            "or pass rank and world_size"
-        )
-    return config.replace(rank=rank, world_size=world_size)
-
-
-def process_group() -> tuple[int, int] | None:
-    """Rank and world size of torch's default process group, None without one. Imports nothing."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
-
-
 def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) -> tuple[str, str, Placement]:
     common: Any = {"label_shift": config.label_shift, "vocab_size": config.vocab_size, "layout": built.layout}
     if built.device is None:
@@ -315,8 +284,3 @@ def _abandon_pipelines() -> None:
         if backend is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # never destroyed: its destructor joins the threads
             pipe._pipe = None
-
-
-def _environment_number(name: str) -> int | None:
-    value = os.environ.get(name, "")
-    return int(value) if value.isdigit() else None

@@ -33,7 +33,7 @@ import torch
 sys.path.append(str(Path(__file__).parent / "operators"))
 import cuda_on_cpu
 
-from dali_pipes import block_queue, device, loader, pipeline
+from dali_pipes import batches, block_queue, device, loader, pipeline
 from dali_pipes.operators import _kernel
 from dali_pipes.source import BlockInfo
 
@@ -407,7 +407,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
     """Put the stand-in where CuPy, CUDA and DALI's GPU pipeline would be. `capacity`: bytes of its device memory."""
     gpu = StandInGpu(order, seed, capacity)
 
-    def fill(static: Any, batch: Mapping[str, torch.Tensor], real: Any = loader.StaticBatch.fill) -> Any:
+    def fill(static: Any, batch: Mapping[str, torch.Tensor], real: Any = batches.StaticBatch.fill) -> Any:
         gpu.consume(gpu.consumer)
         return real(static, batch)
 
@@ -419,7 +419,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setattr(device, "_loans", {})
         patch.setattr(block_queue, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph))
         patch.setattr(loader, "current_stream", lambda number: gpu.consumer)
-        patch.setattr(loader.StaticBatch, "fill", fill)
+        patch.setattr(batches.StaticBatch, "fill", fill)
         patch.setattr(loader.TokenLoader, "device", property(lambda self: torch.device("cpu")))
         _kernel._load.cache_clear()
         try:

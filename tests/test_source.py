@@ -11,7 +11,8 @@ from oracle import epoch_batches
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import LoaderClosedError, TokenRangeError
-from dali_pipes.pipeline import BuiltSource, batches_per_run, resolve_ranks
+from dali_pipes.pipeline import BuiltSource, batches_per_run
+from dali_pipes.ranks import resolve_ranks
 from dali_pipes.schedule import Position, Schedule, Windows
 from dali_pipes.source import BlockInfo, BlockSource
 

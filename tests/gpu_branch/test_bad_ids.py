@@ -14,7 +14,8 @@ from streams import loader_stream, take
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.errors import TokenRangeError
-from dali_pipes.pipeline import BuiltSource, resolve_ranks
+from dali_pipes.pipeline import BuiltSource
+from dali_pipes.ranks import resolve_ranks
 from dali_pipes.source import BlockInfo
 
 PLACEMENTS = ("host", "device")

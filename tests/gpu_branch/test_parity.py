@@ -16,7 +16,8 @@ from readers_at_once import EagerReaders
 from streams import all_same, loader_stream, oracle_stream, take
 
 from dali_pipes import LoaderConfig, TokenLoader, source
-from dali_pipes.pipeline import BuiltSource, resolve_ranks
+from dali_pipes.pipeline import BuiltSource
+from dali_pipes.ranks import resolve_ranks
 from dali_pipes.source import BlockInfo
 
 OUTPUTS = ("input_ids", "labels", "row_ids")

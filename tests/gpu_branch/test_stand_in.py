@@ -7,7 +7,7 @@ import gpu_stand_in
 import numpy as np
 import pytest
 
-from dali_pipes import device, loader
+from dali_pipes import batches, device
 
 CALLED = [  # everything that dali_pipes/device.py and operators/ take from CuPy
     "RawModule",
@@ -94,7 +94,7 @@ def test_lent_memory_is_what_torch_wants() -> None:
         "version": 2,
         "strides": None,
     }
-    assert loader.as_tensor(np.arange(3), None).tolist() == [0, 1, 2]
+    assert batches.as_tensor(np.arange(3), None).tolist() == [0, 1, 2]
 
 
 def _as_dali_says(address: int) -> dict[str, Any]:

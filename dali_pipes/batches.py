@@ -1,0 +1,67 @@
+"""Blocks of arrays cut into batches of tensors: views, no copies, unless they must be at fixed addresses."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dali_pipes.block_queue import Piece
+from dali_pipes.row_outputs import RowOutputs
+
+Batch = dict[str, Any]
+"""Tensors by output name; `max_seqlen` and `num_segments` are whole numbers."""
+
+
+def sliced(piece: Piece, names: Sequence[str], device: int | None, row_outputs: RowOutputs | None) -> Iterator[Batch]:
+    """The batches of a piece, one after another, as views of its memory. Does not block."""
+    columns = {}
+    for name in (name for name in names if name in piece.arrays):
+        tensor = as_tensor(piece.arrays[name], device)
+        if piece.is_flat and name != "row_ids":
+            assert row_outputs is not None
+            columns[name] = row_outputs.unfolded(name, tensor, list(zip(piece.sizes, piece.widths, strict=True)))
+        elif len(piece.sizes) == 1:
+            columns[name] = [tensor]
+        else:
+            columns[name] = tensor.split([1] * len(piece.sizes) if name == "cu_seqlens" else piece.sizes)
+        if name == "cu_seqlens":
+            columns[name] = [bounds[0] for bounds in columns[name]]
+    for number, values in enumerate(piece.values):
+        yield {name: columns[name][number] if name in columns else values[name] for name in names}
+
+
+class StaticBatch:
+    """Tensors at fixed addresses, a set for each width of a batch, which batch after batch is copied into."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._tensors: dict[tuple[str, torch.Size], torch.Tensor] = {}
+
+    def fill(self, batch: Batch) -> Batch:
+        """Copy a batch, on torch's current stream; a partial one fills the first rows. Does not block."""
+        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        filled = dict(batch)
+        for name, tensor in tensors.items():
+            key = name, tensor.shape if name == "cu_seqlens" else tensor.shape[1:]
+            if key not in self._tensors:
+                shape = tensor.shape if name == "cu_seqlens" else (self._batch_size, *tensor.shape[1:])
+                self._tensors[key] = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+            filled[name] = self._tensors[key][: len(tensor)]
+            filled[name].copy_(tensor, non_blocking=True)
+        return filled
+
+
+def current_stream(device: int) -> int:
+    """The raw handle of torch's current stream."""
+    # What `torch.cuda.current_stream(device).cuda_stream` says, without making an object for every batch.
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def as_tensor(array: Any, device: int | None) -> Any:
+    """A tensor over an array's memory, which holds the array as long as any view of it lives."""
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array)
+    if device is None:  # DALI's own output, on the CPU
+        return torch.utils.dlpack.from_dlpack(array)
+    return torch.as_tensor(array, device=torch.device("cuda", device))

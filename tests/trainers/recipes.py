@@ -1,0 +1,133 @@
+"""The recipes of the README's section "Trainers", run at toy size, and what their models were trained on.
+
+    run = Run(folder, corpus)
+    run.start(recipe("Accelerate"), stop_at=7)      # the trainer fails in the 7th step
+    run.start(recipe("Accelerate"))                 # the same script again: goes on from its last checkpoint
+    run.batches                                     # of the whole life, without those lost between checkpoint and end
+
+A recipe is run as it is printed, apart from its sizes (`SIZES`). What is recorded is what reaches the model: the first
+token of each row that an embedding is given while gradients are on. In a counting corpus that names the row.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from dali_pipes import TokenLoader
+
+README = Path(__file__).parents[2] / "README.md"
+SEQ_LEN = 8
+SIZES = {
+    r"\b1024\b": str(SEQ_LEN),
+    r"\b50304\b": "512",
+    r"\b64\b": "8",
+    r"hidden_size=8, ": "hidden_size=8, num_attention_heads=2, num_key_value_heads=1, ",
+    r"intermediate_size=128, num_hidden_layers=2": "intermediate_size=16, num_hidden_layers=1",
+    r"batch_size\": 8\b": 'batch_size": 3',
+    r"batch_size=8\b": "batch_size=3",
+    r"\b24 //": "6 //",
+    r"\b400\b": "4",
+    r"(?<!-)\b100\b": "2",
+    r"\"validation_fraction\": 0.01": '"validation_fraction": 0.3',
+    r"Accelerator\(": "Accelerator(cpu=True, ",
+    r'TrainingArguments\("run", ': 'TrainingArguments("run", use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, ',
+    r"lightning\.Trainer\(": "lightning.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, ",
+}
+"""What a test changes: sizes, and output that a test has no use for."""
+
+
+class Stopped(Exception):
+    """Raised in the middle of a step, as a failing trainer would."""
+
+
+def recipe(heading: str) -> str:
+    """The code block below a heading of the README, at toy size."""
+    text = README.read_text(encoding="utf-8")
+    found = re.search(rf"^### {re.escape(heading)}\n.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found, f"README.md has no recipe below a heading {heading!r}"
+    source = found[1]
+    assert '"data/*.bin"' in source
+    for pattern, replacement in SIZES.items():
+        source = re.sub(pattern, replacement, source)
+    return source
+
+
+class Run:
+    """A training run in a folder of its own, over as many starts as it takes."""
+
+    def __init__(self, folder: Path, corpus: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.corpus = folder, corpus
+        self.batches: list[list[int]] = []
+        """First tokens of the rows of each batch that the surviving model was trained on."""
+        self.kept: list[int] = []
+        """Batches that the checkpoint had which each later start went on from."""
+
+    def start(self, source: str, stop_at: int | None = None) -> dict[str, Any]:
+        """Run a recipe's script from its beginning; its variables, or what there was of them when it was stopped.
+
+        `stop_at` counts the batches of this start from 1; the step of that batch fails.
+        """
+        began: list[int] = []
+        trained: list[list[int]] = []
+        variables: dict[str, Any] = {"__name__": "__main__"}
+        torch.manual_seed(0)
+        with contextlib.chdir(self.folder), _on_load(began), _on_training(trained, stop_at):
+            try:
+                exec(compile(source.replace("data/*.bin", self.corpus), "<recipe>", "exec"), variables)
+            except Stopped:
+                assert stop_at is not None
+            else:
+                assert stop_at is None, f"the run has only {len(trained)} batches"
+        if began:
+            self.kept.append(began[-1])
+            del self.batches[began[-1] :]
+        elif self.batches:
+            self.batches.clear()
+        self.batches += trained[:-1] if stop_at else trained
+        return variables
+
+
+@contextlib.contextmanager
+def _on_load(began: list[int]) -> Iterator[None]:
+    """Note how many batches of the run lie before a state that is loaded. Those of a fresh start are 0."""
+    load = TokenLoader.load_state_dict
+
+    def noting(loader: TokenLoader, state: Any) -> None:
+        load(loader, state)
+        began.append(loader.epoch * len(loader) + loader.step)
+
+    with patch.object(TokenLoader, "load_state_dict", noting):
+        yield
+
+
+@contextlib.contextmanager
+def _on_training(trained: list[list[int]], stop_at: int | None) -> Iterator[None]:
+    forward = torch.nn.Embedding.forward
+
+    def noting(embedding: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            trained.append(ids[:, 0].tolist())
+            if len(trained) == stop_at:
+                raise Stopped
+        return forward(embedding, ids)
+
+    with patch.object(torch.nn.Embedding, "forward", noting):
+        yield
+
+
+def weights(variables: dict[str, Any]) -> list[torch.Tensor]:
+    """The parameters of a recipe's model as it ended."""
+    model = variables["trainer"].model if "trainer" in variables else variables["model"]
+    return [value.detach().clone() for value in model.parameters()]
+
+
+def expected_batches(loader: TokenLoader, epochs: int, **changes: Any) -> list[list[int]]:
+    """First tokens of the rows of the first epochs, from a loader with the same settings."""
+    with TokenLoader(loader.config, **changes) as fresh:
+        return [batch["input_ids"][:, 0].tolist() for _ in range(epochs) for batch in fresh]

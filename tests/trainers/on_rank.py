@@ -1,41 +1,72 @@
-"""What each process of a launched group does: recipes from the README, unbroken, and stopped and started again.
+"""What each process of a launched group does with the README's recipes. Writes FOLDER/rank_R.json.
 
-    torchrun ... on_rank.py FOLDER CORPUS HEADING...
-
-Writes FOLDER/rank_R.json: by heading, the batches of either run and whether they end with the same weights.
+    torchrun ... on_rank.py all FOLDER CORPUS HEADING...     each unbroken, and stopped and started again
+    torchrun ... on_rank.py kill FOLDER CORPUS STOP_AT       the one for DDP, killed in a step; 0: to its end
 """
 
 import faulthandler
 import json
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from recipes import Run, recipe, weights
 
+DDP = "A loop with DDP"
 STOP_AT = 7
 LIMIT_S = 150
 
 
-def main(folder: Path, corpus: str, headings: list[str]) -> None:
-    report = {}
+def stop_and_start(folder: Path, corpus: str, headings: list[str]) -> dict[str, Any]:
+    report: dict[str, Any] = {}
     for heading in headings:
         source = recipe(heading).replace("lightning.Trainer(", 'lightning.Trainer(devices=2, strategy="ddp", ')
         place = folder / heading.replace(" ", "_")
         unbroken, broken = Run(place / "unbroken", corpus), Run(place / "broken", corpus)
         expected = weights(unbroken.start(source))
         broken.start(source, STOP_AT)
-        found = weights(broken.start(source))
+        variables = broken.start(source)
         report[heading] = {
             "unbroken": unbroken.batches,
             "broken": broken.batches,
-            "kept": broken.kept,
-            "same weights": all(map(torch.equal, expected, found)),
+            "kept": broken.kept[-1],
+            "same weights": all(map(torch.equal, expected, weights(variables))),
+            "weights": [float(values.sum()) for values in expected],
         }
+        if "trainer" in variables and "validation_loss" not in report and heading == "Lightning":
+            sums = variables["trainer"].callback_metrics
+            report["sums of Lightning"] = [float(sums["loss"]), float(sums["labels"])]
+    validation = Run(folder / "validation", corpus).start(recipe("Validation"))
+    report["validation"] = validation["validation_loss"](validation["model"])
+    return report
+
+
+def train(folder: Path, corpus: str, stop_at: int) -> dict[str, Any]:
+    torch.set_default_dtype(torch.float64)  # so that another order of summation does not show
+    run = Run(folder, corpus)
+
+    def report() -> dict[str, Any]:
+        return {"batches": run.batches, "losses": run.losses, "kept": run.kept}
+
+    def die() -> None:
+        write(folder, report())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    run.start(recipe(DDP), stop_at or None, die)
+    return report()
+
+
+def write(folder: Path, report: dict[str, Any]) -> None:
     (folder / f"rank_{os.environ['RANK']}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    what, folder, corpus, *others = sys.argv[1:]
+    if what == "all":
+        write(Path(folder), stop_and_start(Path(folder), corpus, others))
+    else:
+        write(Path(folder), train(Path(folder), corpus, int(others[0])))

@@ -11,7 +11,7 @@ token of each row that an embedding is given while gradients are on. In a counti
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -45,6 +45,10 @@ class Stopped(Exception):
     """Raised in the middle of a step, as a failing trainer would."""
 
 
+def _fail() -> None:
+    raise Stopped
+
+
 def recipe(heading: str) -> str:
     """The code block below a heading of the README, at toy size."""
     text = README.read_text(encoding="utf-8")
@@ -65,60 +69,67 @@ class Run:
         self.folder, self.corpus = folder, corpus
         self.batches: list[list[int]] = []
         """First tokens of the rows of each batch that the surviving model was trained on."""
+        self.losses: list[float] = []
+        """Loss of each of them."""
         self.kept: list[int] = []
         """Batches that the checkpoint had which each later start went on from."""
 
-    def start(self, source: str, stop_at: int | None = None) -> dict[str, Any]:
+    def start(self, source: str, stop_at: int | None = None, stop: Callable[[], None] = _fail) -> dict[str, Any]:
         """Run a recipe's script from its beginning; its variables, or what there was of them when it was stopped.
 
-        `stop_at` counts the batches of this start from 1; the step of that batch fails.
+        `stop_at` counts the batches of this start from 1; before the step of that batch `stop` is called.
         """
-        began: list[int] = []
-        trained: list[list[int]] = []
         variables: dict[str, Any] = {"__name__": "__main__"}
         torch.manual_seed(0)
-        with contextlib.chdir(self.folder), _on_load(began), _on_training(trained, stop_at):
+        with contextlib.chdir(self.folder), self._noting_loads(), self._noting_steps(stop_at, stop):
             try:
                 exec(compile(source.replace("data/*.bin", self.corpus), "<recipe>", "exec"), variables)
             except Stopped:
                 assert stop_at is not None
             else:
-                assert stop_at is None, f"the run has only {len(trained)} batches"
-        if began:
-            self.kept.append(began[-1])
-            del self.batches[began[-1] :]
-        elif self.batches:
-            self.batches.clear()
-        self.batches += trained[:-1] if stop_at else trained
+                assert stop_at is None, f"the run has no batch {stop_at}"
         return variables
 
+    @contextlib.contextmanager
+    def _noting_loads(self) -> Iterator[None]:
+        """Forget what was trained on behind the state that is loaded; without one, all of it."""
+        load, batches, losses = TokenLoader.load_state_dict, self.batches, self.losses
+        self.batches, self.losses = [], []
 
-@contextlib.contextmanager
-def _on_load(began: list[int]) -> Iterator[None]:
-    """Note how many batches of the run lie before a state that is loaded. Those of a fresh start are 0."""
-    load = TokenLoader.load_state_dict
+        def noting(loader: TokenLoader, state: Any) -> None:
+            load(loader, state)
+            kept = loader.epoch * len(loader) + loader.step
+            self.kept.append(kept)
+            self.batches, self.losses = batches[:kept], losses[:kept]
 
-    def noting(loader: TokenLoader, state: Any) -> None:
-        load(loader, state)
-        began.append(loader.epoch * len(loader) + loader.step)
+        with patch.object(TokenLoader, "load_state_dict", noting):
+            yield
 
-    with patch.object(TokenLoader, "load_state_dict", noting):
-        yield
+    @contextlib.contextmanager
+    def _noting_steps(self, stop_at: int | None, stop: Callable[[], None]) -> Iterator[None]:
+        embed, cross_entropy = torch.nn.Embedding.forward, torch.nn.functional.cross_entropy
+        number = 0
 
+        def noting_rows(embedding: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+            nonlocal number
+            if torch.is_grad_enabled():
+                number += 1
+                if number == stop_at:
+                    stop()
+                self.batches.append(ids[:, 0].tolist())
+            return embed(embedding, ids)
 
-@contextlib.contextmanager
-def _on_training(trained: list[list[int]], stop_at: int | None) -> Iterator[None]:
-    forward = torch.nn.Embedding.forward
+        def noting_losses(*arguments: Any, **options: Any) -> torch.Tensor:
+            loss = cross_entropy(*arguments, **options)
+            if torch.is_grad_enabled():
+                self.losses.append(loss.item())
+            return loss
 
-    def noting(embedding: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
-            trained.append(ids[:, 0].tolist())
-            if len(trained) == stop_at:
-                raise Stopped
-        return forward(embedding, ids)
-
-    with patch.object(torch.nn.Embedding, "forward", noting):
-        yield
+        with (
+            patch.object(torch.nn.Embedding, "forward", noting_rows),
+            patch.object(torch.nn.functional, "cross_entropy", noting_losses),
+        ):
+            yield
 
 
 def weights(variables: dict[str, Any]) -> list[torch.Tensor]:

@@ -1,65 +1,77 @@
-"""The README's recipes for trainers of one process: killed at any batch and started again, they train as if never killed."""
+"""The README's recipes in one process: stopped at any batch and started again, they train as if never stopped."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from counting import CountingCorpus
-from recipes import Run, recipe
+from recipes import Run, expected_batches, recipe, weights
 
-from dali_pipes import TokenLoader
-
-RECIPES = [
-    pytest.param("Hugging Face Trainer", marks=pytest.mark.needs("transformers", "accelerate")),
-    pytest.param("Accelerate", marks=pytest.mark.needs("accelerate")),
-    pytest.param("Lightning", marks=pytest.mark.needs("lightning")),
-]
-
-
-def expected_batches(loader: TokenLoader, epochs: int) -> list[list[int]]:
-    """First tokens of every row of the first epochs, from a loader with the same settings."""
-    with TokenLoader(loader.config) as fresh:
-        return [batch["input_ids"][:, 0].tolist() for _ in range(epochs) for batch in fresh]
-
-
-def weights(variables: dict[str, Any]) -> list[torch.Tensor]:
-    model = variables["trainer"].model if "trainer" in variables else variables["model"]
-    return [value.detach().clone() for value in model.parameters()]
+RECIPES = {
+    "Hugging Face Trainer": ["transformers", "accelerate"],
+    "Accelerate": ["accelerate"],
+    "Lightning": ["lightning"],
+    "torch.distributed.checkpoint, torchdata and others": [],
+}
+KEPT = {
+    "Hugging Face Trainer": {12: 8, 17: 14},  # saved every two optimizer steps of 4, 4 and 2 batches
+    "Accelerate": {12: 8, 19: 16},  # every 4 batches
+    "Lightning": {12: 10, 17: 16},  # every 2 of 10 an epoch
+    "torch.distributed.checkpoint, torchdata and others": {12: 10, 17: 16},  # every 2 of 14
+}
+"""By recipe: batches to stop in, and those that the last checkpoint before that had."""
 
 
 class Unbroken:
+    """A run from beginning to end."""
+
     def __init__(self, heading: str, folder: Path, corpus: CountingCorpus) -> None:
-        self.heading = heading
-        self.source = recipe(heading)
-        self.run = Run(folder, corpus.pattern)
-        self.variables = self.run.start(self.source)
-        self.weights = weights(self.variables)
+        self.heading, self.source = heading, recipe(heading)
+        run = Run(folder, corpus.pattern)
+        self.variables = run.start(self.source)
+        self.batches, self.weights = run.batches, weights(self.variables)
 
 
-@pytest.fixture(scope="module", params=RECIPES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.needs(*packages), id=name) for name, packages in RECIPES.items()],
+)
 def unbroken(
     request: pytest.FixtureRequest, corpus: CountingCorpus, tmp_path_factory: pytest.TempPathFactory
 ) -> Unbroken:
     return Unbroken(request.param, tmp_path_factory.mktemp("unbroken"), corpus)
 
 
-def test_two_epochs_are_trained_on(unbroken: Unbroken) -> None:
-    """`len()` right: every batch of both epochs once, in our order, none split, joined, skipped or prefetched away."""
-    loader = unbroken.variables["loader"]
-    assert len(unbroken.run.batches) == 2 * len(loader)
-    assert unbroken.run.batches == expected_batches(loader, 2)
+def same_after_a_stop(unbroken: Unbroken, stop_at: int, folder: Path, corpus: CountingCorpus) -> int:
+    """Stop and start again; the same rows and, bit for bit, weights: accumulated gradients count too.
 
-
-@pytest.mark.parametrize("stop_at", [1, 7, 10, 12, 19])
-def test_a_run_that_was_stopped_goes_on(
-    unbroken: Unbroken, stop_at: int, corpus: CountingCorpus, tmp_path: Path
-) -> None:
-    """The same rows, and the same weights bit for bit: gradients that were accumulated at the end count too."""
-    run = Run(tmp_path, corpus.pattern)
+    Returns the batches that the checkpoint had.
+    """
+    run = Run(folder, corpus.pattern)
     run.start(unbroken.source, stop_at)
-    variables = run.start(unbroken.source)
-    assert run.batches == unbroken.run.batches
+    variables: dict[str, Any] = run.start(unbroken.source)
+    assert run.batches == unbroken.batches
     assert all(map(torch.equal, weights(variables), unbroken.weights))
+    return run.kept[-1] if run.kept else 0
+
+
+def test_two_epochs_are_trained_on(unbroken: Unbroken) -> None:
+    """`len()` right: every batch of both epochs once, in our order; none split, joined, skipped or lost to prefetch."""
+    loader = unbroken.variables["loader"]
+    assert len(unbroken.batches) == 2 * len(loader)
+    assert unbroken.batches == expected_batches(loader, 2)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_run_that_was_stopped_goes_on(unbroken: Unbroken, which: int, tmp_path: Path, corpus: CountingCorpus) -> None:
+    stop_at, kept = list(KEPT[unbroken.heading].items())[which]
+    assert same_after_a_stop(unbroken, stop_at, tmp_path, corpus) == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", range(1, 21))
+def test_a_run_that_was_stopped_anywhere_goes_on(
+    unbroken: Unbroken, stop_at: int, tmp_path: Path, corpus: CountingCorpus
+) -> None:
+    assert same_after_a_stop(unbroken, stop_at, tmp_path, corpus) < stop_at

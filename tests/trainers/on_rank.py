@@ -1,7 +1,7 @@
 """What each process of a launched group does with the README's recipes. Writes FOLDER/rank_R.json.
 
     torchrun ... on_rank.py all FOLDER CORPUS HEADING...     each unbroken, and stopped and started again
-    torchrun ... on_rank.py kill FOLDER CORPUS STOP_AT       the one for DDP, killed in a step; 0: to its end
+    torchrun ... on_rank.py kill FOLDER CORPUS STOP_AT       the one for DDP, killed in a step
 """
 
 import faulthandler
@@ -20,43 +20,49 @@ STOP_AT = 7
 LIMIT_S = 150
 
 
+ON_CPUS = {
+    "lightning.Trainer(": 'lightning.Trainer(devices=2, strategy="ddp", ',
+    "model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))": (
+        "model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)"
+    ),
+}
+"""Changes to the recipes: what Lightning needs without GPUs, and a loader that is handed to Accelerate to prepare."""
+
+
 def stop_and_start(folder: Path, corpus: str, headings: list[str]) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for heading in headings:
-        source = recipe(heading).replace("lightning.Trainer(", 'lightning.Trainer(devices=2, strategy="ddp", ')
+        source = recipe(heading)
+        for old, new in ON_CPUS.items():
+            source = source.replace(old, new)
         place = folder / heading.replace(" ", "_")
         unbroken, broken = Run(place / "unbroken", corpus), Run(place / "broken", corpus)
-        expected = weights(unbroken.start(source))
+        variables = unbroken.start(source)
         broken.start(source, STOP_AT)
-        variables = broken.start(source)
+        expected, found = weights(variables), weights(broken.start(source))
         report[heading] = {
             "unbroken": unbroken.batches,
             "broken": broken.batches,
             "kept": broken.kept[-1],
-            "same weights": all(map(torch.equal, expected, weights(variables))),
+            "same weights": all(map(torch.equal, expected, found)),
             "weights": [float(values.sum()) for values in expected],
         }
-        if "trainer" in variables and "validation_loss" not in report and heading == "Lightning":
-            sums = variables["trainer"].callback_metrics
-            report["sums of Lightning"] = [float(sums["loss"]), float(sums["labels"])]
+        if heading == "Lightning":
+            report[heading]["sums"] = {name: float(sum) for name, sum in variables["trainer"].callback_metrics.items()}
     validation = Run(folder / "validation", corpus).start(recipe("Validation"))
     report["validation"] = validation["validation_loss"](validation["model"])
     return report
 
 
-def train(folder: Path, corpus: str, stop_at: int) -> dict[str, Any]:
+def train_and_die(folder: Path, corpus: str, stop_at: int) -> None:
     torch.set_default_dtype(torch.float64)  # so that another order of summation does not show
     run = Run(folder, corpus)
 
-    def report() -> dict[str, Any]:
-        return {"batches": run.batches, "losses": run.losses, "kept": run.kept}
-
     def die() -> None:
-        write(folder, report())
+        write(folder, {"batches": run.batches, "losses": run.losses, "kept": run.kept})
         os.kill(os.getpid(), signal.SIGKILL)
 
-    run.start(recipe(DDP), stop_at or None, die)
-    return report()
+    run.start(recipe(DDP), stop_at, die)
 
 
 def write(folder: Path, report: dict[str, Any]) -> None:
@@ -69,4 +75,4 @@ if __name__ == "__main__":
     if what == "all":
         write(Path(folder), stop_and_start(Path(folder), corpus, others))
     else:
-        write(Path(folder), train(Path(folder), corpus, int(others[0])))
+        train_and_die(Path(folder), corpus, int(others[0]))

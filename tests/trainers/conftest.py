@@ -1,8 +1,6 @@
 """A counting corpus that the recipes train on, and the trainers that may not be installed."""
 
 import importlib.util
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from counting import CountingCorpus
@@ -14,19 +12,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> CountingCorpus:
     return CountingCorpus(tmp_path_factory.mktemp("trainers") / "data", [120, 224], "uint16")
 
 
-@pytest.fixture(autouse=True)
-def installed(request: pytest.FixtureRequest) -> None:
-    """Skips a test whose mark `needs` names a package that is missing."""
-    for mark in request.node.iter_markers("needs"):
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose mark `needs` names a package that is missing, before its fixtures import it."""
+    for mark in item.iter_markers("needs"):
         for package in mark.args:
             if importlib.util.find_spec(package) is None:
                 pytest.skip(f"{package} is not installed: the extra `trainers` brings it")
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No launcher, no GPU, no hub, and nothing left of an earlier test's Accelerator."""
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher, and no hub."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    yield

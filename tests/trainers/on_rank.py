@@ -1,7 +1,7 @@
 """What each process of a launched group does with the README's recipes. Writes FOLDER/rank_R.json.
 
-    torchrun ... on_rank.py all FOLDER CORPUS HEADING...     each unbroken, and stopped and started again
-    torchrun ... on_rank.py kill FOLDER CORPUS STOP_AT       the one for DDP, killed in a step
+torchrun ... on_rank.py all FOLDER CORPUS HEADING...     each unbroken, and stopped and started again
+torchrun ... on_rank.py kill FOLDER CORPUS STOP_AT       the one for DDP, killed in a step
 """
 
 import faulthandler
@@ -49,6 +49,8 @@ def stop_and_start(folder: Path, corpus: str, headings: list[str]) -> dict[str, 
         }
         if heading == "Lightning":
             report[heading]["sums"] = {name: float(sum) for name, sum in variables["trainer"].callback_metrics.items()}
+    if not torch.distributed.is_initialized():  # no trainer there that did it
+        torch.distributed.init_process_group("gloo")
     validation = Run(folder / "validation", corpus).start(recipe("Validation"))
     report["validation"] = validation["validation_loss"](validation["model"])
     return report

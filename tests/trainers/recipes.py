@@ -35,10 +35,10 @@ SIZES = {
     r"(?<!-)\b100\b": "2",
     r"\"validation_fraction\": 0.01": '"validation_fraction": 0.3',
     r"Accelerator\(": "Accelerator(cpu=True, ",
-    r'TrainingArguments\("run", ': 'TrainingArguments("run", use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, ',
+    r'TrainingArguments\("run", ': 'TrainingArguments("run", use_cpu=True, report_to=[], logging_steps=1, ',
     r"lightning\.Trainer\(": "lightning.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, ",
 }
-"""What a test changes: sizes, and output that a test has no use for."""
+"""What a test changes: sizes, the device, and output that a test has no use for."""
 
 
 class Stopped(Exception):

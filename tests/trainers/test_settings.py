@@ -40,7 +40,11 @@ class TestHuggingFace:
         trainer, loader, validation = (variables[name] for name in ("trainer", "loader", "validation"))
         assert (len(loader), len(validation)) == (10, 4)
         state = trainer.state
-        assert (state.max_steps, state.global_step, state.epoch) == (6, 6, 2.0)  # 3 steps an epoch, of 4, 4 and 2 batches
+        assert (state.max_steps, state.global_step, state.epoch) == (
+            6,
+            6,
+            2.0,
+        )  # 3 steps an epoch, of 4, 4 and 2 batches
         evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
         assert [(entry["step"], entry["epoch"]) for entry in evaluations] == [(3, 1.0), (6, 2.0)]
         with torch.no_grad():
@@ -48,7 +52,9 @@ class TestHuggingFace:
         assert evaluations[-1]["eval_loss"] == pytest.approx(sum(losses) / 4, rel=1e-5)
 
     def test_max_steps_run_on_over_epochs(self, corpus: CountingCorpus, tmp_path: Path) -> None:
-        source = changed(recipe("Hugging Face Trainer"), "num_train_epochs=2, save_steps=2", "max_steps=8, save_steps=5")
+        source = changed(
+            recipe("Hugging Face Trainer"), "num_train_epochs=2, save_steps=2", "max_steps=8, save_steps=5"
+        )
         run = Run(tmp_path, corpus.pattern)
         loader = run.start(source)["loader"]
         assert run.batches == expected_batches(loader, 3)[: 10 + 10 + 4 + 4]
@@ -58,7 +64,7 @@ class TestHuggingFace:
         assert stopped.kept[-1] == 10 + 4 + 4  # behind step 5, the second of the second epoch
         assert stopped.batches == run.batches
 
-    @pytest.mark.parametrize(("old", "new"), [('batch_size": 3', 'batch_size": 2'), ("seq_len\": 8", 'seq_len": 7')])
+    @pytest.mark.parametrize(("old", "new"), [('batch_size": 3', 'batch_size": 2'), ('seq_len": 8', 'seq_len": 7')])
     def test_a_resume_that_does_not_fit_is_refused(
         self, corpus: CountingCorpus, tmp_path: Path, old: str, new: str
     ) -> None:
@@ -73,7 +79,9 @@ class TestHuggingFace:
         tokens = np.arange(400) % 61
         tokens[::5] = END
         tokens.astype(np.uint16).tofile(tmp_path / "tokens.bin")
-        source = changed(recipe("Hugging Face Trainer"), '"label_shift": False', f'"eos_id": {END}, "mask_boundaries": True')
+        source = changed(
+            recipe("Hugging Face Trainer"), '"label_shift": False', f'"eos_id": {END}, "mask_boundaries": True'
+        )
         yielded = '({**batch, "shift_labels": batch["labels"]} for batch in loader)'
         source = changed(source, "yield from loader\n", f"yield from {yielded}\n")
         source = changed(source, "gradient_accumulation_steps=4", "gradient_accumulation_steps=1, max_steps=1")

@@ -96,7 +96,7 @@ class LoaderStats:
     @property
     def data_wait_pct(self) -> float:
         """Share of `wall_s` that the trainer waited for data, in per cent."""
-        return 100.0 * self.data_wait_ratio
+        return 100.0 * self.data_wait_s / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
     def rating(self) -> str:
@@ -133,7 +133,7 @@ class LoaderStats:
             return (
                 f"the same chunks are decoded again and again: the corpus takes {cache.all_bytes} bytes decoded, "
                 f"decoded_cache_bytes = {cache.most_bytes} are kept, hit rate {100 * cache.hit_rate:.0f} %: set "
-                f"decoded_cache_bytes = {cache.all_bytes}, or convert the corpus to a flat format"
+                f"decoded_cache_bytes = {cache.all_bytes} or eager = true, or convert the corpus to a flat format"
             )
         return (
             f"most of it is reading: set num_threads = {2 * self.num_threads} (now {self.num_threads}), or move the "

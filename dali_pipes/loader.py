@@ -222,7 +222,8 @@ class TokenLoader:
     def summary(self) -> str:
         """What is said at the start, in three lines: the corpus, the rows of an epoch, where batches come from.
 
-        Reads no data. Rows made of documents are counted as they are planned and estimated until then ("about").
+        Reads no data. Rows made of documents are counted as they are planned and estimated until then ("about"), by one
+        window of the epoch at least.
         """
         return start_text(
             self.config,

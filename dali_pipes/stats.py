@@ -127,7 +127,7 @@ class LoaderStats:
                 "one, leave a core free (torch.set_num_threads) and drop outputs that are not used"
             )
         if times.read_s < times.plan_s:
-            return f"most of it is planning, since rows are very short: {more_batches}, or a larger seq_len"
+            return f"most of it is planning rows: {more_batches}, or a larger seq_len"
         cache = self.cache
         if cache is not None and cache.hit_rate < 0.9 and cache.all_bytes > cache.most_bytes:
             return (

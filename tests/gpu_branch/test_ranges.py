@@ -9,7 +9,7 @@ from typing import Any
 import gpu_stand_in
 import pytest
 
-from dali_pipes import TokenLoader
+from dali_pipes import TokenLoader, profiling
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import CorpusReadError, DaliPipesError
 
@@ -142,3 +142,9 @@ def test_without_cupy_they_are_in_torchs_profile(settings: dict[str, Any], monke
     assert counts["dali_pipes: next"] == 9
     assert counts["dali_pipes: kernels"] >= 2
     assert counts["dali_pipes: deliver"] >= 2
+
+
+def test_without_a_profiler_nothing_is_made_for_a_batch() -> None:
+    ranges, items = profiling.Ranges(), iter([1])
+    assert ranges.each("next", items) is items
+    assert ranges.around("read") is ranges.around("plan")

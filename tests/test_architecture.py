@@ -35,7 +35,8 @@ class Imports(NamedTuple):
 ALLOWED = {
     "errors": Imports(""),
     "stats": Imports(""),
-    "config": Imports("", "pydantic yaml"),
+    "context_parallel": Imports(""),
+    "config": Imports("context_parallel", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
@@ -72,7 +73,7 @@ ALLOWED = {
         "numpy",
     ),
     "state": Imports("schedule corpus operators config"),
-    "batches": Imports("block_queue row_outputs", "numpy torch"),
+    "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
         "batches block_queue plan_reports ranks readers state pipeline row_plan document_rows schedule corpus config "
         "stats",

@@ -16,6 +16,7 @@ from typing import Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
+from dali_pipes.ranks import process_group
 from dali_pipes.schedule import Schedule
 from dali_pipes.stats import LoaderStats
 
@@ -35,6 +36,14 @@ def say_once(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"dali_pipes: {text}\n")
             sys.stderr.flush()
+
+
+def speaks_for_all(config: LoaderConfig) -> bool:
+    """Whether this process is the one, of all that have a loader like this, that says what holds for all of them."""
+    group = process_group()
+    if group is not None:  # several processes have data rank 0 where some share their rows
+        return group[0] == 0
+    return not config.rank and (config.context_parallel is None or config.context_parallel[0] == 0)
 
 
 def start_text(
@@ -63,7 +72,8 @@ def start_text(
         count, steps = f"about {rows:,}", max(1, steps)
     split = " of validation" if config.split == "validation" else ""
     ranks = f"{schedule.world_size:,} rank{'s' * (schedule.world_size > 1)}"
-    shape = f"({config.batch_size}, {config.seq_len})"
+    share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
+    shape = f"({config.batch_size}, {config.seq_len}{share})"
     order = f"  epoch{split}: {count} rows, {steps:,} steps of {ranks} x {shape}; order {state['order']}"
     where = f"  {device}, placement {placement}: {reason}"
     return "\n".join((data, _shown(order, COLUMNS), _shown(where, COLUMNS)))

@@ -36,6 +36,10 @@ def load(corpus: Any, **settings: Any) -> TokenLoader:
         ({}, "epoch: 50 rows, 12 steps of 1 rank x (4, 8); order philox24-v1"),
         ({"drop_last": False}, "epoch: 50 rows, 13 steps of 1 rank x (4, 8); order philox24-v1"),
         ({"rank": 0, "world_size": 3}, "epoch: 50 rows, 4 steps of 3 ranks x (4, 8); order philox24-v1"),
+        (
+            {"rank": 0, "world_size": 3, "context_parallel": (0, 2)},
+            "epoch: 50 rows, 4 steps of 3 ranks x (4, 8 / 2); order philox24-v1",
+        ),
         ({"shuffle": False}, "epoch: 50 rows, 12 steps of 1 rank x (4, 8); order sequential-v1"),
         (
             {"split": "validation", "validation_fraction": 0.5},
@@ -53,6 +57,24 @@ def test_the_start_line(
         assert re.fullmatch(r".*data/shard_000\.bin and 2 more files: flat, 401 tokens, fingerprint [0-9a-f]{8}", first)
         assert first.endswith(ours.corpus.fingerprint[:8])
         assert rest == [f"  {epoch}", '  cpu, placement host: device = "cpu"']
+
+
+@pytest.mark.parametrize(
+    ("settings", "group", "speaks"),
+    [
+        ({}, None, True),
+        ({"rank": 1, "world_size": 2}, None, False),
+        ({"rank": 0, "world_size": 2, "context_parallel": (0, 2)}, None, True),
+        ({"rank": 0, "world_size": 2, "context_parallel": (1, 2)}, None, False),
+        ({"rank": 0, "world_size": 2}, (0, 4), True),
+        ({"rank": 0, "world_size": 2}, (1, 4), False),  # tensor parallel: two processes have the same data rank
+    ],
+)
+def test_one_process_speaks(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], group: tuple[int, int] | None, speaks: bool
+) -> None:
+    monkeypatch.setattr(announce, "process_group", lambda: group)
+    assert announce.speaks_for_all(LoaderConfig(corpus="x", batch_size=1, seq_len=4, **settings)) == speaks
 
 
 def test_the_start_plans_no_epoch_and_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,8 @@ ALLOWED = {
     "errors": Imports(""),
     "metrics": Imports(""),
     "stats": Imports("metrics"),
-    "config": Imports("", "pydantic yaml"),
+    "context_parallel": Imports(""),
+    "config": Imports("context_parallel", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
@@ -74,8 +75,8 @@ ALLOWED = {
         "numpy",
     ),
     "state": Imports("schedule corpus operators config"),
-    "announce": Imports("config corpus schedule stats"),
-    "batches": Imports("block_queue row_outputs", "numpy torch"),
+    "announce": Imports("config corpus ranks schedule stats"),
+    "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
         "announce batches block_queue plan_reports ranks readers state pipeline row_plan document_rows schedule corpus "
         "config stats",

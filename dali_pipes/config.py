@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from dali_pipes.context_parallel import shared_ranges
 from dali_pipes.errors import ConfigError
 
 OUTPUT_NAMES = (
@@ -121,6 +122,12 @@ class LoaderConfig(BaseModel):
 
     rank: int | None = Field(None, ge=0, description="None: from torch.distributed or the launcher's RANK")
     world_size: int | None = Field(None, gt=0, description="None: from torch.distributed or the launcher's WORLD_SIZE")
+    context_parallel: tuple[int, int] | None = Field(
+        None, description="(rank, size): this process gets its share of every row; None: whole rows"
+    )
+    context_split: Literal["contiguous", "zigzag"] = Field(
+        "contiguous", description="which share: one piece of a row, or two that make causal attention equal work"
+    )
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
@@ -128,6 +135,11 @@ class LoaderConfig(BaseModel):
     )
     placement: Literal["auto", "host", "device"] = Field(
         "auto", description="host sends rows to the GPU, device keeps the corpus there; auto: device for a small corpus"
+    )
+
+    quiet: bool = Field(False, description="no line at the start, and no warning when the trainer waits for data")
+    nvtx: bool | None = Field(
+        None, description="ranges on a profiler's timeline; None: if the process was started by Nsight Systems"
     )
 
     prefetch_queue_depth: int = Field(2, gt=0, le=64, description="blocks DALI keeps ready")
@@ -177,6 +189,12 @@ class LoaderConfig(BaseModel):
             raise ValueError("rank and world_size go together: give both or neither")
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
             raise ValueError(f"rank {self.rank} is not below world_size {self.world_size}")
+        if self.context_parallel is not None:
+            rank, size = self.context_parallel
+            if not 0 <= rank < size:
+                raise ValueError(f"context_parallel = [{rank}, {size}]: expected (rank, size) with 0 <= rank < size")
+            for width in self.bucket_widths or (self.seq_len,):
+                shared_ranges(width, rank, size, self.context_split)
         if self.split == "validation" and self.validation_fraction == 0.0:
             raise ValueError('split = "validation" needs a validation_fraction above 0 (0.01 keeps 1 % of the tokens)')
         unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]

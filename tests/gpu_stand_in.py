@@ -235,6 +235,8 @@ class StandInGpu:
         self.default_stream_work = self.events_made = 0
         self.kernels: list[str] = []
         """Names of the kernels launched so far."""
+        self.ranges: list[tuple[str, str | None]] = []
+        """Threads and the ranges that they began, or None where they ended one."""
         self.freed_arenas: list[int] = []
         """Streams whose free memory CuPy's pool was told to give back."""
         self._handles = iter(range(1000, 10**9))
@@ -371,6 +373,11 @@ class StandInGpu:
             Event=make_event,
             runtime=runtime,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+            nvtx=SimpleNamespace(
+                available=True,
+                RangePush=lambda name: self.ranges.append((threading.current_thread().name, name)),
+                RangePop=lambda: self.ranges.append((threading.current_thread().name, None)),
+            ),
         )
         return SimpleNamespace(
             __version__="stand-in",
@@ -411,6 +418,10 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         gpu.consume(gpu.consumer)
         return real(static, batch)
 
+    def share(part: Any, batch: Mapping[str, torch.Tensor], real: Any = batches.RowShare.of) -> Any:
+        gpu.consume(gpu.consumer)
+        return real(part, batch)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", gpu.cupy())
         patch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=gpu.empty_pinned))
@@ -420,6 +431,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setattr(block_queue, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph))
         patch.setattr(loader, "current_stream", lambda number: gpu.consumer)
         patch.setattr(batches.StaticBatch, "fill", fill)
+        patch.setattr(batches.RowShare, "of", share)
         patch.setattr(loader.TokenLoader, "device", property(lambda self: torch.device("cpu")))
         _kernel._load.cache_clear()
         try:

@@ -34,8 +34,10 @@ class Imports(NamedTuple):
 
 ALLOWED = {
     "errors": Imports(""),
-    "stats": Imports(""),
-    "config": Imports("", "pydantic yaml"),
+    "metrics": Imports(""),
+    "stats": Imports("metrics"),
+    "context_parallel": Imports(""),
+    "config": Imports("context_parallel", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
@@ -52,18 +54,19 @@ ALLOWED = {
     "plan_reports": Imports("document_rows corpus operators progress user_cache"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
-    "source": Imports("readers row_plan schedule corpus stats", "numpy"),
+    "source": Imports("profiling readers row_plan schedule corpus stats", "numpy"),
     "cpu_placements": Imports("source row_outputs row_plan schedule corpus operators stats", "numpy"),
     "device": Imports("", "numpy cupy cupyx"),  # the one module that owns streams, events and device memory
     "gpu_placements": Imports(
         "cpu_placements device progress readers source row_outputs row_plan documents schedule corpus operators stats",
         "numpy",
     ),
+    "profiling": Imports("device"),
     "choice": Imports("device"),
     "ranks": Imports("config"),
     "pipeline": Imports(
         "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
-        "documents ranks schedule opening corpus config",
+        "documents profiling ranks schedule opening corpus config",
         "nvidia numpy",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),
@@ -72,10 +75,11 @@ ALLOWED = {
         "numpy",
     ),
     "state": Imports("schedule corpus operators config"),
-    "batches": Imports("block_queue row_outputs", "numpy torch"),
+    "announce": Imports("config corpus ranks schedule stats"),
+    "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
-        "batches block_queue plan_reports ranks readers state pipeline row_plan document_rows schedule corpus config "
-        "stats",
+        "announce batches block_queue plan_reports ranks readers state pipeline row_plan document_rows schedule corpus "
+        "config stats",
         "torch",
     ),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch

@@ -51,6 +51,7 @@ class TestHuggingFace:
             losses = [float(trainer.model(**batch).loss) for batch in validation]
         assert evaluations[-1]["eval_loss"] == pytest.approx(sum(losses) / 4, rel=1e-5)
 
+    @pytest.mark.slow
     def test_max_steps_run_on_over_epochs(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         source = changed(
             recipe("Hugging Face Trainer"), "num_train_epochs=2, save_steps=2", "max_steps=8, save_steps=5"
@@ -64,15 +65,12 @@ class TestHuggingFace:
         assert stopped.kept[-1] == 10 + 4 + 4  # behind step 5, the second of the second epoch
         assert stopped.batches == run.batches
 
-    @pytest.mark.parametrize(("old", "new"), [('batch_size": 3', 'batch_size": 2'), ('seq_len": 8', 'seq_len": 7')])
-    def test_a_resume_that_does_not_fit_is_refused(
-        self, corpus: CountingCorpus, tmp_path: Path, old: str, new: str
-    ) -> None:
+    def test_a_resume_with_another_batch_size_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """Trainer would skip batches that it has not had."""
         run = Run(tmp_path, corpus.pattern)
         run.start(recipe("Hugging Face Trainer"), 12)
-        with pytest.raises((AssertionError, ValueError), match=r"batch size|would change the data order"):
-            run.start(changed(recipe("Hugging Face Trainer"), old, new))
+        with pytest.raises(AssertionError, match="batch size of the saving run"):
+            run.start(changed(recipe("Hugging Face Trainer"), 'batch_size": 3', 'batch_size": 2'))
 
     def test_labels_that_are_shifted_already(self, tmp_path: Path) -> None:
         """`shift_labels` is taken as it is: boundaries stay masked, and the label behind the last input counts."""

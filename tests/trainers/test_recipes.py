@@ -17,8 +17,8 @@ RECIPES = {
 KEPT = {
     "Hugging Face Trainer": {17: 14},  # saved every two optimizer steps of 4, 4 and 2 batches
     "Accelerate": {12: 8, 19: 16},  # every 4 batches
-    "Lightning": {12: 10, 17: 16},  # every 2 of 10 an epoch
-    "torch.distributed.checkpoint, torchdata and others": {12: 10, 17: 16},  # every 2 of 14
+    "Lightning": {12: 10},  # every 2 of 10 an epoch
+    "torch.distributed.checkpoint, torchdata and others": {17: 16},  # every 2 of 14
 }
 """By recipe: batches to stop in, and those that the last checkpoint before that had."""
 

@@ -34,8 +34,11 @@ from dali_pipes import TokenLoader
 
 CHECKPOINT_EVERY = 2
 LIMIT_S = 30
-WRITING = 8
-"""Place of the flag, behind the ranks' steps, that says that a checkpoint is being written."""
+WRITING, KEEPING = 8, 9
+"""Places of flags, behind the ranks' steps: a checkpoint, or a file of the cache folder, is being written."""
+SYNC_S = 0.01
+"""What the disk takes for a file of the cache."""
+MOMENTS = ("keeping", "step", "step", "writing", "building")
 DEVICES: dict[str, dict[str, str]] = {
     "cpu": {"device": "cpu"},
     "host": {"device": "cuda", "placement": "host"},
@@ -44,10 +47,10 @@ DEVICES: dict[str, dict[str, str]] = {
 
 
 class Progress:
-    """What the processes of a life tell each other: a number a rank, and whether a checkpoint is being written."""
+    """What the processes of a life tell each other: the step of each rank, and what is being written."""
 
     def __init__(self) -> None:
-        self._numbers = memoryview(mmap.mmap(-1, 8 * (WRITING + 1))).cast("q")
+        self._numbers = memoryview(mmap.mmap(-1, 8 * (KEEPING + 1))).cast("q")
 
     def __getitem__(self, place: int) -> int:
         return self._numbers[place]
@@ -77,7 +80,7 @@ def digests(batch: dict[str, Any]) -> list[str]:
 
 
 def write_checkpoint(path: Path, content: dict[str, Any], progress: Progress) -> None:
-    """As a trainer does, though slowly: to another file, then in one step."""
+    """As a trainer does: to another file, then in one step."""
     fresh = path.with_suffix(".fresh")
     progress[WRITING] = 1
     if content["life"] % 2:
@@ -99,12 +102,24 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
     return json.loads(content) if content[:1] == b"{" else torch.load(path, weights_only=True)
 
 
+def slow_sync(progress: Progress) -> Callable[[int], None]:
+    """`os.fsync`, which the loader calls for files of the cache alone."""
+
+    def sync(descriptor: int, real: Callable[[int], None] = os.fsync) -> None:
+        progress[KEEPING] = 1
+        time.sleep(SYNC_S)
+        real(descriptor)
+
+    return sync
+
+
 def train(
     folder: Path, number: int, rank: int, life: dict[str, Any], progress: Progress, found: dict[str, Any] | None
 ) -> None:
     """One rank of one life: until it is killed, or to the start of epoch `life["until"]`."""
     world_size = life["settings"]["world_size"]
     log = os.open(folder / f"{number}-{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.fsync = slow_sync(progress)
     on_device = life["settings"]["device"] != "cpu"
     with contextlib.ExitStack() as stack:
         if on_device:
@@ -160,8 +175,10 @@ def ranks(folder: Path, number: int, life: dict[str, Any], progress: Progress) -
 
 def kill(draw: random.Random, moment: str, running: list[int], life: dict[str, Any], progress: Progress) -> None:
     """Wait for the moment, then kill all ranks at once, or one and the others while they miss it."""
-    if moment == "any":
-        time.sleep(draw.uniform(0, 0.3))
+    if moment == "building":
+        time.sleep(draw.uniform(0, 0.1))
+    elif moment == "keeping":
+        progress.wait_for(lambda: progress[KEEPING] == 1 or progress[0] > 0 or ended(running))
     elif moment == "step":
         wanted = draw.randint(1, 9)
         progress.wait_for(lambda: progress[0] >= wanted or ended(running))
@@ -199,6 +216,7 @@ def build_kernels(jobs: dict[str, Any], devices: list[str]) -> None:
     """Have the stand-in's kernels compiled by a process that nobody kills."""
     pid = os.fork()
     if pid == 0:
+        os.environ["DALI_PIPES_CACHE"] += "-of-kernels"
         for job in jobs.values():
             for name in devices:
                 with (
@@ -227,6 +245,8 @@ def main(folder: Path) -> None:
             life: dict[str, Any] = {"settings": settings_of(draw, job, number, devices), "until": None}
             lives[name].append(life)
             progress = Progress()
+            for kept in Path(os.environ["DALI_PIPES_CACHE"]).glob("*.npy"):
+                kept.unlink()  # each life makes it again
             if is_last:
                 found = read_checkpoint(folder / name / "checkpoint")
                 life["until"] = 2 if found is None else max(2, found["state"]["epoch"] + 1)
@@ -238,7 +258,7 @@ def main(folder: Path) -> None:
                             assert time.monotonic() < end, f"the last life of {name} does not end"
                             time.sleep(1e-3)
                 else:
-                    kill(draw, ("any", "step", "step", "writing", "any")[number % 5], running, life, progress)
+                    kill(draw, MOMENTS[number % len(MOMENTS)], running, life, progress)
     (folder / "lives.json").write_text(json.dumps(lives))
 
 

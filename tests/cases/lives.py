@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,14 @@ def write_checkpoint(path: Path, content: dict[str, Any], progress: Progress) ->
 def read_checkpoint(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    content = path.read_bytes()
-    return json.loads(content) if content[:1] == b"{" else torch.load(path, weights_only=True)
+    is_json = path.read_bytes()[:1] == b"{"
+    content: dict[str, Any] = json.loads(path.read_text()) if is_json else torch.load(path, weights_only=True)
+    return content
+
+
+def reached(progress: Progress, world_size: int, step: int) -> bool:
+    """Whether all ranks have logged a step."""
+    return all(progress[rank] >= step for rank in range(world_size))
 
 
 def slow_sync(progress: Progress) -> Callable[[int], None]:
@@ -119,7 +126,7 @@ def train(
     """One rank of one life: until it is killed, or to the start of epoch `life["until"]`."""
     world_size = life["settings"]["world_size"]
     log = os.open(folder / f"{number}-{rank}.log", os.O_WRONLY | os.O_CREAT)
-    os.fsync = slow_sync(progress)
+    os.fsync = slow_sync(progress)  # type: ignore[assignment]
     on_device = life["settings"]["device"] != "cpu"
     with contextlib.ExitStack() as stack:
         if on_device:
@@ -135,7 +142,7 @@ def train(
                 line = [step, epoch, batch["row_ids"].tolist(), digests(batch), batch["input_ids"].shape[1]]
                 os.write(log, (json.dumps(line) + "\n").encode())
                 progress[rank] = step
-                progress.wait_for(lambda step=step: all(progress[other] >= step for other in range(world_size)))
+                progress.wait_for(partial(reached, progress, world_size, step))
                 if rank == 0 and step % CHECKPOINT_EVERY == 0:
                     content = {"life": number, "step": step, "state": loader.state_dict()}
                     write_checkpoint(folder / "checkpoint", content, progress)
@@ -145,7 +152,9 @@ def train(
 def ranks(folder: Path, number: int, life: dict[str, Any], progress: Progress) -> Iterator[list[int]]:
     """The processes of a life; those that are still there at the end are killed."""
     found = read_checkpoint(folder / "checkpoint")
-    life["from"] = None if found is None else [found["life"], found["step"], found["state"]["epoch"], found["state"]["rows"]]
+    life["from"] = (
+        None if found is None else [found["life"], found["step"], found["state"]["epoch"], found["state"]["rows"]]
+    )
     running: list[int] = []
     for rank in range(life["settings"]["world_size"]):
         pid = os.fork()
@@ -157,7 +166,7 @@ def ranks(folder: Path, number: int, life: dict[str, Any], progress: Progress) -
                 train(folder, number, rank, life, progress, found)
                 os._exit(0)
             except BaseException:
-                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                sys.excepthook(*sys.exc_info())
                 os._exit(1)
         running.append(pid)
         with contextlib.suppress(OSError):  # both do it: whoever is first
@@ -219,10 +228,8 @@ def build_kernels(jobs: dict[str, Any], devices: list[str]) -> None:
         os.environ["DALI_PIPES_CACHE"] += "-of-kernels"
         for job in jobs.values():
             for name in devices:
-                with (
-                    gpu_stand_in.installed("late"),
-                    TokenLoader(**job["settings"], **DEVICES[name], batch_size=1, rank=0, world_size=1) as loader,
-                ):
+                settings = {**job["settings"], **DEVICES[name], "batch_size": 1, "rank": 0, "world_size": 1}
+                with gpu_stand_in.installed("late"), TokenLoader(**settings) as loader:
                     next(iter(loader))
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import lives
 import numpy as np
 import pytest
+import torch
 from oracle import epoch_batches
 
 from dali_pipes import TokenLoader
@@ -80,11 +81,14 @@ def unbroken(folder: Path, job: Job, epochs: int) -> list[list[tuple[str, int]]]
         tokens = np.fromfile(settings["corpus"], np.uint16).astype(np.int64)
         order = {"seq_len": T, "shuffle": settings.get("shuffle", True), "seed": settings.get("seed", 0)}
         rows = [list(epoch_batches(tokens, batch_size=1, epoch=epoch, **order)) for epoch in range(epochs)]
-        as_tensors = lambda row: {name: lives.torch.from_numpy(value) for name, value in row.items()}  # noqa: E731
         return [[(lives.digests(as_tensors(row))[0], T) for row in epoch] for epoch in rows]
     settings |= {"batch_size": 1, "device": "cpu", "rank": 0, "world_size": 1, "drop_last": False}
     with TokenLoader(**settings) as loader:  # its rows have an oracle in tests/rows
         return [[(lives.digests(batch)[0], batch["input_ids"].shape[1]) for batch in loader] for _ in range(epochs)]
+
+
+def as_tensors(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: torch.from_numpy(value) for name, value in row.items()}
 
 
 def check_job(folder: Path, job: Job, of_job: list[Life]) -> None:
@@ -144,10 +148,13 @@ def check_nothing_left(folder: Path, shared_before: set[str]) -> None:
     assert [name for name in left if name not in maps] == []  # what lives has been made by other programs meanwhile
 
 
-@pytest.mark.parametrize("kills", [10])
-def test_fifty_kills(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("kills", "seed"), [(10, 0), *(pytest.param(20, seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
+)
+def test_kills(tmp_path: Path, kills: int, seed: int) -> None:
+    """Fifty of them, 1 → 4 → 2 ranks; the slow ones are a hundred each, at other moments with other settings."""
     before = set(os.listdir("/dev/shm"))
-    of_jobs = live(tmp_path, kills, seed=0)
+    of_jobs = live(tmp_path, kills, seed)
     for name, job in JOBS.items():
         check_job(tmp_path / name, job, of_jobs[name])
     check_nothing_left(tmp_path, before)

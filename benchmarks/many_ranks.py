@@ -22,7 +22,7 @@ from dali_pipes.document_rows import DocumentRows
 from dali_pipes.length_buckets import LengthBuckets
 from dali_pipes.pipeline import batches_per_run
 from dali_pipes.row_plan import PLAN_ROWS, STEP_ROWS_PLANNED, Layout, PackedPieces, PlanCache
-from dali_pipes.schedule import Blocks, Position, Schedule, Windows, split_windows
+from dali_pipes.schedule import Blocks, Position, Schedule, StepRange, Windows, split_windows
 
 STREAM_TOKENS = 10**12
 BUCKETS = (256, 512, 1024, 2048)
@@ -106,8 +106,9 @@ def measured(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_s
     done = block = 0
     while done < max(2, _PLANS * steps):
         block += 1
-        plans.plan(_steps(blocks, block))
-        done += per_run
+        of_block = _steps(blocks, block)
+        plans.plan(of_block)
+        done += of_block.num_steps
     return {
         "start_s": started - begin,
         "step_s": (time.perf_counter() - started) / done,
@@ -124,7 +125,7 @@ def peak_bytes(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world
     return peak
 
 
-def _steps(blocks: Blocks, block: int) -> Any:
+def _steps(blocks: Blocks, block: int) -> StepRange:
     steps = blocks.steps(block)
     assert steps is not None
     return steps

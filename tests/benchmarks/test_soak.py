@@ -20,7 +20,7 @@ def samples(rss: Any, threads: Any = 5.0) -> soak.Samples:
 def test_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each loader goes through a small corpus more than once, but ends too early for its memory to be judged."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(soak, "_CORPUS_TOKENS", 20_000)
+        patch.setattr(soak, "_CORPUS_TOKENS", 12_000)
         soak.main(batches=300, rows=None, trace_python=False, out=tmp_path)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["failed"] == []

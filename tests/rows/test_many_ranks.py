@@ -106,13 +106,12 @@ def test_a_loader_of_one_of_them(tmp_path: Path, rank: int) -> None:
 
 
 def peak_bytes(rows: str, world_size: int) -> int:
-    """Of the plans of two blocks of one rank, what they keep included."""
-    schedule, layout = make(rows, 270_000, 4_000, batch_size=4, world_size=world_size)
+    """Of the plan of a block of one rank, what is kept of it included."""
+    schedule, layout = make(rows, 140_000, 4_000, batch_size=4, world_size=world_size)
     tracemalloc.start()
     try:
         cache = PlanCache(replace(schedule, rank=world_size - 1), 1, layout)
-        for step in range(min(2, schedule.steps())):
-            cache.plan(StepRange(0, 0, step, 1))
+        cache.plan(StepRange(0, 0, 0, 1))
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -36,6 +36,8 @@ from dali_pipes.row_plan import plan_rows
 from dali_pipes.schedule import StepRange
 
 SEQ_LEN, BATCH_SIZE, END = 128, 4, 9
+BATCHES_PER_RUN = 128
+"""Less than by default: a loader keeps sixteen plans, and is to have made them in the first tenth of its batches."""
 SAMPLES = 200
 FLOOR_BYTES = 2 << 20
 FEWEST_BATCHES = 2000
@@ -109,7 +111,8 @@ def write_corpus(path: Path) -> None:
 def soak(path: Path, name: str, batches: int) -> dict[str, Any]:
     """One loader's batches, its samples, and what was found wrong."""
     settings: dict[str, Any] = {"corpus": str(path), "dtype": "uint16", "rank": 0, "world_size": 1, "device": "cpu"}
-    settings |= {"batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, "drop_last": False, **MODES[name]}
+    settings |= {"batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, "drop_last": False}
+    settings |= {"batches_per_run": BATCHES_PER_RUN, **MODES[name]}
     outputs = ("input_ids", "labels", "row_ids") + (("attention_mask",) if "rows" in MODES[name] else ())
     row_hash, token_hash = hashlib.blake2b(), hashlib.blake2b()
     samples: Samples = {}
@@ -279,7 +282,10 @@ def _save_plot(entries: list[dict[str, Any]], path: Path, console: Console) -> N
             axis.plot(batches, np.array(samples[name]) * factor, label=entry["rows"], linewidth=1)
             before += entry["batches"]
         axis.set(ylabel=label)
-        axis.set_ylim(bottom=0)
+        if name == "tokens_per_s":
+            axis.set(yscale="log")
+        else:
+            axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=8, ncols=len(entries))
     axes[-1].set(xlabel="batches")

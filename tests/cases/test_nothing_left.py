@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from oracle import epoch_batches
 from streams import all_same, take
@@ -158,7 +159,11 @@ def young_garbage() -> Iterator[None]:
 @pytest.mark.usefixtures("young_garbage")
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_many_loaders(corpus: Any, count: int) -> None:
-    """Memory is looked at from loader 500 on: what libraries keep for the whole process is there by then."""
+    """Memory is looked at from loader 500 on: what libraries keep for the whole process is there by then.
+
+    DALI keeps a dead reference of 140 bytes to each pipeline that the garbage collector ended, and now and then a table
+    of a library doubles, 2 MB at once; a leak would be seen in most of the differences.
+    """
     before, threads_before = (descriptors(), read_contexts(), children()), threads()
     most_threads, memory = 0, []
     for number in range(count):
@@ -174,7 +179,8 @@ def test_many_loaders(corpus: Any, count: int) -> None:
     assert (descriptors(), read_contexts(), children()) == before
     assert most_threads < threads_before + 100
     if memory:
-        assert memory[-1] - memory[0] < 2 << 20, memory  # 220 bytes a loader
+        assert np.median(np.diff(memory)) < 500 * 200, memory  # bytes a loader
+        assert memory[-1] - memory[0] < 8 << 20, memory
 
 
 def test_fifty_epochs_broken_off_in_one_loader(corpus: Any) -> None:

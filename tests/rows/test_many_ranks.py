@@ -11,8 +11,10 @@ import pytest
 from oracle import epoch_batches, same
 
 from dali_pipes import TokenLoader
+from dali_pipes.config import LoaderConfig
 from dali_pipes.document_rows import DocumentRows, RowMode
 from dali_pipes.length_buckets import LengthBuckets
+from dali_pipes.pipeline import batches_per_run
 from dali_pipes.row_plan import Layout, PackedPieces, Plan, PlanCache, plan_rows
 from dali_pipes.schedule import PADDING, Schedule, StepRange, Windows, split_windows
 
@@ -91,6 +93,30 @@ def test_without_the_partial_step(rows: str) -> None:
         steps = StepRange(0, 0, step, 1)
         ids = np.concatenate([replace(schedule, rank=rank).rows(steps) for rank in range(WORLD_SIZE)])
         assert np.array_equal(ids, np.arange(step * WORLD_SIZE, (step + 1) * WORLD_SIZE))
+
+
+def test_a_first_batch_waits_for_the_plans_of_its_own_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 1,024 ranks with batches of 4 are of 16 steps, not of the 128 that one rank has."""
+    planned = []
+    real = DocumentRows._make_plan
+
+    def counted(self: DocumentRows, epoch: int, window: int) -> Any:
+        planned.append(window)
+        return real(self, epoch, window)
+
+    monkeypatch.setattr(DocumentRows, "_make_plan", counted)
+    config = LoaderConfig(corpus="tokens", batch_size=4, seq_len=2048)
+    alone, _ = make("pack", 300_000, batch_size=4, world_size=1)
+    assert batches_per_run(config, alone, on_gpu=False) == 128
+    schedule, layout = make("pack", 300_000, batch_size=4, world_size=1024)
+    steps = batches_per_run(config, schedule, on_gpu=False)
+    assert steps == 16
+    planned.clear()
+    PlanCache(schedule, steps, layout).plan(StepRange(0, 0, 0, steps))
+    assert isinstance(layout, PackedPieces)
+    needed = layout.documents.mark(0, steps * schedule.global_rows - 1).window + 1
+    assert set(planned) <= set(range(needed))
+    assert schedule.rows_known(0) > 2 * steps * schedule.global_rows
 
 
 @pytest.mark.parametrize("rank", [0, 7232, WORLD_SIZE - 1])

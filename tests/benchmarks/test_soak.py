@@ -1,6 +1,7 @@
 """The soak run ends well at small size; what it looks for is found: a leak, another descriptor, a row out of order."""
 
 import json
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,18 +37,21 @@ def test_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_leak_ends_the_run_with_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_save_plot", lambda *drawn: None)
-    kept = []
+    kept: list[mmap.mmap] = []
     real = soak.handed_out
 
     def leaking(*arguments: Any) -> Iterator[dict[str, Any]]:
         for batch in real(*arguments):
-            kept.append(np.ones(2000))
+            kept.append(mmap.mmap(-1, 16384))  # fresh pages, where malloc may have old ones to give
+            kept[-1].write(bytes(16384))
             yield batch
 
     monkeypatch.setattr(soak, "handed_out", leaking)
     with pytest.raises(typer.Exit) as end:
         soak.main(batches=2 * soak.FEWEST_BATCHES, rows=["stream"], trace_python=False, out=tmp_path)
     assert end.value.exit_code == 1
+    for block in kept:
+        block.close()
     (failed,) = json.loads((tmp_path / "soak.json").read_text())["failed"]
     assert failed.startswith("stream: memory grew by 3")
 

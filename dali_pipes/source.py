@@ -200,6 +200,7 @@ class BlockSource:
     def close(self) -> None:
         """Stop the reader threads (waiting for reads under way) and free the buffers; idempotent."""
         self._closed = True
+        self.corpus.end_retries()
         for future in self._pending.values():
             future.cancel()
         if self._threads is not None and os.getpid() == self._process:

@@ -7,12 +7,14 @@ PYTHON ?= python3
 TORCH ?= torch
 EXTRAS ?= dev,cuda12
 PYTEST_ARGS ?=
+#   FUZZ_S  seconds of `make fuzz`, for all kinds of files together
+FUZZ_S ?= 60
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu gpu-check check style format bench clean
+.PHONY: demo test test-slow test-gpu gpu-check fuzz check style format bench clean
 
 demo: $(READY)  ## train a small GPT on real text
 	$(BIN)/python benchmarks/train_gpt.py
@@ -28,6 +30,9 @@ test-gpu: $(READY)  ## on a CUDA host
 
 gpu-check: $(READY)  ## on a CUDA host: parity, lifetimes, cost, training and faults
 	$(BIN)/python benchmarks/gpu_check.py
+
+fuzz: $(READY)  ## damaged files of every kind, for FUZZ_S seconds; what is found is kept in runs/fuzz
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_S)
 
 style: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check dali_pipes/ operators tests benchmarks

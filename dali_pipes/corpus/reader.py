@@ -48,6 +48,8 @@ class OpenFile:
                 if not self._retries.wait(error, tries):
                     reason = _reason(error, tries)
                     raise CorpusReadError(f"{path}: cannot be opened for reading: {reason}") from error
+            except ValueError as error:  # a zero byte, or half of a surrogate pair
+                raise CorpusReadError(f"{str(path)!r} is no name that a file can have: {error}") from error
 
     def read_into(
         self, buffer: memoryview, offset: int, done: int = 0, failure: OSError | None = None, pause: bool = True

@@ -6,8 +6,36 @@ import struct
 from random import Random
 from typing import Any
 
-NUMBERS = [0, 1, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
-NAMES = ["../outside", "a/../../outside", "/{}/outside", "", ".", "..", "a\0b", "..\\outside", "x" * 5000, "\ud800", "/"]
+NUMBERS = [
+    0,
+    1,
+    127,
+    128,
+    255,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**40,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+]
+NAMES = [
+    "../outside",
+    "a/../../outside",
+    "/{}/outside",
+    "",
+    ".",
+    "..",
+    "a\0b",
+    "..\\outside",
+    "x" * 5000,
+    "\ud800",
+    "/",
+]
 ODD: list[Any] = [
     None,
     True,
@@ -37,10 +65,10 @@ ODD: list[Any] = [
 MOST_BYTES = 1 << 16
 
 
-def mutate(random: Random, data: bytes, others: list[bytes], folder: str) -> bytes:
+def mutate(random: Random, data: bytes, others: list[bytes], folder: str, only_json: bool = False) -> bytes:
     """`data` with one to four changes. others: what pieces may come from. folder: absolute, without the first `/`."""
-    if random.random() < 0.6:
-        changed = _mutate_json(random, data, folder)
+    if only_json or random.random() < 0.6:
+        changed = _mutate_json(random, data, folder, only_json)
         if changed is not None:
             return changed
     out = bytearray(data)
@@ -81,15 +109,15 @@ def _mutate_bytes(random: Random, out: bytearray, others: list[bytes]) -> None:
         out[at : at + random.choice([0, 16, 256])] = other[start : start + random.randint(1, 256)]
 
 
-def _mutate_json(random: Random, data: bytes, folder: str) -> bytes | None:
+def _mutate_json(random: Random, data: bytes, folder: str, is_whole: bool) -> bytes | None:
     """None for what is no JSON."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    if random.random() < 0.05:
-        depth = random.choice([100, 100_000])
-        return b'{"shards": ' + b"[" * depth + b"]" * random.choice([0, depth]) + b"}"
+    if random.random() < 0.02:
+        depth = random.choice([100, 900])
+        return b'{"shards": ' + b"[" * depth + b"]" * (depth if is_whole else random.choice([0, depth])) + b"}"
     for _ in range(random.randint(1, 3)):
         content = _change(random, content, folder)
     return json.dumps(content).encode()
@@ -122,7 +150,13 @@ def _odd(random: Random, value: Any, folder: str) -> Any:
         return value + random.choice([-1, 1, 2**16, 2**32, 2**64])
     if isinstance(value, str) and value and random.random() < 0.5:
         at = random.randrange(len(value))
-        near = [value[:at], value[at:], value[:at] + random.choice("0:,/\\\0é") + value[at:], "../" + value, value + "/"]
+        near = [
+            value[:at],
+            value[at:],
+            value[:at] + random.choice("0:,/\\\0é") + value[at:],
+            "../" + value,
+            value + "/",
+        ]
         return random.choice([*near, random.choice(NAMES).replace("{}", folder)])
     odd = random.choice(ODD)
     return odd.replace("{}", folder) if isinstance(odd, str) else odd

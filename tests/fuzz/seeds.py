@@ -4,23 +4,24 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("corpus", "")]
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from corpus_files import npy_bytes, write_llmc, write_megatron
 from shard_files import tf_example, write_datatrove, write_litdata, write_mds
 from table_files import list_array, table_of, write_arrow, write_parquet
 
-from dali_pipes import TokenLoader, kept_files
+from dali_pipes import kept_files
 from dali_pipes.corpus import open_corpus
 from dali_pipes.documents import find_documents
+from dali_pipes.errors import CorpusWriteError
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.run_folder import Receipt, RunFolder
+
+if TYPE_CHECKING:
+    from dali_pipes import TokenLoader
 
 PARTS = [np.arange(10 * number, 10 * number + number % 7, dtype=np.uint16) for number in range(24)]
 IDS = np.concatenate(PARTS)
@@ -31,12 +32,18 @@ TOKENS = np.array([7, 8, E, 6, E, E, 5] * 30, np.uint16)
 class Kind(NamedTuple):
     """A kind of files. `write` puts them into an empty folder; `read` gives what is in them, or an error of ours.
 
-    is_exact: whether damage must not change what `read` returns, because it is known otherwise.
+    damage:   the beginning of the names of files that may be damaged
+    is_exact: whether damage must not change what `read` returns, because it is known otherwise
+    only_json: whether what is damaged stays JSON
+    expands:  how many bytes may come of one, by decompression
     """
 
     write: Callable[[Path], object]
     read: Callable[[Path], Any]
+    damage: str = ""
     is_exact: bool = False
+    only_json: bool = False
+    expands: int = 1
 
 
 def read_corpus(folder: Path, **options: Any) -> Any:
@@ -150,8 +157,14 @@ def _read_documents(folder: Path) -> Any:
         return find_documents(corpus).offsets.tolist()
 
 
-def _loader(folder: Path, **settings: Any) -> TokenLoader:
-    common = {"batch_size": 2, "seq_len": 4, "device": "cpu", "format": "flat"}
+def _read_kept(folder: Path) -> Any:
+    return _read_documents(folder), _read_plan(folder)
+
+
+def _loader(folder: Path, **settings: Any) -> "TokenLoader":
+    from dali_pipes import TokenLoader  # takes a second
+
+    common: dict[str, Any] = {"batch_size": 2, "seq_len": 4, "device": "cpu", "format": "flat"}
     return TokenLoader(corpus=str(folder / "data"), **common, **settings)
 
 
@@ -174,7 +187,7 @@ _RUN_SETTINGS = {"format": "megatron", "eos_id": 3, "text_key": "text"}
 
 
 def _run(folder: Path) -> RunFolder:
-    source = TextFile(folder / "in.jsonl", "jsonl", None, 10, "00ff", 5)  # type: ignore[arg-type]
+    source = TextFile(folder / "in.jsonl", "jsonl", "", 10, "00ff", 5)
     return RunFolder(folder / "out", _RUN_SETTINGS, [source, source], "dali_pipes test")
 
 
@@ -202,7 +215,10 @@ def _read_run(folder: Path) -> Any:
         with run.item(0):
             found = run.receipts(0)
         run.keep(1, 0, Receipt({}, 0, 0, 0, 0, 0, last=True))
-        manifest = run.publish(2)
+        try:
+            manifest = run.publish(2)
+        except FileNotFoundError as error:  # as `tokenize_files` turns it
+            raise CorpusWriteError("files of this run were removed") from error
         return [vars(receipt) for receipt in found], manifest
     return manifest
 
@@ -210,11 +226,12 @@ def _read_run(folder: Path) -> Any:
 def _state(folder: Path) -> None:
     _with_cache(folder)
     shutil.rmtree(folder / "cache")
+    (folder / "state").mkdir()
     for rows in ("stream", "pack"):
         with _loader(folder, rows=rows, eos_id=E) as loader:
             iterator = iter(loader)
             next(iterator), next(iterator)
-            (folder / f"{rows}.json").write_text(json.dumps(loader.state_dict()))
+            (folder / "state" / f"{rows}.json").write_text(json.dumps(loader.state_dict()))
 
 
 def _read_state(folder: Path) -> Any:
@@ -222,7 +239,7 @@ def _read_state(folder: Path) -> Any:
     found: list[Any] = []
     for rows in ("stream", "pack"):
         with _cached(folder / "none"), _loader(folder, rows=rows, eos_id=E) as loader:
-            loader.load_state_dict(json.loads((folder / f"{rows}.json").read_text()))
+            loader.load_state_dict(json.loads((folder / "state" / f"{rows}.json").read_text()))
             found.append((loader.epoch, loader.step))
             assert loader.state_dict()["version"] == 1
             found.append([batch["input_ids"].tolist() for batch, _ in zip(loader, range(2), strict=False)])
@@ -241,7 +258,7 @@ KINDS = {
     "parquet": Kind(_table("parquet"), read_corpus),
     "arrow": Kind(_table("file"), read_corpus),
     "arrow stream": Kind(_table("stream"), read_corpus),
-    "arrow zstd": Kind(_table("zstd"), read_corpus),
+    "arrow zstd": Kind(_table("zstd"), read_corpus, expands=1 << 15),
     "saved": Kind(_saved, read_corpus),
     "datatrove": Kind(lambda folder: write_datatrove(folder / "0_a.ds", PARTS), read_corpus),
     "mds": Kind(_mds(None), read_corpus),
@@ -255,8 +272,8 @@ KINDS = {
     "loss mask": Kind(_masked("raw"), read_corpus),
     "loss mask npy": Kind(_masked("npy"), read_corpus),
     "kept offsets": Kind(_offsets, _read_offsets),
-    "kept plans": Kind(_with_cache, _read_plan, is_exact=True),
+    "kept documents and plans": Kind(_with_cache, _read_kept, damage="cache/", is_exact=True),
     "unfinished run": Kind(_begin_run, _read_run),
     "finished run": Kind(_finish_run, _read_run),
-    "state": Kind(_state, _read_state),
+    "state": Kind(_state, _read_state, damage="state/", only_json=True),
 }

@@ -48,20 +48,21 @@ def seeds(kind: str, folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def damaged(random: Random, files: dict[str, bytes], folder: Path) -> dict[str, bytes]:
+def damaged(random: Random, kind: str, files: dict[str, bytes], folder: Path) -> dict[str, bytes]:
     """Some of the files changed, or one gone or the content of another."""
     out = dict(files)
-    names = sorted(files)
+    names = sorted(name for name in files if name.startswith(KINDS[kind].damage) and not name.endswith(".lock"))
     others = list(files.values())
     for _ in range(random.choice([1, 1, 1, 2])):
         name = random.choice(names)
-        kind = random.random()
-        if kind < 0.03:
+        only_json = KINDS[kind].only_json
+        change = random.random()
+        if change < 0.03 and not only_json:
             out.pop(name, None)
-        elif kind < 0.06:
+        elif change < 0.06:
             out[name] = files[random.choice(names)]
         elif name in out:
-            out[name] = mutate(random, out[name], others, str(folder.parent)[1:])
+            out[name] = mutate(random, out[name], others, str(folder.parent)[1:], only_json)
     return out
 
 
@@ -94,7 +95,7 @@ def read(kind: str, folder: Path, files: dict[str, bytes]) -> Any:
         peak = tracemalloc.get_traced_memory()[1] + max(0, pool.max_memory())
         tracemalloc.stop()
         pa.set_memory_pool(before)
-    most = MOST_BYTES + MOST_TIMES * sum(map(len, files.values()))
+    most = MOST_BYTES + MOST_TIMES * KINDS[kind].expands * sum(map(len, files.values()))
     assert peak <= most, f"{peak} bytes of memory for {sum(map(len, files.values()))} bytes of files"
     strangers = [name for name in _watch.opened if OUTSIDE in name]
     assert not strangers, f"opened outside of the folder: {strangers}"

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from oracle import epoch_batches
-from scenarios import PREAMBLE
 from streams import all_same, take
 
 from dali_pipes import TokenLoader, readers
@@ -89,65 +88,6 @@ def test_an_outage_that_lasts(
     outage.is_on = False
     assert all_same(loader, expected[12:])
     assert all_same(loader, epoch_batches(corpus.tokens, epoch=1, **ORDER))
-
-
-ENDS = {
-    "closed while a read waits to be tried again": """
-        loader = load(repeat=True)
-        iterator = iter(loader)
-        next(iterator)
-        waits_for_ever()
-        def close():
-            down.wait()
-            time.sleep(0.1)
-            loader.close()
-        threading.Thread(target=close).start()
-        try:
-            while True:
-                next(iterator)
-        except (LoaderClosedError, CorpusReadError):
-            print("done")
-    """,
-    "the program ends while a read waits to be tried again": """
-        loader = load(repeat=True)
-        iterator = iter(loader)
-        next(iterator)
-        waits_for_ever()
-        try:
-            loader.load_state_dict({**loader.state_dict(), "rows": 20})
-            interrupt_after(0.3)
-            for batch in loader:
-                pass
-        except KeyboardInterrupt:
-            assert down.is_set()
-            print("done")
-    """,
-    "a trainer in a daemon thread waits for a read that waits to be tried again": """
-        def train():
-            for batch in load(repeat=True):
-                waits_for_ever()
-        threading.Thread(target=train, daemon=True).start()
-        down.wait()
-        time.sleep(0.1)
-        print("done")
-    """,
-}
-WAITS = """
-import errno
-from dali_pipes.corpus import read_retries, batch_read
-down = threading.Event()
-def waits_for_ever():
-    def fails(*arguments):
-        down.set()
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-    read_retries._FIRST_WAIT_S = read_retries._LONGEST_WAIT_S = 3600
-    os.preadv = fails
-"""
-
-
-def test_no_end_waits_for_a_read(run_scenarios: Callable[..., dict[str, Any]]) -> None:
-    ended = run_scenarios(PREAMBLE + WAITS, ENDS, limit_s=15)
-    assert {name: (end.code, end.out, end.err) for name, end in ended.items()} == dict.fromkeys(ENDS, (0, "done\n", ""))
 
 
 @pytest.mark.parametrize(

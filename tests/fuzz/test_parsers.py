@@ -13,6 +13,9 @@ from mutations import NAMES
 from seeds import KINDS
 from trial import damaged, read, seeds
 
+from dali_pipes.corpus import open_corpus
+from dali_pipes.errors import CorpusFormatError
+
 EXAMPLES = 12
 
 
@@ -88,3 +91,51 @@ def test_names_lead_nowhere_else(kind: str, valid: dict[str, tuple[Path, dict[st
             assert content != files[index]
             assert read(kind, folder, {**files, index: content}) is None, other
             assert sorted(os.listdir(folder.parent)) == ["case", "outside"], other
+
+
+RECEIPT = "out/_tokenize/tokens-00000-0000.json"
+COUNTS = b'"documents": 0, "tokens": 0, "empty": 0, "dropped": 0'
+REGRESSIONS = [
+    ("saved", "dataset_dict.json", b'{"splits": ["a\\u0000b"]}'),
+    ("saved", "dataset_dict.json", b'{"splits": ["%s"]}' % (b"x" * 300)),
+    ("saved", "train/state.json", b'{"_data_files": [{"filename": "a\\ud800"}]}'),
+    ("saved", "train/state.json", b'{"_data_files": [{"filename": "a\\\\b"}]}'),
+    ("unfinished run", "out/_tokenize/plan.json", b"[" * 100_000),
+    ("unfinished run", "out/_tokenize/plan.json", b'{"settings": [], "inputs": {}}'),
+    ("unfinished run", RECEIPT, b""),
+    ("unfinished run", RECEIPT, b"[]"),
+    ("unfinished run", RECEIPT, b'{"files": {}}'),
+    ("unfinished run", RECEIPT, b'{"files": {}, %s, "end": 0, "last": 1}' % COUNTS),
+    ("unfinished run", RECEIPT, b'{"files": {"plan.json": {}}, %s, "end": 0, "last": true}' % COUNTS),
+    ("unfinished run", RECEIPT, b'{"files": {"tokens-00000-0000./../a": {}}, %s, "end": 0, "last": true}' % COUNTS),
+    ("finished run", "out/manifest.json", b'{"settings": {}, "inputs": [{}]}'),
+    ("finished run", "out/manifest.json", b'{"settings": {}, "inputs": 5}'),
+    ("finished run", "out/manifest.json", b'{"settings": {}, "inputs": [], %s, "shards": [[]]}' % COUNTS),
+    ("finished run", "out/manifest.json", b'{"settings": {}, "inputs": [], %s, "shards": NaN}' % COUNTS),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "content"), REGRESSIONS)
+def test_what_was_found_before(
+    kind: str, name: str, content: bytes, valid: dict[str, tuple[Path, dict[str, bytes], Any]]
+) -> None:
+    folder, files, _ = valid[kind]
+    assert name in files
+    assert read(kind, folder, {**files, name: content}) is None
+
+
+def test_compressed_buffers_may_not_claim_more_than_they_can_hold(
+    valid: dict[str, tuple[Path, dict[str, bytes], Any]],
+) -> None:
+    """Memory would be taken for it. Each begins with the bytes that come of it, before a frame of Zstandard."""
+    folder, files, _ = valid["arrow zstd"]
+    data = files["a.arrow"]
+    frames = [at for at in range(8, len(data)) if data[at : at + 4] == b"\x28\xb5\x2f\xfd"]
+    assert frames
+    for at in frames:
+        for claim in (2**28, 2**40, 2**62):
+            changed = data[: at - 8] + claim.to_bytes(8, "little") + data[at:]
+            assert read("arrow zstd", folder, {"a.arrow": changed}) is None
+    (folder / "a.arrow").write_bytes(changed)
+    with pytest.raises(CorpusFormatError, match=r"claim 46116860184\d+ bytes"):
+        open_corpus(folder)

@@ -100,13 +100,13 @@ JOB = """
 def make_job(folder):
     # Documents of 3 ids, the last of which is 9: as ids alone, and as rows of a table.
     folder.mkdir(exist_ok=True)
-    ids = np.arange(60_000, dtype=np.uint16) % 8
+    ids = np.arange(30_000, dtype=np.uint16) % 8
     ids[2::3] = 9
     (folder / "flat").mkdir()
     ids.tofile(folder / "flat" / "a.bin")
     rows = np.split(ids, range(3, len(ids), 3))
     (folder / "table").mkdir()
-    # Of one row group of 20000 rows, which takes more bytes than are read again at each start.
+    # Of one row group of 10000 rows, which takes more bytes than are read again at each start.
     write_parquet(folder / "table" / "a.parquet", table_of([list_array([row.tolist() for row in rows], "uint16")]),
                   compression="none", use_dictionary=False)
 
@@ -119,9 +119,9 @@ def run_job(folder):
             loader = load(str(folder / kind), eos_id=9 if kind == "flat" else None, **common)
             for again in range(2):
                 report = loader.plan_report()
-            assert (report.documents, report.tokens) == (20_000, 60_000), report
+            assert (report.documents, report.tokens) == (10_000, 30_000), report
             assert len(loader) == report.rows // 2
-            batches = [batch["input_ids"] for batch, _ in zip(loader, range(50))]
+            batches = [batch["input_ids"] for batch, _ in zip(loader, range(20))]
             assert all(set(batch[:, 2].tolist()) == {9} for batch in batches)
             loader.close()
     return said.getvalue().splitlines()
@@ -325,16 +325,19 @@ SIGNALS = {
                         check_epoch(loader)
         os.read(seen, 1)
         time.sleep(0.0123 * number % 0.1)
-        ended = 0
+        ended = sent = 0
         while not ended:
             os.kill(pid, signal.SIGTERM)
-            for _ in range(500):
+            sent += 1
+            for _ in range(100):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     break
                 time.sleep(0.01)
         code = os.waitstatus_to_exitcode(status)
-        assert code == (7 if has_handler else -signal.SIGTERM), (number, code)
+        # At its very end Python takes handlers away.
+        expected = {7, -signal.SIGTERM if sent > 1 else 7} if has_handler else {-signal.SIGTERM}
+        assert code in expected and sent < 8, (number, code, sent)
         os.close(seen), os.close(begun)
     try:
         raise AssertionError(f"child {os.waitpid(-1, os.WNOHANG)} was left behind")
@@ -357,6 +360,7 @@ SIGNALS = {
     def multiply():
         while not stop.is_set():
             (a @ a).sum(), torch.ones(64, 64) @ torch.ones(64, 64)
+            time.sleep(0.0005)
     busy = [threading.Thread(target=target) for target in (log, multiply)]
     for thread in busy:
         thread.start()
@@ -421,7 +425,7 @@ SCENARIOS = {**LOST_STORAGE, **NO_ROOM, **WAITING, **SIGNALS}
 
 @pytest.fixture(scope="module")
 def ended(run_scenarios: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    numbers = "TRIES, WRITES = 20, (1, 4, 5)\n"
+    numbers = "TRIES, WRITES = 20, (2, 4)\n"
     return run_scenarios(PREAMBLE + FILES + JOB + WAITS + numbers, SCENARIOS, limit_s=60)
 
 

@@ -2,6 +2,7 @@
 
 import atexit
 import errno
+import gc
 import os
 import threading
 import time
@@ -223,6 +224,7 @@ def test_opening_and_looking_up_are_tried_again(tmp_path: Path, monkeypatch: pyt
         return function(place, *arguments, **options)
 
     monkeypatch.setattr(read_retries, "_FIRST_WAIT_S", 0.0)
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     corpus = open_corpus([path])
     with monkeypatch.context() as patch:
@@ -230,7 +232,7 @@ def test_opening_and_looking_up_are_tried_again(tmp_path: Path, monkeypatch: pyt
         assert corpus.tokens(0, 500).tolist() == list(range(500))
     assert (corpus.read_retries, left) == (3, [0])
     corpus.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     with pytest.raises(CorpusReadError, match=r"none\.npy"):
         open_corpus(tmp_path / "none.npy")
 

@@ -64,12 +64,15 @@ class ReaderThreads:
 
     def result(self, future: "Future[Any]") -> Any:
         """What a task returned. Blocks; raises what it raised, or RuntimeError if a thread has died meanwhile."""
-        while not future.done():
-            with contextlib.suppress(TimeoutError):  # a TimeoutError of the task is raised below
-                return future.result(_ALIVE_S)
-            if not self._stopped and not self.are_alive:
-                raise RuntimeError("a reader thread died: something outside of dali_pipes ended it")
-        return future.result()
+        try:
+            while not future.done():
+                with contextlib.suppress(TimeoutError):  # a TimeoutError of the task is raised below
+                    return future.result(_ALIVE_S)
+                if not self._stopped and not self.are_alive:
+                    raise RuntimeError("a reader thread died: something outside of dali_pipes ended it")
+            return future.result()
+        finally:
+            del future  # or an error, whose traceback holds this frame, would hold itself
 
     def stop(self, wait_s: float | None = None) -> None:
         """End the threads behind the tasks submitted so far (cancel those that need not run); waits. Idempotent."""

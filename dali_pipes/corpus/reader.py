@@ -73,12 +73,14 @@ class OpenFile:
             except CorpusReadError:
                 raise
             except OSError as error:
-                failure, tries = error, tries + 1
+                tries += 1
                 if not self._retries.wait(error, tries, pause or tries > 1):
+                    failure = None  # or the error, whose traceback holds this frame, would hold itself
                     raise CorpusReadError(
                         f"{self.path}: reading {wanted - done} bytes at byte {offset + done} failed: "
                         f"{_reason(error, tries)}"
                     ) from error
+                failure = error
                 continue
             if got == 0:
                 raise CorpusReadError(

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -166,6 +167,30 @@ def test_what_lasts_is_raised_once_with_its_place(
         is_down[0] = False
         corpus.read_rows(np.arange(20) * 10 + 1000, out)
         assert np.array_equal(out, np.arange(20)[:, None] * 10 + 1000 + np.arange(9))
+
+
+def test_an_error_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Descriptors are given back as soon as it is gone, without a search for garbage."""
+    np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    corpus = open_corpus(tmp_path)
+    corpus.tokens(0, 10)
+    Storage(monkeypatch, lambda: 10**9, lambda: errno.EIO)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        for rows in (1, 20):
+            try:
+                corpus.read_rows(np.arange(rows), np.zeros((rows, 9), np.uint16))
+            except CorpusReadError:
+                continue
+        pool = weakref.ref(corpus._pool)
+        corpus.close()
+        del corpus
+        assert pool() is None
+        assert len(os.listdir("/proc/self/fd")) == before - 1
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("number", LASTING)

@@ -3,18 +3,20 @@
 #   PYTHON  interpreter to make it with (3.11 or newer)
 #   TORCH   torch requirement: plain `torch` takes a CUDA build; on a CPU machine a smaller one may be named here
 #   WORKERS processes that share the tests; 1 for one after another in this process
+#   FUZZ_S  seconds of `make fuzz`, for all kinds of files together
 #   EXTRAS  cuda12 (also right on machines without a GPU) or cuda13, to match the driver
 PYTHON ?= python3
 TORCH ?= torch
 EXTRAS ?= dev,cuda12
 PYTEST_ARGS ?=
 WORKERS ?= auto
+FUZZ_S ?= 60
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu gpu-check soak check style format bench clean
+.PHONY: demo test test-slow test-gpu gpu-check soak fuzz check style format bench clean
 
 demo: $(READY)  ## train a small GPT on real text
 	$(BIN)/python benchmarks/train_gpt.py
@@ -33,6 +35,9 @@ gpu-check: $(READY)  ## on a CUDA host: parity, lifetimes, cost, training and fa
 
 soak: $(READY)  ## 200,000 batches of every kind of rows: order exact, memory flat, with a plot
 	$(BIN)/python benchmarks/soak.py
+
+fuzz: $(READY)  ## damaged files of every kind, for FUZZ_S seconds; what is found is kept in runs/fuzz
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_S)
 
 style: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check dali_pipes/ operators tests benchmarks

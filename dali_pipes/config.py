@@ -150,6 +150,9 @@ class LoaderConfig(BaseModel):
     verify_checksums: bool = Field(
         False, description="compare checksums that the format records (MDS) at the start, which reads all data"
     )
+    read_retries: int = Field(
+        4, ge=0, le=100, description="times that a read is tried again which failed for a reason that may pass"
+    )
     eager: bool = Field(False, description="decode the whole corpus at the start and keep it in memory")
     py_num_workers: int = Field(0, ge=0, description="processes for Python work per row; no format needs any")
     batches_per_run: int | None = Field(None, gt=0, description="batches in one DALI run (K); None: from a byte target")

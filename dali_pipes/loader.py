@@ -258,6 +258,7 @@ class TokenLoader:
             memory=self._stream.memory(),
             engine=self._stream.engine,
             cache=self.corpus.cache_stats(),
+            read_retries=self.corpus.read_retries,
         )
 
     def summary(self) -> str:

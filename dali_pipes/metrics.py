@@ -33,6 +33,7 @@ METRICS = (
     Metric("reader_threads", "gauge", "num_threads", "Threads that read ahead."),
     Metric("block_batches", "gauge", "batches_per_run", "Batches in a block."),
     Metric("blocks", "counter", "block_times.blocks", "Blocks read."),
+    Metric("read_retries", "counter", "read_retries", "Reads that were tried again."),
     Metric("plan_seconds", "counter", "block_times.plan_s", "Time of reader threads spent planning rows."),
     Metric("read_seconds", "counter", "block_times.read_s", "Time of reader threads spent reading tokens."),
     Metric(

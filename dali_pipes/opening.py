@@ -11,6 +11,7 @@ from dali_pipes import __version__
 from dali_pipes import corpus as token_files
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
+from dali_pipes.corpus.read_retries import DEFAULT_RETRIES
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.text import find_text_files, kept_tokens
 from dali_pipes.text.inputs import list_files, recognise
@@ -30,6 +31,7 @@ def open_corpus(
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     eager: bool = False,
     verify: bool = False,
+    read_retries: int = DEFAULT_RETRIES,
 ) -> Corpus:
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
@@ -56,6 +58,7 @@ def open_corpus(
             cache_bytes=cache_bytes,
             eager=eager,
             verify=verify,
+            read_retries=read_retries,
         )
     only_tokens = {
         "dtype": dtype,
@@ -68,7 +71,7 @@ def open_corpus(
             raise ConfigError(f"{name} = {value!r} is for files of tokens; leave it out where text is tokenised")
     made_by = f"dali_pipes {__version__}"
     folder, end = kept_tokens(find_text_files(paths), tokenizer, eos_id, text_key or "text", made_by)
-    return token_files.open_corpus(folder, eos_id=end)
+    return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries)
 
 
 def _are_text(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], text_key: str | None) -> bool:

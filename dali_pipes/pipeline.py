@@ -70,6 +70,7 @@ class BuiltSource:
             cache_bytes=config.decoded_cache_bytes,
             eager=config.eager,
             verify=config.verify_checksums,
+            read_retries=config.read_retries,
         )
         try:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)

@@ -5,6 +5,7 @@ still be training. These end when they are stopped, when their owner is collecte
 """
 
 import atexit
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from dali_pipes.errors import LoaderClosedError
 
 _Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 _EXIT_WAIT_S = 10.0
+_ALIVE_S = 1.0  # between looks at whether the threads live
 
 _live: "weakref.WeakSet[ReaderThreads]" = weakref.WeakSet()
 _at_exit: list[Callable[[], None]] = []
@@ -55,6 +57,23 @@ class ReaderThreads:
         future.set_exception(LoaderClosedError(_AT_EXIT))
         return future
 
+    @property
+    def are_alive(self) -> bool:
+        """Whether all of the threads still run."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def result(self, future: "Future[Any]") -> Any:
+        """What a task returned. Blocks; raises what it raised, or RuntimeError if a thread has died meanwhile."""
+        try:
+            while not future.done():
+                with contextlib.suppress(TimeoutError):  # a TimeoutError of the task is raised below
+                    return future.result(_ALIVE_S)
+                if not self._stopped and not self.are_alive:
+                    raise RuntimeError("a reader thread died: something outside of dali_pipes ended it")
+            return future.result()
+        finally:
+            del future  # or an error, whose traceback holds this frame, would hold itself
+
     def stop(self, wait_s: float | None = None) -> None:
         """End the threads behind the tasks submitted so far (cancel those that need not run); waits. Idempotent."""
         with self._lock:
@@ -71,6 +90,11 @@ def _work(tasks: "SimpleQueue[_Task | None]") -> None:
         if future.set_running_or_notify_cancel():
             try:
                 result = function(*arguments)
+            except SystemExit as error:  # the trainer would end without a word, as if all was well
+                ended = RuntimeError(f"a task of a reader thread raised SystemExit({error.code!r})")
+                ended.__cause__ = error
+                future.set_exception(ended)
+                del ended
             except BaseException as error:
                 future.set_exception(error)
             else:

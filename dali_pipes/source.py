@@ -147,9 +147,13 @@ class BlockSource:
         key = self._read_ahead(info)
         if key is None:
             raise StopIteration
+        threads = self._threads
+        if threads is None:
+            self.check_usable()
+        assert threads is not None, "whoever has something to read has threads"
         asked = time.perf_counter()
         try:
-            slot = self._pending[key].result()
+            slot = threads.result(self._pending[key])
         except CancelledError:  # closed from a signal handler or another thread while this call waited
             self.check_usable()
             raise
@@ -190,6 +194,9 @@ class BlockSource:
         self._blocks = Blocks(self.schedule, self.batches_per_run, position)
         self._origin = iteration
         self.placement.restart()
+        if self._threads is not None and not self._threads.are_alive:
+            self._threads.stop()
+            self._threads = None
         for key in list(self._pending):
             self._discard(key)
 
@@ -205,6 +212,7 @@ class BlockSource:
     def close(self) -> None:
         """Stop the reader threads (waiting for reads under way) and free the buffers; idempotent."""
         self._closed = True
+        self.corpus.end_retries()
         for future in self._pending.values():
             future.cancel()
         if self._threads is not None and os.getpid() == self._process:

@@ -76,6 +76,8 @@ class LoaderStats:
     """"dali", or "direct" on a machine without DALI: batches are the same, taken from the block source itself."""
     cache: CacheStats | None = None
     """Of the decoded chunks; None where the files of the corpus are read as they lie."""
+    read_retries: int = 0
+    """Reads that failed for a reason that may pass, and were tried again."""
 
     rank: int = 0
     num_threads: int = 1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.corpus.arrow_layout import can_lie_plain, extents_of, row_lengths
-from dali_pipes.corpus.arrow_messages import END_OF_STREAM, Message, Messages, message_crc, read_messages
+from dali_pipes.corpus.arrow_messages import END_OF_STREAM, Message, Messages, check_claims, message_crc, read_messages
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
@@ -60,6 +60,7 @@ class BatchChunks:
             file.read_into(part, one.start)
             if message_crc(part[: one.head_size]) != one.crc:
                 raise self._changed(f"another message at byte {one.start}")
+            check_claims(self.path, one, part)
             at += len(part)
         data[at:] = END_OF_STREAM
         return data

@@ -10,6 +10,7 @@ Metadata are FlatBuffers tables: a table begins with the distance back to its vt
 
 import struct
 import zlib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dali_pipes.corpus.reader import OpenFile
@@ -21,6 +22,9 @@ END_OF_STREAM = CONTINUATION + b"\0\0\0\0"
 
 _HEAD_GUESS = 1024  # bytes: most heads fit, and so cost one read
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+_MOST_RATIOS = {0: 256, 1: 1 << 15}
+"""By codec, LZ4 frames and Zstandard: bytes that come of one, in a run of equal ones."""
+_BUFFER = struct.Struct("<qq")  # offset in the body, length
 _BLOCK = struct.Struct("<qi4xq")  # offset, length of the head, length of the body
 
 
@@ -76,6 +80,30 @@ def read_messages(file: OpenFile) -> Messages:
                 f"{file.path}: the message at byte {message.start} is neither rows nor a dictionary"
             )
     return messages
+
+
+def check_claims(path: Path, message: Message, data: bytes | memoryview) -> None:
+    """Raise CorpusFormatError if buffers of a message claim to be larger, decompressed, than they can be.
+
+    Memory is taken for what they claim, before any of it is decompressed. data: all of the message.
+    """
+    head, body = bytes(data[: message.head_size]), data[message.head_size :]
+    try:
+        header = _root(head).table(2)
+        batch = header.table(1) if message.kind == _DICTIONARY else header
+        if not batch.has(3):
+            return
+        most = len(body) * _MOST_RATIOS.get(batch.table(3).number(0, "<b"), 1)
+        first, count = batch.vector(2, _BUFFER.size)
+        places = [_BUFFER.unpack_from(head, at) for at in range(first, first + count * _BUFFER.size, _BUFFER.size)]
+        claimed = sum(max(0, struct.unpack_from("<q", body, start)[0]) for start, size in places if size)
+    except struct.error as error:
+        raise CorpusFormatError(f"{path}: its Arrow metadata are damaged: {error}") from error
+    if claimed > most:
+        raise CorpusFormatError(
+            f"{path}: the buffers of the message at byte {message.start} claim {claimed} bytes, but {len(body)} can "
+            f"hold {most} at most: it is damaged"
+        )
 
 
 def message_crc(head: bytes | memoryview) -> int:

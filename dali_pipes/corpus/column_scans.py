@@ -1,5 +1,6 @@
 """Threads and a progress bar for what has to be read at opening to know how long the rows are."""
 
+import contextvars
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -70,7 +71,11 @@ class ColumnScans:
                 # Files wait for their chunks, so the two have threads of their own.
                 cores = min(_MOST_THREADS, os.cpu_count() or 1)
                 self._pools[kind] = ReaderThreads(_MOST_THREADS if kind == "files" else cores)
-            futures = [self._pools[kind].submit(function, *arguments) for function, arguments in tasks]
+            # In the threads, too, files are read with the retries that are in use here.
+            futures = [
+                self._pools[kind].submit(contextvars.copy_context().run, function, *arguments)
+                for function, arguments in tasks
+            ]
             self._futures.update(futures)
         try:
             return [future.result() for future in futures]

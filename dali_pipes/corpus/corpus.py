@@ -10,7 +10,6 @@ may cross extents, so no tail of a file is lost.
 
 import itertools
 import operator
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders, batch_length, runs_of_equal
+from dali_pipes.corpus.batch_read import runs_of_equal
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.eager import decode_all, decoded_bytes
 from dali_pipes.corpus.fingerprint import MOST_MASK_DIGESTS, digest_corpus, short_digests
+from dali_pipes.corpus.raw_reads import RawReads
+from dali_pipes.corpus.read_retries import current_retries
 from dali_pipes.corpus.reader import DescriptorPool
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
 from dali_pipes.stats import CacheStats
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from dali_pipes.corpus.loss_mask import LossMask
 
 _GOLDEN = (5**0.5 - 1) / 2
-_FEWEST_FOR_BATCH = 8  # rows from which on one call for all is cheaper than a call for each
-_MOST_FILES_AT_ONCE = 64  # descriptors that one batch of reads may hold, if the pool may keep as many
 
 
 class TokenLocation(NamedTuple):
@@ -86,12 +85,14 @@ class Corpus:
         np.cumsum(extents[:, 1], out=self._starts[1:])
         self._first_bytes: Int64Array = extents[:, 0]
         self._file_numbers: npt.NDArray[np.int32] = np.repeat(np.arange(len(files), dtype=np.int32), counts)
+        self._retries = current_retries()
         self._pool = DescriptorPool(
             [file.path for file in files],
             [file.size for file in files],
             times=[file.modified_ns for file in files],
+            retries=self._retries,
         )
-        self._batch_readers = BatchReaders()
+        self._raw = RawReads(self._pool, self._itemsize)
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
         self._turns = itertools.count()
@@ -123,7 +124,7 @@ class Corpus:
         """
         if self.num_documents is None:
             return None
-        with self._documents_lock:
+        with self._documents_lock, self._retries.in_use():
             if self._document_offsets is None:
                 parts, before = [np.zeros(1, np.int64)], 0
                 for file in self._data_files:
@@ -192,12 +193,23 @@ class Corpus:
 
     def decode_all(self) -> None:
         """Decode every chunk now and keep as many as `cache_bytes` allows; see `eager.decode_all`. Blocks."""
-        decode_all(self._data_files, self._chunks)
+        with self._retries.in_use():
+            decode_all(self._data_files, self._chunks)
+
+    @property
+    def read_retries(self) -> int:
+        """Reads that failed for a reason that may pass and were tried again, so far. Does not block."""
+        return self._retries.count
+
+    def end_retries(self) -> None:
+        """Let reads that fail from now on fail at once, and those that wait to be tried again. Idempotent."""
+        self._retries.end()
 
     def close(self) -> None:
         """Let the files go; reads that are under way finish. Idempotent. What needs no file can still be asked."""
+        self.end_retries()
         self._pool.close()
-        self._batch_readers.give_up()
+        self._raw.close()
         self._chunks.clear()
         if self.loss_mask is not None:
             self.loss_mask.close()
@@ -241,7 +253,7 @@ class Corpus:
         if len(self._first_bytes) == 1 and self._is_decoded is None:
             numbers = np.full(len(positions), self._file_numbers[0])
             offsets = self._first_bytes[0] + positions * self._itemsize
-            self._read_inside(view, targets, lengths, numbers, offsets)
+            self._raw.read(view, targets, lengths, numbers, offsets)
         else:
             self._read_from_extents(positions, lengths, targets, view)
         if not (self._is_swapped or self._is_uint64):
@@ -265,7 +277,7 @@ class Corpus:
             )
         if len(positions):
             offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * self._itemsize
-            self._read_inside(view, targets, lengths, self._file_numbers[extents].astype(np.int64), offsets)
+            self._raw.read(view, targets, lengths, self._file_numbers[extents].astype(np.int64), offsets)
 
     def _in_extents(
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array
@@ -303,7 +315,8 @@ class Corpus:
         """The bytes of a decoded chunk."""
         number, chunk = int(self._file_numbers[extent]), int(self._first_bytes[extent])
         file = self._data_files[number]
-        ids = self._chunks.get(number, chunk, file.decode_unchanged)
+        with self._retries.in_use():
+            ids = self._chunks.get(number, chunk, file.decode_unchanged)
         expected = int(self._starts[extent + 1] - self._starts[extent])
         if ids.shape != (expected,) or ids.dtype != file.stored:
             raise CorpusReadError(
@@ -311,75 +324,6 @@ class Corpus:
                 f"{file.stored} as when the corpus was opened; was the file replaced? Open the corpus again."
             )
         return ids.data.cast("B")
-
-    def _read_inside(
-        self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array, offsets: Int64Array
-    ) -> None:
-        """The hot path: pieces that lie in one extent each, straight into the caller's memory.
-
-        targets, lengths: places in `view`, in tokens. numbers: the files. offsets: the bytes there.
-        """
-        targets, sizes = targets * self._itemsize, lengths * self._itemsize
-        reader = self._batch_readers.borrow() if len(targets) >= _FEWEST_FOR_BATCH else None
-        if reader is None:
-            self._read_one_by_one(view, targets, sizes, numbers, offsets)
-            return
-        address = np.frombuffer(view, np.uint8).ctypes.data
-        most_files = min(_MOST_FILES_AT_ONCE, self._pool.limit)
-        begin = 0
-        while begin < len(targets):
-            part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], most_files))
-            addresses = (address + targets[part]).astype(np.uint64)
-            results = self._read_batch(reader, addresses, sizes[part], numbers[part], offsets[part])
-            if results is None:
-                break
-            # Short and failed reads are done again by themselves, which finishes them or tells what is wrong.
-            for at in begin + np.flatnonzero(results != sizes[part]):
-                one = slice(at, at + 1)
-                self._read_one_by_one(view, targets[one], sizes[one], numbers[one], offsets[one])
-            begin = part.stop
-        self._batch_readers.give_back(reader)
-        self._read_one_by_one(view, targets[begin:], sizes[begin:], numbers[begin:], offsets[begin:])
-
-    def _read_batch(
-        self,
-        reader: BatchReader,
-        addresses: npt.NDArray[np.uint64],
-        sizes: Int64Array,
-        numbers: Int64Array,
-        offsets: Int64Array,
-    ) -> Int64Array | None:
-        """What each read gave, or None if they have to be done one by one."""
-        firsts, counts = runs_of_equal(numbers)
-        try:
-            files = [self._pool.acquire(number) for number in numbers[firsts].tolist()]  # held while being read
-            descriptors = np.repeat([file.descriptor for file in files], counts)
-            return reader.read(descriptors, addresses, sizes, offsets)
-        except CorpusReadError:  # perhaps too few descriptors for so many files at once; row by row needs one
-            return None
-        except OSError:  # the kernel refuses the call: in a forked child, for one
-            self._batch_readers.give_up()
-            return None
-
-    def _read_one_by_one(
-        self, view: memoryview, targets: Int64Array, sizes: Int64Array, numbers: Int64Array, offsets: Int64Array
-    ) -> None:
-        preadv = os.preadv
-        current, offset, size = -1, 0, 0
-        columns = (column.tolist() for column in (targets, sizes, numbers, offsets))
-        try:
-            for target, size, number, offset in zip(*columns, strict=True):
-                if number != current:
-                    file = self._pool.acquire(number)  # held while its descriptor is in use
-                    current, descriptor = number, file.descriptor
-                piece = view[target : target + size]
-                got = preadv(descriptor, [piece], offset)
-                if got != size:
-                    file.read_into(piece, offset, got)
-        except CorpusReadError:
-            raise
-        except OSError as error:
-            raise file.failed(error, offset, size) from error
 
     def _refuse_large_id(self, position: int, piece: npt.NDArray[Any]) -> None:
         column = int(np.argmax(piece < 0))

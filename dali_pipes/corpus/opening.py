@@ -21,7 +21,8 @@ from dali_pipes.corpus.discover import find_files
 from dali_pipes.corpus.eager import decoded_bytes
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.loss_mask import open_loss_mask
-from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.read_retries import DEFAULT_RETRIES, ReadRetries
+from dali_pipes.corpus.reader import OpenFile, modified_ns
 from dali_pipes.corpus.sets import kind_of_index
 from dali_pipes.corpus.sniff import recognise
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
@@ -43,6 +44,7 @@ def open_corpus(
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     eager: bool = False,
     verify: bool = False,
+    read_retries: int = DEFAULT_RETRIES,
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
@@ -67,6 +69,8 @@ def open_corpus(
     cache_bytes:  bytes of decoded ids that are kept, for formats that have to be decoded
     eager:        decode all of the corpus now and keep it; blocks, and says on standard error how many bytes that takes
     verify:       compare the checksums that the format records (MDS) with the files, which reads all of them
+    read_retries: how often a read that fails for a reason that may pass is tried again, now and later; see
+                  `dali_pipes.corpus.read_retries`
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -74,6 +78,24 @@ def open_corpus(
     Raises ConfigError for arguments that cannot be, CorpusReadError for what is missing or unreadable,
     CorpusFormatError for files that are damaged, unsupported, or not all of one format and id type.
     """
+    with ReadRetries(read_retries).in_use():
+        return _open_corpus(
+            paths, format, dtype, eos_id, loss_masks, token_column, cache_bytes, eager=eager, verify=verify
+        )
+
+
+def _open_corpus(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    format: str,
+    dtype: str | np.dtype[Any] | None,
+    eos_id: int | None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+    token_column: str | None,
+    cache_bytes: int,
+    *,
+    eager: bool,
+    verify: bool,
+) -> Corpus:
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
@@ -87,7 +109,7 @@ def open_corpus(
         files = [
             file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
         ]
-    files = [replace(file, modified_ns=os.stat(file.path).st_mtime_ns) for file in files]
+    files = [replace(file, modified_ns=modified_ns(file.path)) for file in files]
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):

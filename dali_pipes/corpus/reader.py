@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from dali_pipes.corpus.read_retries import LOST_HANDLES, ReadRetries, current_retries
 from dali_pipes.errors import CorpusError, CorpusReadError
 
 _MOST_DESCRIPTORS = 2048
@@ -31,29 +32,56 @@ class OpenFile:
     Safe to read from several threads at once: every read names its own offset. Reads block and release the GIL.
     """
 
-    __slots__ = ("descriptor", "path", "size")
+    __slots__ = ("_retries", "descriptor", "modified_ns", "path", "size")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, retries: ReadRetries | None = None) -> None:
+        """`retries`: of errors that may pass; by default those in use. Raises CorpusReadError."""
         self.descriptor = -1
         self.path = path
-        try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.size = os.fstat(self.descriptor).st_size
-        except OSError as error:
-            raise CorpusReadError(f"{path}: cannot be opened for reading: {_reason(error)}") from error
+        self._retries = current_retries() if retries is None else retries
+        tries = 0
+        while self.descriptor < 0:
+            try:
+                self.descriptor, self.size, self.modified_ns = _open(path)
+            except OSError as error:
+                tries += 1
+                if not self._retries.wait(error, tries):
+                    reason = _reason(error, tries)
+                    raise CorpusReadError(f"{path}: cannot be opened for reading: {reason}") from error
+            except ValueError as error:  # a zero byte, or half of a surrogate pair
+                raise CorpusReadError(f"{str(path)!r} is no name that a file can have: {error}") from error
 
-    def read_into(self, buffer: memoryview, offset: int, done: int = 0) -> None:
+    def read_into(
+        self, buffer: memoryview, offset: int, done: int = 0, failure: OSError | None = None, pause: bool = True
+    ) -> None:
         """Fill `buffer` (bytes) from byte `offset` of the file on; the first `done` bytes of it are already there.
+
+        failure: what a first try that the caller made ended with
+        pause:   whether to wait before that is tried again
 
         Raises CorpusReadError if the file ends before that, or cannot be read.
         """
-        wanted = len(buffer)
+        wanted, tries = len(buffer), 0
         while done < wanted:
             try:
+                if failure is not None and not tries:
+                    raise failure
+                if failure is not None and failure.errno in LOST_HANDLES:
+                    self._open_again()
                 # A read may come back short for other reasons than the end: a signal, or the kernel's limit near 2 GiB.
                 got = os.preadv(self.descriptor, [buffer[done:]], offset + done)
+            except CorpusReadError:
+                raise
             except OSError as error:
-                raise self.failed(error, offset + done, wanted - done) from error
+                tries += 1
+                if not self._retries.wait(error, tries, pause or tries > 1):
+                    failure = None  # or the error, whose traceback holds this frame, would hold itself
+                    raise CorpusReadError(
+                        f"{self.path}: reading {wanted - done} bytes at byte {offset + done} failed: "
+                        f"{_reason(error, tries)}"
+                    ) from error
+                failure = error
+                continue
             if got == 0:
                 raise CorpusReadError(
                     f"{self.path}: ends early: wanted {wanted} bytes at byte {offset}, got {done}. The file had "
@@ -67,14 +95,23 @@ class OpenFile:
         self.read_into(memoryview(data), offset)
         return bytes(data)
 
-    def failed(self, error: OSError, offset: int, wanted: int) -> CorpusReadError:
-        """The error to raise for an OSError of a read that wanted `wanted` bytes at byte `offset`."""
-        return CorpusReadError(f"{self.path}: reading {wanted} bytes at byte {offset} failed: {_reason(error)}")
-
     def close(self) -> None:
         """Close now; only for an owner who knows that nobody else holds this object. Idempotent."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
+            os.close(descriptor)
+
+    def _open_again(self) -> None:
+        """Give the descriptor, under its number, to the file opened anew; others may be reading with it. OSError."""
+        descriptor, size, modified_ns = _open(self.path)
+        try:
+            if (size, modified_ns) != (self.size, self.modified_ns):
+                raise CorpusReadError(
+                    f"{self.path}: changed since it was opened: {self.size} bytes then, {size} now, or at another time "
+                    f"by its time of modification. Open the corpus again."
+                )
+            os.dup2(descriptor, self.descriptor, inheritable=False)
+        finally:
             os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -101,10 +138,12 @@ class DescriptorPool:
         sizes: Sequence[int],
         limit: int | None = None,
         times: Sequence[int | None] | None = None,
+        retries: ReadRetries | None = None,
     ) -> None:
         self._paths = paths
         self._sizes = sizes
         self._times = times if times is not None else [None] * len(paths)
+        self._retries = retries
         self.limit = _default_limit() if limit is None else limit
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenFile] | None = OrderedDict()
@@ -140,9 +179,9 @@ class DescriptorPool:
     def _reopen(self, index: int) -> OpenFile:
         while True:
             try:
-                file = OpenFile(self._paths[index])
+                file = OpenFile(self._paths[index], self._retries)
             except CorpusReadError as error:
-                if not (_out_of_descriptors(error) and self._evict_one()):
+                if not (out_of_descriptors(error) and self._evict_one()):
                     raise
                 continue
             if file.size != self._sizes[index]:
@@ -150,7 +189,7 @@ class DescriptorPool:
                     f"{file.path}: changed since the corpus was opened: {self._sizes[index]} bytes then, {file.size} "
                     f"now. Open the corpus again."
                 )
-            check_unchanged(file.path, self._times[index])
+            _compare_times(file.path, file.modified_ns, self._times[index])
             return file
 
     def _evict_one(self) -> bool:
@@ -159,22 +198,44 @@ class DescriptorPool:
         return evicted is not None
 
 
-def check_unchanged(path: Path, modified_ns: int | None) -> None:
-    """Raise CorpusReadError for a file that was changed since `modified_ns`, also to another of the same size.
+def modified_ns(path: Path) -> int:
+    """Time of the last change of the file at `path`. Blocks for a look-up. Raises CorpusReadError."""
+    retries, tries = current_retries(), 0
+    while True:
+        try:
+            return os.stat(path).st_mtime_ns
+        except OSError as error:
+            tries += 1
+            if not retries.wait(error, tries):
+                raise CorpusReadError(f"{path}: cannot be looked up: {_reason(error, tries)}") from error
+
+
+def check_unchanged(path: Path, opened_ns: int | None) -> None:
+    """Raise CorpusReadError for a file that was changed since `opened_ns`, also to another of the same size.
 
     None: not known, nothing is compared.
     """
-    if modified_ns is None:
-        return
-    try:
-        found = os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise CorpusReadError(f"{path}: cannot be looked up: {_reason(error)}") from error
-    if found != modified_ns:
+    if opened_ns is not None:
+        _compare_times(path, modified_ns(path), opened_ns)
+
+
+def _compare_times(path: Path, found: int, expected: int | None) -> None:
+    if expected is not None and found != expected:
         raise CorpusReadError(
-            f"{path}: changed since the corpus was opened, at {modified_ns / 1e9:.6f} s and again at {found / 1e9:.6f} "
+            f"{path}: changed since the corpus was opened, at {expected / 1e9:.6f} s and again at {found / 1e9:.6f} "
             f"s by its time of modification. Open the corpus again."
         )
+
+
+def _open(path: Path) -> tuple[int, int, int]:
+    """A descriptor, and size and time of modification of the file. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        about = os.fstat(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, about.st_size, about.st_mtime_ns
 
 
 def _default_limit() -> int:
@@ -184,7 +245,8 @@ def _default_limit() -> int:
     return max(_FEWEST_DESCRIPTORS, min(_MOST_DESCRIPTORS, soft // 4))
 
 
-def _out_of_descriptors(error: CorpusReadError) -> bool:
+def out_of_descriptors(error: CorpusReadError) -> bool:
+    """Whether a file could not be opened because too many are open."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
 
@@ -193,5 +255,6 @@ def _closed() -> CorpusError:
     return CorpusError("the corpus was closed: open it again to read from it")
 
 
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+def _reason(error: OSError, tries: int) -> str:
+    reason = error.strerror or str(error)
+    return f"{reason} (tried {tries} times)" if tries > 1 else reason

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from dali_pipes.corpus.reader import OpenFile
-from dali_pipes.errors import CorpusFormatError
+from dali_pipes.errors import CorpusFormatError, CorpusReadError
 
 _HEAD_BYTES = 1 << 16
 _MARKS = {
@@ -30,8 +30,11 @@ def kind_of_index(path: Path) -> str | None:
     Raises CorpusReadError, and CorpusFormatError for an `index.json` that is not even JSON: perhaps half written.
     """
     marks = _MARKS.get(path.name)
-    if marks is None or not path.is_file():
-        return None
+    try:
+        if marks is None or not path.is_file():
+            return None
+    except OSError as error:  # too long a name, for one
+        raise CorpusReadError(f"{path}: cannot be looked up: {error.strerror or error}") from error
     with OpenFile(path) as file:
         head = file.read(0, min(file.size, _HEAD_BYTES))
     kind = next((kind for mark, kind in marks.items() if mark in head), None)

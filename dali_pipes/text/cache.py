@@ -58,7 +58,7 @@ def kept_tokens(
     found = _finished(folder)
     if found is not None:
         check_has_tokens(found, inputs)
-        return folder, int(found["settings"]["eos_id"])
+        return folder, found["settings"]["eos_id"]
     loaded = load_tokenizer(file)
     end = end_of_text(loaded)[1] if eos_id is None else eos_id
     job = Job(inputs, TextEncoder(loaded, end, ends_empty=False, text_key=text_key), "megatron")
@@ -92,10 +92,10 @@ def _finished(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished run, None before the end."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        _ = int(manifest["settings"]["eos_id"]), manifest["tokens"]
-    except (OSError, ValueError, KeyError, TypeError):
+        is_whole = type(manifest["settings"]["eos_id"]) is int and type(manifest["tokens"]) is int
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return manifest
+    return manifest if is_whole else None
 
 
 def _move(work: Path, folder: Path) -> None:

@@ -16,8 +16,9 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, w
 MANIFEST = "manifest.json"
 WORK_FOLDER = "_tokenize"
 _MOST_DIFFERENCES = 5
+_COUNTS = ("documents", "tokens", "empty", "dropped")
 
 
 @dataclass(frozen=True)
@@ -105,21 +107,16 @@ class RunFolder:
                 if not plan.exists():
                     own.rename(plan)
             own.unlink(missing_ok=True)
-            self._compare(json.loads(plan.read_text(encoding="utf-8")), "an unfinished run")
+            self._compare(_read_json(plan, _check_plan), "an unfinished run")
         return None
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest of the finished run, compared with this one; None before the end."""
-        path = self.out / MANIFEST
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            there = {name: found[name] for name in self._plan}
+            manifest = _read_json(self.out / MANIFEST, _check_manifest)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise ConfigError(f"{path}: cannot be read as the manifest of a run: {error!r}") from None
-        self._compare(there, "the finished corpus")
-        manifest: dict[str, Any] = found
+        self._compare(manifest, "the finished corpus")
         return manifest
 
     @contextlib.contextmanager
@@ -148,9 +145,10 @@ class RunFolder:
         while not (found and found[-1].last):
             path = self._receipt_path(item, len(found))
             try:
-                found.append(Receipt(**json.loads(path.read_text(encoding="utf-8"))))
+                content = _read_json(path, partial(_check_receipt, f"{path.stem}."))
             except FileNotFoundError:
                 break
+            found.append(Receipt(**content))
         return found
 
     def keep(self, item: int, part: int, receipt: Receipt) -> None:
@@ -183,13 +181,12 @@ class RunFolder:
                 unlock(held)
 
     def _manifest(self, receipts: Sequence[Receipt]) -> dict[str, Any]:
-        counts = ("documents", "tokens", "empty", "dropped")
         return {
             "made_by": self._made_by,
-            **{name: sum(getattr(receipt, name) for receipt in receipts) for name in counts},
+            **{name: sum(getattr(receipt, name) for receipt in receipts) for name in _COUNTS},
             **self._plan,
             "paths": self._inputs,
-            "shards": [{name: getattr(receipt, name) for name in ("files", *counts)} for receipt in receipts],
+            "shards": [{name: getattr(receipt, name) for name in ("files", *_COUNTS)} for receipt in receipts],
         }
 
     def _compare(self, there: Mapping[str, Any], what: str) -> None:
@@ -224,6 +221,60 @@ class RunFolder:
 def shard_name(item: int, part: int) -> str:
     """Name of a shard without suffix; natural order of names is the order of the documents."""
     return f"tokens-{item:05d}-{part:04d}"
+
+
+def _read_json(path: Path, check: Callable[[Any], None]) -> dict[str, Any]:
+    """What is in a file of a run, which `check` raises a ValueError for. ConfigError, or FileNotFoundError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        check(found)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except (ValueError, RecursionError, OSError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as the {path.stem} of a run: {error}. Remove the folder, or name another one."
+        ) from None
+    checked: dict[str, Any] = found
+    return checked
+
+
+def _check_plan(found: Any) -> None:
+    _expect(isinstance(found, dict), "it is no object")
+    _expect(isinstance(found.get("settings"), dict), "it has no settings")
+    inputs = found.get("inputs")
+    _expect(isinstance(inputs, list), "it lists no inputs")
+    known = {"name", "bytes", "digest"}
+    _expect(all(isinstance(file, dict) and known <= set(file) for file in inputs), "an input lacks its name or size")
+
+
+def _check_manifest(found: Any) -> None:
+    _check_plan(found)
+    _check_counts(found)
+    shards = found.get("shards")
+    _expect(isinstance(shards, list), "it lists no shards")
+    _expect(all(isinstance(one, dict) and isinstance(one.get("files"), dict) for one in shards), "a shard has no files")
+
+
+def _check_receipt(prefix: str, found: Any) -> None:
+    _expect(isinstance(found, dict), "it is no object")
+    _expect(set(found) == {field.name for field in fields(Receipt)}, f"it has {', '.join(found)}")
+    _check_counts(found)
+    _expect(type(found["end"]) is int and type(found["last"]) is bool, "end or last is missing")
+    # Files are moved by these names.
+    names = found["files"]
+    _expect(isinstance(names, dict) and all(isinstance(about, dict) for about in names.values()), "it has no files")
+    _as_json(found).encode()  # half of a surrogate pair is a ValueError
+    _expect(all(name.startswith(prefix) and not set(name) & set("/\\\0") for name in names), "files are not its own")
+
+
+def _check_counts(found: dict[str, Any]) -> None:
+    counts = [found.get(name) for name in _COUNTS]
+    _expect(all(type(count) is int and count >= 0 for count in counts), f"{', '.join(_COUNTS)} are {counts}")
+
+
+def _expect(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ValueError(otherwise[:200])
 
 
 def _beyond_size(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

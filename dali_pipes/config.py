@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dali_pipes.errors import ConfigError
+from dali_pipes.skipped_steps import SkippedRange, merged_ranges
 
 OUTPUT_NAMES = (
     "input_ids",
@@ -114,6 +115,11 @@ class LoaderConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**64, description="decides the order of every epoch, the same on any machine")
     drop_last: bool = Field(True, description="leave out the last, partial step of an epoch")
     repeat: bool = Field(False, description="run through epoch after epoch without end")
+    skip_steps: tuple[SkippedRange, ...] = Field(
+        (),
+        description="steps that are left out, as [first, end] or [first, end, epoch], half-open as ranges in Python: "
+        "steps first to end - 1 of epoch 0 or another; the rest keep their numbers and rows",
+    )
     outputs: tuple[str, ...] = Field(
         ("input_ids", "labels"), description=f"fields of a batch: {', '.join(OUTPUT_NAMES)}"
     )
@@ -163,6 +169,11 @@ class LoaderConfig(BaseModel):
         if isinstance(value, str | os.PathLike):
             return (os.fspath(value),)
         return tuple(os.fspath(v) for v in value) if isinstance(value, list | tuple) else value
+
+    @field_validator("skip_steps", mode="before")
+    @classmethod
+    def _ranges_merged(cls, value: Any) -> Any:
+        return merged_ranges(value)
 
     @field_validator("dtype", mode="before")
     @classmethod

@@ -87,8 +87,8 @@ class TokenLoader:
         left_open = self.config.device == "auto" or (built.gpu is not None and self.config.placement == "auto")
         if left_open and not self.config.rank:
             _say_once(f"dali_pipes: batches on {self.device}, placement {built.placement}: {built.placement_reason}")
-        self._position = Position(0, 0)  # behind the last batch handed out: what a state says
-        self._resumed = Position(0, 0)  # where the epoch that a state was loaded into began for this object
+        self._position = self._schedule.normalise(Position(0, 0))  # behind the last batch handed out: what a state says
+        self._resumed = self._position  # where the epoch that a state was loaded into began for this object
         self._run = 0  # number of the newest iterator; older ones are superseded
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
@@ -114,21 +114,21 @@ class TokenLoader:
     @property
     def step(self) -> int:
         """Number of the next batch within its epoch, as `locate` counts them."""
-        return -(-self._next().rows // self._schedule.global_rows)
+        return self._schedule.step_number(self._next().rows)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch: the same on every rank.
+        """Batches in a whole epoch, without those of `skip_steps`: the same on every rank.
 
         Rows made of documents are counted as their plan is made: until an epoch has been planned, in this run or an
         earlier one whose `plan_report()` was kept, this is an estimate (`length_is_exact`).
         """
         documents, epoch = self._schedule.documents, self.epoch
         if documents is None or self._reports is None or documents.is_complete(epoch):
-            return self._schedule.steps(0, epoch)
+            return self._schedule.left_of(self._schedule.steps(0, epoch), epoch)
         report = self._reports.known(epoch)
         if report is not None:
-            return self._schedule.steps_of(report.rows)
-        return max(1, documents.estimate(epoch) // self._schedule.global_rows)
+            return self._schedule.left_of(self._schedule.steps_of(report.rows), epoch)
+        return max(1, self._schedule.left_of(documents.estimate(epoch) // self._schedule.global_rows, epoch))
 
     @property
     def length_is_exact(self) -> bool:
@@ -232,7 +232,8 @@ class TokenLoader:
 
     def _next(self) -> Position:
         if self._begun and not self._running:  # a `for` was left early: the next one is the next epoch
-            return Position(self._position.epoch + 1, 0)
+            following = Position(self._position.epoch + 1, 0)
+            return self._schedule.normalise(following) if self._schedule.skip_steps else following
         return self._position
 
     def _batches_from(self, start: Position, run: int) -> Iterator[Batch]:

@@ -35,7 +35,8 @@ class Imports(NamedTuple):
 ALLOWED = {
     "errors": Imports(""),
     "stats": Imports(""),
-    "config": Imports("", "pydantic yaml"),
+    "skipped_steps": Imports(""),
+    "config": Imports("skipped_steps", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files

@@ -2,11 +2,13 @@
 #
 #   PYTHON  interpreter to make it with (3.11 or newer)
 #   TORCH   torch requirement: plain `torch` takes a CUDA build; on a CPU machine a smaller one may be named here
+#   WORKERS processes that share the tests; 1 for one after another in this process
 #   EXTRAS  cuda12 (also right on machines without a GPU) or cuda13, to match the driver
 PYTHON ?= python3
 TORCH ?= torch
 EXTRAS ?= dev,cuda12
 PYTEST_ARGS ?=
+WORKERS ?= auto
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +20,7 @@ demo: $(READY)  ## train a small GPT on real text
 	$(BIN)/python benchmarks/train_gpt.py
 
 test: $(READY)  ## all tests that need no GPU and no long time
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --maxprocesses 8 --dist loadfile) $(PYTEST_ARGS)
 
 test-slow: $(READY)  ## the long ones
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)

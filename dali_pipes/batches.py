@@ -7,7 +7,11 @@ import numpy as np
 import torch
 
 from dali_pipes.block_queue import Piece
+from dali_pipes.context_parallel import shared_ranges
 from dali_pipes.row_outputs import RowOutputs
+
+ROW_OUTPUTS = frozenset(("input_ids", "labels", "position_ids", "segment_ids", "loss_mask", "attention_mask"))
+"""Outputs with an entry for each position of a row, in their second axis."""
 
 Batch = dict[str, Any]
 """Tensors by output name; `max_seqlen` and `num_segments` are whole numbers."""
@@ -29,6 +33,27 @@ def sliced(piece: Piece, names: Sequence[str], device: int | None, row_outputs: 
             columns[name] = [bounds[0] for bounds in columns[name]]
     for number, values in enumerate(piece.values):
         yield {name: columns[name][number] if name in columns else values[name] for name in names}
+
+
+class RowShare:
+    """The share of every row that one context-parallel rank gets, as copies: (B, T / size, ...).
+
+    What describes whole rows stays whole: `cu_seqlens`, `max_seqlen`, `num_segments` and `row_ids`.
+    """
+
+    def __init__(self, rank: int, size: int, split: str) -> None:
+        self.size = size
+        self._rank, self._split = rank, split
+
+    def of(self, batch: Batch) -> Batch:
+        """The share of a batch. On a GPU it is copied on torch's current stream; does not block."""
+        return {name: self.columns(value) if name in ROW_OUTPUTS else value for name, value in batch.items()}
+
+    def columns(self, rows: torch.Tensor) -> torch.Tensor:
+        """The share of (B, T, ...): a copy, (B, T / size, ...)."""
+        ranges = shared_ranges(rows.shape[1], self._rank, self.size, self._split)
+        parts = [rows[:, first:end] for first, end in ranges]
+        return parts[0].clone(memory_format=torch.contiguous_format) if len(parts) == 1 else torch.cat(parts, 1)
 
 
 class StaticBatch:

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from dali_pipes.context_parallel import shared_ranges
 from dali_pipes.errors import ConfigError
 from dali_pipes.skipped_steps import SkippedRange, merged_ranges
 
@@ -127,6 +128,12 @@ class LoaderConfig(BaseModel):
 
     rank: int | None = Field(None, ge=0, description="None: from torch.distributed or the launcher's RANK")
     world_size: int | None = Field(None, gt=0, description="None: from torch.distributed or the launcher's WORLD_SIZE")
+    context_parallel: tuple[int, int] | None = Field(
+        None, description="(rank, size): this process gets its share of every row; None: whole rows"
+    )
+    context_split: Literal["contiguous", "zigzag"] = Field(
+        "contiguous", description="which share: one piece of a row, or two that make causal attention equal work"
+    )
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
@@ -188,6 +195,12 @@ class LoaderConfig(BaseModel):
             raise ValueError("rank and world_size go together: give both or neither")
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
             raise ValueError(f"rank {self.rank} is not below world_size {self.world_size}")
+        if self.context_parallel is not None:
+            rank, size = self.context_parallel
+            if not 0 <= rank < size:
+                raise ValueError(f"context_parallel = [{rank}, {size}]: expected (rank, size) with 0 <= rank < size")
+            for width in self.bucket_widths or (self.seq_len,):
+                shared_ranges(width, rank, size, self.context_split)
         if self.split == "validation" and self.validation_fraction == 0.0:
             raise ValueError('split = "validation" needs a validation_fraction above 0 (0.01 keeps 1 % of the tokens)')
         unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]

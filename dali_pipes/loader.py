@@ -10,13 +10,13 @@ The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]`
 import functools
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 
-from dali_pipes.batches import Batch, StaticBatch, current_stream, sliced
+from dali_pipes.batches import Batch, RowShare, StaticBatch, current_stream, sliced
 from dali_pipes.block_queue import BlockStream, Piece
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
@@ -24,7 +24,7 @@ from dali_pipes.document_rows import PlanReport
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.pipeline import BuiltSource, Graph
 from dali_pipes.plan_reports import PlanReports
-from dali_pipes.ranks import process_group, resolve_ranks
+from dali_pipes.ranks import ranks_found_late, ranks_on_mesh, resolve_ranks, were_ranks
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.row_plan import PackedPieces, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
@@ -61,39 +61,66 @@ class TokenLoader:
     `next()` blocks while no block is ready. One thread at a time may iterate; `state_dict()`, `stats()` and `locate()`
     may be called from any. Takes a `LoaderConfig`, or its settings as keywords, or both (keywords win). `graph` adds
     DALI operators, see `build_pipeline`. With `static_buffers` every batch is copied to the same addresses, in the
-    order of the consumer's stream, and is valid until the next one is asked for. Raises `ConfigError`, `CorpusError`
+    order of the consumer's stream, and is valid until the next one is asked for.
+
+    Rank and world size are those of the configuration, else of `mesh`, a torch `DeviceMesh`: its dimensions `data_dims`
+    number the ranks, and `context_dim` those that share each row; ranks that differ in its other dimensions alone get
+    the same batches. Without either they come from an initialised torch.distributed, also one that is initialised
+    after the loader was built and before its first batch, else from RANK and WORLD_SIZE.
+
+    Raises `ConfigError`, `CorpusError`
     and `BackendError` before the first batch for all that can be known by then.
     """
 
-    def __init__(self, config: LoaderConfig | None = None, *, graph: Graph | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        config: LoaderConfig | None = None,
+        *,
+        graph: Graph | None = None,
+        mesh: Any = None,
+        data_dims: str | Sequence[str] = "dp",
+        context_dim: str | None = None,
+        **settings: Any,
+    ) -> None:
         if config is None:
             config = LoaderConfig(**settings)
         elif settings:
             config = config.replace(**settings)
+        if mesh is not None:
+            config = ranks_on_mesh(config, mesh, data_dims, context_dim)
         self._ranks_given = config.rank is not None
-        self.config = resolve_ranks(config)
-        built = BuiltSource(self.config, endless=True, for_loader=graph is None)
-        self._built, self._schedule, self._source = built, built.schedule, built.source
-        self._stream = BlockStream(built, self.config, graph)
-        layout, order = built.layout, self.config.order_settings()
-        self._reports = (
-            PlanReports(layout.documents, built.source.corpus, order) if isinstance(layout, PackedPieces) else None
-        )
-        self._static = StaticBatch(self.config.batch_size) if self.config.static_buffers else None
+        self._graph = graph
         self._last_stream: int | None = None  # that the last batch was handed out for
         self._closed = False
+        self._open(resolve_ranks(config))
+        built = self._built
         if built.warning is not None and not self.config.rank:
             _say_once(f"dali_pipes: {built.warning}")
         left_open = self.config.device == "auto" or (built.gpu is not None and self.config.placement == "auto")
         if left_open and not self.config.rank:
             _say_once(f"dali_pipes: batches on {self.device}, placement {built.placement}: {built.placement_reason}")
-        self._position = self._schedule.normalise(Position(0, 0))  # behind the last batch handed out: what a state says
+        self._begin = Position(0, 0)  # of this object, before any steps that are left out
+        self._position = self._schedule.normalise(self._begin)  # behind the last batch handed out: what a state says
         self._resumed = self._position  # where the epoch that a state was loaded into began for this object
         self._run = 0  # number of the newest iterator; older ones are superseded
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
         self._batches = self._tokens = 0
         self._wait_s = self._wall_s = 0.0
+
+    def _open(self, config: LoaderConfig) -> None:
+        self.config = config
+        self._built = built = BuiltSource(config, endless=True, for_loader=self._graph is None)
+        self._schedule, self._source = built.schedule, built.source
+        self._stream = BlockStream(built, config, self._graph)
+        layout, order = built.layout, config.order_settings()
+        self._reports = (
+            PlanReports(layout.documents, built.source.corpus, order) if isinstance(layout, PackedPieces) else None
+        )
+        self._share = (
+            None if config.context_parallel is None else RowShare(*config.context_parallel, config.context_split)
+        )
+        self._static = StaticBatch(config.batch_size) if config.static_buffers else None
 
     @property
     def corpus(self) -> Corpus:
@@ -114,6 +141,7 @@ class TokenLoader:
     @property
     def step(self) -> int:
         """Number of the next batch within its epoch, as `locate` counts them."""
+        self._follow_process_group()
         return self._schedule.step_number(self._next().rows)
 
     def __len__(self) -> int:
@@ -122,6 +150,7 @@ class TokenLoader:
         Rows made of documents are counted as their plan is made: until an epoch has been planned, in this run or an
         earlier one whose `plan_report()` was kept, this is an estimate (`length_is_exact`).
         """
+        self._follow_process_group()
         documents, epoch = self._schedule.documents, self.epoch
         if documents is None or self._reports is None or documents.is_complete(epoch):
             return self._schedule.left_of(self._schedule.steps(0, epoch), epoch)
@@ -154,7 +183,7 @@ class TokenLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
-        self._check_ranks()
+        self._follow_process_group()
         self._run += 1
         self._running = False
         return self._batches_from(self._next(), self._run)
@@ -174,10 +203,20 @@ class TokenLoader:
         iteration in progress. Raises `StateError` listing the differences when the corpus or the order has changed.
         """
         self._check_open()
-        position = read_state(state, self.config, self.corpus, self._schedule)
-        self._position = self._resumed = self._schedule.normalise(position)
+        self._follow_process_group()
+        self._begin = read_state(state, self.config, self.corpus, self._schedule)
+        self._position = self._resumed = self._schedule.normalise(self._begin)
         self._run += 1
         self._running = self._begun = False
+
+    def row_positions(self, width: int | None = None) -> torch.Tensor:
+        """Which positions of a row of `width` (None: seq_len) the columns of a batch are: int64 (T,), on the CPU.
+
+        0, 1, ..., or with `context_parallel` this rank's share of them. Positions within documents are the output
+        `position_ids`.
+        """
+        positions = torch.arange(self.config.seq_len if width is None else width)
+        return positions if self._share is None else self._share.columns(positions[None])[0]
 
     def locate(self, step: int, row: int, epoch: int | None = None) -> RowLocation:
         """Where row `row` of this rank's batch number `step` comes from, in `epoch` (None: that of the next batch).
@@ -185,6 +224,7 @@ class TokenLoader:
         Any past or future step; reads no data. Raises `ConfigError` for a step or row that does not exist, and for
         steps before a resume that changed the number of rows in a step.
         """
+        self._follow_process_group()
         epoch = self.epoch if epoch is None else epoch
         resumed = self._resumed
         is_shifted = epoch == resumed.epoch and resumed.rows % self._schedule.global_rows
@@ -272,10 +312,12 @@ class TokenLoader:
             batches = sliced(piece, self.config.batch_names, self._built.device, self._built.row_outputs)
             for size, width, batch in zip(piece.sizes, piece.widths, batches, strict=True):
                 self._batches += 1
-                self._tokens += size * width
+                self._tokens += size * width if self._share is None else size * width // self._share.size
                 stream = self._consumer()
                 if stream is not None:
                     self._stream.use(stream)
+                if self._share is not None:
+                    batch = self._share.of(batch)
                 if self._static is not None:
                     if stream is not None and self._last_stream is not None:
                         self._stream.order(self._last_stream, stream)  # the last batch may still be read there
@@ -304,16 +346,21 @@ class TokenLoader:
                 "this iterator was superseded: the loader was iterated again or a state was loaded; use the newest one"
             )
 
-    def _check_ranks(self) -> None:
-        if self._ranks_given:
+    def _follow_process_group(self) -> None:
+        """Become the rank that a process group says which was initialised after the loader was built without any."""
+        now = None if self._ranks_given or self._closed else ranks_found_late(self.config)
+        if now is None:
             return
-        now = process_group()
-        if now is not None and now != (self.config.rank, self.config.world_size):
+        if self._batches:
             raise ConfigError(
-                f"this loader was built as rank {self.config.rank} of {self.config.world_size}, but torch.distributed "
-                f"now says rank {now[0]} of {now[1]}; build the loader after init_process_group, or pass rank and "
-                "world_size"
+                f"{were_ranks(self.config, now)}, and batches have been handed out; build the loader, or first iterate "
+                "it, after init_process_group, or pass rank and world_size"
             )
+        config = resolve_ranks(self.config.replace(rank=None, world_size=None))
+        self.close()
+        self._open(config)
+        self._closed = False
+        self._position = self._resumed = self._schedule.normalise(self._begin)
 
 
 @functools.cache

@@ -115,6 +115,8 @@ def build_pipeline(config: LoaderConfig, *, graph: Graph | None = None) -> Any:
     """
     if "max_seqlen" in config.outputs:
         raise ConfigError('outputs: "max_seqlen" is a number on the host, which a DALI pipeline has no place for')
+    if config.context_parallel is not None:
+        raise ConfigError("context_parallel: a TokenLoader gives shares of rows; a pipeline makes whole ones")
     return define_pipeline(BuiltSource(resolve_ranks(config), endless=config.repeat), config, graph)
 
 

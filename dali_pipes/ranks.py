@@ -1,7 +1,15 @@
-"""Which rank of how many this process is: of torch.distributed, else of the launcher's environment."""
+"""Which rank of how many this process is, and which part of every row it gets.
+
+given             rank, world_size (and context_parallel) of the configuration
+a device mesh     its data-parallel dimensions number the ranks; ranks that differ elsewhere only, such as in tensor or
+                  pipeline parallel dimensions, are the same rank here and get the same batches
+torch.distributed, else RANK and WORLD_SIZE of the launcher's environment, else one rank alone
+"""
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError
@@ -15,19 +23,63 @@ def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
     """
     if config.rank is not None:
         return config
-    group = process_group()
-    if group is not None:
-        return config.replace(rank=group[0], world_size=group[1])
-    rank, world_size = environment_number("RANK"), environment_number("WORLD_SIZE")
-    if rank is None and world_size is None:
-        return config.replace(rank=0, world_size=1)
-    if rank is None or world_size is None:
-        missing = "RANK" if rank is None else "WORLD_SIZE"
+    found = process_group() or _launched() or (0, 1)
+    if config.context_parallel is not None and found[1] > 1:
         raise ConfigError(
-            f"the environment has only one of RANK and WORLD_SIZE: {missing} is missing or no whole number; set both, "
-            "or pass rank and world_size"
+            f"context_parallel = {list(config.context_parallel)} without rank and world_size: of the {found[1]} "
+            "processes some share their rows, so their own ranks say nothing; pass the data-parallel rank and "
+            "world_size, or a device mesh"
         )
-    return config.replace(rank=rank, world_size=world_size)
+    return config.replace(rank=found[0], world_size=found[1])
+
+
+def ranks_on_mesh(config: LoaderConfig, mesh: Any, data_dims: str | Sequence[str], context_dim: str | None) -> Any:
+    """The configuration with rank, world size and `context_parallel` from a `torch.distributed.device_mesh.DeviceMesh`.
+
+    Several `data_dims` are counted row-major, the last one fastest. Raises `ConfigError` for a dimension that the mesh
+    does not have, and where the configuration names ranks too.
+    """
+    if config.rank is not None or (context_dim is not None and config.context_parallel is not None):
+        raise ConfigError("a device mesh says the ranks; leave rank, world_size and context_parallel out")
+    rank, world_size = 0, 1
+    for name in (data_dims,) if isinstance(data_dims, str) else data_dims:
+        index, size = _place(mesh, name)
+        rank, world_size = rank * size + index, world_size * size
+    context = {} if context_dim is None else {"context_parallel": _place(mesh, context_dim)}
+    return config.replace(rank=rank, world_size=world_size, **context)
+
+
+def _place(mesh: Any, name: str) -> tuple[int, int]:
+    """This process's place in a dimension of a mesh, and how long that is."""
+    try:
+        line = mesh[name]
+    except KeyError as error:
+        names = ", ".join(mesh.mesh_dim_names or ()) or "none with a name"
+        raise ConfigError(f"the device mesh has no dimension {name!r}; it has {names}") from error
+    return line.get_local_rank(), line.size()
+
+
+def ranks_found_late(config: LoaderConfig) -> tuple[int, int] | None:
+    """Rank and world size of a process group that came after `config` was resolved without any; None if none did.
+
+    Raises `ConfigError` where the launcher's variables had said something else.
+    """
+    now = process_group()
+    if now is None or now == (config.rank, config.world_size):
+        return None
+    if (config.rank, config.world_size) != (0, 1):
+        raise ConfigError(
+            f"{were_ranks(config, now)}; build the loader after init_process_group, or pass rank and world_size"
+        )
+    return now
+
+
+def were_ranks(config: LoaderConfig, now: tuple[int, int]) -> str:
+    """What a loader took itself for, and what it is."""
+    return (
+        f"this loader was built as rank {config.rank} of {config.world_size}, but torch.distributed now says rank "
+        f"{now[0]} of {now[1]}"
+    )
 
 
 def process_group() -> tuple[int, int] | None:
@@ -36,6 +88,19 @@ def process_group() -> tuple[int, int] | None:
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
         return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def _launched() -> tuple[int, int] | None:
+    rank, world_size = environment_number("RANK"), environment_number("WORLD_SIZE")
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        missing = "RANK" if rank is None else "WORLD_SIZE"
+        raise ConfigError(
+            f"the environment has only one of RANK and WORLD_SIZE: {missing} is missing or no whole number; set both, "
+            "or pass rank and world_size"
+        )
+    return rank, world_size
 
 
 def environment_number(name: str) -> int | None:

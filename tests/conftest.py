@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 from counting import CountingCorpus
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes depends on what else the machine does
+settings.load_profile("untimed")
 
 HANG_S = 240
 ARCHIVES = Path(__file__).parent / "data" / "corpus"

@@ -411,6 +411,10 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         gpu.consume(gpu.consumer)
         return real(static, batch)
 
+    def share(part: Any, batch: Mapping[str, torch.Tensor], real: Any = batches.RowShare.of) -> Any:
+        gpu.consume(gpu.consumer)
+        return real(part, batch)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", gpu.cupy())
         patch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=gpu.empty_pinned))
@@ -420,6 +424,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setattr(block_queue, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph))
         patch.setattr(loader, "current_stream", lambda number: gpu.consumer)
         patch.setattr(batches.StaticBatch, "fill", fill)
+        patch.setattr(batches.RowShare, "of", share)
         patch.setattr(loader.TokenLoader, "device", property(lambda self: torch.device("cpu")))
         _kernel._load.cache_clear()
         try:

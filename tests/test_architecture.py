@@ -35,8 +35,9 @@ class Imports(NamedTuple):
 ALLOWED = {
     "errors": Imports(""),
     "stats": Imports(""),
+    "context_parallel": Imports(""),
     "skipped_steps": Imports(""),
-    "config": Imports("skipped_steps", "pydantic yaml"),
+    "config": Imports("context_parallel skipped_steps", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
@@ -73,7 +74,7 @@ ALLOWED = {
         "numpy",
     ),
     "state": Imports("schedule corpus operators config"),
-    "batches": Imports("block_queue row_outputs", "numpy torch"),
+    "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
         "batches block_queue plan_reports ranks readers state pipeline row_plan document_rows schedule corpus config "
         "stats",

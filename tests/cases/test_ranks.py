@@ -56,18 +56,21 @@ def steps_of(loader):
 
 
 too_early, explicit = TokenLoader(**one), TokenLoader(**one, rank=rank, world_size=world_size)
+read_early, resumed_early = TokenLoader(**one), TokenLoader(**one)
 os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
 launched = TokenLoader(**one)
 os.environ.update(RANK=str((rank + 1) % world_size))
 mislaunched = TokenLoader(**one)
 del os.environ["RANK"], os.environ["WORLD_SIZE"]
-report["before any group"] = [first_rows(loader) for loader in (TokenLoader(**one), explicit, launched)]
+report["before any group"] = [first_rows(loader) for loader in (read_early, explicit, launched)]
+resumed_early.load_state_dict(read_early.state_dict())
 
 dist.init_process_group(
     "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
 )
-report["built too early"] = attempt(lambda: first_rows(too_early))
-report["built too early, asked again"] = attempt(lambda: first_rows(too_early))
+report["read too early"] = [attempt(lambda: first_rows(read_early)) for _ in range(2)]
+report["built too early"] = [len(too_early), attempt(lambda: first_rows(too_early)), too_early.config.rank]
+report["resumed too early"] = attempt(lambda: first_rows(resumed_early))
 report["contradicts the launcher"] = attempt(lambda: first_rows(mislaunched))
 report["agrees"] = [attempt(lambda: first_rows(loader)) for loader in (explicit, launched)]
 
@@ -153,17 +156,25 @@ def test_the_state_is_the_same_on_every_rank(reports: list[Any]) -> None:
     assert (reports[0]["state"]["epoch"], reports[0]["state"]["rows"]) == (2, 0)
 
 
-def test_a_loader_built_before_the_group_says_so(reports: list[Any]) -> None:
+def test_a_loader_built_before_the_group_becomes_its_rank(reports: list[Any]) -> None:
+    """Also one that a state was loaded into, whose rows are counted over all ranks."""
+    for rank, report in enumerate(reports):
+        own = list(range(rank, rank + 7 * WORLD_SIZE, WORLD_SIZE))
+        assert report["built too early"] == [NUMBER_OF_ROWS // (7 * WORLD_SIZE), own, rank]
+        assert report["resumed too early"] == [7 + row for row in own]
+
+
+def test_a_loader_read_before_the_group_says_so(reports: list[Any]) -> None:
     """Also on rank 0, whose number happens to be right; and every time, not only the first."""
     for rank, report in enumerate(reports):
         alone, explicit, launched = report["before any group"]
         assert alone == list(range(7))
         assert explicit == launched == list(range(rank, rank + 7 * WORLD_SIZE, WORLD_SIZE))
-        for key in ("built too early", "built too early, asked again"):
-            assert report[key].startswith("ConfigError: "), report[key]
-            assert "rank 0 of 1" in report[key]
-            assert f"rank {rank} of {WORLD_SIZE}" in report[key]
-            assert "init_process_group" in report[key]
+        for message in report["read too early"]:
+            assert message.startswith("ConfigError: "), message
+            assert "rank 0 of 1" in message
+            assert f"rank {rank} of {WORLD_SIZE}" in message
+            assert "init_process_group" in message
 
 
 def test_a_launcher_that_contradicts_the_group_is_refused(reports: list[Any]) -> None:

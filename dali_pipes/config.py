@@ -121,6 +121,11 @@ class LoaderConfig(BaseModel):
         description="steps that are left out, as [first, end] or [first, end, epoch], half-open as ranges in Python: "
         "steps first to end - 1 of epoch 0 or another; the rest keep their numbers and rows",
     )
+    on_change: Literal["refuse", "nearest"] = Field(
+        "refuse",
+        description="a state of another seq_len, stride or length_buckets: refuse it, or go on at the row nearest to "
+        "the same count of tokens",
+    )
     outputs: tuple[str, ...] = Field(
         ("input_ids", "labels"), description=f"fields of a batch: {', '.join(OUTPUT_NAMES)}"
     )

@@ -28,7 +28,8 @@ from dali_pipes.ranks import ranks_found_late, ranks_on_mesh, resolve_ranks, wer
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.row_plan import PackedPieces, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
-from dali_pipes.state import make_state, read_state
+from dali_pipes.state import OnChange, States
+from dali_pipes.state_change import StateChange
 from dali_pipes.stats import LoaderStats
 
 
@@ -102,6 +103,8 @@ class TokenLoader:
         self._begin = Position(0, 0)  # of this object, before any steps that are left out
         self._position = self._schedule.normalise(self._begin)  # behind the last batch handed out: what a state says
         self._resumed = self._position  # where the epoch that a state was loaded into began for this object
+        self.state_change: StateChange | None = None
+        """What `on_change = "nearest"` changed when the last state was loaded; None where that state fitted."""
         self._run = 0  # number of the newest iterator; older ones are superseded
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
@@ -112,6 +115,7 @@ class TokenLoader:
         self.config = config
         self._built = built = BuiltSource(config, endless=True, for_loader=self._graph is None)
         self._schedule, self._source = built.schedule, built.source
+        self._states = States(config, built.source.corpus, built.schedule)
         self._stream = BlockStream(built, config, self._graph)
         layout, order = built.layout, config.order_settings()
         self._reports = (
@@ -194,17 +198,24 @@ class TokenLoader:
         A fresh, JSON-able dict under 1 KB, the same on every rank; it holds the corpus fingerprint and the settings
         that decide the order. After the last batch of an epoch it is the start of the next one.
         """
-        return make_state(self.config, self.corpus, self._schedule, self._position)
+        return self._states.at(self._position)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> None:
         """Go on behind the batch after which `state` was taken; costs the same at any position.
 
-        The world size, batch size, block size, threads, device and placement may differ from the saving run. Ends an
-        iteration in progress. Raises `StateError` listing the differences when the corpus or the order has changed.
+        The world size, batch size, block size, threads, device and placement may differ from the saving run, and with
+        `on_change` "nearest" (None: the setting's) the lengths of rows: the run then goes on at the row nearest to the
+        same count of tokens, says so on standard error, and keeps what changed as `state_change`. Ends an iteration in
+        progress. Raises `StateError` listing the differences when the corpus or the order has changed.
         """
+        on_change = self.config.on_change if on_change is None else on_change
+        if on_change not in ("refuse", "nearest"):
+            raise ConfigError(f'on_change = {on_change!r}: expected "refuse" or "nearest"')
         self._check_open()
         self._follow_process_group()
-        self._begin = read_state(state, self.config, self.corpus, self._schedule)
+        self._begin, self.state_change = self._states.read(state, on_change)
+        if self.state_change is not None and not self.config.rank:
+            print(f"dali_pipes: {self.state_change.line()}", file=sys.stderr)
         self._position = self._resumed = self._schedule.normalise(self._begin)
         self._run += 1
         self._running = self._begun = False

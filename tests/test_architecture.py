@@ -73,11 +73,12 @@ ALLOWED = {
         "pipeline piece_memory cpu_placements device row_plan documents operators readers source schedule config stats",
         "numpy",
     ),
-    "state": Imports("schedule corpus operators config"),
+    "state_change": Imports("schedule"),
+    "state": Imports("state_change schedule corpus operators config"),
     "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
-        "batches block_queue plan_reports ranks readers state pipeline row_plan document_rows schedule corpus config "
-        "stats",
+        "batches block_queue plan_reports ranks readers state state_change pipeline row_plan document_rows schedule "
+        "corpus config stats",
         "torch",
     ),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch

@@ -83,7 +83,7 @@ ALLOWED = {
     ),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "reports": Imports(
-        "pipeline source row_plan schedule documents text readers corpus operators config", "numpy"
+        "pipeline source row_plan state schedule documents text readers corpus operators config", "numpy"
     ),  # what the command shows, as plain data
     "terminal": Imports("reports", "rich"),
     "cli_errors": Imports("terminal", "typer"),

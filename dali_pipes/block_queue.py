@@ -269,7 +269,8 @@ class BlockStream:
             arrays, self._loan = self._loans.lend(arrays, self._block_bytes(widths), stream)
         if self._built.staged:
             staging = [np.from_dlpack(array) for array in arrays]
-            return (self._widened if self._built.row_outputs is None else self._built_up)(staging, steps, sizes)
+            pieces = self._widened if self._built.row_outputs is None else self._built_up
+            return self._built.ranges.each("kernels", pieces(staging, steps, sizes))
         outputs, batches = self._built.row_outputs, self._batches(steps, sizes)
         values = [{} if pieces is None or outputs is None else outputs.host_values(pieces, w) for pieces, w in batches]
         named = dict(zip(self._built.source.outputs, arrays, strict=True))

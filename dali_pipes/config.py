@@ -148,6 +148,11 @@ class LoaderConfig(BaseModel):
         "auto", description="host sends rows to the GPU, device keeps the corpus there; auto: device for a small corpus"
     )
 
+    quiet: bool = Field(False, description="no line at the start, and no warning when the trainer waits for data")
+    nvtx: bool | None = Field(
+        None, description="ranges on a profiler's timeline; None: if the process was started by Nsight Systems"
+    )
+
     prefetch_queue_depth: int = Field(2, gt=0, le=64, description="blocks DALI keeps ready")
     num_threads: int = Field(2, gt=0, le=256, description="threads that read ahead")
     decoded_cache_bytes: int = Field(

@@ -65,6 +65,15 @@ def require_cupy() -> Any:
     return cupy
 
 
+def cupy_nvtx() -> Any:
+    """CuPy's functions for ranges on a profiler's timeline, which need no GPU; None without CuPy."""
+    try:
+        import cupy
+    except ImportError:
+        return None
+    return cupy.cuda.nvtx if cupy.cuda.nvtx.available else None
+
+
 def visible_devices() -> tuple[int, int]:
     """How many devices there are, and the number of the current one. Raises `BackendError`, see `require_cupy`."""
     cupy = require_cupy()

@@ -7,8 +7,6 @@
 The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]` (`label_shift=False`: equal to it).
 """
 
-import functools
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from dali_pipes.announce import WaitWatch, say_once, speaks_for_all, start_text
 from dali_pipes.batches import Batch, RowShare, StaticBatch, current_stream, sliced
 from dali_pipes.block_queue import BlockStream, Piece
 from dali_pipes.config import LoaderConfig
@@ -94,12 +93,6 @@ class TokenLoader:
         self._last_stream: int | None = None  # that the last batch was handed out for
         self._closed = False
         self._open(resolve_ranks(config))
-        built = self._built
-        if built.warning is not None and not self.config.rank:
-            _say_once(f"dali_pipes: {built.warning}")
-        left_open = self.config.device == "auto" or (built.gpu is not None and self.config.placement == "auto")
-        if left_open and not self.config.rank:
-            _say_once(f"dali_pipes: batches on {self.device}, placement {built.placement}: {built.placement_reason}")
         self._begin = Position(0, 0)  # of this object, before any steps that are left out
         self._position = self._schedule.normalise(self._begin)  # behind the last batch handed out: what a state says
         self._resumed = self._position  # where the epoch that a state was loaded into began for this object
@@ -110,6 +103,7 @@ class TokenLoader:
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
         self._batches = self._tokens = 0
         self._wait_s = self._wall_s = 0.0
+        self._announce()
 
     def _open(self, config: LoaderConfig) -> None:
         self.config = config
@@ -125,6 +119,14 @@ class TokenLoader:
             None if config.context_parallel is None else RowShare(*config.context_parallel, config.context_split)
         )
         self._static = StaticBatch(config.batch_size) if config.static_buffers else None
+        self._watch = WaitWatch(config)
+
+    def _announce(self) -> None:
+        if speaks_for_all(self.config):
+            if not self.config.quiet:
+                say_once(self.summary())
+            if self._built.warning is not None:
+                say_once(self._built.warning)
 
     @property
     def corpus(self) -> Corpus:
@@ -182,7 +184,7 @@ class TokenLoader:
             raise ConfigError('rows = "stream" have no plan; rows = "pack" and "pad" do')
         report, why_not_kept = self._reports.report(self.epoch)
         if why_not_kept is not None:
-            _say_once(f"dali_pipes: the report of a plan is not kept: {why_not_kept}; the next start plans it again")
+            say_once(f"the report of a plan is not kept: {why_not_kept}; the next start plans it again")
         return report
 
     def __iter__(self) -> Iterator[Batch]:
@@ -190,7 +192,7 @@ class TokenLoader:
         self._follow_process_group()
         self._run += 1
         self._running = False
-        return self._batches_from(self._next(), self._run)
+        return self._built.ranges.each("next", self._batches_from(self._next(), self._run))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: behind the last batch handed out, whatever has been prefetched. Does not block.
@@ -208,14 +210,11 @@ class TokenLoader:
         same count of tokens, says so on standard error, and keeps what changed as `state_change`. Ends an iteration in
         progress. Raises `StateError` listing the differences when the corpus or the order has changed.
         """
-        on_change = self.config.on_change if on_change is None else on_change
-        if on_change not in ("refuse", "nearest"):
-            raise ConfigError(f'on_change = {on_change!r}: expected "refuse" or "nearest"')
         self._check_open()
         self._follow_process_group()
         self._begin, self.state_change = self._states.read(state, on_change)
-        if self.state_change is not None and not self.config.rank:
-            print(f"dali_pipes: {self.state_change.line()}", file=sys.stderr)
+        if self.state_change is not None and speaks_for_all(self.config):
+            say_once(self.state_change.line())
         self._position = self._resumed = self._schedule.normalise(self._begin)
         self._run += 1
         self._running = self._begun = False
@@ -262,9 +261,28 @@ class TokenLoader:
             device=str(self.device),
             placement=self._built.placement,
             placement_reason=self._built.placement_reason,
+            rank=self.config.rank or 0,
+            num_threads=self.config.num_threads,
+            batches_per_run=self._built.batches_per_run,
             memory=self._stream.memory(),
             engine=self._stream.engine,
             cache=self.corpus.cache_stats(),
+        )
+
+    def summary(self) -> str:
+        """What is said at the start, in three lines: the corpus, the rows of an epoch, where batches come from.
+
+        Reads no data. Rows made of documents are counted as they are planned and estimated until then ("about"), by one
+        window of the epoch at least.
+        """
+        return start_text(
+            self.config,
+            self.corpus,
+            self._schedule,
+            self.state_dict(),
+            device=str(self.device),
+            placement=self._built.placement,
+            reason=self._built.placement_reason,
         )
 
     def close(self) -> None:
@@ -283,8 +301,7 @@ class TokenLoader:
 
     def _next(self) -> Position:
         if self._begun and not self._running:  # a `for` was left early: the next one is the next epoch
-            following = Position(self._position.epoch + 1, 0)
-            return self._schedule.normalise(following) if self._schedule.skip_steps else following
+            return self._schedule.epoch_behind(self._position.epoch)
         return self._position
 
     def _batches_from(self, start: Position, run: int) -> Iterator[Batch]:
@@ -308,6 +325,8 @@ class TokenLoader:
                     asked = time.perf_counter()
                     self._check_current(run)
                     self._wall_s += asked - handed_out
+                    if self._wall_s >= self._watch.next_s:
+                        self._watch.look(self._batches, self.stats)
                 del batch, batches  # or the block would be held here while the next one is made
         finally:
             if run == self._run:
@@ -372,8 +391,4 @@ class TokenLoader:
         self._open(config)
         self._closed = False
         self._position = self._resumed = self._schedule.normalise(self._begin)
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    print(text, file=sys.stderr)
+        self._announce()

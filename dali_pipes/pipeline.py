@@ -26,6 +26,7 @@ from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.gpu_placements import DevicePlacement, HostPlacement
 from dali_pipes.length_buckets import LengthBuckets
 from dali_pipes.opening import open_corpus
+from dali_pipes.profiling import open_ranges
 from dali_pipes.ranks import environment_number, resolve_ranks
 from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
 from dali_pipes.row_plan import Layout, PackedPieces, StreamPieces, token_span
@@ -80,6 +81,7 @@ class BuiltSource:
         except BaseException:
             corpus.close()
             raise
+        self.ranges = open_ranges(config.nvtx)
         staging = ("tokens",) if corpus.loss_mask is None else ("tokens", "learn")
         self.source = BlockSource(
             corpus,
@@ -90,6 +92,7 @@ class BuiltSource:
             num_threads=config.num_threads,
             endless=endless,
             layout=self.layout,
+            ranges=self.ranges,
         )
         self._config = config
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import LoaderClosedError, TokenRangeError
+from dali_pipes.profiling import Ranges
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.row_plan import Layout, Plan, PlanCache
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
@@ -116,10 +117,11 @@ class BlockSource:
         num_threads: int,
         endless: bool,
         layout: Layout = None,
+        ranges: Ranges,
     ) -> None:
         self.corpus, self.schedule, self.placement = corpus, schedule, placement
         self.outputs, self.batches_per_run, self.endless = outputs, batches_per_run, endless
-        self._num_threads = num_threads
+        self._num_threads, self._ranges = num_threads, ranges
         self.plans = PlanCache(schedule, batches_per_run, layout)
         self._blocks = Blocks(schedule, batches_per_run, Position(0, 0))
         self._origin = 0
@@ -145,6 +147,7 @@ class BlockSource:
         key = self._read_ahead(info)
         if key is None:
             raise StopIteration
+        asked = time.perf_counter()
         try:
             slot = self._pending[key].result()
         except CancelledError:  # closed from a signal handler or another thread while this call waited
@@ -156,8 +159,10 @@ class BlockSource:
         steps = self.steps(info)
         assert steps is not None
         begin = time.perf_counter()
-        arrays = self.placement.deliver(slot, steps, info.iteration)
+        with self._ranges.around("deliver"):
+            arrays = self.placement.deliver(slot, steps, info.iteration)
         with self._times_lock:
+            self._times.wait_s += begin - asked
             self._times.kernels_s += time.perf_counter() - begin
         self.delivered += 1
         return tuple(arrays[name] for name in self.outputs)
@@ -252,11 +257,14 @@ class BlockSource:
         times = BlockTimes(blocks=1)
         if self.placement.plans_rows:
             begin = time.perf_counter()
-            slot.plan = self.plans.plan(steps)
+            with self._ranges.around("plan"):
+                slot.plan = self.plans.plan(steps)
             times.plan_s = time.perf_counter() - begin
-        self.placement.prepare(slot, times)
+        with self._ranges.around("read"):
+            self.placement.prepare(slot, times)
         if slot.plan is not None:
-            self.plans.plan_behind(slot.plan)
+            with self._ranges.around("plan"):
+                self.plans.plan_behind(slot.plan)
         with self._times_lock:
             for name, value in vars(times).items():
                 setattr(self._times, name, getattr(self._times, name) + value)

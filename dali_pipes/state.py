@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
-from dali_pipes.errors import StateError
+from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.operators.permute import ORDER_NAME
 from dali_pipes.schedule import Position, Schedule, WindowMark
 from dali_pipes.state_change import MAY_CHANGE, StateChange, changed_settings, nearest_position
@@ -33,7 +33,7 @@ class States:
     """The states of one loader: made, and read again. What is the same in all of them is worked out once."""
 
     def __init__(self, config: LoaderConfig, corpus: Corpus, schedule: Schedule) -> None:
-        self._corpus, self._schedule = corpus, schedule
+        self._corpus, self._schedule, self._on_change = corpus, schedule, config.on_change
         self._order = ORDER_NAME if schedule.shuffle else SEQUENTIAL
         self._settings = config.order_settings()
         self._about_corpus: dict[str, Any] = {
@@ -63,11 +63,14 @@ class States:
             state["check"] = _check_value(self._checked, position, state["window"])
         return state
 
-    def read(self, state: Mapping[str, Any], on_change: OnChange = "refuse") -> tuple[Position, StateChange | None]:
-        """The position in a state, and with "nearest" what was changed so that it fits.
+    def read(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> tuple[Position, StateChange | None]:
+        """The position in a state, and with "nearest" what was changed so that it fits; None: as the setting says.
 
         Raises `StateError` listing every difference that would change the data order.
         """
+        on_change = self._on_change if on_change is None else on_change
+        if on_change not in ("refuse", "nearest"):
+            raise ConfigError(f'on_change = {on_change!r}: expected "refuse" or "nearest"')
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(f"this is not a loader state: expected a dict from state_dict(), found {_short(state)}")
         if state["version"] != VERSION:

@@ -1,6 +1,10 @@
 """What a loader measured: how long the trainer waited for data, where block time went, and what to change."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from dali_pipes.metrics import exposition, values_of
 
 
 @dataclass
@@ -11,6 +15,8 @@ class BlockTimes:
     plan_s: float = 0.0
     read_s: float = 0.0
     kernels_s: float = 0.0
+    wait_s: float = 0.0
+    """The trainer's thread waited for a reader thread: the part of `data_wait_s` that planning and reading cost."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,21 @@ class LoaderStats:
     cache: CacheStats | None = None
     """Of the decoded chunks; None where the files of the corpus are read as they lie."""
 
+    rank: int = 0
+    num_threads: int = 1
+    """Threads that read ahead."""
+    batches_per_run: int = 1
+    """Batches in a block, as set or chosen."""
+
     @property
     def tokens_per_s(self) -> float:
         """Tokens handed out per second of `wall_s`."""
         return self.tokens / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def data_wait_ratio(self) -> float:
+        """Share of `wall_s` that the trainer waited for data, 0 to 1."""
+        return self.data_wait_s / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
     def data_wait_pct(self) -> float:
@@ -91,30 +108,69 @@ class LoaderStats:
 
     @property
     def advice(self) -> str:
-        """What to change when the rating is not good; empty when it is."""
+        """The largest part of the wait and the setting to change, when the rating is not good; empty when it is."""
         if self.rating in ("excellent", "good"):
             return ""
         times = self.block_times
-        largest = max(times.plan_s, times.read_s, times.kernels_s)
-        if largest == 0.0 or self.queue_depth > 1:
-            return "blocks are ready, but small: raise batches_per_run so that one DALI run delivers more batches"
+        rest_s = self.data_wait_s - times.wait_s - times.kernels_s
+        more_batches = (
+            f"set batches_per_run = {2 * self.batches_per_run} (now {self.batches_per_run}), and raise max_block_bytes "
+            "where that caps it"
+        )
+        if max(times.wait_s, times.kernels_s) < rest_s:
+            return f"most of it goes into handing out blocks, whatever their size: {more_batches}"
+        if times.wait_s < times.kernels_s:
+            if self.device != "cpu":
+                return f"most of it goes into queueing kernels, block by block: {more_batches}"
+            return (
+                'most of it is widening and labelling on the CPU: set device = "cuda" where there is a GPU; without '
+                "one, leave a core free (torch.set_num_threads) and drop outputs that are not used"
+            )
+        if times.read_s < times.plan_s:
+            return f"most of it is planning rows: {more_batches}, or a larger seq_len"
         cache = self.cache
-        if (
-            largest == times.read_s
-            and cache is not None
-            and cache.hit_rate < 0.9
-            and cache.all_bytes > cache.most_bytes
-        ):
+        if cache is not None and cache.hit_rate < 0.9 and cache.all_bytes > cache.most_bytes:
             return (
                 f"the same chunks are decoded again and again: the corpus takes {cache.all_bytes} bytes decoded, "
-                f"decoded_cache_bytes = {cache.most_bytes} are kept, hit rate {100 * cache.hit_rate:.0f} %: raise "
-                "decoded_cache_bytes, set eager = true, or convert the corpus to a flat format"
+                f"decoded_cache_bytes = {cache.most_bytes} are kept, hit rate {100 * cache.hit_rate:.0f} %: set "
+                f"decoded_cache_bytes = {cache.all_bytes} or eager = true, or convert the corpus to a flat format"
             )
-        if largest == times.read_s:
-            return "most block time is reading: raise num_threads, or move the corpus to a faster disk or into memory"
-        if largest == times.kernels_s:
-            return "most block time is widening and labelling on the CPU: use a GPU, or leave the loader a free core"
-        return "most block time is planning: rows are very short; raise seq_len or batches_per_run"
+        return (
+            f"most of it is reading: set num_threads = {2 * self.num_threads} (now {self.num_threads}), or move the "
+            "corpus to a faster disk"
+        )
+
+    def since(self, before: Self) -> Self:
+        """What was measured between an earlier snapshot of the same loader and this one."""
+        cache = self.cache
+        if cache is not None and before.cache is not None:
+            cache = replace(cache, hits=cache.hits - before.cache.hits, misses=cache.misses - before.cache.misses)
+        earlier = vars(before.block_times)
+        return replace(
+            self,
+            batches=self.batches - before.batches,
+            tokens=self.tokens - before.tokens,
+            wall_s=self.wall_s - before.wall_s,
+            data_wait_s=self.data_wait_s - before.data_wait_s,
+            block_times=BlockTimes(**{name: now - earlier[name] for name, now in vars(self.block_times).items()}),
+            cache=cache,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Flat figures by name, for TensorBoard and the like; `metrics.METRICS` says what each is.
+
+        for name, value in loader.stats().metrics().items():
+            writer.add_scalar(f"data/{name}", value, step)
+        """
+        return {metric.name: value for metric, value in values_of(self, has_cache=self.cache is not None).items()}
+
+    def prometheus(self, labels: Mapping[str, str] | None = None) -> str:
+        """The same figures in Prometheus' text format 0.0.4, to be served or written for node_exporter's textfiles.
+
+        Every sample has a label `rank`, and `labels`, which may replace it. Two loaders of a process belong into two
+        files. Raises `ConfigError` for what cannot be the name of a label.
+        """
+        return exposition(values_of(self, has_cache=self.cache is not None), {"rank": str(self.rank), **(labels or {})})
 
     def rating_line(self) -> str:
         """One line for a log: `data wait 0.3 % of 41.0 s: excellent`, with the advice where there is one."""

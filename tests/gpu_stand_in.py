@@ -235,6 +235,8 @@ class StandInGpu:
         self.default_stream_work = self.events_made = 0
         self.kernels: list[str] = []
         """Names of the kernels launched so far."""
+        self.ranges: list[tuple[str, str | None]] = []
+        """Threads and the ranges that they began, or None where they ended one."""
         self.freed_arenas: list[int] = []
         """Streams whose free memory CuPy's pool was told to give back."""
         self._handles = iter(range(1000, 10**9))
@@ -371,6 +373,11 @@ class StandInGpu:
             Event=make_event,
             runtime=runtime,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+            nvtx=SimpleNamespace(
+                available=True,
+                RangePush=lambda name: self.ranges.append((threading.current_thread().name, name)),
+                RangePop=lambda: self.ranges.append((threading.current_thread().name, None)),
+            ),
         )
         return SimpleNamespace(
             __version__="stand-in",

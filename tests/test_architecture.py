@@ -34,7 +34,8 @@ class Imports(NamedTuple):
 
 ALLOWED = {
     "errors": Imports(""),
-    "stats": Imports(""),
+    "metrics": Imports(""),
+    "stats": Imports("metrics"),
     "context_parallel": Imports(""),
     "skipped_steps": Imports(""),
     "config": Imports("context_parallel skipped_steps", "pydantic yaml"),
@@ -54,18 +55,19 @@ ALLOWED = {
     "plan_reports": Imports("document_rows corpus operators progress user_cache"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
-    "source": Imports("readers row_plan schedule corpus stats", "numpy"),
+    "source": Imports("profiling readers row_plan schedule corpus stats", "numpy"),
     "cpu_placements": Imports("source row_outputs row_plan schedule corpus operators stats", "numpy"),
     "device": Imports("", "numpy cupy cupyx"),  # the one module that owns streams, events and device memory
     "gpu_placements": Imports(
         "cpu_placements device progress readers source row_outputs row_plan documents schedule corpus operators stats",
         "numpy",
     ),
+    "profiling": Imports("device"),
     "choice": Imports("device"),
     "ranks": Imports("config"),
     "pipeline": Imports(
         "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
-        "documents ranks schedule opening corpus config",
+        "documents profiling ranks schedule opening corpus config",
         "nvidia numpy",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),
@@ -75,10 +77,11 @@ ALLOWED = {
     ),
     "state_change": Imports("schedule"),
     "state": Imports("state_change schedule corpus operators config"),
+    "announce": Imports("config corpus ranks schedule stats"),
     "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
-        "batches block_queue plan_reports ranks readers state state_change pipeline row_plan document_rows schedule "
-        "corpus config stats",
+        "announce batches block_queue plan_reports ranks readers state state_change pipeline row_plan document_rows "
+        "schedule corpus config stats",
         "torch",
     ),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch

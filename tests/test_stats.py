@@ -8,13 +8,13 @@ from dali_pipes import TokenLoader
 from dali_pipes.stats import BlockTimes, CacheStats, LoaderStats
 
 
-def make(wait_s: float, **times: Any) -> LoaderStats:
+def make(waited_s: float, **times: Any) -> LoaderStats:
     queue_depth = times.pop("queue_depth", 0)
     return LoaderStats(
         batches=10,
         tokens=1000,
         wall_s=100.0,
-        data_wait_s=wait_s,
+        data_wait_s=waited_s,
         queue_depth=queue_depth,
         block_times=BlockTimes(**times),
     )
@@ -30,16 +30,48 @@ def test_rating(wait_s: float, rating: str) -> None:
     assert rating in make(wait_s).rating_line()
 
 
-def test_advice_names_the_setting_to_change() -> None:
-    assert "num_threads" in make(50, read_s=3, plan_s=1).advice
-    assert "GPU" in make(50, kernels_s=3).advice
-    assert "seq_len" in make(50, plan_s=3).advice
-    cache = CacheStats(hits=5, misses=5, num_bytes=10, most_bytes=10, all_bytes=100)
-    assert "decoded_cache_bytes = 10" in replace(make(50, read_s=3), cache=cache).advice
-    assert "eager" in replace(make(50, read_s=3), cache=cache).advice
-    for kept in (replace(cache, hits=500), replace(cache, most_bytes=100)):
-        assert "num_threads" in replace(make(50, read_s=3), cache=kept).advice
-    assert "batches_per_run" in make(50, read_s=3, queue_depth=3).advice
+HALF_DECODED = CacheStats(hits=5, misses=5, num_bytes=10, most_bytes=10, all_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"wait_s": 40, "read_s": 3, "plan_s": 1}, "num_threads = 6 (now 3)"),
+        ({"wait_s": 40, "read_s": 1, "plan_s": 3}, "batches_per_run = 16 (now 8)"),
+        ({"wait_s": 10, "kernels_s": 30}, 'device = "cuda"'),
+        ({"wait_s": 10, "kernels_s": 30, "device": "cuda:0"}, "batches_per_run = 16 (now 8)"),
+        ({"wait_s": 10, "kernels_s": 10}, "batches_per_run = 16 (now 8)"),  # and 30 in neither
+        ({"wait_s": 40, "read_s": 3, "cache": HALF_DECODED}, "decoded_cache_bytes = 100 or eager = true"),
+        ({"wait_s": 40, "read_s": 3, "cache": replace(HALF_DECODED, hits=500)}, "num_threads = 6 (now 3)"),
+        ({"wait_s": 40, "read_s": 3, "cache": replace(HALF_DECODED, most_bytes=100)}, "num_threads = 6 (now 3)"),
+    ],
+)
+def test_advice_names_the_setting_and_a_value(changes: dict[str, Any], setting: str) -> None:
+    names = {"device", "cache"} & set(changes)
+    times = BlockTimes(**{name: value for name, value in changes.items() if name not in names})
+    stats = replace(make(50), block_times=times, num_threads=3, batches_per_run=8, **{n: changes[n] for n in names})
+    assert setting in stats.advice
+    assert setting in stats.rating_line()
+
+
+def test_what_happened_since_an_earlier_snapshot() -> None:
+    before = replace(make(50, read_s=40, wait_s=40, blocks=2), cache=HALF_DECODED)
+    after = replace(
+        before,
+        batches=15,
+        tokens=1500,
+        wall_s=200.0,
+        data_wait_s=56.0,
+        queue_depth=2,
+        block_times=BlockTimes(blocks=7, plan_s=1.0, read_s=40.5, kernels_s=0.5, wait_s=44.0),
+        cache=replace(HALF_DECODED, hits=105, num_bytes=7),
+    )
+    recent = after.since(before)
+    assert (recent.batches, recent.tokens, recent.wall_s, recent.data_wait_pct) == (5, 500, 100.0, 6.0)
+    assert recent.block_times == BlockTimes(blocks=5, plan_s=1.0, read_s=0.5, kernels_s=0.5, wait_s=4.0)
+    assert recent.cache == replace(HALF_DECODED, hits=100, misses=0, num_bytes=7)
+    assert recent.queue_depth == 2
+    assert "planning" in recent.advice, "the cause of now, not of the run"
 
 
 def test_rates() -> None:
@@ -64,4 +96,5 @@ def test_a_loader_counts_what_it_hands_out(counting: Callable[..., Any]) -> None
         assert 0 < stats.data_wait_s <= stats.wall_s
         assert stats.block_times.blocks >= 1
         assert stats.block_times.read_s > 0
+        assert 0 < stats.block_times.wait_s < stats.data_wait_s
         assert (stats.device, stats.placement, stats.engine) == ("cpu", "host", "dali")

@@ -135,7 +135,7 @@ def _base(state: Path, config: LoaderConfig, built: BuiltSource, epoch: int) -> 
         raise StateError(f"{state}: cannot read the state: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise StateError(f"{state}: not JSON: {error}; write what state_dict() returns with json.dump") from error
-    position, _ = States(config, built.source.corpus, built.schedule).read(saved, config.on_change)
+    position, _ = States(config, built.source.corpus, built.schedule).read(saved)
     return position.rows if position.epoch == epoch and position.rows % built.schedule.global_rows else 0
 
 

@@ -214,6 +214,11 @@ class Schedule:
             if not self.skipped(epoch + 1):
                 return position
 
+    def epoch_behind(self, epoch: int) -> Position:
+        """Where the next epoch begins. Counts rows only where steps are left out of it."""
+        begin = Position(epoch + 1, 0)
+        return self.normalise(begin) if self.skipped(epoch + 1) else begin
+
 
 class Blocks:
     """Blocks of up to `batches_per_run` steps, from `start` through epoch after epoch; a block never crosses one.
@@ -256,7 +261,7 @@ class Blocks:
         if not self.schedule.skip_steps:
             return self.start if epoch_index == 0 else Position(self.start.epoch + epoch_index, 0)
         while len(self._begins) <= epoch_index:
-            self._begins.append(self.schedule.normalise(Position(self._begins[-1].epoch + 1, 0)))
+            self._begins.append(self.schedule.epoch_behind(self._begins[-1].epoch))
         return self._begins[epoch_index]
 
     def _divide(self, block: int) -> tuple[int, int]:

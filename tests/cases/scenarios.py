@@ -7,7 +7,7 @@ def corpus(rows=40, name="data"):
 
 def load(path=None, **settings):
     common = dict(corpus=path or corpus(), dtype="uint32", batch_size=2, seq_len=4, device="cpu", batches_per_run=1)
-    common |= dict(outputs=["input_ids", "labels", "row_ids"], shuffle=False)
+    common |= dict(outputs=["input_ids", "labels", "row_ids"], shuffle=False, quiet=True)
     return TokenLoader(**common | settings)
 
 def slow_reads(seconds, after=0):

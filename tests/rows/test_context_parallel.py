@@ -84,7 +84,7 @@ def test_the_shares_together_are_the_batch(
     if mode == "pad" and common["seq_len"] > 2 * size:
         common["length_buckets"] = [2 * size]
     place = draw(st.sampled_from(["cpu", "host", "device"]))
-    where = {"device": "cpu"} if place == "cpu" else {"device": "cuda", "placement": place}
+    where: dict[str, Any] = {"device": "cpu"} if place == "cpu" else {"device": "cuda", "placement": place}
     split = draw(st.sampled_from(["contiguous", "zigzag"]))
     with contextlib.ExitStack() as stack:
         if place != "cpu":

@@ -13,6 +13,7 @@ from row_oracle import END, write_documents
 from streams import row_ids, take
 
 from dali_pipes import TokenLoader
+from dali_pipes.announce import say_once
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.state_change import StateChange
 
@@ -36,6 +37,7 @@ def load(corpus: str, **how: Any) -> TokenLoader:
         "device": "cpu",
         "window_documents": 30,
         "batch_size": 2,
+        "quiet": True,
     }
     return TokenLoader(corpus=corpus, **{**common, "outputs": ["input_ids", "labels", "row_ids"], "seq_len": 16, **how})
 
@@ -129,6 +131,7 @@ def test_without_a_shuffle_the_stream_goes_on_where_it_stopped(corpus: str) -> N
 
 def test_what_is_said(corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, from the first rank alone; nothing where the state fits, and a state that fits forgets the change."""
+    say_once.cache_clear()
     state = state_after(corpus, 15)
     with load(corpus, seq_len=7, on_change="nearest", rank=1, world_size=2) as loader:
         loader.load_state_dict(state)

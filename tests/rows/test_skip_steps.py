@@ -116,6 +116,7 @@ def test_written_out(corpus: str) -> None:
     ) as loader:
         assert loader.config.skip_steps == ((0, 2, 0), (3, 4, 0), (0, 9, 1), (6, 99, 2))
         assert (len(loader), loader.epoch, loader.step, loader.state_dict()["rows"]) == (4, 0, 2, 20)
+        assert "79 rows, 4 steps" in loader.summary()
         firsts, states = [], []
         for batch in loader:
             firsts.append(int(batch["row_ids"][0]))

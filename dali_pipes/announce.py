@@ -1,0 +1,117 @@
+"""What a loader says on standard error: where it starts, and once that the trainer waits for data. No torch here.
+
+    dali_pipes: data/train_000.bin and 102 more files: llmc, 10,300,000,000 tokens, fingerprint 1a2b3c4d
+      epoch: 10,058,593 rows, 78,582 steps of 8 ranks x (16, 1024); order philox24-v1
+      cuda:0, placement device: the corpus of 19.2 GiB is more than 10% of 70.1 GiB free on cuda:0
+
+Nothing goes to standard output, and a standard error that is closed or full never ends a run.
+"""
+
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.corpus import Corpus
+from dali_pipes.ranks import process_group
+from dali_pipes.schedule import Schedule
+from dali_pipes.stats import LoaderStats
+
+COLUMNS = 120
+WINDOW_S = 10.0
+"""Seconds of iteration, at least, over which waiting is measured."""
+WINDOW_BATCHES = 50
+"""Batches of a window, at least: one slow block is not yet a slow run."""
+WARM_UP_BATCHES = 20
+"""First batches of a loader, which never count: cold files, kernels and models being compiled."""
+
+
+@functools.lru_cache(maxsize=256)
+def say_once(text: str) -> None:
+    """Put lines on standard error, the same ones once in a process."""
+    if sys.stderr is not None:  # None in a process without one, for which `print` would take standard output
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"dali_pipes: {text}\n")
+            sys.stderr.flush()
+
+
+def speaks_for_all(config: LoaderConfig) -> bool:
+    """Whether this process is the one, of all that have a loader like this, that says what holds for all of them."""
+    group = process_group()
+    if group is not None:  # several processes have data rank 0 where some share their rows
+        return group[0] == 0
+    return not config.rank and (config.context_parallel is None or config.context_parallel[0] == 0)
+
+
+def start_text(
+    config: LoaderConfig,
+    corpus: Corpus,
+    schedule: Schedule,
+    state: Mapping[str, Any],
+    *,
+    device: str,
+    placement: str,
+    reason: str,
+) -> str:
+    """Three lines of at most `COLUMNS` columns: the data, its order, and where batches come from. Reads no data.
+
+    `state`: what the loader would save now; order and fingerprint are told as they are there, and rows are those of its
+    epoch. Rows of documents are counted as they are planned, so their number is an estimate, "about", until then.
+    """
+    more = len(corpus.files) - 1
+    files = f" and {more:,} more file{'s' * (more > 1)}" if more else ""
+    about = f"{files}: {corpus.format}, {corpus.num_tokens:,} tokens, fingerprint {corpus.fingerprint[:8]}"
+    data = _shown(str(corpus.files[0]), COLUMNS - len("dali_pipes: ") - len(about), keep_end=True) + about
+    documents, epoch = schedule.documents, int(state["epoch"])
+    rows = schedule.windows.count if documents is None else documents.estimate(epoch)
+    count, steps = f"{rows:,}", schedule.left_of(schedule.steps_of(rows), epoch)
+    if documents is not None and not documents.is_complete(epoch):
+        count, steps = f"about {rows:,}", max(1, steps)
+    split = " of validation" if config.split == "validation" else ""
+    ranks = f"{schedule.world_size:,} rank{'s' * (schedule.world_size > 1)}"
+    share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
+    shape = f"({config.batch_size}, {config.seq_len}{share})"
+    order = f"  epoch{split}: {count} rows, {steps:,} steps of {ranks} x {shape}; order {state['order']}"
+    where = f"  {device}, placement {placement}: {reason}"
+    return "\n".join((data, _shown(order, COLUMNS), _shown(where, COLUMNS)))
+
+
+def _shown(text: str, columns: int, *, keep_end: bool = False) -> str:
+    """At most so many columns of a text, as one line."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if len(text) <= columns:
+        return text
+    kept = max(columns - 3, 0)
+    return "..." + text[len(text) - kept :] if keep_end else text[:kept] + "..."
+
+
+class WaitWatch:
+    """Looks, every few seconds of iteration, whether the trainer waits for data, and says so once.
+
+    Each look is at what happened since the one before, so neither a slow start nor good hours hide what is so now.
+    """
+
+    def __init__(self, config: LoaderConfig) -> None:
+        self.next_s = math.inf if config.quiet else 0.0
+        """Seconds of iteration (`LoaderStats.wall_s`) before which there is nothing to look at."""
+        self._who = f"rank {config.rank}: " if (config.world_size or 1) > 1 else ""
+        self._before: LoaderStats | None = None
+
+    def look(self, batches: int, stats: Callable[[], LoaderStats]) -> None:
+        """To be called when `next_s` has passed, with the batches handed out so far."""
+        before = self._before
+        if batches < (WARM_UP_BATCHES if before is None else before.batches + WINDOW_BATCHES):
+            return
+        now = stats()
+        recent = None if before is None else now.since(before)
+        if recent is not None and recent.advice:
+            self.next_s = math.inf
+            say_once(
+                f"{self._who}the trainer waited for data in {recent.data_wait_pct:.0f} % of the last "
+                f"{recent.wall_s:.1f} s ({recent.batches} batches): {recent.advice} (said once; not with quiet = true)"
+            )
+            return
+        self._before, self.next_s = now, now.wall_s + WINDOW_S

@@ -1,0 +1,69 @@
+"""What a run prints: the start line on standard error, of rank 0 alone, and nothing else until it ends."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scenarios import PREAMBLE
+
+# Standard error of a scenario is the file beside its working folder.
+CHECK = """
+def life(**settings):
+    loader = load(shuffle=True, quiet=False, **settings)
+    state = loader.state_dict()
+    for _ in range(2):
+        for batch in loader:
+            state = loader.state_dict()
+    for batch in loader:
+        break
+    loader.load_state_dict(state)
+    next(iter(loader))
+    loader.locate(0, 0), loader.stats(), len(loader)
+    loader.close()
+    loader.close()
+    return loader
+
+def printed():
+    return Path(os.getcwd() + ".err").read_text()
+"""
+RUNS = {
+    "one rank": "loader = life(); assert printed() == 'dali_pipes: ' + loader.summary() + '\\n', printed()",
+    "rank 0 of 2": """
+        os.environ.update(RANK="0", WORLD_SIZE="2")
+        loader = life()
+        assert "10 steps of 2 ranks" in printed()
+        assert printed() == 'dali_pipes: ' + loader.summary() + '\\n', printed()
+    """,
+    "rank 1 of 2": """
+        os.environ.update(RANK="1", WORLD_SIZE="2")
+        assert life().config.rank == 1
+        assert printed() == ""
+    """,
+    "the same loader again": """
+        loader, other = life(), life()
+        assert printed() == 'dali_pipes: ' + loader.summary() + '\\n', printed()
+    """,
+    "standard error is closed": """
+        sys.stderr.close()
+        life()
+        sys.stderr = None
+        life(seed=1)
+        assert printed() == ""
+    """,
+    "imports": """
+        import subprocess
+        names = "announce, loader, pipeline, profiling"
+        done = subprocess.run([sys.executable, "-c", f"from dali_pipes import {names}"], capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def ended(run_scenarios: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return run_scenarios(PREAMBLE + CHECK, RUNS, limit_s=30)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_a_run_prints(ended: dict[str, Any], name: str) -> None:
+    assert (ended[name].code, ended[name].out) == (0, ""), ended[name].err

@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu gpu-check check style format bench clean
+.PHONY: demo test test-slow test-gpu gpu-check soak check style format bench clean
 
 demo: $(READY)  ## train a small GPT on real text
 	$(BIN)/python benchmarks/train_gpt.py
@@ -30,6 +30,9 @@ test-gpu: $(READY)  ## on a CUDA host
 
 gpu-check: $(READY)  ## on a CUDA host: parity, lifetimes, cost, training and faults
 	$(BIN)/python benchmarks/gpu_check.py
+
+soak: $(READY)  ## 200,000 batches of every kind of rows: order exact, memory flat, with a plot
+	$(BIN)/python benchmarks/soak.py
 
 style: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check dali_pipes/ operators tests benchmarks

@@ -30,7 +30,8 @@ from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMar
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
 
-_WINDOWS_KEPT = 3
+_WINDOWS_KEPT = 6
+"""As many as a step of 65,536 packed rows may span, so that none is planned again after its rows were counted."""
 _EPOCHS_KEPT = 3
 
 
@@ -189,6 +190,28 @@ class DocumentRows:
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [empty, empty, empty]
         return Pieces(row_offsets, *columns)
 
+    def longest_rows(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array:
+        """Tokens of the longest of each `step_rows` rows from `first` to `end` - 1; the last may be fewer.
+
+        For rows of one piece, with buckets. Looks at rows where the plan has them: takes no memory for them.
+        """
+        assert self.buckets is not None
+        self.count(epoch, end)
+        longest = np.zeros(-(-(end - first) // step_rows), np.int64)
+        row = first
+        while row < end:
+            mark = self.mark(epoch, row)
+            packing = self._plan(epoch, mark.window)
+            until = min(end, mark.rows_before + packing.num_rows)
+            if until == row:  # a window without rows, met before it was counted
+                continue
+            steps = np.arange((row - first) // step_rows, (until - 1 - first) // step_rows + 1)
+            lengths = packing.piece_lengths[row - mark.rows_before : until - mark.rows_before]
+            begins = np.maximum(first + steps * step_rows - row, 0)
+            longest[steps] = np.maximum(longest[steps], np.maximum.reduceat(lengths, begins))
+            row = until
+        return longest
+
     def plan_behind(self, epoch: int, row: int) -> None:
         """Plan the window behind that of `row`, so that nobody has to wait for it later."""
         window = self.mark(epoch, row).window + 1
@@ -212,7 +235,7 @@ class DocumentRows:
             )
 
     def plan_bytes(self) -> int:
-        """Bytes of the plans that are kept, at most three windows."""
+        """Bytes of the plans that are kept, at most six windows."""
         with self._lock:
             return sum(packing.nbytes for packing in self._plans.values())
 

@@ -36,6 +36,12 @@ def lock(path: Path, *, wait: bool = True) -> tuple[int | None, bool]:
     return descriptor, has_waited
 
 
+def hold(descriptor: int) -> None:
+    """Lock an open file that is new, until it is closed; without effect on a file system without locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def unlock(descriptor: int) -> None:
     """Let the lock go."""
     # Said, because a child forked meanwhile has the descriptor too, and closing ours alone would not release it.

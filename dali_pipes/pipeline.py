@@ -29,7 +29,7 @@ from dali_pipes.opening import open_corpus
 from dali_pipes.profiling import open_ranges
 from dali_pipes.ranks import environment_number, resolve_ranks
 from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
-from dali_pipes.row_plan import Layout, PackedPieces, StreamPieces, token_span
+from dali_pipes.row_plan import STEP_ROWS_PLANNED, Layout, PackedPieces, StreamPieces, token_span
 from dali_pipes.schedule import Schedule, Windows, split_windows
 from dali_pipes.source import BlockSource, Placement
 
@@ -237,9 +237,15 @@ def make_row_outputs(config: LoaderConfig) -> RowOutputs:
 
 
 def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -> int:
-    """Batches in one DALI run (K): the user's, or as many as reach the byte target; both capped by max_block_bytes."""
+    """Batches in one DALI run (K): the user's, or as many as reach the byte target; both capped by max_block_bytes.
+
+    With rows of documents the target is also one of the rows, over all ranks, whose plan the first batch waits for.
+    """
     batch_tokens = config.batch_size * config.seq_len
-    wanted = config.batches_per_run or (TARGET_GPU_BLOCK_TOKENS if on_gpu else TARGET_BLOCK_TOKENS) // batch_tokens
+    wanted = (TARGET_GPU_BLOCK_TOKENS if on_gpu else TARGET_BLOCK_TOKENS) // batch_tokens
+    if schedule.documents is not None:
+        wanted = min(wanted, STEP_ROWS_PLANNED // schedule.global_rows)
+    wanted = config.batches_per_run or wanted
     most = config.max_block_bytes // (batch_tokens * 8 * 2)
     return max(1, min(wanted, most, schedule.steps(most=min(wanted, most))))
 

@@ -19,6 +19,9 @@ from dali_pipes.schedule import PADDING, Schedule, StepRange
 Int64Array = npt.NDArray[np.int64]
 
 PLAN_ROWS = 1024
+STEP_ROWS_PLANNED = 1 << 16
+"""Rows made of documents, over all ranks, that are planned at once, though at least a block of steps. Every rank plans
+the windows of a whole step, so a first batch among 1,024 ranks waited seconds for the plans of 128 steps."""
 PLANS_KEPT = 16
 """More than the blocks on their way: a loader asks for a block's pieces again when it hands the block out."""
 
@@ -132,12 +135,9 @@ class PackedPieces:
         buckets, steps = self.documents.buckets, plan.steps
         if buckets is None or plan.pieces is None or not len(plan.row_ids):
             return None
-        lengths = plan.pieces.lengths
-        if schedule.world_size > 1:
-            first = steps.base + steps.first_step * schedule.global_rows
-            end = schedule.rows_after(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch)
-            lengths = self.documents.pieces(steps.epoch, np.arange(first, end)).lengths  # a piece is a row
-        longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), schedule.global_rows))
+        first = steps.base + steps.first_step * schedule.global_rows
+        end = schedule.rows_after(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch)
+        longest = self.documents.longest_rows(steps.epoch, first, end, schedule.global_rows)
         return np.repeat(buckets.widths(longest), schedule.batch_size)[: len(plan.row_ids)]
 
 
@@ -199,7 +199,10 @@ class PlanCache:
 
     def __init__(self, schedule: Schedule, batches_per_run: int, layout: Layout = None) -> None:
         self._schedule, self._layout = schedule, layout
-        self._steps_per_plan = max(1, PLAN_ROWS // (batches_per_run * schedule.batch_size)) * batches_per_run
+        blocks = PLAN_ROWS // (batches_per_run * schedule.batch_size)
+        if isinstance(layout, PackedPieces):
+            blocks = min(blocks, STEP_ROWS_PLANNED // (batches_per_run * schedule.global_rows))
+        self._steps_per_plan = max(1, blocks) * batches_per_run
         self._plans: dict[tuple[int, int, int], Plan] = {}
         self._lock = threading.Lock()
 

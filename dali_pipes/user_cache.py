@@ -2,7 +2,7 @@
 
     name-0123...cdef.npy         replaced whole, never changed
     name-0123...cdef.lock        empty; whoever is about to make the file holds it
-    name-0123...cdef.*.tmp       being written; what a killed process left is removed by the next that makes the file
+    name-0123...cdef.*.tmp       being written; its writer holds it; what a killed one left is removed by the next
 
 The name says, as a hash, all that the content depends on. A file that cannot be trusted is replaced. Nothing here fails
 a run: what cannot be kept is handed out all the same, with the reason.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dali_pipes.file_locks import lock, unlock
+from dali_pipes.file_locks import hold, lock, unlock
 
 Kept = TypeVar("Kept")
 
@@ -75,12 +75,11 @@ def load_or_make(
             kept = load(path)
             if kept is not None:
                 return kept, None
+            _remove_leftovers(path)
             if has_waited:
                 # The one before could not keep it either. Let those that wait go on side by side, not one by one.
                 unlock(held)
                 held = None
-            else:
-                _remove_leftovers(path)
         made = make()
         try:
             store(path, made)
@@ -98,6 +97,7 @@ def write_whole(path: Path, *parts: Any) -> None:
     temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
+            hold(file.fileno())
             for part in parts:
                 file.write(part)
             file.flush()
@@ -110,9 +110,13 @@ def write_whole(path: Path, *parts: Any) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
+    """Those that no living process holds: others may be writing theirs at this moment."""
     for leftover in path.parent.glob(f"{path.stem}.*.tmp"):
         with contextlib.suppress(OSError):
-            leftover.unlink()
+            held, _ = lock(leftover, wait=False)
+            if held is not None:
+                leftover.unlink()
+                unlock(held)
 
 
 def _reason(path: Path, error: OSError) -> str:

@@ -2,9 +2,13 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from dali_pipes import TokenLoader
 from dali_pipes.errors import StateError
@@ -46,6 +50,41 @@ def test_a_state_written_out(counting: Callable[..., Any]) -> None:
         "rows": 6,
     }
     assert json.loads(json.dumps(state)) == state
+
+
+def through_json(path: Path, state: dict[str, Any], fresh: dict[str, Any]) -> Any:
+    path.write_text(json.dumps(state))
+    return json.loads(path.read_text())
+
+
+def through_torch(path: Path, state: dict[str, Any], fresh: dict[str, Any]) -> Any:
+    torch.save(state, path)
+    return torch.load(path, weights_only=True)
+
+
+def through_distributed(path: Path, state: dict[str, Any], fresh: dict[str, Any]) -> Any:
+    """Fills a state that is there already, entry by entry."""
+    save_distributed({"loader": state}, checkpoint_id=path, no_dist=True)
+    found = {"loader": fresh}
+    load_distributed(found, checkpoint_id=path, no_dist=True)
+    return found["loader"]
+
+
+@pytest.mark.parametrize("rows", ["stream", "pack"])
+@pytest.mark.parametrize("through", [through_json, through_torch, through_distributed])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_state_comes_back_from_a_file(
+    counting: Callable[..., Any], tmp_path: Path, through: Callable[..., Any], rows: str
+) -> None:
+    corpus = counting(101, vocab_size=7)
+    settings: dict[str, Any] = {"rows": rows, "eos_id": 6, "window_documents": 3, "outputs": ("input_ids", "row_ids")}
+    with load(corpus, **settings) as loader, load(corpus, **settings) as other:
+        iterator = iter(loader)
+        next(iterator), next(iterator)
+        state = through(tmp_path / "state", loader.state_dict(), other.state_dict())
+        assert state == loader.state_dict()
+        other.load_state_dict(state)
+        assert torch.equal(next(iter(other))["row_ids"], torch.tensor([4, 5]))
 
 
 def test_every_difference_is_listed(counting: Callable[..., Any]) -> None:

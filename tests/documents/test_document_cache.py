@@ -352,6 +352,33 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, data: Path) -> No
     assert sorted(p.name for p in (tmp_path / "cache").glob("*.tmp")) == ["documents-of-others.0123.tmp"]
 
 
+def test_what_one_of_several_left_is_removed_by_those_that_waited(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that had the lock was killed while it wrote; another writes its own file, which stays."""
+    find(data)
+    path = kept(tmp_path / "cache")
+    path.unlink()
+    path.with_suffix(".0123.tmp").write_bytes(b"half")
+    with path.with_suffix(".lock").open() as of_killed, path.with_suffix(".4567.tmp").open("xb") as of_another:
+        fcntl.flock(of_killed, fcntl.LOCK_EX)
+        fcntl.flock(of_another, fcntl.LOCK_EX)
+        flock, waits = fcntl.flock, threading.Event()
+
+        def noticed(descriptor: int, operation: int) -> None:
+            if operation == fcntl.LOCK_EX:
+                waits.set()
+            flock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", noticed)
+        waiting = threading.Thread(target=find, args=(data,))
+        waiting.start()
+        assert waits.wait(60)
+        flock(of_killed, fcntl.LOCK_UN)
+        waiting.join()
+    assert [leftover.name.split(".")[1] for leftover in path.parent.glob("*.tmp")] == ["4567"]
+
+
 def scan_in_process(data: Path, start: Barrier, results: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "CHUNK_BYTES", 2 * len(TOKENS) // CHUNKS)

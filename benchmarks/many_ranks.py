@@ -1,0 +1,157 @@
+"""What planning costs one rank of up to 16,384: time and memory of the start, of a block and of a step.
+
+Nothing is read: windows are cut from a corpus of 10^12 tokens that is a number alone, documents are their lengths. A
+rank is the last one of its world, which has the longest way to its rows. `start` makes the schedule and plans the first
+block, as a loader does before its first batch; `step` is the mean over the blocks of the next plans.
+"""
+
+import json
+import statistics
+import time
+import tracemalloc
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+from comparison.report import machine, wide_console
+from rich.table import Table
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.document_rows import DocumentRows
+from dali_pipes.length_buckets import LengthBuckets
+from dali_pipes.pipeline import batches_per_run
+from dali_pipes.row_plan import PLAN_ROWS, STEP_ROWS_PLANNED, Layout, PackedPieces, PlanCache
+from dali_pipes.schedule import Blocks, Position, Schedule, StepRange, Windows, split_windows
+
+STREAM_TOKENS = 10**12
+BUCKETS = (256, 512, 1024, 2048)
+SEQ_LEN = 2048
+MODES = ("stream", "pack", "pad", "pad with buckets")
+_SEED = 1
+_PLANS = 3
+
+
+def main(
+    world_sizes: Annotated[list[int] | None, typer.Option("--world-size", help="may be repeated")] = None,
+    batch_sizes: Annotated[
+        list[int] | None, typer.Option("--batch-size", help="may be repeated; default: 1, 8")
+    ] = None,
+    documents: Annotated[int, typer.Option(help="documents that rows are made of")] = 4_000_000,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+) -> None:
+    """Measure, print a table and, as the last line, one line of JSON."""
+    offsets = document_offsets(documents)
+    entries: list[dict[str, Any]] = []
+    for mode in MODES:
+        for batch_size in batch_sizes or [1, 8]:
+            for world_size in world_sizes or [1, 64, 1024, 16384]:
+                case: dict[str, Any] = {"rows": mode, "batch_size": batch_size, "world_size": world_size}
+                samples = [measured(offsets, **case) for _ in range(rounds)]
+                figures: dict[str, Any] = {
+                    name: _spread([sample[name] for sample in samples]) for name in ("start_s", "step_s")
+                }
+                figures["peak_bytes"] = peak_bytes(offsets, **case)
+                entries.append({**case, "batches_per_run": samples[0]["batches_per_run"], **figures})
+    for entry in entries:
+        alone = min((other for other in entries if _same(entry, other)), key=lambda other: int(other["world_size"]))
+        entry["step_ratio"] = entry["step_s"]["median"] / alone["step_s"]["median"]
+    about = machine()
+    console = wide_console()
+    console.print(", ".join(f"{key} {value}" for key, value in about.items() if key != "versions"), markup=False)
+    console.print(_table(entries))
+    print(json.dumps({"benchmark": "many_ranks", "machine": about, "documents": documents, "entries": entries}))
+
+
+def document_offsets(documents: int) -> npt.NDArray[np.int64]:
+    """Offsets of documents whose lengths are drawn from a lognormal distribution: median 400 tokens, mean 660."""
+    lengths = np.random.default_rng(_SEED).lognormal(6, 1, documents).astype(np.int64) + 1
+    return np.concatenate(([0], np.cumsum(lengths)))
+
+
+def build(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> tuple[Schedule, Layout, int]:
+    """The schedule of the last rank, how its rows are put together, and batches in a block, as a loader has them."""
+    documents, layout = None, None
+    windows = split_windows(STREAM_TOKENS, SEQ_LEN)
+    if rows != "stream":
+        documents = DocumentRows(
+            offsets,
+            SEQ_LEN,
+            mode="pack" if rows == "pack" else "pad",
+            long_documents="split",
+            window_documents=65536,
+            shuffle=True,
+            seed=_SEED,
+            buckets=LengthBuckets(np.array(BUCKETS)) if "buckets" in rows else None,
+        )
+        layout = PackedPieces(documents)
+        windows = Windows(0, 0, SEQ_LEN, SEQ_LEN, int(offsets[-1]))
+    schedule = Schedule(
+        windows, batch_size, rank=world_size - 1, world_size=world_size, seed=_SEED, documents=documents
+    )
+    config = LoaderConfig(corpus="tokens", batch_size=batch_size, seq_len=SEQ_LEN)
+    return schedule, layout, batches_per_run(config, schedule, on_gpu=False)
+
+
+def measured(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> dict[str, Any]:
+    """Seconds of a start, and of each step behind the first block."""
+    begin = time.perf_counter()
+    schedule, layout, per_run = build(offsets, rows, batch_size, world_size)
+    plans, blocks = PlanCache(schedule, per_run, layout), Blocks(schedule, per_run, Position(0, 0))
+    plans.plan(_steps(blocks, 0))
+    started = time.perf_counter()
+    steps = PLAN_ROWS // batch_size
+    if layout is not None:
+        steps = min(steps, STEP_ROWS_PLANNED // schedule.global_rows)
+    done = block = 0
+    while done < max(2, _PLANS * steps):
+        block += 1
+        of_block = _steps(blocks, block)
+        plans.plan(of_block)
+        done += of_block.num_steps
+    return {
+        "start_s": started - begin,
+        "step_s": (time.perf_counter() - started) / done,
+        "batches_per_run": per_run,
+    }
+
+
+def peak_bytes(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> int:
+    """The most memory that this takes beside the offsets, as Python and NumPy allocate it."""
+    tracemalloc.start()
+    measured(offsets, rows, batch_size, world_size)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def _steps(blocks: Blocks, block: int) -> StepRange:
+    steps = blocks.steps(block)
+    assert steps is not None
+    return steps
+
+
+def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return (a["rows"], a["batch_size"]) == (b["rows"], b["batch_size"])
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def _table(entries: list[dict[str, Any]]) -> Table:
+    table = Table(title="many_ranks: one rank's planning, median (lowest to highest)")
+    for heading in ("rows", "batch size", "ranks", "batches a block", "start ms", "a step µs", "ratio", "peak MB"):
+        table.add_column(heading, justify="left" if heading == "rows" else "right", no_wrap=True)
+    for entry in entries:
+        cells = []
+        for name, factor in (("start_s", 1e3), ("step_s", 1e6)):
+            median, low, high = (entry[name][part] * factor for part in ("median", "low", "high"))
+            cells.append(f"{median:.3g} ({low:.3g} to {high:.3g})")
+        numbers = [str(entry[name]) for name in ("batch_size", "world_size", "batches_per_run")]
+        table.add_row(entry["rows"], *numbers, *cells, f"{entry['step_ratio']:.3g}", f"{entry['peak_bytes'] / 1e6:.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,6 +1,5 @@
-"""A state goes through what trainers keep checkpoints in, and the run goes on exactly."""
+"""A loader in a checkpoint of torch.distributed, as a `Stateful`, goes on exactly; see tests/test_state.py for files."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from streams import take
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -50,34 +48,6 @@ def load(corpus: str, **how: Any) -> TokenLoader:
 
 def plain(batches: Any) -> list[dict[str, Any]]:
     return [{name: value.tolist() for name, value in batch.items()} for batch in batches]
-
-
-def through_torch(state: Any, folder: Path) -> Any:
-    content = io.BytesIO()
-    torch.save({"loader": state}, content)
-    content.seek(0)
-    return torch.load(content, weights_only=True)["loader"]
-
-
-def through_json(state: Any, folder: Path) -> Any:
-    (folder / "state.json").write_text(json.dumps(state))
-    return json.loads((folder / "state.json").read_text())
-
-
-@pytest.mark.parametrize("through", [through_torch, through_json])
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["rows"])
-def test_files_of_plain_values(corpus: str, tmp_path: Path, mode: dict[str, Any], through: Callable[..., Any]) -> None:
-    with load(corpus, **mode) as loader:
-        take(loader, 5)
-        state = loader.state_dict()
-        read = through(state, tmp_path)
-        assert read == state
-    with load(corpus, **mode) as loader:
-        loader.load_state_dict(state)
-        expected = plain(loader)
-    with load(corpus, **mode) as loader:
-        loader.load_state_dict(read)
-        assert plain(loader) == expected
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["rows"])

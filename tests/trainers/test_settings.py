@@ -1,0 +1,151 @@
+"""What else trainers ask of a loader: lengths, evaluation, limits, labels that are shifted already."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from counting import CountingCorpus
+from recipes import SEQ_LEN, Run, expected_batches, recipe
+
+from dali_pipes import TokenLoader
+
+HUGGING_FACE = pytest.mark.needs("transformers", "accelerate")
+END = 61
+"""Id that ends a document."""
+LIGHTNING = pytest.mark.needs("lightning")
+
+
+def changed(source: str, old: str, new: str) -> str:
+    assert old in source
+    return source.replace(old, new)
+
+
+@pytest.mark.needs("accelerate")
+def test_accelerate_hands_the_loader_back(corpus: CountingCorpus, tmp_path: Path) -> None:
+    variables = Run(tmp_path, corpus.pattern).start(changed(recipe("Accelerate"), "range(loader.epoch, 2)", "()"))
+    loader = variables["loader"]
+    assert variables["accelerator"].prepare(loader) is loader
+    assert len(variables["accelerator"]._dataloaders) == 0
+
+
+@HUGGING_FACE
+class TestHuggingFace:
+    def test_lengths_and_evaluation(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        """Steps an epoch, and `eval_loss`: the mean over the split where all its batches are full."""
+        source = changed(
+            recipe("Hugging Face Trainer"), "save_steps=2", 'save_strategy="no", eval_strategy="steps", eval_steps=3'
+        )
+        variables = Run(tmp_path, corpus.pattern).start(source)
+        trainer, loader, validation = (variables[name] for name in ("trainer", "loader", "validation"))
+        assert (len(loader), len(validation)) == (10, 4)
+        state = trainer.state
+        assert (state.max_steps, state.global_step, state.epoch) == (
+            6,
+            6,
+            2.0,
+        )  # 3 steps an epoch, of 4, 4 and 2 batches
+        evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+        assert [(entry["step"], entry["epoch"]) for entry in evaluations] == [(3, 1.0), (6, 2.0)]
+        with torch.no_grad():
+            losses = [float(trainer.model(**batch).loss) for batch in validation]
+        assert evaluations[-1]["eval_loss"] == pytest.approx(sum(losses) / 4, rel=1e-5)
+
+    @pytest.mark.slow
+    def test_max_steps_run_on_over_epochs(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        source = changed(
+            recipe("Hugging Face Trainer"), "num_train_epochs=2, save_steps=2", "max_steps=8, save_steps=5"
+        )
+        run = Run(tmp_path, corpus.pattern)
+        loader = run.start(source)["loader"]
+        assert run.batches == expected_batches(loader, 3)[: 10 + 10 + 4 + 4]
+        stopped = Run(tmp_path / "stopped", corpus.pattern)
+        stopped.start(source, 25)
+        stopped.start(source)
+        assert stopped.kept[-1] == 10 + 4 + 4  # behind step 5, the second of the second epoch
+        assert stopped.batches == run.batches
+
+    def test_a_resume_with_another_batch_size_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        """Trainer would skip batches that it has not had."""
+        run = Run(tmp_path, corpus.pattern)
+        run.start(recipe("Hugging Face Trainer"), 12)
+        with pytest.raises(AssertionError, match="batch size of the saving run"):
+            run.start(changed(recipe("Hugging Face Trainer"), 'batch_size": 3', 'batch_size": 2'))
+
+    def test_labels_that_are_shifted_already(self, tmp_path: Path) -> None:
+        """`shift_labels` is taken as it is: boundaries stay masked, and the label behind the last input counts."""
+        tokens = np.arange(400) % 61
+        tokens[::5] = END
+        tokens.astype(np.uint16).tofile(tmp_path / "tokens.bin")
+        source = changed(
+            recipe("Hugging Face Trainer"), '"label_shift": False', f'"eos_id": {END}, "mask_boundaries": True'
+        )
+        yielded = '({**batch, "shift_labels": batch["labels"]} for batch in loader)'
+        source = changed(source, "yield from loader\n", f"yield from {yielded}\n")
+        source = changed(source, "gradient_accumulation_steps=4", "gradient_accumulation_steps=1, max_steps=1")
+        variables = Run(tmp_path, str(tmp_path / "tokens.bin")).start(source)
+        torch.manual_seed(0)
+        untrained = variables["LlamaForCausalLM"](variables["model"].config)
+        with TokenLoader(variables["loader"].config) as fresh, torch.no_grad():
+            batch = next(iter(fresh))
+            logits = untrained(input_ids=batch["input_ids"]).logits
+            expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        assert (batch["labels"] == -100).any()
+        assert (batch["labels"][:, -1] != -100).all()
+        loss = variables["trainer"].state.log_history[0]["loss"]
+        assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
+@LIGHTNING
+class TestLightning:
+    def test_lengths_and_validation(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        """Half an epoch apart, all rows of the split each time; the loaders are ours, without a sampler put in."""
+        calls = 'self.validated = [*getattr(self, "validated", []), (self.global_step, batch["input_ids"].shape[0])]'
+        source = changed(recipe("Lightning"), "        sums = {", f"        {calls}\n        sums = {{")
+        variables = Run(tmp_path, corpus.pattern).start(source)
+        trainer, loader, validation = (variables[name] for name in ("trainer", "loader", "validation"))
+        assert trainer.train_dataloader is loader
+        assert trainer.val_dataloaders is validation
+        assert trainer.num_training_batches == len(loader) == 10
+        assert trainer.num_val_batches == [len(validation)] == [5]
+        assert trainer.estimated_stepping_batches == 20
+        sanity_check = [(0, 3), (0, 3)]
+        whole = [(step, rows) for step in (5, 10, 15, 20) for rows in (3, 3, 3, 3, 1)]
+        assert trainer.lightning_module.validated == sanity_check + whole
+        sums = trainer.callback_metrics
+        assert float(sums["labels"]) == 13 * SEQ_LEN
+        with torch.no_grad():
+            loss = sum(
+                float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
+                for batch in validation
+                for logits, labels in [(trainer.model.layers(batch["input_ids"]), batch["labels"])]
+            )
+        assert float(sums["loss"]) == pytest.approx(loss, rel=1e-5)
+
+    def test_accumulated_gradients_survive_a_stop(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        """10 batches in steps of 4, 4 and 2; the checkpoint is behind the second step of the second epoch."""
+        source = changed(recipe("Lightning"), "max_epochs=2", "max_epochs=2, accumulate_grad_batches=4")
+        source = changed(source, "every_n_train_steps=2", "every_n_train_steps=5")
+        whole, run = (Run(tmp_path / name, corpus.pattern) for name in ("whole", "broken"))
+        expected = whole.start(source)["trainer"].model.state_dict()
+        run.start(source, 19)
+        found = run.start(source)["trainer"].model.state_dict()
+        assert run.kept == [18]
+        assert run.batches == whole.batches
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+    def test_a_limited_epoch(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        """Each epoch has its own order, from its beginning. A stop within one is made good; one at its end is not."""
+        source = changed(recipe("Lightning"), "max_epochs=2", "max_epochs=2, limit_train_batches=7")
+        source = changed(source, "every_n_train_steps=2", "every_n_train_steps=1")
+        whole = Run(tmp_path / "whole", corpus.pattern)
+        loader = whole.start(source)["loader"]
+        epochs = expected_batches(loader, 2)
+        assert whole.batches == epochs[:7] + epochs[10:17]
+        within, at_end = (Run(tmp_path / name, corpus.pattern) for name in ("within", "at_end"))
+        within.start(source, 6)
+        within.start(source)
+        assert within.batches == whole.batches
+        at_end.start(source, 8)
+        at_end.start(source)
+        assert at_end.batches == epochs[:10]  # goes on in the first epoch, and stops at its end

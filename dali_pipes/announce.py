@@ -67,7 +67,7 @@ def start_text(
     data = _shown(str(corpus.files[0]), COLUMNS - len("dali_pipes: ") - len(about), keep_end=True) + about
     documents, epoch = schedule.documents, int(state["epoch"])
     rows = schedule.windows.count if documents is None else documents.estimate(epoch)
-    count, steps = f"{rows:,}", schedule.steps_of(rows)
+    count, steps = f"{rows:,}", schedule.left_of(schedule.steps_of(rows), epoch)
     if documents is not None and not documents.is_complete(epoch):
         count, steps = f"about {rows:,}", max(1, steps)
     split = " of validation" if config.split == "validation" else ""

@@ -5,6 +5,7 @@
     dali-pipes check data --vocab-size 50257
     dali-pipes config configs/gpt2_124m.toml configs/h100.toml --set batch_size=32
     dali-pipes locate configs/gpt2_124m.toml --set corpus=data --step 1200 --row 3
+    dali-pipes explain configs/gpt2_124m.toml --set corpus=data --step 1200 --world-size 8
     dali-pipes preview configs/gpt2_124m.toml --set corpus=data --step 1200 --tokenizer tokenizer.json
 
 Results go to standard output, with --json as one object. What the user can mend goes to standard error as one line.
@@ -145,23 +146,46 @@ def config(files: Files, assignments: Settings = None, as_json: Json = False) ->
 def locate(
     files: Files,
     step: Step,
-    row: Annotated[int | None, typer.Option(help="Row of the batch, from 0; without it, all of them.")] = None,
+    row: Annotated[int, typer.Option(help="Row of the batch, from 0; `explain` tells of all of them.")],
     epoch: Epoch = 0,
     rank: Rank = None,
     world_size: WorldSize = None,
     assignments: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Say which files, offsets and documents a row or a whole batch comes from. Reads no tokens and uses no GPU."""
+    """Say which files, offsets and documents a row comes from. Reads no tokens and uses no GPU."""
     with errors_as_one_line():
-        batch = reports.locate_batch(_served(files, assignments, rank, world_size), step, epoch)
-        found = batch if row is None else reports.one_row(batch, row)
+        found = reports.one_row(reports.locate_batch(_served(files, assignments, rank, world_size), step, epoch), row)
         if as_json:
             terminal.show_json(found.as_dict())
-        elif isinstance(found, reports.BatchOrigin):
-            terminal.show_batch(found)
         else:
             terminal.show_row(found)
+
+
+@app.command(epilog=EXIT_STATUS)
+def explain(
+    files: Files,
+    step: Step,
+    epoch: Epoch = 0,
+    rank: Annotated[int | None, typer.Option(help="This rank alone; without it, all ranks of the step.")] = None,
+    world_size: WorldSize = None,
+    rows: Annotated[int, typer.Option(min=0, help="Most rows, and most names of files, to show.")] = 64,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="State, as JSON, that the run went on from with another number of rows in a step."),
+    ] = None,
+    assignments: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a step held: rows, tokens, padding, documents, files, and where each piece of each row comes from."""
+    with errors_as_one_line():
+        given = 0 if rank is None and world_size is not None else rank
+        checked = _served(files, assignments, given, world_size)
+        report = reports.explain_step(checked, step, epoch, all_ranks=rank is None, most=rows, state=state)
+        if as_json:
+            terminal.show_json(report.as_dict())
+        else:
+            terminal.show_step(report)
 
 
 @app.command(epilog=EXIT_STATUS)

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from dali_pipes.context_parallel import shared_ranges
 from dali_pipes.errors import ConfigError
+from dali_pipes.skipped_steps import SkippedRange, merged_ranges
 
 OUTPUT_NAMES = (
     "input_ids",
@@ -115,6 +116,16 @@ class LoaderConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**64, description="decides the order of every epoch, the same on any machine")
     drop_last: bool = Field(True, description="leave out the last, partial step of an epoch")
     repeat: bool = Field(False, description="run through epoch after epoch without end")
+    skip_steps: tuple[SkippedRange, ...] = Field(
+        (),
+        description="steps that are left out, as [first, end] or [first, end, epoch], half-open as ranges in Python: "
+        "steps first to end - 1 of epoch 0 or another; the rest keep their numbers and rows",
+    )
+    on_change: Literal["refuse", "nearest"] = Field(
+        "refuse",
+        description="a state of another seq_len, stride or length_buckets: refuse it, or go on at the row nearest to "
+        "the same count of tokens",
+    )
     outputs: tuple[str, ...] = Field(
         ("input_ids", "labels"), description=f"fields of a batch: {', '.join(OUTPUT_NAMES)}"
     )
@@ -178,6 +189,11 @@ class LoaderConfig(BaseModel):
         if isinstance(value, str | os.PathLike):
             return (os.fspath(value),)
         return tuple(os.fspath(v) for v in value) if isinstance(value, list | tuple) else value
+
+    @field_validator("skip_steps", mode="before")
+    @classmethod
+    def _ranges_merged(cls, value: Any) -> Any:
+        return merged_ranges(value)
 
     @field_validator("dtype", mode="before")
     @classmethod

@@ -27,7 +27,8 @@ from dali_pipes.ranks import ranks_found_late, ranks_on_mesh, resolve_ranks, wer
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.row_plan import PackedPieces, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
-from dali_pipes.state import make_state, read_state
+from dali_pipes.state import OnChange, States
+from dali_pipes.state_change import StateChange
 from dali_pipes.stats import LoaderStats
 
 
@@ -92,8 +93,11 @@ class TokenLoader:
         self._last_stream: int | None = None  # that the last batch was handed out for
         self._closed = False
         self._open(resolve_ranks(config))
-        self._position = Position(0, 0)  # behind the last batch handed out: what a state says
-        self._resumed = Position(0, 0)  # where the epoch that a state was loaded into began for this object
+        self._begin = Position(0, 0)  # of this object, before any steps that are left out
+        self._position = self._schedule.normalise(self._begin)  # behind the last batch handed out: what a state says
+        self._resumed = self._position  # where the epoch that a state was loaded into began for this object
+        self.state_change: StateChange | None = None
+        """What `on_change = "nearest"` changed when the last state was loaded; None where that state fitted."""
         self._run = 0  # number of the newest iterator; older ones are superseded
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
@@ -105,6 +109,7 @@ class TokenLoader:
         self.config = config
         self._built = built = BuiltSource(config, endless=True, for_loader=self._graph is None)
         self._schedule, self._source = built.schedule, built.source
+        self._states = States(config, built.source.corpus, built.schedule)
         self._stream = BlockStream(built, config, self._graph)
         layout, order = built.layout, config.order_settings()
         self._reports = (
@@ -143,10 +148,10 @@ class TokenLoader:
     def step(self) -> int:
         """Number of the next batch within its epoch, as `locate` counts them."""
         self._follow_process_group()
-        return -(-self._next().rows // self._schedule.global_rows)
+        return self._schedule.step_number(self._next().rows)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch: the same on every rank.
+        """Batches in a whole epoch, without those of `skip_steps`: the same on every rank.
 
         Rows made of documents are counted as their plan is made: until an epoch has been planned, in this run or an
         earlier one whose `plan_report()` was kept, this is an estimate (`length_is_exact`).
@@ -154,11 +159,11 @@ class TokenLoader:
         self._follow_process_group()
         documents, epoch = self._schedule.documents, self.epoch
         if documents is None or self._reports is None or documents.is_complete(epoch):
-            return self._schedule.steps(0, epoch)
+            return self._schedule.left_of(self._schedule.steps(0, epoch), epoch)
         report = self._reports.known(epoch)
         if report is not None:
-            return self._schedule.steps_of(report.rows)
-        return max(1, documents.estimate(epoch) // self._schedule.global_rows)
+            return self._schedule.left_of(self._schedule.steps_of(report.rows), epoch)
+        return max(1, self._schedule.left_of(documents.estimate(epoch) // self._schedule.global_rows, epoch))
 
     @property
     def length_is_exact(self) -> bool:
@@ -195,18 +200,22 @@ class TokenLoader:
         A fresh, JSON-able dict under 1 KB, the same on every rank; it holds the corpus fingerprint and the settings
         that decide the order. After the last batch of an epoch it is the start of the next one.
         """
-        return make_state(self.config, self.corpus, self._schedule, self._position)
+        return self._states.at(self._position)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> None:
         """Go on behind the batch after which `state` was taken; costs the same at any position.
 
-        The world size, batch size, block size, threads, device and placement may differ from the saving run. Ends an
-        iteration in progress. Raises `StateError` listing the differences when the corpus or the order has changed.
+        The world size, batch size, block size, threads, device and placement may differ from the saving run, and with
+        `on_change` "nearest" (None: the setting's) the lengths of rows: the run then goes on at the row nearest to the
+        same count of tokens, says so on standard error, and keeps what changed as `state_change`. Ends an iteration in
+        progress. Raises `StateError` listing the differences when the corpus or the order has changed.
         """
         self._check_open()
         self._follow_process_group()
-        position = read_state(state, self.config, self.corpus, self._schedule)
-        self._position = self._resumed = self._schedule.normalise(position)
+        self._begin, self.state_change = self._states.read(state, on_change)
+        if self.state_change is not None and speaks_for_all(self.config):
+            say_once(self.state_change.line())
+        self._position = self._resumed = self._schedule.normalise(self._begin)
         self._run += 1
         self._running = self._begun = False
 
@@ -293,7 +302,7 @@ class TokenLoader:
 
     def _next(self) -> Position:
         if self._begun and not self._running:  # a `for` was left early: the next one is the next epoch
-            return Position(self._position.epoch + 1, 0)
+            return self._schedule.epoch_behind(self._position.epoch)
         return self._position
 
     def _batches_from(self, start: Position, run: int) -> Iterator[Batch]:
@@ -382,5 +391,5 @@ class TokenLoader:
         self.close()
         self._open(config)
         self._closed = False
-        self._position, self._resumed = map(self._schedule.normalise, (self._position, self._resumed))
+        self._position = self._resumed = self._schedule.normalise(self._begin)
         self._announce()

@@ -220,6 +220,7 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
         seed=config.seed,
         drop_last=config.drop_last,
         documents=documents,
+        skip_steps=config.skip_steps,
     )
     return schedule, layout, None if documents_found is None else documents_found.warning
 

@@ -108,7 +108,11 @@ def test_three_lines_of_120_columns(path: str, numbers: tuple[int, int, int], wo
         files=Paths(path, min(files, 10**7)), format="flat", num_tokens=tokens, fingerprint="0123456789abcdef"
     )
     schedule: Any = SimpleNamespace(
-        documents=None, windows=SimpleNamespace(count=rows), world_size=world_size, steps_of=lambda rows: rows
+        documents=None,
+        windows=SimpleNamespace(count=rows),
+        world_size=world_size,
+        steps_of=lambda rows: rows,
+        left_of=lambda steps, epoch: steps,
     )
     state = {"epoch": 0, "order": "philox24-v1"}
     text = announce.start_text(config, corpus, schedule, state, device="cuda:0", placement="host", reason=reason)

@@ -37,7 +37,8 @@ ALLOWED = {
     "metrics": Imports(""),
     "stats": Imports("metrics"),
     "context_parallel": Imports(""),
-    "config": Imports("context_parallel", "pydantic yaml"),
+    "skipped_steps": Imports(""),
+    "config": Imports("context_parallel skipped_steps", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
@@ -74,17 +75,18 @@ ALLOWED = {
         "pipeline piece_memory cpu_placements device row_plan documents operators readers source schedule config stats",
         "numpy",
     ),
-    "state": Imports("schedule corpus operators config"),
+    "state_change": Imports("schedule"),
+    "state": Imports("state_change schedule corpus operators config"),
     "announce": Imports("config corpus ranks schedule stats"),
     "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
-        "announce batches block_queue plan_reports ranks readers state pipeline row_plan document_rows schedule corpus "
-        "config stats",
+        "announce batches block_queue plan_reports ranks readers state state_change pipeline row_plan document_rows "
+        "schedule corpus config stats",
         "torch",
     ),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "reports": Imports(
-        "pipeline source row_plan schedule documents text readers corpus operators config", "numpy"
+        "pipeline source row_plan state schedule documents text readers corpus operators config", "numpy"
     ),  # what the command shows, as plain data
     "terminal": Imports("reports", "rich"),
     "cli_errors": Imports("terminal", "typer"),

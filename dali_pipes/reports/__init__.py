@@ -6,6 +6,7 @@ from dali_pipes.reports.corpus_report import CorpusReport, inspect_corpus
 from dali_pipes.reports.document_lengths import LengthReport
 from dali_pipes.reports.preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
 from dali_pipes.reports.problem import Problem
+from dali_pipes.reports.step_report import StepReport, explain_step
 from dali_pipes.reports.token_text import TokenText
 
 __all__ = [
@@ -19,8 +20,10 @@ __all__ = [
     "PreviewRow",
     "Problem",
     "RowOrigin",
+    "StepReport",
     "TokenText",
     "check_corpus",
+    "explain_step",
     "inspect_corpus",
     "locate_batch",
     "one_row",

@@ -82,17 +82,15 @@ class BatchOrigin:
     seq_len: int
     rows: tuple[RowOrigin, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {**vars(self), "rows": [row.as_dict() for row in self.rows]}
 
-
-def built_on_cpu(config: LoaderConfig) -> BuiltSource:
+def built_on_cpu(config: LoaderConfig, *, reads: bool) -> BuiltSource:
     """What a loader with these settings works with, on the CPU, a batch at a time: none of that changes which token is
-    where, and a GPU may be out of reach or busy. Raises as `TokenLoader`.
+    where, and a GPU may be out of reach or busy. Steps that are left out can be looked at. Raises as `TokenLoader`.
+
+    reads: whether its blocks are asked for, and not only its plans, which there are for batches of several widths too.
     """
-    on_cpu = {"device": "cpu", "placement": "host", "batches_per_run": 1, "num_threads": 1}
-    return BuiltSource(config.replace(**on_cpu), endless=True)
+    on_cpu = {"device": "cpu", "placement": "host", "batches_per_run": 1, "num_threads": 1, "skip_steps": ()}
+    return BuiltSource(config.replace(**on_cpu), endless=True, for_loader=not reads)
 
 
 def locate_batch(config: LoaderConfig, step: int, epoch: int = 0) -> BatchOrigin:
@@ -101,7 +99,7 @@ def locate_batch(config: LoaderConfig, step: int, epoch: int = 0) -> BatchOrigin
     Blocks for the documents, if they are used, and for the plan of rows made of documents. Raises as `TokenLoader`,
     and `ConfigError` for a step that does not exist.
     """
-    built = built_on_cpu(config)
+    built = built_on_cpu(config, reads=False)
     try:
         return batch_origin(built, config, step, epoch)
     finally:
@@ -112,16 +110,20 @@ def locate_batch(config: LoaderConfig, step: int, epoch: int = 0) -> BatchOrigin
 def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int) -> BatchOrigin:
     """As `locate_batch`, of what has been built for `config`."""
     plan = plan_step(built.schedule, built.layout, epoch, step)
-    corpus = built.source.corpus
-    offsets = corpus.document_offsets
-    if offsets is None and config.uses_documents:
-        offsets = find_documents(corpus, start_id=config.document_start_id).offsets
-    cutter = _Cutter(corpus, offsets)
+    cutter = RowCutter(built.source.corpus, known_offsets(built, config))
     rows = tuple(
         RowOrigin(row, int(row_id), tuple(cutter.row(plan, row, config.seq_len)))
         for row, row_id in enumerate(plan.row_ids)
     )
     return BatchOrigin(epoch, step, built.schedule.rank, built.schedule.world_size, config.seq_len, rows)
+
+
+def known_offsets(built: BuiltSource, config: LoaderConfig) -> Int64Array | None:
+    """Where documents begin, and the end, (D + 1,): from the format, or found where the configuration needs them."""
+    corpus = built.source.corpus
+    if corpus.document_offsets is None and config.uses_documents:
+        return find_documents(corpus, start_id=config.document_start_id).offsets
+    return corpus.document_offsets
 
 
 def one_row(origin: BatchOrigin, row: int) -> RowOrigin:
@@ -135,7 +137,7 @@ def one_row(origin: BatchOrigin, row: int) -> RowOrigin:
     return origin.rows[row]
 
 
-class _Cutter:
+class RowCutter:
     """Cuts tokens that follow one another in the corpus where documents end and where they lie apart in files."""
 
     def __init__(self, corpus: Corpus, offsets: Int64Array | None) -> None:

@@ -90,7 +90,7 @@ def preview_batch(
     """
     outputs = ("input_ids", "labels", *(("position_ids", "segment_ids") if config.uses_documents else ()))
     config = config.replace(outputs=outputs)
-    built = built_on_cpu(config)
+    built = built_on_cpu(config, reads=True)
     try:
         batch = batch_origin(built, config, step, epoch)
         built.source.restart(Position(epoch, step * built.schedule.global_rows))

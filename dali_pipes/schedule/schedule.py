@@ -12,9 +12,13 @@ Row numbers are places in the epoch's order, not yet windows of the corpus: the 
 
 A run that goes on with another world_size or batch_size counts its steps from the row where it stopped, so a range of
 steps always has a `base` row; it is 0 for a whole epoch.
+
+Steps that are left out (`Schedule.skip_steps`) change no row and no number: what is left of an epoch is a series of
+runs of steps, each with a base of its own. Without step 1, the epoch above is the runs with base 0 and base 8.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -86,12 +90,19 @@ class Schedule:
     seed: int = 0
     drop_last: bool = True
     documents: RowCounts | None = None
+    skip_steps: tuple[tuple[int, int, int], ...] = ()
+    """(first, end, epoch), rising, apart from one another: steps first to end - 1 of an epoch are not handed out."""
 
     def __post_init__(self) -> None:
         if self.steps(most=1) == 0:
             raise ConfigError(
                 f"{self.rows_known(0)} rows make no step of {self.global_rows} rows ({self.world_size} ranks x "
                 f"batch_size {self.batch_size}) on any rank; use more data, a smaller batch_size, or drop_last = False"
+            )
+        if self.normalise(Position(0, 0)).epoch > 0:
+            raise ConfigError(
+                f"skip_steps {[list(steps) for steps in self.skip_steps]} leave no step of epoch 0, which has "
+                f"{self.steps()} ({self.world_size} ranks x batch_size {self.batch_size}); leave fewer steps out"
             )
 
     def rows_known(self, epoch: int, at_least: int | None = None) -> int:
@@ -114,14 +125,42 @@ class Schedule:
         return not self.drop_last and self.world_size > 1
 
     def steps(self, base: int = 0, epoch: int = 0, most: int | None = None) -> int:
-        """Number of steps from row `base` to the end of its epoch, the same on every rank; counted up to `most`."""
-        rows = self.rows_known(epoch, None if most is None else base + most * self.global_rows) - base
+        """Number of steps from row `base` to the end of its epoch, the same on every rank; counted up to `most`.
+
+        Those of `skip_steps` count, here and wherever steps are numbered.
+        """
+        rows = max(0, self.rows_known(epoch, None if most is None else base + most * self.global_rows) - base)
         steps = self.steps_of(rows)
         return steps if most is None else min(steps, most)
 
     def steps_of(self, rows: int) -> int:
         """Steps that a number of rows makes."""
         return rows // self.global_rows if self.drop_last else -(-rows // self.global_rows)
+
+    def skipped(self, epoch: int) -> list[tuple[int, int]]:
+        """The ranges of `skip_steps` in one epoch: first step, and the one behind the last."""
+        return [(first, end) for first, end, number in self.skip_steps if number == epoch]
+
+    def left_of(self, steps: int, epoch: int) -> int:
+        """How many of the first `steps` steps of an epoch are handed out."""
+        return steps - sum(max(0, min(end, steps) - first) for first, end in self.skipped(epoch))
+
+    def step_number(self, row: int) -> int:
+        """Number, within its epoch, of the step that begins at `row`, in a run with steps of this size."""
+        return -(-row // self.global_rows)
+
+    def runs(self, base: int, epoch: int) -> Iterator[tuple[int, int | None]]:
+        """Runs of steps that are handed out from row `base` of an epoch on: base row, and number of steps.
+
+        None is as many as the epoch has. Ranges of `skip_steps` behind the end of the epoch make runs without steps.
+        """
+        step = self.step_number(base)
+        for first, end in self.skipped(epoch):
+            if first > step:
+                yield base, first - step
+            if end > step:
+                base, step = base + (end - step) * self.global_rows, end
+        yield base, None
 
     def step_rows(self, base: int, step: int, epoch: int = 0) -> int:
         """Rows this rank gets in one step, padding rows included: batch_size, or fewer in a last partial step.
@@ -164,32 +203,66 @@ class Schedule:
         return window_numbers * self.windows.stride + self.windows.first
 
     def normalise(self, position: Position) -> Position:
-        """The same place, written as the start of the next epoch when no step is left in this one."""
-        return position if self.steps(position.rows, position.epoch, most=1) > 0 else Position(position.epoch + 1, 0)
+        """The same place, written as the start of the next step that is handed out, or of the next epoch."""
+        while True:
+            epoch, rows = position
+            step = self.step_number(rows)
+            rows += sum(end - step for first, end in self.skipped(epoch) if first <= step < end) * self.global_rows
+            if self.steps(rows, epoch, most=1) > 0:
+                return Position(epoch, rows)
+            position = Position(epoch + 1, 0)
+            if not self.skipped(epoch + 1):
+                return position
+
+    def epoch_behind(self, epoch: int) -> Position:
+        """Where the next epoch begins. Counts rows only where steps are left out of it."""
+        begin = Position(epoch + 1, 0)
+        return self.normalise(begin) if self.skipped(epoch + 1) else begin
 
 
 class Blocks:
-    """Blocks of up to `batches_per_run` steps, from `start` through epoch after epoch; a block never crosses one."""
+    """Blocks of up to `batches_per_run` steps, from `start` through epoch after epoch; a block never crosses one.
+
+    Nor does it cross steps that are left out. Epochs without any other step are passed over.
+    """
 
     def __init__(self, schedule: Schedule, batches_per_run: int, start: Position) -> None:
         self.schedule, self.batches_per_run, self.start = schedule, batches_per_run, start
         self._walked = (0, 0)  # an epoch, counted from the start, and the number of its first block
+        self._begins = [start]  # of epochs, as far as they are known, where some have steps that are left out
 
     def steps(self, block: int, epoch_index: int | None = None) -> StepRange | None:
         """Steps of a block. `epoch_index` None: blocks are numbered on through all epochs.
 
         Otherwise they are numbered within the epoch_index-th epoch from the start, and None says that it has no such
-        block. Cheap at any block for windows; with documents, for blocks asked for in order.
+        block. Cheap at any block for windows; with documents or `skip_steps`, for blocks asked for in order.
         """
         if epoch_index is None:
-            epoch_index, block = self._walk(block) if self.schedule.documents is not None else self._divide(block)
-        base = self._base(epoch_index)
-        first = block * self.batches_per_run
-        end = self.schedule.steps(base, self.start.epoch + epoch_index, most=first + self.batches_per_run)
-        return StepRange(self.start.epoch + epoch_index, base, first, end - first) if end > first else None
+            walks = self.schedule.documents is not None or self.schedule.skip_steps
+            epoch_index, block = self._walk(block) if walks else self._divide(block)
+        found = self._in_epoch(epoch_index, block)
+        return found if isinstance(found, StepRange) else None
 
-    def _base(self, epoch_index: int) -> int:
-        return self.start.rows if epoch_index == 0 else 0
+    def _in_epoch(self, epoch_index: int, block: int) -> StepRange | int:
+        """Steps of a block of an epoch, or the number of its blocks where that is not above `block`."""
+        start = self._begin(epoch_index)
+        blocks = 0
+        for base, length in self.schedule.runs(start.rows, start.epoch):
+            first = (block - blocks) * self.batches_per_run
+            most = first + self.batches_per_run
+            steps = self.schedule.steps(base, start.epoch, most=most if length is None else min(most, length))
+            if steps > first:
+                return StepRange(start.epoch, base, first, steps - first)
+            blocks += -(-steps // self.batches_per_run)
+        return blocks
+
+    def _begin(self, epoch_index: int) -> Position:
+        """Where an epoch begins, counted from the start and without those that are passed over."""
+        if not self.schedule.skip_steps:
+            return self.start if epoch_index == 0 else Position(self.start.epoch + epoch_index, 0)
+        while len(self._begins) <= epoch_index:
+            self._begins.append(self.schedule.epoch_behind(self._begins[-1].epoch))
+        return self._begins[epoch_index]
 
     def _divide(self, block: int) -> tuple[int, int]:
         """Epoch and block within it, where all epochs are equally long."""
@@ -203,10 +276,9 @@ class Blocks:
         """The same where they are not: an epoch's end is met when its rows have been counted."""
         epoch_index, first_block = self._walked if block >= self._walked[1] else (0, 0)
         while True:
-            most = (block - first_block + 1) * self.batches_per_run
-            steps = self.schedule.steps(self._base(epoch_index), self.start.epoch + epoch_index, most)
-            if steps > most - self.batches_per_run:
+            found = self._in_epoch(epoch_index, block - first_block)
+            if isinstance(found, StepRange):
                 self._walked = epoch_index, first_block
                 return epoch_index, block - first_block
-            first_block += -(-steps // self.batches_per_run)
+            first_block += found
             epoch_index += 1

@@ -1,15 +1,15 @@
 """Reports on a terminal, in a pipe or as JSON: names and texts of the data are shown, never obeyed."""
 
-from dali_pipes.terminal.batch_text import show_batch, show_preview, show_row
+from dali_pipes.terminal.batch_text import show_preview, show_row, show_step
 from dali_pipes.terminal.console import printable, show_json
 from dali_pipes.terminal.corpus_text import show_check, show_corpus
 
 __all__ = [
     "printable",
-    "show_batch",
     "show_check",
     "show_corpus",
     "show_json",
     "show_preview",
     "show_row",
+    "show_step",
 ]

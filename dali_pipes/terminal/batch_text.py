@@ -1,24 +1,40 @@
-"""What `locate` and `preview` show. Colours repeat what the marks say, so that a pipe or a file loses nothing."""
+"""What `locate`, `explain` and `preview` show. Colours repeat what the marks say: a pipe or a file loses nothing."""
 
 from rich.console import Console
 from rich.text import Text
 
-from dali_pipes.reports import BatchOrigin, BatchPreview, PieceOrigin, PreviewPiece, PreviewRow, RowOrigin
+from dali_pipes.reports import BatchOrigin, BatchPreview, PieceOrigin, PreviewPiece, PreviewRow, RowOrigin, StepReport
 from dali_pipes.terminal.console import output, printable
 
 _MASKED = ("⟦", "⟧")
 _MASKED_ASCII = ("[[", "]]")
 
 
-def show_batch(batch: BatchOrigin) -> None:
-    """A line for each row and for each piece of it."""
+def show_step(step: StepReport) -> None:
+    """Its figures, then a line for each row and for each piece of it."""
     console = output()
-    console.print(_step(batch))
-    for row in batch.rows:
+    whose = f"all {step.world_size} ranks" if step.rank is None else f"rank {step.rank} of {step.world_size}"
+    console.print(f"step {step.step} of epoch {step.epoch}, {whose}")
+    if step.is_skipped:
+        console.print(Text("left out: one of skip_steps", style="bold"))
+    fillers = f" and {step.padding_rows} that only fill a batch" if step.padding_rows else ""
+    files = ", ".join(printable(str(file)) for file in step.files)
+    facts = {
+        "rows": f"{step.num_rows} of {step.width} positions{fillers}",
+        "row ids": f"{step.row_ids[0]} to {step.row_ids[1]}",
+        "tokens": f"{step.tokens}, and {step.padding} positions of padding",
+        "documents": "not known" if step.documents is None else step.documents,
+        "files": f"{step.num_files}: {files}{', ...' if step.num_files > len(step.files) else ''}",
+    }
+    for name, value in facts.items():
+        console.print(Text(f"{name:<9} {value}"), soft_wrap=True)
+    for rank, row in step.rows:
         what = "" if row.pieces else ": only fills the batch, every label is ignored"
-        console.print(Text(f"row {row.row}, row id {row.row_id}{what}", style="bold"))
+        console.print(Text(f"rank {rank}, row {row.row}, row id {row.row_id}{what}", style="bold"))
         for piece in row.pieces:
             console.print(Text(f"-- {_piece(piece)}"), soft_wrap=True)
+    if step.rows_left_out:
+        console.print(f"... {step.rows_left_out} more rows, which --rows shows")
 
 
 def show_row(row: RowOrigin) -> None:

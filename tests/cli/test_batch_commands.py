@@ -1,4 +1,4 @@
-"""`locate` and `preview` of whole batches: against the loader, and against the files read without the package."""
+"""`explain`, `locate` and `preview` of batches: against the loader, and against the files read without the package."""
 
 import json
 import re
@@ -17,7 +17,6 @@ from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.reports import TokenText
 
 END = 9
-BATCH_KEYS = {"epoch", "step", "rank", "world_size", "seq_len", "rows"}
 ROW_KEYS = {"row", "row_id", "is_padding", "file", "offset", "source", "position", "pieces"}
 PIECE_KEYS = {
     "column", "length", "file", "offset", "position", "document", "document_offset", "document_length"
@@ -135,13 +134,12 @@ def test_a_batch_is_told_as_the_loader_serves_it(
         for step in {0, len(batches) // 2, len(batches) - 1}:
             batch = batches[step]
             arguments = [path, "--step", step, "--rank", rank, "--world-size", 2]
-            located = run_json("locate", *arguments)
-            assert set(located) == BATCH_KEYS
+            located = run_json("explain", *arguments)
             assert [row["row_id"] for row in located["rows"]] == batch["row_ids"]
             shown = run_json("preview", *arguments, "--rows", 3, "--tokens", 16)
             assert shown["batch_rows"] == len(shown["rows"]) == len(located["rows"])
             for number, (place, row) in enumerate(zip(located["rows"], shown["rows"], strict=True)):
-                assert set(place) == ROW_KEYS
+                assert set(place) == {"rank", *ROW_KEYS}
                 assert {name: row[name] for name in outputs if name != "row_ids"} == {
                     name: batch[name][number] for name in outputs if name != "row_ids"
                 }
@@ -204,7 +202,7 @@ def test_every_sample_is_previewed(samples: Path, tmp_path: Path, name: str, row
 
 def test_a_row_that_runs_over_files_is_cut_at_their_borders(tmp_path: Path, flat: Path) -> None:
     config = write_config(tmp_path, flat, seq_len=400, batch_size=1, shuffle="false")
-    (row,) = run_json("locate", config, "--step", 0)["rows"]
+    (row,) = run_json("explain", config, "--step", 0)["rows"]
     assert [(Path(piece["file"]).name, piece["column"], piece["length"]) for piece in row["pieces"]] == [
         ("0.bin", 0, 333),
         ("2.bin", 333, 67),
@@ -214,8 +212,8 @@ def test_a_row_that_runs_over_files_is_cut_at_their_borders(tmp_path: Path, flat
         f"piece     columns 0 to 332, {flat / '0.bin'} token 0",
         f"piece     columns 333 to 399, {flat / '2.bin'} token 0",
     ]
-    assert run_json("locate", config, "--step", 0, "--row", 0) == row
-    shown = run_well("locate", config, "--step", 0)
+    assert {"rank": 0, **run_json("locate", config, "--step", 0, "--row", 0)} == row
+    shown = run_well("explain", config, "--step", 0)
     assert f"-- columns 333 to 399, {flat / '2.bin'} token 0" in shown
 
 

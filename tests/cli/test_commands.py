@@ -31,7 +31,9 @@ def test_version() -> None:
 def test_no_command_shows_the_commands() -> None:
     result = run()
     assert result.exit_code == 2
-    assert all(name in result.output for name in ("inspect", "check", "config", "locate", "preview", "tokenize"))
+    assert all(
+        name in result.output for name in ("inspect", "check", "config", "locate", "explain", "preview", "tokenize")
+    )
 
 
 def test_inspect_shows_what_the_corpus_says(counting: Counting) -> None:

@@ -148,7 +148,7 @@ def test_colours_are_for_a_terminal(tmp_path: Path, terminal: tuple[int, int]) -
     assert finish(process)[0] == 1
 
 
-@pytest.mark.parametrize("command", ["inspect", "check", "locate", "preview"])
+@pytest.mark.parametrize("command", ["inspect", "check", "locate", "explain", "preview"])
 def test_a_hostile_name_is_shown_and_not_obeyed(tmp_path: Path, command: str) -> None:
     """Markup, emoji codes, escapes, newlines, a bidirectional override, bytes that are no text."""
     path = tmp_path / HOSTILE
@@ -157,8 +157,8 @@ def test_a_hostile_name_is_shown_and_not_obeyed(tmp_path: Path, command: str) ->
         f"corpus = {json.dumps(str(path.with_name('*.bin')))}\nbatch_size = 1\nseq_len = 4\n"
     )
     arguments: list[object] = [path, "--vocab-size", 9000]
-    if command in ("locate", "preview"):
-        arguments = [tmp_path / "config.toml", "--step", 0]
+    if command in ("locate", "explain", "preview"):
+        arguments = [tmp_path / "config.toml", "--step", 0, *(["--row", 0] if command == "locate" else [])]
     result = run(command, *arguments)
     assert (result.exit_code, result.stderr) == (int(command == "check"), "")
     assert not (set(result.stdout) - {"\n"}) & set(map(chr, [*range(32), *range(127, 160), 0x202E]))
@@ -221,7 +221,7 @@ def test_a_configuration_in_json_loads_again(tmp_path: Path) -> None:
     assert (found["seed"], found["seq_len"]) == (5, 8)
 
 
-@pytest.mark.parametrize("command", ["inspect", "check", "config", "locate", "preview"])
+@pytest.mark.parametrize("command", ["inspect", "check", "config", "locate", "explain", "preview"])
 def test_help_tells_the_exit_statuses(command: str) -> None:
     text = " ".join(run_well(command, "--help").split())
     for status in ("0 done", "1 `check` found problems", "2 a mistake", "130 interrupted", "141"):

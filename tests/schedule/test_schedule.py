@@ -1,5 +1,6 @@
 """The schedule is arithmetic: checked against plain enumeration, and at sizes where nothing could be enumerated."""
 
+import itertools
 import tracemalloc
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from dali_pipes.errors import ConfigError
 from dali_pipes.row_plan import plan_rows
-from dali_pipes.schedule import PADDING, Blocks, Position, Schedule, StepRange, Windows
+from dali_pipes.schedule import PADDING, Blocks, Position, Schedule, StepRange, WindowMark, Windows
+from dali_pipes.skipped_steps import merged_ranges
 
 
 def make(rows: int, batch_size: int, rank: int = 0, world_size: int = 1, **settings: Any) -> Schedule:
@@ -151,3 +153,96 @@ def test_an_epoch_is_a_permutation_of_the_windows(num_windows: int) -> None:
 def test_dtype_is_64_bit() -> None:
     plan = plan_rows(make(10, 2), StepRange(0, 0, 0, 2))
     assert plan.starts.dtype == plan.row_ids.dtype == np.int64
+
+
+class UnevenEpochs:
+    """Epochs of different numbers of rows, as documents make them; rows are counted a few at a time."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self._rows, self._known = rows, [0] * len(rows)
+
+    def count(self, epoch: int, at_least: int | None = None) -> int:
+        number = epoch % len(self._rows)
+        rows = self._rows[number]
+        self._known[number] = rows if at_least is None else max(self._known[number], min(rows, -(-at_least // 3) * 3))
+        return self._known[number]
+
+    def is_complete(self, epoch: int) -> bool:
+        return self._known[epoch % len(self._rows)] == self._rows[epoch % len(self._rows)]
+
+    def estimate(self, epoch: int) -> int:
+        raise NotImplementedError
+
+    def mark(self, epoch: int, row: int) -> WindowMark:
+        raise NotImplementedError
+
+    def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
+        raise NotImplementedError
+
+
+Step = tuple[int, int, list[int]]  # epoch, number, rows
+
+
+def steps_of_blocks(schedule: Schedule, per_run: int, start: Position, epochs: int, within: bool) -> list[Step]:
+    """Step by step what blocks of epochs before `epochs` hold, numbered on or within each epoch."""
+    blocks, listed = Blocks(schedule, per_run, start), []
+    for index in range(epochs if within else 1):
+        for number in itertools.count():
+            block = blocks.steps(number, index if within else None)
+            if block is None or block.epoch >= epochs:
+                assert block is not None or number or not index, "an epoch without a block"
+                break
+            assert 1 <= block.num_steps <= per_run
+            for step in range(block.first_step, block.first_step + block.num_steps):
+                rows = schedule.rows(StepRange(block.epoch, block.base, step, 1)).tolist()
+                listed.append((block.epoch, schedule.step_number(block.base) + step, rows))
+        if block is not None and within:
+            break
+    return listed
+
+
+@given(data=st.data())
+def test_a_run_without_some_steps_is_the_run_with_them_minus_those(data: st.DataObject) -> None:
+    """From any row on, also where it is no whole number of steps; whatever blocks, ranks and epochs are like."""
+    draw = data.draw
+    world_size, batch_size, per_run = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    size = world_size * batch_size
+    rows = draw(st.lists(st.integers(size, size * 8), min_size=1, max_size=3))
+    spans = st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 2))
+    skip = merged_ranges([(first, first + count, epoch) for first, count, epoch in draw(st.lists(spans, max_size=4))])
+    settings: dict[str, Any] = {"drop_last": draw(st.booleans())}
+    if draw(st.booleans()):
+        settings["documents"] = UnevenEpochs(rows)
+    how = (rows[0], batch_size, draw(st.integers(0, world_size - 1)), world_size)
+    whole = make(*how, **settings)
+    left_out = {(epoch, step) for first, end, epoch in skip for step in range(first, end)}
+    if all((0, step) in left_out for step in range(whole.steps())):
+        with pytest.raises(ConfigError, match="leave no step of epoch 0"):
+            make(*how, skip_steps=skip, **settings)
+        return
+    some = make(*how, skip_steps=skip, **settings)
+    start = whole.normalise(Position(draw(st.integers(0, 2)), draw(st.integers(0, rows[0]))))
+    expected = [
+        step
+        for step in steps_of_blocks(whole, per_run, start, start.epoch + 4, within=False)
+        if step[:2] not in left_out
+    ]
+    for within in (False, True):
+        assert steps_of_blocks(some, per_run, some.normalise(start), start.epoch + 4, within) == expected
+        assert steps_of_blocks(some, per_run, start, start.epoch + 4, within) == expected
+    begin = some.normalise(start)
+    assert (begin.epoch, some.step_number(begin.rows)) == expected[0][:2]
+    assert some.normalise(begin) == begin
+    for epoch in range(3):
+        number = sum((epoch, step) not in left_out for step in range(whole.steps(0, epoch)))
+        assert some.left_of(some.steps(0, epoch), epoch) == number
+
+
+def test_hand_written_runs_of_steps() -> None:
+    """Ten rows in steps of two, without steps 1 and 3; from row 3 on, steps begin at 3 (number 2), 5, 7."""
+    schedule = make(10, 2, skip_steps=((1, 2, 0), (3, 4, 0), (0, 5, 1)))
+    assert list(schedule.runs(0, 0)) == [(0, 1), (4, 1), (8, None)]
+    assert list(schedule.runs(3, 0)) == [(3, 1), (7, None)]
+    assert [schedule.normalise(Position(0, row)) for row in (0, 2, 4, 5)] == [(0, 0), (0, 4), (0, 4), (0, 7)]
+    assert schedule.normalise(Position(0, 10)) == (2, 0)
+    assert schedule.normalise(Position(1, 4)) == (2, 0)

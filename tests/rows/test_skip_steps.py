@@ -1,0 +1,227 @@
+"""`skip_steps`: the run without some steps is the run with them minus those, wherever and with whatever it goes on."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu_stand_in
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from row_oracle import END, write_documents
+from streams import take
+
+from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
+from dali_pipes.errors import ConfigError
+
+State = dict[str, Any]
+Numbered = list[tuple[int, int, dict[str, Any]]]
+"""Epoch and number of each step, and its batch."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """About 100 documents of 1 to 12 tokens, 640 tokens; tokens before an end tell where they are."""
+    folder = tmp_path_factory.mktemp("skip") / "corpus"
+    write_documents(folder, [[*range(100 * n + 10, 100 * n + 10 + n * 7 % 12), END] for n in range(98)])
+    return str(folder)
+
+
+def load(corpus: str, state: State | None = None, **how: Any) -> TokenLoader:
+    common: dict[str, Any] = {
+        "dtype": "uint16",
+        "eos_id": END,
+        "device": "cpu",
+        "seq_len": 8,
+        "window_documents": 30,
+        "seed": 2,
+    }
+    outputs = ("input_ids", "labels", "row_ids")
+    loader = TokenLoader(corpus=corpus, **{**common, "outputs": outputs, "batches_per_run": 3, **how})
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
+
+
+def numbered(loader: TokenLoader, steps: int) -> tuple[Numbered, list[State]]:
+    """At least so many steps, in whole epochs, and the states before the first and behind each."""
+    batches: Numbered = []
+    states = [loader.state_dict()]
+    while len(batches) < steps:
+        place = loader.epoch, loader.step
+        for batch in loader:
+            batches.append((*place, {name: value.tolist() for name, value in batch.items()}))
+            states.append(loader.state_dict())
+            place = loader.epoch, loader.step
+    return batches, states
+
+
+@settings(
+    max_examples=8, phases=[Phase.generate], deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_the_rest_is_as_it_was_from_every_place_on(
+    corpus: str, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    """Every row mode; resumed before, in and behind ranges, after a run with the same steps and one with others."""
+    monkeypatch.setitem(
+        sys.modules, "nvidia.dali", None
+    )  # eleven loaders an example: without DALI's queue, to be quick
+    draw = data.draw
+    mode = draw(st.sampled_from(["stream", "pack", "pad", "buckets"]))
+    rows: dict[str, Any] = {"rows": "pad", "length_buckets": [3, 6]} if mode == "buckets" else {"rows": mode}
+    world_size, batch_size = draw(st.sampled_from([(1, 5), (2, 3), (2, 5), (3, 2)]))
+    how: dict[str, Any] = {
+        **rows,
+        "batch_size": batch_size,
+        "world_size": world_size,
+        "rank": draw(st.integers(0, world_size - 1)),
+        "drop_last": draw(st.booleans()),
+        "batches_per_run": draw(st.integers(1, 4)),
+    }
+    spans = st.tuples(st.integers(0, 12), st.integers(1, 6), st.integers(0, 1))
+    skip = [(first, first + count, epoch) for first, count, epoch in draw(st.lists(spans, min_size=1, max_size=3))]
+    left_out = {(epoch, step) for first, end, epoch in skip for step in range(first, end)}
+    with load(corpus, **how) as loader:
+        _, own = numbered(loader, 20)
+        if all((0, step) in left_out for step in range(loader._schedule.steps())):
+            return  # refused, see below
+        length = len([step for step in range(loader._schedule.steps()) if (0, step) not in left_out])
+    with load(corpus, **rows, batch_size=7) as loader:
+        _, others = numbered(loader, 1)
+    for state in [own[0], draw(st.sampled_from(own[:-1])), draw(st.sampled_from(others[:-1]))]:
+        with load(corpus, state, **how) as loader:
+            expected = [step for step in numbered(loader, 20)[0] if step[:2] not in left_out]
+        with load(corpus, state, **how, skip_steps=skip) as loader:
+            if state["epoch"] == 0:
+                assert len(loader) == length or not loader.length_is_exact
+            found, states = numbered(loader, len(expected))
+        assert found[: len(expected)] == expected
+        middle = draw(st.integers(0, len(expected) - 1))
+        with load(corpus, states[middle], **how, skip_steps=skip) as loader:
+            assert loader.state_dict() == states[middle]
+            assert (loader.epoch, loader.step) == expected[middle][:2]
+            assert numbered(loader, 1)[0] == [step for step in expected[middle:] if step[0] == expected[middle][0]]
+
+
+def row_ids(batches: Any) -> list[int]:
+    return [row for batch in batches for row in batch["row_ids"].tolist()]
+
+
+def test_written_out(corpus: str) -> None:
+    """79 rows in steps of 10; the state from before a range stands behind it, and behind an epoch left out whole."""
+    with load(
+        corpus, batch_size=10, skip_steps=[[0, 2], [3, 4], [2, 9, 1], [0, 1, 1], [1, 2, 1], [6, 99, 2]]
+    ) as loader:
+        assert loader.config.skip_steps == ((0, 2, 0), (3, 4, 0), (0, 9, 1), (6, 99, 2))
+        assert (len(loader), loader.epoch, loader.step, loader.state_dict()["rows"]) == (4, 0, 2, 20)
+        assert "79 rows, 4 steps" in loader.summary()
+        firsts, states = [], []
+        for batch in loader:
+            firsts.append(int(batch["row_ids"][0]))
+            states.append(loader.state_dict()["rows"])
+        assert firsts == [20, 40, 50, 60]
+        assert states == [40, 50, 60, 0]
+        assert (loader.epoch, loader.step, len(loader), loader.state_dict()["epoch"]) == (2, 0, 6, 2)
+        assert row_ids(loader) == list(range(60))
+        assert (loader.epoch, len(loader)) == (3, 7)
+        assert loader.locate(3, 0, epoch=0).row_id == 30  # what was left out can still be looked at
+
+
+def test_a_loop_left_early_passes_over_the_next_epoch(corpus: str) -> None:
+    with load(corpus, batch_size=10, skip_steps=[[0, 7, 1], [0, 3, 2]]) as loader:
+        take(loader, 2)
+        assert (loader.epoch, loader.step, len(loader)) == (2, 3, 4)
+        assert row_ids(loader) == list(range(30, 70))
+
+
+def test_ranks_that_are_known_late(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are those of the ranks that there are at the first batch."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with load(corpus, batch_size=5, skip_steps=[[0, 2]]) as loader:
+        assert loader.state_dict()["rows"] == 10
+        monkeypatch.setattr("dali_pipes.ranks.process_group", lambda: (1, 2))
+        assert (loader.step, len(loader), row_ids(take(loader, 1))) == (2, 5, [21, 23, 25, 27, 29])
+
+
+def test_a_run_without_end(corpus: str) -> None:
+    """Blocks read ahead go over the ends of epochs, ranges and an epoch that is left out."""
+    skip = [[1, 5], [0, 7, 1], [6, 7, 2]]
+    with load(corpus, batch_size=10, skip_steps=skip, repeat=True, num_threads=4, prefetch_queue_depth=5) as loader:
+        wanted = [(0, 0), (0, 5), (0, 6), *((2, n) for n in range(6)), *((3, n) for n in range(7)), (4, 0)]
+        assert [row // 10 for row in row_ids(take(loader, len(wanted)))[::10]] == [number for _, number in wanted]
+
+
+def test_a_bare_pipeline(corpus: str) -> None:
+    settings: dict[str, Any] = {
+        "dtype": "uint16",
+        "device": "cpu",
+        "batch_size": 10,
+        "seq_len": 8,
+        "outputs": ["row_ids"],
+    }
+    config = LoaderConfig(corpus=corpus, **settings, batches_per_run=2, skip_steps=[[1, 2], [0, 7, 1], [3, 5, 2]])
+    pipe = build_pipeline(config)
+    pipe.build()
+    seen = []
+    for length in (4, 3):
+        for _ in range(length):
+            (ids,) = pipe.run()
+            seen.append([row // 10 for row in np.array(ids[0])[::10].tolist()])
+        with pytest.raises(StopIteration):
+            pipe.run()
+        pipe.reset()
+    assert seen == [[0], [2, 3], [4, 5], [6], [0, 1], [2], [5, 6]]
+
+
+@pytest.mark.parametrize("placement", ["host", "device"])
+@pytest.mark.parametrize("rows", ["stream", "pack"])
+def test_on_a_gpu(corpus: str, rows: str, placement: str) -> None:
+    if gpu_stand_in.why_not():
+        pytest.skip(str(gpu_stand_in.why_not()))
+    how: dict[str, Any] = {
+        "rows": rows,
+        "batch_size": 5,
+        "skip_steps": [[0, 1], [3, 4], [5, 7, 1]],
+        "rank": 1,
+        "world_size": 2,
+    }
+    with load(corpus, **how) as loader:
+        expected, _ = numbered(loader, 12)
+    with gpu_stand_in.installed("late"), load(corpus, **how, device="cuda", placement=placement) as loader:
+        found, _ = numbered(loader, 12)
+    assert found == expected
+
+
+@pytest.mark.parametrize("steps", [[[0, 7]], [[0, 3], [3, 10**18]]])
+def test_an_epoch_without_steps_is_refused(corpus: str, steps: Any) -> None:
+    with pytest.raises(ConfigError, match=r"skip_steps .* leave no step of epoch 0, which has 7"):
+        load(corpus, batch_size=10, skip_steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([[3, 3]], r"\[3, 3\]: expected 0 <= first < end"),
+        ([[-1, 3]], "0 <= first < end"),
+        ([[0, 3, -1]], "epoch >= 0"),
+        ([[0, 3.0]], "whole numbers"),
+        ([[False, True]], "whole numbers"),
+        ([["0", "3"]], "whole numbers"),
+        ([[1]], r"expected \[first, end\] or"),
+        ([[1, 2, 3, 4]], r"expected \[first, end\] or"),
+        ([5, 6], "5: expected"),
+        (7, "found 7"),
+    ],
+)
+def test_what_is_no_range_is_refused(steps: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"skip_steps: .*{message}"):
+        LoaderConfig(corpus="a.bin", batch_size=1, seq_len=1, skip_steps=steps)
+
+
+def test_ranges_that_meet_become_one(tmp_path: Path) -> None:
+    config = LoaderConfig(corpus="a.bin", batch_size=1, seq_len=1, skip_steps=[[5, 9], [2, 4, 1], [9, 10], [1, 6]])
+    assert config.skip_steps == ((1, 10, 0), (2, 4, 1))
+    (tmp_path / "c.toml").write_text(config.to_toml())
+    assert LoaderConfig.from_file(tmp_path / "c.toml") == config

@@ -84,6 +84,7 @@ ALLOWED = {
         "schedule corpus config stats",
         "torch",
     ),
+    "huggingface": Imports("loader", "torch transformers"),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "reports": Imports(
         "pipeline source row_plan state schedule documents text readers corpus operators config", "numpy"
@@ -104,6 +105,7 @@ ONLY_INSIDE_FUNCTIONS = {
     "jinja2",
     "pyarrow",
     "tokenizers",
+    "transformers",
     "xxhash",
     "zstandard",
 }

@@ -1,6 +1,9 @@
 """What else trainers ask of a loader: lengths, evaluation, limits, labels that are shifted already."""
 
+import json
+import sys
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ from counting import CountingCorpus
 from recipes import SEQ_LEN, Run, expected_batches, recipe
 
 from dali_pipes import TokenLoader
+from dali_pipes.errors import BackendError, ConfigError, StateError
+from dali_pipes.huggingface import loader_trainer
 
 HUGGING_FACE = pytest.mark.needs("transformers", "accelerate")
 END = 61
@@ -27,6 +32,12 @@ def test_accelerate_hands_the_loader_back(corpus: CountingCorpus, tmp_path: Path
     loader = variables["loader"]
     assert variables["accelerator"].prepare(loader) is loader
     assert len(variables["accelerator"]._dataloaders) == 0
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.trainer_callback", None)
+    with pytest.raises(BackendError, match=r"dali-pipes\[trainers\]"):
+        loader_trainer(cast(Any, object))
 
 
 @HUGGING_FACE
@@ -69,8 +80,39 @@ class TestHuggingFace:
         """Trainer would skip batches that it has not had."""
         run = Run(tmp_path, corpus.pattern)
         run.start(recipe("Hugging Face Trainer"), 12)
-        with pytest.raises(AssertionError, match="batch size of the saving run"):
+        with pytest.raises(StateError, match="resume with those of the saving run"):
             run.start(changed(recipe("Hugging Face Trainer"), 'batch_size": 3', 'batch_size": 2'))
+
+    def test_a_checkpoint_of_another_trainer_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        """It says nothing of the loader, which would begin again while the model goes on."""
+        run = Run(tmp_path, corpus.pattern)
+        run.start(recipe("Hugging Face Trainer"), 12)
+        for path in tmp_path.glob("run/checkpoint-*/trainer_state.json"):
+            content = json.loads(path.read_text())
+            del content["stateful_callbacks"]["TokenLoaderState"]
+            path.write_text(json.dumps(content))
+        with pytest.raises(StateError, match="no state of a loader"):
+            run.start(recipe("Hugging Face Trainer"))
+
+    def test_a_model_that_would_shift_again_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        source = changed(recipe("Hugging Face Trainer"), ', "label_shift": False', "")
+        deaf = "model.forward = lambda input_ids, labels=None: None\narguments = "
+        with pytest.raises(ConfigError, match="label_shift = False"):
+            Run(tmp_path, corpus.pattern).start(changed(source, "arguments = ", deaf))
+
+    def test_other_data_sets_are_left_to_trainer(self, tmp_path: Path) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+        rows = [{"input_ids": torch.arange(SEQ_LEN), "labels": torch.arange(SEQ_LEN)}] * 6
+        tiny: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+        arguments = TrainingArguments(
+            str(tmp_path), use_cpu=True, report_to=[], max_steps=2, per_device_train_batch_size=3
+        )
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=16, num_attention_heads=2, num_key_value_heads=2, **tiny))
+        trainer = loader_trainer(Trainer)(model, arguments, train_dataset=rows, eval_dataset={"rows": rows})
+        trainer.train()
+        assert trainer.state.global_step == 2
+        assert trainer.evaluate()["eval_rows_loss"] > 0
 
     def test_labels_that_are_shifted_already(self, tmp_path: Path) -> None:
         """`shift_labels` is taken as it is: boundaries stay masked, and the label behind the last input counts."""
@@ -80,8 +122,6 @@ class TestHuggingFace:
         source = changed(
             recipe("Hugging Face Trainer"), '"label_shift": False', f'"eos_id": {END}, "mask_boundaries": True'
         )
-        yielded = '({**batch, "shift_labels": batch["labels"]} for batch in loader)'
-        source = changed(source, "yield from loader\n", f"yield from {yielded}\n")
         source = changed(source, "gradient_accumulation_steps=4", "gradient_accumulation_steps=1, max_steps=1")
         variables = Run(tmp_path, str(tmp_path / "tokens.bin")).start(source)
         torch.manual_seed(0)

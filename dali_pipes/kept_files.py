@@ -15,6 +15,10 @@ from dali_pipes import user_cache
 
 Int64Array = npt.NDArray[np.int64]
 
+MAPPED_FROM_BYTES = 1 << 26
+"""From this size on offsets are mapped, so that the ranks of a machine share them. Smaller ones are read: if the file is
+cut short in place, or a network home goes away, a page of a map that is gone would end the process (SIGBUS)."""
+
 _HEADER_BYTES = 128
 _CHECKED_WHOLE = 1 << 16  # offsets at either end whose order is checked one by one
 _CHECKED_BETWEEN = 1024  # offsets in between, evenly spread: each may cost a read from disk
@@ -44,7 +48,7 @@ def load_or_make(
     """As `user_cache.load_or_make`, for the offsets that `make` returns.
 
     is_plausible: whether kept offsets, at least two, may be those that `make` would return. Offsets that were kept,
-    also just now, are mapped from the file, read-only.
+    also just now, are read-only, and mapped from the file where they are many (`MAPPED_FROM_BYTES`).
     """
     return user_cache.load_or_make(path, lambda path: load(path, is_plausible), make, store)
 
@@ -56,12 +60,16 @@ def load(path: Path, is_plausible: Callable[[Int64Array], bool]) -> Int64Array |
             count = (os.fstat(file.fileno()).st_size - _HEADER_BYTES) // 8
             if count < 2 or file.read(_HEADER_BYTES) != _header(count):
                 return None
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if 8 * count < MAPPED_FROM_BYTES:
+                file.seek(0)
+                content: bytes | mmap.mmap = file.read()
+            else:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # not there, not readable, not a file; cut off since its size was asked for
         return None
-    if len(mapped) != _HEADER_BYTES + 8 * count:
+    if len(content) != _HEADER_BYTES + 8 * count:
         return None
-    offsets: Int64Array = np.frombuffer(mapped, np.int64, offset=_HEADER_BYTES)
+    offsets: Int64Array = np.frombuffer(content, np.int64, offset=_HEADER_BYTES)
     return offsets if is_plausible(offsets) else None
 
 

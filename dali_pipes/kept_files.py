@@ -16,8 +16,8 @@ from dali_pipes import user_cache
 Int64Array = npt.NDArray[np.int64]
 
 MAPPED_FROM_BYTES = 1 << 26
-"""From this size on offsets are mapped, so that the ranks of a machine share them. Smaller ones are read: if the file is
-cut short in place, or a network home goes away, a page of a map that is gone would end the process (SIGBUS)."""
+"""From this size on offsets are mapped, so that the ranks of a machine share them. Smaller ones are read: if the file
+is cut short in place, or a network home goes away, a page of a map that is gone would end the process (SIGBUS)."""
 
 _HEADER_BYTES = 128
 _CHECKED_WHOLE = 1 << 16  # offsets at either end whose order is checked one by one

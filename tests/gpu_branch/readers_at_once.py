@@ -16,5 +16,8 @@ class EagerReaders:
         future.set_result(function(*arguments))
         return future
 
+    def result(self, future: "Future[Any]") -> Any:
+        return future.result()
+
     def stop(self) -> None:
         pass

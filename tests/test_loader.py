@@ -40,7 +40,7 @@ def test_hand_written_batches(counting: Callable[..., Any]) -> None:
     ]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(lambda s: sum(s) >= 14))

@@ -31,7 +31,7 @@ def test_a_checkpoint_reads_back_by_file_and_by_folder(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [NAME]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(data=st.data())
 def test_no_flipped_bit_goes_unnoticed(tmp_path: Path, data: st.DataObject) -> None:
     """Either the file is refused, or the bit was in padding and all content is what was saved."""
@@ -48,7 +48,7 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path, data: st.DataObject) -> N
         assert equal(loaded, load_checkpoint(whole))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_checkpoint_is_refused(tmp_path: Path, share: float) -> None:
     save_checkpoint(tmp_path / "whole.pt", CONTENT)

@@ -157,7 +157,7 @@ def test_fewer_rows_left_than_a_step_are_the_end_of_the_epoch(corpus: Any) -> No
     loader.close()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     rows=st.integers(1, 60),
     shuffle=st.booleans(),

@@ -51,7 +51,7 @@ def test_hand_written(tmp_path: Path) -> None:
             loader.locate(2, 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) >= 20),
     stride=st.none() | st.integers(1, 9),

@@ -177,7 +177,7 @@ def test_states_taken_by_another_thread_all_the_time(counting: Callable[..., Any
     assert all(rows % 3 == 0 and before - 3 <= rows <= after for before, rows, after in taken)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(lambda sizes: sum(sizes) >= 20),
     seq_len=st.integers(1, 6),

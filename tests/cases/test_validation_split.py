@@ -81,7 +81,7 @@ def test_a_validation_loader_resumes(counting: Callable[..., Any], load: Load) -
         assert row_ids(resumed) == list(range(4 * number if number < 9 else 0, 36))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     num_tokens=st.integers(2, 10**13),
     seq_len=st.integers(1, 10**4),

@@ -101,7 +101,7 @@ def test_an_id_that_int64_cannot_hold_is_found_where_it_is(tmp_path: Path) -> No
     assert report["ids_looked_at"] == 613
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_scan_finds_what_a_plain_loop_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject

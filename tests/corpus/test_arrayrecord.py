@@ -27,7 +27,7 @@ def write(path: Path, records: Sequence[bytes], options: str = "group_size:1") -
     return path
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     shards=st.lists(DOCUMENTS, min_size=1, max_size=3).filter(lambda shards: any(map(any, shards))),
     kind=st.sampled_from(["<u2", ">u2", "<i8", "packed", "unpacked"]),
@@ -152,7 +152,7 @@ def test_a_file_that_changes_later(tmp_path: Path) -> None:
             corpus.tokens(0, 5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cut=st.none() | st.integers(0, 200_000), at=st.integers(0, 10**6), flip=st.integers(1, 255))
 def test_damage_is_an_error_or_does_no_harm(
     tmp_path_factory: pytest.TempPathFactory, cut: int | None, at: int, flip: int

@@ -32,7 +32,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_equals_the_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 80), min_size=1, max_size=9).filter(lambda s: sum(s) > 12))

@@ -35,7 +35,7 @@ def write_shards(folder: Path, sizes: Sequence[int], format: str, dtype: str, se
     return np.concatenate(shards)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     kind=FormatAndDtype,
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any),

@@ -68,7 +68,7 @@ def check(path: Path, format: str, expected: npt.NDArray[np.int64] | None) -> No
     read_all(path, "auto")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_llmc(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = write_llmc(tmp_path_factory.mktemp("llmc") / "a.bin", IDS)
@@ -84,7 +84,7 @@ def test_llmc(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> 
 
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")  # of Python, about a damaged literal
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), version=st.sampled_from([1, 2, 3]))
 def test_npy(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, version: int) -> None:
     path = tmp_path_factory.mktemp("npy") / "a.npy"
@@ -115,7 +115,7 @@ def read_pair_slowly(path: Path) -> npt.NDArray[np.int64] | None:
     return np.concatenate(pieces).astype(np.int64) if pieces else None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), fairseq=st.booleans(), modes=st.booleans())
 def test_megatron(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, fairseq: bool, modes: bool) -> None:
     pieces = [IDS[:10], IDS[10:10], IDS[10:25], IDS[25:]]

@@ -44,7 +44,7 @@ def mask_of(corpus: Corpus) -> list[int]:
     return out.tolist()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_pieces_of_masks_are_those_of_the_tokens(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     draw, folder = data.draw, tmp_path_factory.mktemp("masks")

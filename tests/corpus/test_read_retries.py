@@ -117,7 +117,7 @@ def test_what_passes_changes_nothing_and_is_counted(
     assert storage.failures
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=st.lists(st.integers(0, 4), min_size=1, max_size=40),
     errors=st.lists(st.sampled_from(PASSING), min_size=1, max_size=10),

@@ -219,7 +219,7 @@ def test_more_ids_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (out == ((starts[:, None] + np.arange(100)) % count % 256)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.none() | st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5), max_size=12),
     element=st.sampled_from(["bool", "int8", "int64"]),

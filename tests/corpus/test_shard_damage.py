@@ -400,7 +400,7 @@ def test_sparse_shards_past_two_gib(tmp_path: Path) -> None:
     refused(tmp_path, r"shards\[0\]\.raw_data\.bytes is 4673741871|shards\[0\]\.raw_data\.bytes is", "to 4294967295")
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     make=st.sampled_from(["mds", "mds zstd", "litdata", "litdata zstd", "datatrove"]),
     file=st.integers(0, 100),

@@ -54,7 +54,7 @@ def check(corpus: Corpus, shards: Documents, places: Sequence[tuple[int, int]] =
         assert place.offset == position - before[shard]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=WITH_TOKENS,
     dtype=TYPES,
@@ -124,7 +124,7 @@ def test_mds_of_several_axes_and_types(tmp_path: Path, compression: str | None) 
         open_corpus(tmp_path / "b")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=WITH_TOKENS,
     dtype=TYPES,
@@ -151,7 +151,7 @@ def test_litdata(
         check(corpus, documents, places)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=WITH_TOKENS,
     dtype=st.sampled_from(["uint16", "uint32"]),

@@ -54,7 +54,7 @@ def columns(draw: st.DrawFn, lists: tuple[str, ...], encodings: tuple[str, ...])
     return [row for part in parts for row in part], element, chunks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     column=columns(lists=("list", "large_list", "fixed"), encodings=("", "values")),
     options=st.fixed_dictionaries(
@@ -89,7 +89,7 @@ def test_parquet(
         check(corpus, rows, element)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     column=columns(lists=LISTS, encodings=ENCODINGS),
     compression=st.sampled_from([None, "lz4", "zstd"]),

@@ -251,7 +251,7 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, data: Path, reads: list[int]
     assert names(tmp_path / "cache") == [".lock", ".npy"]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_a_flipped_bit_leaves_usable_is_still_plausible(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "offsets.npy"

@@ -94,7 +94,7 @@ def test_one_of_two_ids_is_needed(tmp_path: Path) -> None:
         found(tmp_path / "data", end=2, start=1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     kind=st.sampled_from(FORMATS),
     shards=st.lists(st.lists(st.integers(0, 3), max_size=40), min_size=1, max_size=6).filter(any),

@@ -40,7 +40,7 @@ def check_many(
     folder, files, truth = valid[kind]
     refused = 0
 
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples, database=None, suppress_health_check=[HealthCheck.too_slow])
     @given(seed=st.integers(0, 2**32))
     def check(seed: int) -> None:
         nonlocal refused

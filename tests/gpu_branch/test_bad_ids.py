@@ -31,7 +31,7 @@ def batches_until_error(loader: TokenLoader) -> tuple[list[Any], str]:
     return batches, ""
 
 
-@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_same_error_at_the_same_block_as_on_the_cpu(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -24,7 +24,7 @@ OUTPUTS = ("input_ids", "labels", "row_ids")
 PLACEMENTS = ("host", "device")
 
 
-@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_two_epochs_equal_the_oracle(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     draw = data.draw

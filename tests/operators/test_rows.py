@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dali_pipes.operators import rows
 
-settings_with_backend = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings_with_backend = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 TEN = np.arange(10, 20, dtype=np.uint16)
 

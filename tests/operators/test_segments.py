@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dali_pipes.operators import segments
 from dali_pipes.operators.segments import OUTPUTS
 
-settings_with_backend = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings_with_backend = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 X = -100
 TABLES = ("row_offsets", "piece_starts", "piece_lengths", "piece_ends")

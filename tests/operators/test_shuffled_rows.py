@@ -18,7 +18,7 @@ from dali_pipes.row_plan import plan_rows
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.schedule.windows import Windows
 
-settings_with_backend = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings_with_backend = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 NINE = np.arange(10, 19, dtype=np.uint16)
 FOUR_WINDOWS: dict[str, Any] = {"row_step": 2, "num_rows": 4, "key": 2, "origin": 0, "stride": 2, "seq_len": 2}

@@ -232,7 +232,7 @@ rows_of_segments = st.integers(1, 70).flatmap(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows=rows_of_segments, block_size=st.sampled_from([1, 4, 16, 128, (4, 8), (8, 2), (3, 5)]))
 def test_the_block_mask_is_the_one_torch_makes(rows: list[list[int]], block_size: int | tuple[int, int]) -> None:
     ids = torch.tensor(rows)

@@ -55,7 +55,7 @@ documents_strategy = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), documents=documents_strategy)
 def test_two_epochs_of_documents_equal_the_oracle(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, documents: list[list[int]]
@@ -128,7 +128,7 @@ def test_labels_far_ahead_of_the_last_window(tmp_path: Path, place: str) -> None
     assert last["labels"].tolist() == [[[6, 7, 8], [7, 8, 9], [8, 9, 10], [9, 10, 11]]]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), documents=documents_strategy)
 def test_boundaries_of_the_stream_equal_the_oracle(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, documents: list[list[int]]

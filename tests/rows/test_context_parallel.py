@@ -56,7 +56,7 @@ documents_strategy = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), documents=documents_strategy)
 def test_the_shares_together_are_the_batch(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, documents: list[list[int]]

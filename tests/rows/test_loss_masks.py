@@ -51,7 +51,7 @@ def served(corpus: str, place: str = "cpu", **changes: Any) -> list[dict[str, An
         return [{n: v if isinstance(v, int) else v.tolist() for n, v in batch.items()} for batch in loader]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_output_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Files, with and without a mask, that begin and end anywhere in the documents."""

@@ -57,9 +57,7 @@ def nearest(tokens: int, each: int, rows: int) -> int:
 lengths = st.integers(3, 40)
 
 
-@settings(
-    max_examples=15, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     mode=st.sampled_from(["stream", "stream", "pack", "pad"]),
     shuffle=st.booleans(),

@@ -180,7 +180,7 @@ def test_a_damaged_file_is_replaced(corpus: str, cache: Path, damage: Any) -> No
     check_replaced(corpus, kept(cache), damage(whole))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_is_noticed(tmp_path: Path, cache: Path, corpus: str, data: st.DataObject) -> None:
     with load(corpus) as loader:

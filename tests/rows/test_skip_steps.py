@@ -57,9 +57,7 @@ def numbered(loader: TokenLoader, steps: int) -> tuple[Numbered, list[State]]:
     return batches, states
 
 
-@settings(
-    max_examples=8, phases=[Phase.generate], deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_rest_is_as_it_was_from_every_place_on(
     corpus: str, monkeypatch: pytest.MonkeyPatch, data: st.DataObject

@@ -56,7 +56,7 @@ def make_inputs(folder: Path, seed: int = 0, files: int = 6) -> tuple[Path, list
 LETTERS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=12)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=st.lists(st.lists(LETTERS | st.just(DROP), max_size=8), min_size=1, max_size=4),
     limit=st.integers(1, 30),

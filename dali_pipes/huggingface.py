@@ -48,11 +48,12 @@ class Batches(torch.utils.data.IterableDataset[Any]):
 def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
     """A subclass of transformers' `Trainer`, or of a subclass of it, whose data sets may be `TokenLoader`s.
 
-    Its checkpoints hold the loader's state. `train()` raises `StateError` where it resumes with other ranks or another
-    batch size, which its own count of steps does not follow; `ConfigError` for a model that cannot be told that labels
-    are shifted already. `per_device_train_batch_size` and
-    `per_device_eval_batch_size` are set to the loaders', which is what Trainer's figures are made of. Data sets of
-    other kinds are left to Trainer. Raises `BackendError` without transformers.
+    Its checkpoints hold the loader's state. `per_device_train_batch_size` and `per_device_eval_batch_size` are set to
+    the loaders', which is what Trainer's figures are made of. Data sets of other kinds are left to Trainer.
+
+    `train()` raises `StateError` where it resumes with other ranks or another batch size, which its own count of steps
+    does not follow. Building one raises `ConfigError` for a model that cannot be told that labels are shifted already;
+    this raises `BackendError` without transformers.
     """
     try:
         from transformers.trainer_callback import ExportableState, TrainerCallback

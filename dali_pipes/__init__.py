@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dali_pipes.config import LoaderConfig
     from dali_pipes.corpus import Corpus
-    from dali_pipes.loader import RowLocation, TokenLoader
+    from dali_pipes.loader import TokenLoader
     from dali_pipes.opening import open_corpus
     from dali_pipes.pipeline import build_pipeline
+    from dali_pipes.row_plan import RowLocation
     from dali_pipes.stats import LoaderStats
 
 __version__ = "0.1.0"
@@ -24,7 +25,7 @@ _MODULES = {
     "Corpus": "corpus",
     "LoaderConfig": "config",
     "LoaderStats": "stats",
-    "RowLocation": "loader",
+    "RowLocation": "row_plan",
     "TokenLoader": "loader",
     "build_pipeline": "pipeline",
     "open_corpus": "opening",

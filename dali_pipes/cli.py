@@ -53,6 +53,10 @@ Step = Annotated[int, typer.Option(help="Number of the batch within its epoch, f
 Epoch = Annotated[int, typer.Option(help="Epoch, from 0.")]
 Rank = Annotated[int | None, typer.Option(help="Rank that was served the batch.")]
 WorldSize = Annotated[int | None, typer.Option(help="Number of ranks.")]
+SavedState = Annotated[
+    Path | None,
+    typer.Option("--state", help="State, as JSON, that the run went on from with another number of rows in a step."),
+]
 
 app = typer.Typer(
     help="Look at token corpora and at the order in which a loader serves them.",
@@ -150,12 +154,14 @@ def locate(
     epoch: Epoch = 0,
     rank: Rank = None,
     world_size: WorldSize = None,
+    state: SavedState = None,
     assignments: Settings = None,
     as_json: Json = False,
 ) -> None:
     """Say which files, offsets and documents a row comes from. Reads no tokens and uses no GPU."""
     with errors_as_one_line():
-        found = reports.one_row(reports.locate_batch(_served(files, assignments, rank, world_size), step, epoch), row)
+        batch = reports.locate_batch(_served(files, assignments, rank, world_size), step, epoch, state)
+        found = reports.one_row(batch, row)
         if as_json:
             terminal.show_json(found.as_dict())
         else:
@@ -170,10 +176,7 @@ def explain(
     rank: Annotated[int | None, typer.Option(help="This rank alone; without it, all ranks of the step.")] = None,
     world_size: WorldSize = None,
     rows: Annotated[int, typer.Option(min=0, help="Most rows, and most names of files, to show.")] = 64,
-    state: Annotated[
-        Path | None,
-        typer.Option(help="State, as JSON, that the run went on from with another number of rows in a step."),
-    ] = None,
+    state: SavedState = None,
     assignments: Settings = None,
     as_json: Json = False,
 ) -> None:
@@ -201,6 +204,7 @@ def preview(
         Path | None,
         typer.Option(help="tokenizer.json, by default that of the configuration; without one, ids are shown."),
     ] = None,
+    state: SavedState = None,
     assignments: Settings = None,
     as_json: Json = False,
 ) -> None:
@@ -209,7 +213,7 @@ def preview(
         checked = _served(files, assignments, rank, world_size)
         tokenizer = tokenizer or (None if checked.tokenizer is None else Path(checked.tokenizer))
         text = None if tokenizer is None else reports.TokenText(tokenizer)
-        batch = reports.preview_batch(checked, step, epoch, rows=rows, tokens=tokens, tokenizer=text)
+        batch = reports.preview_batch(checked, step, epoch, rows=rows, tokens=tokens, tokenizer=text, state=state)
         if as_json:
             terminal.show_json(batch.as_dict())
         else:

@@ -216,6 +216,8 @@ class LoaderConfig(BaseModel):
                 shared_ranges(width, rank, size, self.context_split)
         if self.split == "validation" and self.validation_fraction == 0.0:
             raise ValueError('split = "validation" needs a validation_fraction above 0 (0.01 keeps 1 % of the tokens)')
+        if self.split == "validation" and self.skip_steps:
+            raise ValueError('skip_steps leave steps out of training; set skip_steps = [] with split = "validation"')
         unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]
         if unknown or not self.outputs or len(set(self.outputs)) != len(self.outputs):
             raise ValueError(

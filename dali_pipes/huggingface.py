@@ -51,30 +51,36 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
     Its checkpoints hold the loader's state. `per_device_train_batch_size` and `per_device_eval_batch_size` are set to
     the loaders', which is what Trainer's figures are made of. Data sets of other kinds are left to Trainer.
 
-    `train()` raises `StateError` where it resumes with other ranks or another batch size, which its own count of steps
-    does not follow. Building one raises `ConfigError` for a model that cannot be told that labels are shifted already;
-    this raises `BackendError` without transformers.
+    `train()` raises `StateError` where it resumes with other ranks, batch size or accumulation, which its own count of
+    steps does not follow. Building one raises `ConfigError` for a model that cannot be told that labels are shifted
+    already; this raises `BackendError` without transformers.
     """
     try:
         from transformers.trainer_callback import ExportableState, TrainerCallback
     except ImportError as error:
         raise BackendError('transformers is not installed: pip install "dali-pipes[trainers]"') from error
 
-    def state_callback(loader: TokenLoader) -> Any:
+    def state_callback(own: Any, loader: TokenLoader) -> Any:
         class Callback(TrainerCallback, ExportableState):
             def state(self) -> dict[str, Any]:
                 # Trainer makes a new callback with `args` when it resumes, so the loader is not among them.
-                return {"args": {}, "attributes": {"step": loader.step, "saved": loader.state_dict()}}
+                counted = {"step": loader.step, "accumulation": own.args.gradient_accumulation_steps}
+                return {"args": {}, "attributes": {**counted, "loader": loader.state_dict()}}
 
             def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-                found = state.stateful_callbacks.get(CALLBACK, {}).get("attributes")
-                if found is None:
+                saved = state.stateful_callbacks.get(CALLBACK, {}).get("attributes")
+                if saved is None:
                     raise StateError("the checkpoint has no state of a loader: it was not saved by loader_trainer")
-                loader.load_state_dict(found["saved"])
-                if loader.step != found["step"]:
+                loader.load_state_dict(saved["loader"])
+                found = {"step": loader.step, "accumulation": args.gradient_accumulation_steps}
+                if state.global_step and args.ignore_data_skip:
+                    raise ConfigError("ignore_data_skip = True: leave it off; no data is read for what is skipped")
+                if {name: saved[name] for name in found} != found:
                     raise StateError(
-                        f"the checkpoint was saved behind step {found['step']} of its epoch, which with this batch "
-                        f"size and number of ranks is step {loader.step}: resume with those of the saving run"
+                        f"the checkpoint was saved behind step {saved['step']} of its epoch, with "
+                        f"gradient_accumulation_steps = {saved['accumulation']}; this run would go on behind step "
+                        f"{found['step']} with {found['accumulation']}, and Trainer would skip others than it has "
+                        "had: resume with the ranks, batch size and accumulation of the saving run"
                     )
 
         Callback.__name__ = Callback.__qualname__ = CALLBACK
@@ -98,7 +104,7 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
                             "set label_shift = False"
                         )
             if isinstance(self.train_dataset, TokenLoader):
-                self.add_callback(state_callback(self.train_dataset))
+                self.add_callback(state_callback(self, self.train_dataset))
 
         def get_train_dataloader(self) -> Any:
             if not isinstance(self.train_dataset, TokenLoader):

@@ -9,8 +9,7 @@ The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]`
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -25,25 +24,11 @@ from dali_pipes.pipeline import BuiltSource, Graph
 from dali_pipes.plan_reports import PlanReports
 from dali_pipes.ranks import ranks_found_late, ranks_on_mesh, resolve_ranks, were_ranks
 from dali_pipes.readers import end_thread_at_exit
-from dali_pipes.row_plan import PackedPieces, plan_step
+from dali_pipes.row_plan import PackedPieces, RowLocation, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
 from dali_pipes.state import OnChange, States
 from dali_pipes.state_change import StateChange
 from dali_pipes.stats import LoaderStats
-
-
-class RowLocation(NamedTuple):
-    """Where a row's tokens come from."""
-
-    file: Path
-    offset: int
-    """First token of the row, counted in tokens from the first token of the file's data."""
-    source: int
-    """Number of the data source; 0 while there is one."""
-    position: int
-    """First token of the row, counted in the corpus seen as one stream."""
-    row_id: int
-    """Place of the row in its epoch's order."""
 
 
 class TokenLoader:
@@ -55,8 +40,8 @@ class TokenLoader:
     writes to; `clone()` a batch that you keep for long.
 
     Leaving a `for` early ends that epoch for this object: the next `for` is the next epoch. `state_dict()` still points
-    behind the last batch handed out, so a resume goes on there. After an error the loader can be used again; the state
-    points behind the last good batch.
+    behind the last batch handed out, so a resume goes on there. After an error in `next()` the next `for` goes on there
+    too, behind the last good batch.
 
     `next()` blocks while no block is ready. One thread at a time may iterate; `state_dict()`, `stats()` and `locate()`
     may be called from any. Takes a `LoaderConfig`, or its settings as keywords, or both (keywords win). `graph` adds
@@ -64,12 +49,11 @@ class TokenLoader:
     order of the consumer's stream, and is valid until the next one is asked for.
 
     Rank and world size are those of the configuration, else of `mesh`, a torch `DeviceMesh`: its dimensions `data_dims`
-    number the ranks, and `context_dim` those that share each row; ranks that differ in its other dimensions alone get
-    the same batches. Without either they come from an initialised torch.distributed, also one that is initialised
-    after the loader was built and before its first batch, else from RANK and WORLD_SIZE.
+    ("dp") number the ranks, and `context_dim` those that share each row; ranks that differ in its other dimensions
+    alone get the same batches. Without either they come from an initialised torch.distributed, also one that is
+    initialised after the loader was built and before its first batch, else from RANK and WORLD_SIZE.
 
-    Raises `ConfigError`, `CorpusError`
-    and `BackendError` before the first batch for all that can be known by then.
+    Raises `ConfigError`, `CorpusError` and `BackendError` before the first batch for all that can be known by then.
     """
 
     def __init__(
@@ -78,7 +62,7 @@ class TokenLoader:
         *,
         graph: Graph | None = None,
         mesh: Any = None,
-        data_dims: str | Sequence[str] = "dp",
+        data_dims: str | Sequence[str] | None = None,
         context_dim: str | None = None,
         **settings: Any,
     ) -> None:
@@ -86,8 +70,7 @@ class TokenLoader:
             config = LoaderConfig(**settings)
         elif settings:
             config = config.replace(**settings)
-        if mesh is not None:
-            config = ranks_on_mesh(config, mesh, data_dims, context_dim)
+        config = ranks_on_mesh(config, mesh, data_dims, context_dim)
         self._ranks_given = config.rank is not None
         self._graph = graph
         self._last_stream: int | None = None  # that the last batch was handed out for
@@ -186,6 +169,13 @@ class TokenLoader:
         if why_not_kept is not None:
             say_once(f"the report of a plan is not kept: {why_not_kept}; the next start plans it again")
         return report
+
+    def __getitem__(self, index: object) -> NoReturn:
+        # What a DataLoader, or a trainer that makes one, asks of a data set.
+        raise TypeError(
+            "a TokenLoader is iterated, not indexed: it takes the place of a DataLoader, so hand it to the trainer"
+            " as it is (transformers' Trainer: dali_pipes.huggingface.loader_trainer)"
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
@@ -329,6 +319,12 @@ class TokenLoader:
                     if self._wall_s >= self._watch.next_s:
                         self._watch.look(self._batches, self.stats)
                 del batch, batches  # or the block would be held here while the next one is made
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if run == self._run:
+                self._begun = False  # the trainer did not leave this epoch: its next `for` goes on in it
+            raise
         finally:
             if run == self._run:
                 self._running = False

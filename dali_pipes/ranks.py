@@ -33,16 +33,30 @@ def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
     return config.replace(rank=found[0], world_size=found[1])
 
 
-def ranks_on_mesh(config: LoaderConfig, mesh: Any, data_dims: str | Sequence[str], context_dim: str | None) -> Any:
+def ranks_on_mesh(
+    config: LoaderConfig, mesh: Any, data_dims: str | Sequence[str] | None, context_dim: str | None
+) -> LoaderConfig:
     """The configuration with rank, world size and `context_parallel` from a `torch.distributed.device_mesh.DeviceMesh`.
 
-    Several `data_dims` are counted row-major, the last one fastest. Raises `ConfigError` for a dimension that the mesh
-    does not have, and where the configuration names ranks too.
+    `data_dims` None is "dp"; several are counted row-major, the last one fastest. Without a mesh (None) it stays as it
+    is. Raises `ConfigError` for a dimension that the mesh does not have, or that is named twice, for dimensions without
+    a mesh, and where the configuration names ranks too.
     """
+    if mesh is None:
+        if data_dims is not None or context_dim is not None:
+            raise ConfigError("data_dims and context_dim name dimensions of a device mesh: pass it as mesh")
+        return config
+    data_dims = (data_dims or "dp",) if data_dims is None or isinstance(data_dims, str) else tuple(data_dims)
+    named = [*data_dims, *([] if context_dim is None else [context_dim])]
+    if len(set(named)) < len(named):
+        raise ConfigError(
+            f"data_dims {list(data_dims)} and context_dim {context_dim!r} name a dimension twice: ranks along it either"
+            " get rows of their own or share them"
+        )
     if config.rank is not None or (context_dim is not None and config.context_parallel is not None):
         raise ConfigError("a device mesh says the ranks; leave rank, world_size and context_parallel out")
     rank, world_size = 0, 1
-    for name in (data_dims,) if isinstance(data_dims, str) else data_dims:
+    for name in data_dims:
         index, size = _place(mesh, name)
         rank, world_size = rank * size + index, world_size * size
     context = {} if context_dim is None else {"context_parallel": _place(mesh, context_dim)}

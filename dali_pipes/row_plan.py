@@ -6,6 +6,8 @@ pieces       row r is put together from pieces of documents; a piece knows how f
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,20 @@ STEP_ROWS_PLANNED = 1 << 16
 the windows of a whole step, so a first batch among 1,024 ranks waited seconds for the plans of 128 steps."""
 PLANS_KEPT = 16
 """More than the blocks on their way: a loader asks for a block's pieces again when it hands the block out."""
+
+
+class RowLocation(NamedTuple):
+    """Where a row's tokens come from."""
+
+    file: Path
+    offset: int
+    """First token of the row, counted in tokens from the first token of the file's data."""
+    source: int
+    """Number of the data source; 0 while there is one."""
+    position: int
+    """First token of the row, counted in the corpus seen as one stream."""
+    row_id: int
+    """Place of the row in its epoch's order."""
 
 
 @dataclass

@@ -94,7 +94,9 @@ ALLOWED = {
     "cli_text": Imports("cli_errors text __init__", "typer"),
     "cli": Imports("cli_errors cli_text terminal reports progress ranks corpus config __init__", "typer"),
     "__main__": Imports("cli"),
-    "__init__": Imports("loader pipeline opening corpus config stats"),  # for type checkers; loaded when first used
+    "__init__": Imports(
+        "loader pipeline opening row_plan corpus config stats"
+    ),  # for type checkers; loaded when first used
 }
 
 ONLY_INSIDE_FUNCTIONS = {

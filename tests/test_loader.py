@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -215,3 +215,10 @@ def test_global_random_states_are_left_alone(counting: Callable[..., Any]) -> No
         list(loader)
         loader.state_dict()
     assert states() == before
+
+
+def test_a_loader_is_no_data_set(counting: Callable[..., CountingCorpus]) -> None:
+    """Whoever puts it into a DataLoader, or has a trainer do so, is told where it goes."""
+    loader = TokenLoader(corpus=counting(100).pattern, dtype="uint32", batch_size=2, seq_len=8, device="cpu")
+    with loader, pytest.raises(TypeError, match="takes the place of a DataLoader"):
+        next(iter(torch.utils.data.DataLoader(cast(Any, loader), batch_size=None)))

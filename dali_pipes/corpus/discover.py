@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from dali_pipes.corpus.patterns import list_folder, matches_of
+from dali_pipes.corpus.read_retries import tried_again
 from dali_pipes.corpus.sets import find_index
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
 
@@ -95,18 +97,14 @@ def _expand(entry: str, setting: str, use_indexes: bool) -> list[Path]:
 
 
 def _files_of_folder(folder: Path, setting: str) -> list[Path]:
-    try:
-        names = os.listdir(folder)
-    except OSError as error:
-        raise CorpusReadError(f"{folder}: the folder cannot be read: {error.strerror}") from error
-    return _data_files([folder / name for name in names], f"the folder {folder}", setting)
+    return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}", setting)
 
 
 def _files_of_glob(entry: str, pattern: Path, setting: str) -> list[Path]:
-    matches = glob.glob(str(pattern), recursive=True)
+    matches = matches_of(pattern)
     if not matches:
         raise CorpusReadError(f"{pattern}: nothing matches this pattern (given as {entry!r})")
-    return _data_files([Path(match) for match in matches], f"the pattern {pattern}", setting)
+    return _data_files(matches, f"the pattern {pattern}", setting)
 
 
 def _data_files(candidates: Iterable[Path], where: str, setting: str) -> list[Path]:
@@ -146,7 +144,7 @@ def _data_files(candidates: Iterable[Path], where: str, setting: str) -> list[Pa
 
 def _mode(path: Path) -> int | None:
     try:
-        return os.stat(path).st_mode
+        return tried_again(lambda: os.stat(path)).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

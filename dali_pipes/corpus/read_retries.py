@@ -11,9 +11,11 @@ import contextlib
 import errno
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Self
+from typing import Self, TypeVar
+
+Result = TypeVar("Result")
 
 DEFAULT_RETRIES = 4
 
@@ -98,6 +100,18 @@ class ReadRetries:
 def current_retries() -> ReadRetries:
     """Those in use in this thread, else some of their own."""
     return _current.get() or ReadRetries()
+
+
+def tried_again(call: Callable[[], Result]) -> Result:
+    """What a look-up returns. Blocks while what it fails for may pass; raises its last OSError."""
+    retries, tries = current_retries(), 1
+    while True:
+        try:
+            return call()
+        except OSError as error:
+            if not retries.wait(error, tries):
+                raise
+        tries += 1
 
 
 _current: ContextVar[ReadRetries | None] = ContextVar("read_retries", default=None)

@@ -5,6 +5,7 @@ pieces         columns 0 to 4: a.bin, token 4091, document 7 from its token 120 
                columns 5 to 7: b.bin, token 0, document 8 from its first
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -17,10 +18,11 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents, pieces_of_windows
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.pipeline import BuiltSource
 from dali_pipes.row_plan import Plan, plan_step
 from dali_pipes.schedule import PADDING
+from dali_pipes.state import States
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -93,23 +95,25 @@ def built_on_cpu(config: LoaderConfig, *, reads: bool) -> BuiltSource:
     return BuiltSource(config.replace(**on_cpu), endless=True, for_loader=not reads)
 
 
-def locate_batch(config: LoaderConfig, step: int, epoch: int = 0) -> BatchOrigin:
+def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | None = None) -> BatchOrigin:
     """Where the rows of this rank's batch number `step` come from. Rank and world size must be in `config`.
 
+    `state`: the JSON file of the state that the run went on from, where that was saved with another number of rows in a
+    step: steps of its epoch are then counted as that run counts them.
     Blocks for the documents, if they are used, and for the plan of rows made of documents. Raises as `TokenLoader`,
     and `ConfigError` for a step that does not exist.
     """
     built = built_on_cpu(config, reads=False)
     try:
-        return batch_origin(built, config, step, epoch)
+        return batch_origin(built, config, step, epoch, counted_from(state, config, built, epoch))
     finally:
         built.source.close()
         built.source.corpus.close()
 
 
-def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int) -> BatchOrigin:
-    """As `locate_batch`, of what has been built for `config`."""
-    plan = plan_step(built.schedule, built.layout, epoch, step)
+def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int, base: int) -> BatchOrigin:
+    """As `locate_batch`, of what has been built for `config`, with steps counted from row `base`."""
+    plan = plan_step(built.schedule, built.layout, epoch, step, base)
     cutter = RowCutter(built.source.corpus, known_offsets(built, config))
     rows = tuple(
         RowOrigin(row, int(row_id), tuple(cutter.row(plan, row, config.seq_len)))
@@ -124,6 +128,20 @@ def known_offsets(built: BuiltSource, config: LoaderConfig) -> Int64Array | None
     if corpus.document_offsets is None and config.uses_documents:
         return find_documents(corpus, start_id=config.document_start_id).offsets
     return corpus.document_offsets
+
+
+def counted_from(state: Path | None, config: LoaderConfig, built: BuiltSource, epoch: int) -> int:
+    """The row that steps of an epoch are counted from: the first, or where a run went on from a state, a JSON file."""
+    if state is None:
+        return 0
+    try:
+        saved = json.loads(state.read_bytes())
+    except OSError as error:
+        raise StateError(f"{state}: cannot read the state: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{state}: not JSON: {error}; write what state_dict() returns with json.dump") from error
+    position, _ = States(config, built.source.corpus, built.schedule).read(saved)
+    return position.rows if position.epoch == epoch and position.rows % built.schedule.global_rows else 0
 
 
 def one_row(origin: BatchOrigin, row: int) -> RowOrigin:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,14 @@ import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.reports.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, batch_origin, built_on_cpu
+from dali_pipes.reports.batch_origin import (
+    BatchOrigin,
+    PieceOrigin,
+    RowOrigin,
+    batch_origin,
+    built_on_cpu,
+    counted_from,
+)
 from dali_pipes.reports.token_text import TokenText
 from dali_pipes.schedule import Position
 from dali_pipes.source import BlockInfo
@@ -81,19 +89,29 @@ class BatchPreview:
 
 
 def preview_batch(
-    config: LoaderConfig, step: int, epoch: int = 0, *, rows: int, tokens: int, tokenizer: TokenText | None = None
+    config: LoaderConfig,
+    step: int,
+    epoch: int = 0,
+    *,
+    rows: int,
+    tokens: int,
+    tokenizer: TokenText | None = None,
+    state: Path | None = None,
 ) -> BatchPreview:
     """The first `rows` rows of a rank's batch number `step`, and the first `tokens` tokens of each.
 
-    Rank and world size must be in `config`. Blocks: reads this batch and a few behind it. Raises as `TokenLoader`, also
+    Rank and world size must be in `config`; `state` is as for `locate_batch`. Blocks: reads this batch and a few behind
+    it. Raises as `TokenLoader`, also
     for ids of this batch that are out of range, and `ConfigError` for a step that does not exist.
     """
     outputs = ("input_ids", "labels", *(("position_ids", "segment_ids") if config.uses_documents else ()))
     config = config.replace(outputs=outputs)
     built = built_on_cpu(config, reads=True)
     try:
-        batch = batch_origin(built, config, step, epoch)
-        built.source.restart(Position(epoch, step * built.schedule.global_rows))
+        base, schedule = counted_from(state, config, built, epoch), built.schedule
+        batch = batch_origin(built, config, step, epoch, base)
+        before = (step - schedule.step_number(base)) * schedule.global_rows
+        built.source.restart(Position(epoch, base + before))
         arrays = dict(zip(outputs, built.source(BlockInfo(0, 0)), strict=True))
         whole = {name: np.array(array[0, : len(batch.rows)], np.int64) for name, array in arrays.items()}
         writer = _RowWriter(config, whole, tokens, tokenizer)

@@ -4,7 +4,6 @@ The rows of all ranks are those of one rank that has them all, so a step of any 
 row i of the step is row i // world_size of rank i % world_size.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.errors import StateError
 from dali_pipes.pipeline import BuiltSource
-from dali_pipes.reports.batch_origin import RowCutter, RowOrigin, built_on_cpu, known_offsets
+from dali_pipes.reports.batch_origin import RowCutter, RowOrigin, built_on_cpu, counted_from, known_offsets
 from dali_pipes.row_plan import Plan, plan_step
 from dali_pipes.schedule import PADDING
-from dali_pipes.state import States
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -90,7 +87,7 @@ def _step_report(
     built: BuiltSource, config: LoaderConfig, step: int, epoch: int, all_ranks: bool, most: int, state: Path | None
 ) -> StepReport:
     own, corpus = built.schedule, built.source.corpus
-    base = 0 if state is None else _base(state, config, built, epoch)
+    base = counted_from(state, config, built, epoch)
     schedule = replace(own, rank=0, world_size=1, batch_size=own.global_rows) if all_ranks else own
     plan = plan_step(schedule, built.layout, epoch, step, base)
     real = plan.row_ids[plan.row_ids != PADDING]
@@ -125,18 +122,6 @@ def _step_report(
         files=tuple(corpus.files[number] for number in files[:most].tolist()),
         rows=tuple(shown),
     )
-
-
-def _base(state: Path, config: LoaderConfig, built: BuiltSource, epoch: int) -> int:
-    """The row that steps of an epoch are counted from, in a run that went on from a state."""
-    try:
-        saved = json.loads(state.read_bytes())
-    except OSError as error:
-        raise StateError(f"{state}: cannot read the state: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"{state}: not JSON: {error}; write what state_dict() returns with json.dump") from error
-    position, _ = States(config, built.source.corpus, built.schedule).read(saved)
-    return position.rows if position.epoch == epoch and position.rows % built.schedule.global_rows else 0
 
 
 def _spans(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:

@@ -23,7 +23,7 @@ def show_step(step: StepReport) -> None:
         "rows": f"{step.num_rows} of {step.width} positions{fillers}",
         "row ids": f"{step.row_ids[0]} to {step.row_ids[1]}",
         "tokens": f"{step.tokens}, and {step.padding} positions of padding",
-        "documents": "not known" if step.documents is None else step.documents,
+        "documents": "not looked for: these rows do not need them" if step.documents is None else step.documents,
         "files": f"{step.num_files}: {files}{', ...' if step.num_files > len(step.files) else ''}",
     }
     for name, value in facts.items():

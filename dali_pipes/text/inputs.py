@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 from dali_pipes.corpus.discover import is_side_file, natural_key
 from dali_pipes.corpus.fingerprint import read_samples
 from dali_pipes.corpus.huggingface import list_shards
+from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import find_index, kind_of_index
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
@@ -144,7 +145,7 @@ def _expand(entry: str) -> list[Path]:
             return [path]
         if path.exists():
             raise CorpusReadError(f"{path}: is neither a regular file nor a folder")
-        matches = [Path(match) for match in glob.glob(str(path), recursive=True)] if glob.has_magic(entry) else []
+        matches = matches_of(path) if glob.has_magic(entry) else []
     except OSError as error:
         if isinstance(error, CorpusReadError):
             raise
@@ -158,7 +159,7 @@ def _files_of_folder(folder: Path) -> list[Path]:
     index = find_index(folder)
     if index is not None and kind_of_index(index) == "huggingface":
         return list_shards(index)
-    return _data_files([folder / name for name in os.listdir(folder)], f"the folder {folder}")
+    return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}")
 
 
 def _data_files(candidates: Sequence[Path], where: str) -> list[Path]:

@@ -44,6 +44,11 @@ print(json.dumps({
     "no such dimension": rows(flat, "data"),
     "no such context": rows(flat, "dp", context_dim="cp"),
     "ranks beside": rows(flat, "dp", rank=0, world_size=2),
+    "twice": rows(flat, "dp", context_dim="dp"),
+    "twice among the data": rows(flat, ["tp", "dp", "tp"]),
+    "without a mesh": rows(None, "dp"),
+    "context without a mesh": rows(None, None, context_dim="cp"),
+    "by default": rows(flat, None),
     "share beside": rows(context, "dp", context_dim="cp", context_parallel=[0, 2]),
 }))
 dist.barrier()
@@ -74,6 +79,7 @@ def row_ids(steps: Any) -> list[list[int]]:
     ("name", "places", "world_size"),
     [
         ("tensor parallel", [0, 0, 1, 1], 2),
+        ("by default", [0, 0, 1, 1], 2),
         ("tensor parallel outside", [0, 1, 0, 1], 2),
         ("hybrid", [0, 1, 2, 3], 4),
         ("sharded alone", [0, 1, 0, 1], 2),
@@ -110,6 +116,10 @@ def test_ranks_of_a_context_get_their_share_of_the_same_rows(
         ("no such dimension", "no dimension 'data'; it has dp, tp"),
         ("no such context", "no dimension 'cp'; it has dp, tp"),
         ("ranks beside", "leave rank, world_size and context_parallel out"),
+        ("twice", "name a dimension twice"),
+        ("twice among the data", "name a dimension twice"),
+        ("without a mesh", "pass it as mesh"),
+        ("context without a mesh", "pass it as mesh"),
         ("share beside", "leave rank, world_size and context_parallel out"),
     ],
 )

@@ -137,9 +137,15 @@ def test_the_good_batches_come_first_then_the_error(
     assert all_same(load(corpus, **order), expected)
 
 
+@pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_a_file_truncated_in_mid_epoch(counting: Callable[..., Any], load: Load, engine: str, depth: int) -> None:
-    """The data is unplugged: an error that names the file, never zeros; put back, the run goes on."""
+def test_a_file_truncated_in_mid_epoch(
+    counting: Callable[..., Any], load: Load, engine: str, depth: int, resume: bool
+) -> None:
+    """The data is unplugged: an error that names the file, never zeros; put back, the run goes on.
+
+    Also without loading the state: only who leaves a `for` by himself is done with its epoch.
+    """
     corpus = counting(140 * T + 1)
     content = corpus.files[0].read_bytes()
     order: dict[str, Any] = {"batch_size": 2, "seq_len": T, "shuffle": False}
@@ -154,7 +160,9 @@ def test_a_file_truncated_in_mid_epoch(counting: Callable[..., Any], load: Load,
     assert len(batches) == 39  # the last label of row 79 is the first token of row 80
     assert all_same(batches, expected[:39])
     corpus.files[0].write_bytes(content)
-    loader.load_state_dict(loader.state_dict())
+    assert (loader.epoch, loader.step) == (0, 39)
+    if resume:
+        loader.load_state_dict(loader.state_dict())
     assert all_same(loader, expected[39:])
 
 

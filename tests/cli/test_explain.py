@@ -127,6 +127,13 @@ def test_steps_are_those_of_a_run_that_went_on_from_a_state(config: Path, tmp_pa
                 rows = run_json("explain", config, "--step", step, "--epoch", epoch, *arguments)["rows"]
                 assert [row["row_id"] for row in rows] == batch["row_ids"].tolist()
                 step = loader.step
+                if epoch == 1 and step != 1:
+                    continue  # `locate` and `preview` count as `explain` does
+                shown = run_json("preview", config, "--step", step - 1, "--epoch", epoch, *arguments, "--rows", 5)
+                assert [row["input_ids"] for row in shown["rows"]] == batch["input_ids"].tolist()
+                assert [row["row_id"] for row in shown["rows"]] == batch["row_ids"].tolist()
+                found = run_json("locate", config, "--step", step - 1, "--epoch", epoch, "--row", 1, *arguments)
+                assert found["row_id"] == batch["row_ids"][1]
     assert "expected 3 to" in one_line_error("explain", config, "--step", 2, *arguments)
 
 

@@ -59,7 +59,7 @@ class TestHuggingFace:
         evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
         assert [(entry["step"], entry["epoch"]) for entry in evaluations] == [(3, 1.0), (6, 2.0)]
         with torch.no_grad():
-            losses = [float(trainer.model(**batch).loss) for batch in validation]
+            losses = [float(trainer.model(**batch, shift_labels=batch["labels"]).loss) for batch in validation]
         assert evaluations[-1]["eval_loss"] == pytest.approx(sum(losses) / 4, rel=1e-5)
 
     @pytest.mark.slow
@@ -80,8 +80,20 @@ class TestHuggingFace:
         """Trainer would skip batches that it has not had."""
         run = Run(tmp_path, corpus.pattern)
         run.start(recipe("Hugging Face Trainer"), 12)
-        with pytest.raises(StateError, match="resume with those of the saving run"):
+        with pytest.raises(StateError, match="resume with the ranks, batch size and accumulation"):
             run.start(changed(recipe("Hugging Face Trainer"), 'batch_size": 3', 'batch_size": 2'))
+
+    @pytest.mark.parametrize("accumulation", [2, 8])
+    def test_a_resume_with_another_accumulation_is_refused(
+        self, corpus: CountingCorpus, tmp_path: Path, accumulation: int
+    ) -> None:
+        run = Run(tmp_path, corpus.pattern)
+        source = recipe("Hugging Face Trainer")
+        run.start(source, 12)
+        with pytest.raises(StateError, match="resume with the ranks, batch size and accumulation"):
+            run.start(changed(source, "accumulation_steps=4", f"accumulation_steps={accumulation}"))
+        with pytest.raises(ConfigError, match="ignore_data_skip"):
+            run.start(changed(source, "accumulation_steps=4", "accumulation_steps=4, ignore_data_skip=True"))
 
     def test_a_checkpoint_of_another_trainer_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """It says nothing of the loader, which would begin again while the model goes on."""
@@ -95,7 +107,7 @@ class TestHuggingFace:
             run.start(recipe("Hugging Face Trainer"))
 
     def test_a_model_that_would_shift_again_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
-        source = changed(recipe("Hugging Face Trainer"), ', "label_shift": False', "")
+        source = recipe("Hugging Face Trainer")
         deaf = "model.forward = lambda input_ids, labels=None: None\narguments = "
         with pytest.raises(ConfigError, match="label_shift = False"):
             Run(tmp_path, corpus.pattern).start(changed(source, "arguments = ", deaf))
@@ -119,9 +131,9 @@ class TestHuggingFace:
         tokens = np.arange(400) % 61
         tokens[::5] = END
         tokens.astype(np.uint16).tofile(tmp_path / "tokens.bin")
-        source = changed(
-            recipe("Hugging Face Trainer"), '"label_shift": False', f'"eos_id": {END}, "mask_boundaries": True'
-        )
+        fraction = '"validation_fraction": 0.3'
+        masked = f'{fraction}, "eos_id": {END}, "mask_boundaries": True'
+        source = changed(recipe("Hugging Face Trainer"), fraction, masked)
         source = changed(source, "gradient_accumulation_steps=4", "gradient_accumulation_steps=1, max_steps=1")
         variables = Run(tmp_path, str(tmp_path / "tokens.bin")).start(source)
         torch.manual_seed(0)

@@ -68,13 +68,14 @@ def start_text(
     documents, epoch = schedule.documents, int(state["epoch"])
     rows = schedule.windows.count if documents is None else documents.estimate(epoch)
     count, steps = f"{rows:,}", schedule.left_of(schedule.steps_of(rows), epoch)
+    left_out = f" ({schedule.steps_of(rows) - steps:,} left out)" if schedule.skip_steps else ""
     if documents is not None and not documents.is_complete(epoch):
         count, steps = f"about {rows:,}", max(1, steps)
     split = " of validation" if config.split == "validation" else ""
     ranks = f"{schedule.world_size:,} rank{'s' * (schedule.world_size > 1)}"
     share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
     shape = f"({config.batch_size}, {config.seq_len}{share})"
-    order = f"  epoch{split}: {count} rows, {steps:,} steps of {ranks} x {shape}; order {state['order']}"
+    order = f"  epoch{split}: {count} rows, {steps:,} steps{left_out} of {ranks} x {shape}; order {state['order']}"
     where = f"  {device}, placement {placement}: {reason}"
     return "\n".join((data, _shown(order, COLUMNS), _shown(where, COLUMNS)))
 

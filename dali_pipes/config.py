@@ -121,6 +121,12 @@ class LoaderConfig(BaseModel):
         description="steps that are left out, as [first, end] or [first, end, epoch], half-open as ranges in Python: "
         "steps first to end - 1 of epoch 0 or another; the rest keep their numbers and rows",
     )
+    skip_step_rows: int | None = Field(
+        None,
+        gt=0,
+        description="rows of a step, over all ranks, that skip_steps count; None: this run's, and a state that was "
+        "saved with another number of them is refused",
+    )
     on_change: Literal["refuse", "nearest"] = Field(
         "refuse",
         description="a state of another seq_len, stride or length_buckets: refuse it, or go on at the row nearest to "

@@ -53,7 +53,7 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
 
     `train()` raises `StateError` where it resumes with other ranks, batch size or accumulation, which its own count of
     steps does not follow. Building one raises `ConfigError` for a model that cannot be told that labels are shifted
-    already; this raises `BackendError` without transformers.
+    already, and for a loader with `skip_steps`; this raises `BackendError` without transformers.
     """
     try:
         from transformers.trainer_callback import ExportableState, TrainerCallback
@@ -104,6 +104,11 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
                             "set label_shift = False"
                         )
             if isinstance(self.train_dataset, TokenLoader):
+                if self.train_dataset.config.skip_steps:
+                    raise ConfigError(
+                        "skip_steps: Trainer takes every epoch for as long as the first, and counts off what it has "
+                        "had; leave steps out in a loop of your own"
+                    )
                 self.add_callback(state_callback(self, self.train_dataset))
 
         def get_train_dataloader(self) -> Any:

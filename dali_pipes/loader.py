@@ -9,7 +9,7 @@ The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]`
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 
@@ -20,9 +20,10 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import PlanReport
 from dali_pipes.errors import ConfigError, LoaderClosedError
+from dali_pipes.not_a_data_set import NotADataSet, refuse_workers
 from dali_pipes.pipeline import BuiltSource, Graph
 from dali_pipes.plan_reports import PlanReports
-from dali_pipes.ranks import ranks_found_late, ranks_on_mesh, resolve_ranks, were_ranks
+from dali_pipes.ranks import process_group, ranks_found_late, ranks_on_mesh, resolve_ranks, were_ranks
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.row_plan import PackedPieces, RowLocation, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
@@ -31,7 +32,7 @@ from dali_pipes.state_change import StateChange
 from dali_pipes.stats import LoaderStats
 
 
-class TokenLoader:
+class TokenLoader(NotADataSet):
     """An iterable over batches; each `for` is one epoch, in its own order (all epochs, with `repeat`).
 
     Batches are dicts of int64 tensors (B, T), contiguous, on `loader.device`; `row_ids` is (B,). With `length_buckets`
@@ -72,6 +73,7 @@ class TokenLoader:
             config = config.replace(**settings)
         config = ranks_on_mesh(config, mesh, data_dims, context_dim)
         self._ranks_given = config.rank is not None
+        refuse_workers(ranks_given=self._ranks_given)
         self._graph = graph
         self._last_stream: int | None = None  # that the last batch was handed out for
         self._closed = False
@@ -89,8 +91,8 @@ class TokenLoader:
         self._announce()
 
     def _open(self, config: LoaderConfig) -> None:
-        self.config = config
         self._built = built = BuiltSource(config, endless=True, for_loader=self._graph is None)
+        self.config = config
         self._schedule, self._source = built.schedule, built.source
         self._states = States(config, built.source.corpus, built.schedule)
         self._stream = BlockStream(built, config, self._graph)
@@ -169,13 +171,6 @@ class TokenLoader:
         if why_not_kept is not None:
             say_once(f"the report of a plan is not kept: {why_not_kept}; the next start plans it again")
         return report
-
-    def __getitem__(self, index: object) -> NoReturn:
-        # What a DataLoader, or a trainer that makes one, asks of a data set.
-        raise TypeError(
-            "a TokenLoader is iterated, not indexed: it takes the place of a DataLoader, so hand it to the trainer"
-            " as it is (transformers' Trainer: dali_pipes.huggingface.loader_trainer)"
-        )
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
@@ -299,6 +294,8 @@ class TokenLoader:
         try:
             asked = time.perf_counter()
             self._check_current(run)
+            if self._follow_process_group():
+                start = self._next()
             self._stream.seek(start)
             while True:
                 steps = self._stream.peek()
@@ -315,6 +312,8 @@ class TokenLoader:
                     yield batch
                     asked = time.perf_counter()
                     self._check_current(run)
+                    if not self._ranks_given:
+                        self._follow_process_group()
                     self._wall_s += asked - handed_out
                     if self._wall_s >= self._watch.next_s:
                         self._watch.look(self._batches, self.stats)
@@ -373,19 +372,23 @@ class TokenLoader:
                 "this iterator was superseded: the loader was iterated again or a state was loaded; use the newest one"
             )
 
-    def _follow_process_group(self) -> None:
-        """Become the rank that a process group says which was initialised after the loader was built without any."""
-        now = None if self._ranks_given or self._closed else ranks_found_late(self.config)
+    def _follow_process_group(self) -> bool:
+        """Become the rank of a process group that came after the loader was built without any; whether that was so."""
+        if self._ranks_given or self._closed or process_group() is None:
+            return False
+        now = ranks_found_late(self.config)
         if now is None:
-            return
+            self._ranks_given = True  # the group agrees: it need not be asked at every batch
+            return False
         if self._batches:
             raise ConfigError(
                 f"{were_ranks(self.config, now)}, and batches have been handed out; build the loader, or first iterate "
                 "it, after init_process_group, or pass rank and world_size"
             )
-        config = resolve_ranks(self.config.replace(rank=None, world_size=None))
-        self.close()
-        self._open(config)
-        self._closed = False
+        before = self._stream
+        self._open(resolve_ranks(self.config.replace(rank=None, world_size=None)))
+        before.close()
+        self._ranks_given = True
         self._position = self._resumed = self._schedule.normalise(self._begin)
         self._announce()
+        return True

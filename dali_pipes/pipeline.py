@@ -31,6 +31,7 @@ from dali_pipes.ranks import environment_number, resolve_ranks
 from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
 from dali_pipes.row_plan import STEP_ROWS_PLANNED, Layout, PackedPieces, StreamPieces, token_span
 from dali_pipes.schedule import Schedule, Windows, split_windows
+from dali_pipes.skipped_steps import in_steps_of
 from dali_pipes.source import BlockSource, Placement
 
 TARGET_BLOCK_TOKENS = 1 << 20
@@ -220,7 +221,7 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
         seed=config.seed,
         drop_last=config.drop_last,
         documents=documents,
-        skip_steps=config.skip_steps,
+        skip_steps=in_steps_of(config.skip_steps, config.skip_step_rows, config.batch_size * (config.world_size or 1)),
     )
     return schedule, layout, None if documents_found is None else documents_found.warning
 

@@ -67,7 +67,7 @@ def _place(mesh: Any, name: str) -> tuple[int, int]:
     """This process's place in a dimension of a mesh, and how long that is."""
     try:
         line = mesh[name]
-    except KeyError as error:
+    except (KeyError, RuntimeError) as error:  # the second for a mesh without any names
         names = ", ".join(mesh.mesh_dim_names or ()) or "none with a name"
         raise ConfigError(f"the device mesh has no dimension {name!r}; it has {names}") from error
     return line.get_local_rank(), line.size()

@@ -5,7 +5,6 @@ still be training. These end when they are stopped, when their owner is collecte
 """
 
 import atexit
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -65,14 +64,20 @@ class ReaderThreads:
     def result(self, future: "Future[Any]") -> Any:
         """What a task returned. Blocks; raises what it raised, or RuntimeError if a thread has died meanwhile."""
         try:
-            while not future.done():
-                with contextlib.suppress(TimeoutError):  # a TimeoutError of the task is raised below
-                    return future.result(_ALIVE_S)
-                if not self._stopped and not self.are_alive:
-                    raise RuntimeError("a reader thread died: something outside of dali_pipes ended it")
+            if not future.done():
+                self._wait_for(future)
             return future.result()
         finally:
             del future  # or an error, whose traceback holds this frame, would hold itself
+
+    def _wait_for(self, future: "Future[Any]") -> None:
+        # By a bare lock: an interrupt in `future.result` may find its condition half acquired, and be a RuntimeError.
+        done = threading.Lock()
+        done.acquire()
+        future.add_done_callback(lambda _: done.release())
+        while not (done.acquire(timeout=_ALIVE_S) or future.done()):
+            if not self._stopped and not self.are_alive:
+                raise RuntimeError("a reader thread died: something outside of dali_pipes ended it")
 
     def stop(self, wait_s: float | None = None) -> None:
         """End the threads behind the tasks submitted so far (cancel those that need not run); waits. Idempotent."""

@@ -1,9 +1,14 @@
 """The setting `skip_steps`: ranges of steps that are not handed out, checked and merged.
 
 [[100, 120], [110, 130], [7, 9, 2]]   ->   (100, 130, 0), (7, 9, 2)          first, end, epoch
+
+Steps are counted by their rows over all ranks, so a range means other rows in a run of another step size. Which are
+meant has to be said there: `skip_step_rows`.
 """
 
 from typing import Any
+
+from dali_pipes.errors import ConfigError
 
 SkippedRange = tuple[int, int, int]
 """Steps `first` to `end` - 1 of an epoch, as (first, end, epoch)."""
@@ -23,6 +28,26 @@ def merged_ranges(given: Any) -> tuple[SkippedRange, ...]:
             end = max(end, before)
         merged.append((first, end, epoch))
     return tuple(merged)
+
+
+def in_steps_of(ranges: tuple[SkippedRange, ...], counted_rows: int | None, step_rows: int) -> tuple[SkippedRange, ...]:
+    """Ranges in steps of `counted_rows` rows (None: of `step_rows`), in steps of `step_rows`.
+
+    Raises `ConfigError` for one that does not begin and end with such a step.
+    """
+    if counted_rows is None or counted_rows == step_rows:
+        return ranges
+    for first, end, _ in ranges:
+        if first * counted_rows % step_rows or end * counted_rows % step_rows:
+            raise ConfigError(
+                f"skip_steps [{first}, {end}] of {counted_rows} rows are rows {first * counted_rows} to "
+                f"{end * counted_rows - 1}, which do not begin and end with steps of {step_rows} rows, as this run has;"
+                f" with skip_step_rows = {step_rows} the nearest that leave them all out are "
+                f"[{first * counted_rows // step_rows}, {-(-end * counted_rows // step_rows)}]"
+            )
+    return tuple(
+        (first * counted_rows // step_rows, end * counted_rows // step_rows, epoch) for first, end, epoch in ranges
+    )
 
 
 def _checked(item: Any) -> SkippedRange:

@@ -1,9 +1,10 @@
 """The saved state of a loader: arithmetic, JSON-able, under 1 KB, and refused where it does not fit.
 
-    {"version": 1, "order": "philox24-v1", "config": {...}, "corpus": {...}, "epoch": 3, "rows": 40960}
+    {"version": 1, "order": "philox24-v1", "config": {...}, "corpus": {...}, "epoch": 3, "rows": 40960, "step_rows": 64}
 
 `rows` counts the rows of the epoch that all ranks together have consumed, so a run may go on with another number of
-ranks or another batch size. Rows made of documents add two entries:
+ranks or another batch size. `step_rows`, the rows of a step, tells a run with `skip_steps` which steps those count.
+Rows made of documents add two entries:
 
     "window": [11, 40712], "check": "5d0c9a42"
 
@@ -26,7 +27,7 @@ from dali_pipes.state_change import MAY_CHANGE, StateChange, changed_settings, n
 OnChange = Literal["refuse", "nearest"]
 VERSION = 1
 SEQUENTIAL = "sequential-v1"
-_OF_DOCUMENTS = ("window", "check")  # entries of one kind of rows; states of the first release with it had no check
+_MAY_BE_MISSING = ("window", "check", "step_rows")  # entries of one kind of rows, and what older states did not have
 
 
 class States:
@@ -34,6 +35,7 @@ class States:
 
     def __init__(self, config: LoaderConfig, corpus: Corpus, schedule: Schedule) -> None:
         self._corpus, self._schedule, self._on_change = corpus, schedule, config.on_change
+        self._counted_rows = config.skip_step_rows
         self._order = ORDER_NAME if schedule.shuffle else SEQUENTIAL
         self._settings = config.order_settings()
         self._about_corpus: dict[str, Any] = {
@@ -57,6 +59,7 @@ class States:
             "corpus": self._about_corpus.copy(),
             "epoch": position.epoch,
             "rows": position.rows,
+            "step_rows": self._schedule.global_rows,
         }
         if self._schedule.documents is not None:
             state["window"] = list(self._schedule.documents.mark(position.epoch, position.rows))
@@ -76,7 +79,7 @@ class States:
         if state["version"] != VERSION:
             raise StateError(f"state version {state['version']!r} is not known; this release reads version {VERSION}")
         expected = self.at(Position(0, 0))
-        missing = [name for name in expected if name not in state and name not in _OF_DOCUMENTS]
+        missing = [name for name in expected if name not in state and name not in _MAY_BE_MISSING]
         if missing:
             raise StateError(f"the state is incomplete: {', '.join(missing)} missing")
         for name in ("config", "corpus"):
@@ -91,6 +94,7 @@ class States:
         position = Position(epoch, rows)
         if self._schedule.documents is not None:
             self._read_window(state, position, {name: saved for name, (saved, _) in changed.items()})
+        self._refuse_other_steps(state.get("step_rows"), position)
         if not changed:
             return position, None
         change = nearest_position(position, state["config"], changed, self._schedule)
@@ -118,6 +122,24 @@ class States:
                 + ("" if others else ', or go on at the nearest row to the same count of tokens, on_change = "nearest"')
             )
         return changed_settings(state["config"], expected["config"])
+
+    def _refuse_other_steps(self, saved: Any, position: Position) -> None:
+        """Where steps that are left out lie ahead, and may be counted in other rows than this run's."""
+        now = self._schedule.global_rows
+        ahead = any((epoch, end * now) > position for _, end, epoch in self._schedule.skip_steps)
+        if saved in (None, now) or not ahead:
+            return
+        if self._counted_rows is None:
+            raise StateError(
+                f"skip_steps leave steps out, of {now} rows each in this run, but of {_short(saved)} in the run that "
+                f"saved the state: say which they count, skip_step_rows = {_short(saved)} or skip_step_rows = {now}"
+            )
+        if self._counted_rows != now and position.rows % now:
+            raise StateError(
+                f"this run goes on at row {position.rows} with steps of {now} rows, so none begins where those of "
+                f"{self._counted_rows} rows that skip_steps count do; count them in this run's, skip_step_rows = {now} "
+                "(`dali-pipes explain --state` shows which step has which rows)"
+            )
 
     def _read_window(self, state: Mapping[str, Any], position: Position, saved: Mapping[str, Any]) -> None:
         """Check the window of a state, and count rows on from there unless other settings were `saved` with it."""
@@ -158,7 +180,7 @@ def _check_value(checked: str, position: Position, window: list[int]) -> str:
 def _differences(prefix: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """A line for each entry that differs, by its name."""
     return {
-        name: f"{prefix}{name}: saved {saved.get(name, 'nothing')!r}, now {now.get(name, 'nothing')!r}"
+        name: f"{prefix}{name}: saved {_short(saved.get(name, 'nothing'))}, now {_short(now.get(name, 'nothing'))}"
         for name in dict.fromkeys([*now, *saved])
         if saved.get(name) != now.get(name)
     }

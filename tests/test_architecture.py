@@ -67,7 +67,7 @@ ALLOWED = {
     "ranks": Imports("config"),
     "pipeline": Imports(
         "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
-        "documents profiling ranks schedule opening corpus config",
+        "skipped_steps documents profiling ranks schedule opening corpus config",
         "nvidia numpy",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),
@@ -80,14 +80,15 @@ ALLOWED = {
     "announce": Imports("config corpus ranks schedule stats"),
     "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
-        "announce batches block_queue plan_reports ranks readers state state_change pipeline row_plan document_rows "
-        "schedule corpus config stats",
+        "announce batches block_queue not_a_data_set plan_reports ranks readers state state_change pipeline row_plan "
+        "document_rows schedule corpus config stats",
         "torch",
     ),
     "huggingface": Imports("loader", "torch transformers"),
+    "not_a_data_set": Imports("", "torch"),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "reports": Imports(
-        "pipeline source row_plan state schedule documents text readers corpus operators config", "numpy"
+        "skipped_steps pipeline source row_plan state schedule documents text readers corpus operators config", "numpy"
     ),  # what the command shows, as plain data
     "terminal": Imports("reports", "rich"),
     "cli_errors": Imports("terminal", "typer"),

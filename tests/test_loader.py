@@ -1,7 +1,9 @@
 """`TokenLoader` against the oracle, over shapes, shards, dtypes and settings that must not change what it delivers."""
 
+import copy
+import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -218,7 +220,27 @@ def test_global_random_states_are_left_alone(counting: Callable[..., Any]) -> No
 
 
 def test_a_loader_is_no_data_set(counting: Callable[..., CountingCorpus]) -> None:
-    """Whoever puts it into a DataLoader, or has a trainer do so, is told where it goes."""
-    loader = TokenLoader(corpus=counting(100).pattern, dtype="uint32", batch_size=2, seq_len=8, device="cpu")
-    with loader, pytest.raises(TypeError, match="takes the place of a DataLoader"):
-        next(iter(torch.utils.data.DataLoader(cast(Any, loader), batch_size=None)))
+    """Whoever puts it into a DataLoader, has a trainer do so, copies it or sends it away is told where it goes."""
+    with load(counting(100)) as loader:
+        with pytest.raises(TypeError, match="takes the place of a DataLoader"):
+            next(iter(torch.utils.data.DataLoader(cast(Any, loader), batch_size=None)))
+        for action in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"build one from loader\.config"):
+                action(loader)
+
+
+class InWorkers(torch.utils.data.IterableDataset[Any]):
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def __iter__(self) -> Iterator[Any]:
+        with TokenLoader(**self.settings) as loader:
+            yield from loader
+
+
+def test_workers_of_a_data_loader_do_not_all_hand_out_the_same(counting: Callable[..., CountingCorpus]) -> None:
+    corpus = counting(100)
+    settings = {"corpus": corpus.pattern, "dtype": corpus.dtype, "batch_size": 4, "seq_len": 8, "device": "cpu"}
+    with pytest.raises(ConfigError, match="worker 0 of 2"):
+        list(torch.utils.data.DataLoader(InWorkers(**settings), batch_size=None, num_workers=2))
+    assert len(list(torch.utils.data.DataLoader(InWorkers(**settings), batch_size=None, num_workers=1))) == 3

@@ -48,6 +48,7 @@ def test_a_state_written_out(counting: Callable[..., Any]) -> None:
         },
         "epoch": 0,
         "rows": 6,
+        "step_rows": 2,
     }
     assert json.loads(json.dumps(state)) == state
 

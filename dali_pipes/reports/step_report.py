@@ -16,6 +16,7 @@ from dali_pipes.pipeline import BuiltSource
 from dali_pipes.reports.batch_origin import RowCutter, RowOrigin, built_on_cpu, counted_from, known_offsets
 from dali_pipes.row_plan import Plan, plan_step
 from dali_pipes.schedule import PADDING
+from dali_pipes.skipped_steps import in_steps_of
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -105,12 +106,13 @@ def _step_report(
         pieces = tuple(cutter.row(plan, number, config.seq_len)) if is_real else ()
         shown.append((rank, RowOrigin(row, int(real[number]) if is_real else PADDING, pieces)))
     tokens = int(lengths.sum())
+    left_out = in_steps_of(config.skip_steps, config.skip_step_rows, own.global_rows)
     return StepReport(
         epoch,
         step,
         None if all_ranks else own.rank,
         own.world_size,
-        is_skipped=any(first <= step < end for first, end, number in config.skip_steps if number == epoch),
+        is_skipped=any(first <= step < end for first, end, number in left_out if number == epoch),
         num_rows=len(real),
         padding_rows=rows - len(real),
         width=width,

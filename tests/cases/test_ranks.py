@@ -57,6 +57,9 @@ def steps_of(loader):
 
 too_early, explicit = TokenLoader(**one), TokenLoader(**one, rank=rank, world_size=world_size)
 read_early, resumed_early = TokenLoader(**one), TokenLoader(**one)
+begun_early, mid_epoch = TokenLoader(**one), iter(TokenLoader(**one))
+iterator_early = iter(begun_early)
+next(mid_epoch)
 os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
 launched = TokenLoader(**one)
 os.environ.update(RANK=str((rank + 1) % world_size))
@@ -70,6 +73,8 @@ dist.init_process_group(
 )
 report["read too early"] = [attempt(lambda: first_rows(read_early)) for _ in range(2)]
 report["built too early"] = [len(too_early), attempt(lambda: first_rows(too_early)), too_early.config.rank]
+report["iterated too early"] = [next(iterator_early)["row_ids"].tolist() for _ in range(2)]
+report["in mid-epoch"] = [attempt(lambda: next(mid_epoch)["row_ids"].tolist())]
 report["resumed too early"] = attempt(lambda: first_rows(resumed_early))
 report["contradicts the launcher"] = attempt(lambda: first_rows(mislaunched))
 report["agrees"] = [attempt(lambda: first_rows(loader)) for loader in (explicit, launched)]
@@ -162,6 +167,7 @@ def test_a_loader_built_before_the_group_becomes_its_rank(reports: list[Any]) ->
         own = list(range(rank, rank + 7 * WORLD_SIZE, WORLD_SIZE))
         assert report["built too early"] == [NUMBER_OF_ROWS // (7 * WORLD_SIZE), own, rank]
         assert report["resumed too early"] == [7 + row for row in own]
+        assert report["iterated too early"] == [own, [row + 7 * WORLD_SIZE for row in own]]
 
 
 def test_a_loader_read_before_the_group_says_so(reports: list[Any]) -> None:
@@ -170,7 +176,7 @@ def test_a_loader_read_before_the_group_says_so(reports: list[Any]) -> None:
         alone, explicit, launched = report["before any group"]
         assert alone == list(range(7))
         assert explicit == launched == list(range(rank, rank + 7 * WORLD_SIZE, WORLD_SIZE))
-        for message in report["read too early"]:
+        for message in report["read too early"] + report["in mid-epoch"]:
             assert message.startswith("ConfigError: "), message
             assert "rank 0 of 1" in message
             assert f"rank {rank} of {WORLD_SIZE}" in message

@@ -13,7 +13,7 @@ from row_oracle import END, write_documents
 from streams import take
 
 from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import ConfigError, StateError
 
 State = dict[str, Any]
 Numbered = list[tuple[int, int, dict[str, Any]]]
@@ -77,6 +77,7 @@ def test_the_rest_is_as_it_was_from_every_place_on(
         "rank": draw(st.integers(0, world_size - 1)),
         "drop_last": draw(st.booleans()),
         "batches_per_run": draw(st.integers(1, 4)),
+        "skip_step_rows": world_size * batch_size,
     }
     spans = st.tuples(st.integers(0, 12), st.integers(1, 6), st.integers(0, 1))
     skip = [(first, first + count, epoch) for first, count, epoch in draw(st.lists(spans, min_size=1, max_size=3))]
@@ -139,7 +140,8 @@ def test_ranks_that_are_known_late(corpus: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with load(corpus, batch_size=5, skip_steps=[[0, 2]]) as loader:
         assert loader.state_dict()["rows"] == 10
-        monkeypatch.setattr("dali_pipes.ranks.process_group", lambda: (1, 2))
+        for module in ("ranks", "loader"):
+            monkeypatch.setattr(f"dali_pipes.{module}.process_group", lambda: (1, 2))
         assert (loader.step, len(loader), row_ids(take(loader, 1))) == (2, 5, [21, 23, 25, 27, 29])
 
 
@@ -223,3 +225,68 @@ def test_ranges_that_meet_become_one(tmp_path: Path) -> None:
     assert config.skip_steps == ((1, 10, 0), (2, 4, 1))
     (tmp_path / "c.toml").write_text(config.to_toml())
     assert LoaderConfig.from_file(tmp_path / "c.toml") == config
+
+
+def rows_of(loader: TokenLoader) -> list[int]:
+    return [row for batch in loader for row in batch["row_ids"].tolist()]
+
+
+@pytest.mark.parametrize("skipped_before", [True, False])
+def test_a_run_with_steps_of_another_size_has_to_say_which_are_meant(corpus: str, skipped_before: bool) -> None:
+    """Steps 4 and 5 of 8 rows are rows 32 to 47, and of 4 rows others, whether the saving run left them out or not."""
+    skip: dict[str, Any] = {"skip_steps": [[4, 6]]}
+    with load(corpus, batch_size=8, **(skip if skipped_before else {})) as loader:
+        take(loader, 2)
+        state = loader.state_dict()
+    with (
+        load(corpus, batch_size=4, **skip) as loader,
+        pytest.raises(StateError, match=r"say which they count.* = 8 or"),
+    ):
+        loader.load_state_dict(state)
+    expected = {8: [*range(16, 32), *range(48, 76)], 4: [*range(24, 76)]}
+    for counted, rows in expected.items():
+        with load(corpus, state, batch_size=4, **skip, skip_step_rows=counted) as loader:
+            assert rows_of(loader) == [row for row in rows if row < len(loader) * 4 + 16], counted
+            assert loader.state_dict()["epoch"] == 1
+    with load(corpus, state, batch_size=2, world_size=2, rank=1, **skip, skip_step_rows=8) as loader:
+        assert rows_of(loader)[:12] == [*range(17, 32, 2), *range(49, 57, 2)]
+
+
+def test_what_lies_behind_needs_no_word(corpus: str) -> None:
+    with load(corpus, batch_size=8, skip_steps=[[1, 2]]) as loader:
+        take(loader, 2)
+        state = loader.state_dict()
+    with load(corpus, state, batch_size=4, skip_steps=[[2, 4]]) as loader:
+        assert next(iter(loader))["row_ids"].tolist() == [24, 25, 26, 27]
+    del state["step_rows"]  # of an older release
+    with load(corpus, state, batch_size=4, skip_steps=[[7, 8]]) as loader:
+        assert rows_of(loader)[:8] == [24, 25, 26, 27, 32, 33, 34, 35]
+
+
+def test_steps_that_do_not_begin_where_others_do_are_refused(corpus: str) -> None:
+    with pytest.raises(ConfigError, match=r"rows 32 to 47.*nearest that leave them all out are \[6, 10\]"):
+        load(corpus, batch_size=5, skip_steps=[[4, 6]], skip_step_rows=8)
+    with load(corpus, batch_size=6) as loader:
+        take(loader, 1)
+        state = loader.state_dict()
+    how: dict[str, Any] = {"batch_size": 4, "skip_steps": [[4, 6]]}
+    with (
+        load(corpus, **how, skip_step_rows=8) as loader,
+        pytest.raises(StateError, match="none begins where those of 8"),
+    ):
+        loader.load_state_dict(state)
+    # It goes on at row 6, so steps 2, 3, 4 and 5 begin at rows 6, 10, 14 and 18.
+    with load(corpus, state, **how, skip_step_rows=4) as loader:
+        assert rows_of(loader)[:12] == [6, 7, 8, 9, 10, 11, 12, 13, 22, 23, 24, 25]
+
+
+def test_validation_leaves_out_nothing(corpus: str) -> None:
+    with pytest.raises(ConfigError, match=r"skip_steps = \[\] with split"):
+        load(corpus, batch_size=4, skip_steps=[[4, 6]], split="validation", validation_fraction=0.5)
+
+
+@pytest.mark.parametrize(("skip", "said"), [([[1, 3]], "13 steps (2 left out)"), ([[90, 99]], "15 steps (0 left out)")])
+def test_the_start_says_how_many(corpus: str, skip: list[list[int]], said: str) -> None:
+    """So that a range beside the epoch, a slip of the pen, is seen."""
+    with load(corpus, batch_size=5, skip_steps=skip) as loader:
+        assert said in loader.summary()

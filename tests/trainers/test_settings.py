@@ -112,6 +112,14 @@ class TestHuggingFace:
         with pytest.raises(ConfigError, match="label_shift = False"):
             Run(tmp_path, corpus.pattern).start(changed(source, "arguments = ", deaf))
 
+    def test_steps_that_are_left_out_are_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        """Trainer asks for the length of an epoch once, and counts off batches that a resumed run has had."""
+        source = changed(
+            recipe("Hugging Face Trainer"), "TokenLoader(**settings),", "TokenLoader(**settings, skip_steps=[[2, 4]]),"
+        )
+        with pytest.raises(ConfigError, match="skip_steps"):
+            Run(tmp_path, corpus.pattern).start(source)
+
     def test_other_data_sets_are_left_to_trainer(self, tmp_path: Path) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 

@@ -1,0 +1,35 @@
+"""What is done with data sets elsewhere, and with a loader would be wrong or go wrong: refused in words."""
+
+from typing import NoReturn
+
+import torch
+
+from dali_pipes.errors import ConfigError
+
+
+class NotADataSet:
+    """Is not indexed, copied or sent to other processes."""
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """What a DataLoader, or a trainer that makes one, asks of a data set. Raises TypeError."""
+        raise TypeError(
+            "a TokenLoader is iterated, not indexed: it takes the place of a DataLoader, so hand it to the trainer "
+            "as it is (transformers' Trainer: dali_pipes.huggingface.loader_trainer)"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        """What copies and pickles ask for. Raises TypeError."""
+        raise TypeError(
+            "a TokenLoader has threads and cannot be copied or pickled: build one from loader.config where it is "
+            "needed, and load the state of this one"
+        )
+
+
+def refuse_workers(*, ranks_given: bool) -> None:
+    """Raise `ConfigError` in one of several workers of a torch `DataLoader`, unless ranks tell them apart."""
+    worker = torch.utils.data.get_worker_info()
+    if worker is not None and worker.num_workers > 1 and not ranks_given:
+        raise ConfigError(
+            f"this loader is built in worker {worker.id} of {worker.num_workers} of a DataLoader, each of which would "
+            "hand out the same rows; iterate it in the trainer's process, or pass rank and world_size"
+        )

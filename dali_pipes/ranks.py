@@ -98,8 +98,9 @@ def were_ranks(config: LoaderConfig, now: tuple[int, int]) -> str:
 
 def process_group() -> tuple[int, int] | None:
     """Rank and world size of torch's default process group, None without one. Imports nothing."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+    distributed: Any = sys.modules.get("torch.distributed")
+    is_initialized = getattr(distributed, "is_initialized", None)  # not there in a build without it
+    if is_initialized is None or not is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
 

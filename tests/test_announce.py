@@ -113,6 +113,7 @@ def test_three_lines_of_120_columns(path: str, numbers: tuple[int, int, int], wo
         world_size=world_size,
         steps_of=lambda rows: rows,
         left_of=lambda steps, epoch: steps,
+        skip_steps=(),
     )
     state = {"epoch": 0, "order": "philox24-v1"}
     text = announce.start_text(config, corpus, schedule, state, device="cuda:0", placement="host", reason=reason)

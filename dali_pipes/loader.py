@@ -148,7 +148,7 @@ class TokenLoader(NotADataSet):
         report = self._reports.known(epoch)
         if report is not None:
             return self._schedule.left_of(self._schedule.steps_of(report.rows), epoch)
-        return max(1, self._schedule.left_of(documents.estimate(epoch) // self._schedule.global_rows, epoch))
+        return max(1, self._schedule.left_of(self._schedule.steps_of(documents.estimate(epoch)), epoch))
 
     @property
     def length_is_exact(self) -> bool:
@@ -318,9 +318,7 @@ class TokenLoader(NotADataSet):
                     if self._wall_s >= self._watch.next_s:
                         self._watch.look(self._batches, self.stats)
                 del batch, batches  # or the block would be held here while the next one is made
-        except GeneratorExit:
-            raise
-        except BaseException:
+        except Exception:  # an interrupt may as well come in the loop's body, so there it ends the epoch as here
             if run == self._run:
                 self._begun = False  # the trainer did not leave this epoch: its next `for` goes on in it
             raise

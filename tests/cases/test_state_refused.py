@@ -209,7 +209,7 @@ def test_settings_that_do_not_change_the_order_may_differ(tmp_path: Path, change
     state = state_after(3, corpus=str(folder))
     with TokenLoader(**{**SETTINGS, "corpus": str(folder), "outputs": ("row_ids",), **change}) as loader:
         loader.load_state_dict(state)
-        assert loader.state_dict() == state
+        assert {**loader.state_dict(), "step_rows": state["step_rows"]} == state
         rows = next(iter(loader))["row_ids"].tolist()
         assert rows == list(range(15, 15 + loader.config.batch_size))
 

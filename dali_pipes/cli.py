@@ -226,6 +226,11 @@ def _served(
     """The configuration of one rank."""
     given = {"rank": rank, "world_size": world_size}
     settings = {**_overrides(assignments), **{name: value for name, value in given.items() if value is not None}}
+    if (rank is None) != (world_size is None) and LoaderConfig.from_file(
+        *files, **_overrides(assignments)
+    ).rank is None:
+        raise ConfigError("--rank and --world-size go together: give both")
+    settings |= {name: value for name, value in given.items() if value is not None}
     # Neither changes which token is where, and a GPU may be out of reach or busy.
     return resolve_ranks(LoaderConfig.from_file(*files, **{**settings, "device": "cpu", "placement": "host"}))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 IGNORED = -100
 END = 9
@@ -12,6 +13,12 @@ END = 9
 
 Row = list[tuple[int, int, int]]
 """Pieces: first token of the corpus, tokens, and the place from which on tokens are no label."""
+
+
+def some_documents(least: int) -> st.SearchStrategy[list[list[int]]]:
+    """`least` to 25 documents of 1 to 13 ids, the end id included."""
+    document = st.lists(st.integers(1, 8), max_size=12).map(lambda ids: [*ids, END])
+    return st.lists(document, min_size=least, max_size=25)
 
 
 def write_documents(folder: Path, documents: Sequence[Sequence[int]], dtype: str = "uint16") -> list[int]:

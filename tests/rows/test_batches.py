@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from row_oracle import END, Row, batch_outputs, problem, write_documents
+from row_oracle import END, Row, batch_outputs, problem, some_documents, write_documents
 
 from dali_pipes import TokenLoader
 from dali_pipes.errors import ConfigError
@@ -50,13 +50,8 @@ def windows_of(tokens: list[int], starts: list[int], seq_len: int, lookahead: in
     return rows
 
 
-documents_strategy = st.lists(
-    st.lists(st.integers(1, 8), min_size=0, max_size=12).map(lambda ids: [*ids, END]), min_size=2, max_size=25
-)
-
-
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), documents=documents_strategy)
+@given(data=st.data(), documents=some_documents(2))
 def test_two_epochs_of_documents_equal_the_oracle(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, documents: list[list[int]]
 ) -> None:
@@ -129,7 +124,7 @@ def test_labels_far_ahead_of_the_last_window(tmp_path: Path, place: str) -> None
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), documents=documents_strategy)
+@given(data=st.data(), documents=some_documents(2))
 def test_boundaries_of_the_stream_equal_the_oracle(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, documents: list[list[int]]
 ) -> None:

@@ -93,7 +93,7 @@ def test_the_rest_is_as_it_was_from_every_place_on(
         with load(corpus, state, **how) as loader:
             expected = [step for step in numbered(loader, 20)[0] if step[:2] not in left_out]
         with load(corpus, state, **how, skip_steps=skip) as loader:
-            if state["epoch"] == 0:
+            if loader.epoch == 0:  # and not behind the last step of it, where the state may stand
                 assert len(loader) == length or not loader.length_is_exact
             found, states = numbered(loader, len(expected))
         assert found[: len(expected)] == expected

@@ -9,12 +9,13 @@ zig-zag rank r has chunks r and 2 * size - 1 - r of 2 * size, so all have the sa
 ring-flash-attention's `zigzag` variants, Megatron-LM and torch's context parallel.
 """
 
+import functools
+
 from dali_pipes.errors import ConfigError
 
-SPLITS = ("contiguous", "zigzag")
 
-
-def shared_ranges(width: int, rank: int, size: int, split: str) -> list[tuple[int, int]]:
+@functools.lru_cache(maxsize=64)  # asked for every output of every batch
+def shared_ranges(width: int, rank: int, size: int, split: str) -> tuple[tuple[int, int], ...]:
     """First position and end of the ranges of a row of `width` positions that `rank` of `size` gets, in order.
 
     One range, or two of equal length. Raises `ConfigError` where the width cannot be shared evenly.
@@ -28,5 +29,5 @@ def shared_ranges(width: int, rank: int, size: int, split: str) -> list[tuple[in
     chunk = width // chunks
     mine = [rank] if split == "contiguous" else [rank, chunks - 1 - rank]
     if len(mine) == 2 and mine[0] + 1 == mine[1]:
-        return [(mine[0] * chunk, (mine[1] + 1) * chunk)]
-    return [(number * chunk, (number + 1) * chunk) for number in mine]
+        return ((mine[0] * chunk, (mine[1] + 1) * chunk),)
+    return tuple((number * chunk, (number + 1) * chunk) for number in mine)

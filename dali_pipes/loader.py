@@ -1,4 +1,4 @@
-"""`TokenLoader`: batches for a PyTorch training loop. This module alone imports torch.
+"""`TokenLoader`: batches for a PyTorch training loop.
 
     loader = TokenLoader(corpus="data/*.bin", batch_size=16, seq_len=1024)
     for batch in loader:                                       # one epoch
@@ -23,7 +23,7 @@ from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.not_a_data_set import NotADataSet, refuse_workers
 from dali_pipes.pipeline import BuiltSource, Graph
 from dali_pipes.plan_reports import PlanReports
-from dali_pipes.ranks import process_group, ranks_found_late, ranks_on_mesh, resolve_ranks, were_ranks
+from dali_pipes.ranks import is_late, process_group, ranks_on_mesh, resolve_ranks, were_ranks
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.row_plan import PackedPieces, RowLocation, plan_step
 from dali_pipes.schedule import PADDING, Position, StepRange
@@ -142,13 +142,14 @@ class TokenLoader(NotADataSet):
         earlier one whose `plan_report()` was kept, this is an estimate (`length_is_exact`).
         """
         self._follow_process_group()
-        documents, epoch = self._schedule.documents, self.epoch
+        schedule, epoch = self._schedule, self.epoch
+        documents = schedule.documents
         if documents is None or self._reports is None or documents.is_complete(epoch):
-            return self._schedule.left_of(self._schedule.steps(0, epoch), epoch)
+            return schedule.left_of(schedule.steps(0, epoch), epoch)
         report = self._reports.known(epoch)
-        if report is not None:
-            return self._schedule.left_of(self._schedule.steps_of(report.rows), epoch)
-        return max(1, self._schedule.left_of(self._schedule.steps_of(documents.estimate(epoch)), epoch))
+        rows = documents.estimate(epoch) if report is None else report.rows
+        steps = schedule.left_of(schedule.steps_of(rows), epoch)
+        return max(1, steps) if report is None else steps
 
     @property
     def length_is_exact(self) -> bool:
@@ -221,9 +222,9 @@ class TokenLoader(NotADataSet):
         """
         self._follow_process_group()
         epoch = self.epoch if epoch is None else epoch
-        resumed = self._resumed
-        is_shifted = epoch == resumed.epoch and resumed.rows % self._schedule.global_rows
-        plan = plan_step(self._schedule, self._built.layout, epoch, step, resumed.rows if is_shifted else 0)
+        plan = plan_step(
+            self._schedule, self._built.layout, epoch, step, self._schedule.counted_from(self._resumed, epoch)
+        )
         if not 0 <= row < len(plan.row_ids):
             raise ConfigError(f"row {row}: step {step} has rows 0 to {len(plan.row_ids) - 1} on this rank")
         if plan.row_ids[row] == PADDING:
@@ -312,7 +313,7 @@ class TokenLoader(NotADataSet):
                     yield batch
                     asked = time.perf_counter()
                     self._check_current(run)
-                    if not self._ranks_given:
+                    if not self._ranks_given:  # a look at a flag, not a call, at every batch
                         self._follow_process_group()
                     self._wall_s += asked - handed_out
                     if self._wall_s >= self._watch.next_s:
@@ -372,10 +373,10 @@ class TokenLoader(NotADataSet):
 
     def _follow_process_group(self) -> bool:
         """Become the rank of a process group that came after the loader was built without any; whether that was so."""
-        if self._ranks_given or self._closed or process_group() is None:
-            return False
-        now = ranks_found_late(self.config)
+        now = None if self._ranks_given or self._closed else process_group()
         if now is None:
+            return False
+        if not is_late(self.config, now):
             self._ranks_given = True  # the group agrees: it need not be asked at every batch
             return False
         if self._batches:

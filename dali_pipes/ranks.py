@@ -46,8 +46,9 @@ def ranks_on_mesh(
         if data_dims is not None or context_dim is not None:
             raise ConfigError("data_dims and context_dim name dimensions of a device mesh: pass it as mesh")
         return config
-    data_dims = (data_dims or "dp",) if data_dims is None or isinstance(data_dims, str) else tuple(data_dims)
-    named = [*data_dims, *([] if context_dim is None else [context_dim])]
+    data_dims = "dp" if data_dims is None else data_dims
+    data_dims = (data_dims,) if isinstance(data_dims, str) else tuple(data_dims)
+    named = data_dims if context_dim is None else (*data_dims, context_dim)
     if len(set(named)) < len(named):
         raise ConfigError(
             f"data_dims {list(data_dims)} and context_dim {context_dim!r} name a dimension twice: ranks along it either"
@@ -73,19 +74,18 @@ def _place(mesh: Any, name: str) -> tuple[int, int]:
     return line.get_local_rank(), line.size()
 
 
-def ranks_found_late(config: LoaderConfig) -> tuple[int, int] | None:
-    """Rank and world size of a process group that came after `config` was resolved without any; None if none did.
+def is_late(config: LoaderConfig, now: tuple[int, int]) -> bool:
+    """Whether a process group that says `now` came after `config` was resolved without any.
 
     Raises `ConfigError` where the launcher's variables had said something else.
     """
-    now = process_group()
-    if now is None or now == (config.rank, config.world_size):
-        return None
+    if now == (config.rank, config.world_size):
+        return False
     if (config.rank, config.world_size) != (0, 1):
         raise ConfigError(
             f"{were_ranks(config, now)}; build the loader after init_process_group, or pass rank and world_size"
         )
-    return now
+    return True
 
 
 def were_ranks(config: LoaderConfig, now: tuple[int, int]) -> str:

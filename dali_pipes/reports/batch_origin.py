@@ -141,7 +141,7 @@ def counted_from(state: Path | None, config: LoaderConfig, built: BuiltSource, e
     except (ValueError, RecursionError) as error:
         raise StateError(f"{state}: not JSON: {error}; write what state_dict() returns with json.dump") from error
     position, _ = States(config, built.source.corpus, built.schedule).read(saved)
-    return position.rows if position.epoch == epoch and position.rows % built.schedule.global_rows else 0
+    return built.schedule.counted_from(position, epoch)
 
 
 def one_row(origin: BatchOrigin, row: int) -> RowOrigin:

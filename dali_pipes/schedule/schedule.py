@@ -149,6 +149,10 @@ class Schedule:
         """Number, within its epoch, of the step that begins at `row`, in a run with steps of this size."""
         return -(-row // self.global_rows)
 
+    def counted_from(self, begun: Position, epoch: int) -> int:
+        """The row that steps of an epoch are numbered from, in a run that went on at `begun`: see `plan_step`."""
+        return begun.rows if begun.epoch == epoch and begun.rows % self.global_rows else 0
+
     def runs(self, base: int, epoch: int) -> Iterator[tuple[int, int | None]]:
         """Runs of steps that are handed out from row `base` of an epoch on: base row, and number of steps.
 

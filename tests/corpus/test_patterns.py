@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dali_pipes import open_corpus
@@ -39,9 +39,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=4))
+@example(parts=["*", "*", "a", "**"])
 def test_the_same_as_glob(tree: Path, parts: list[str]) -> None:
     pattern = tree.joinpath(*parts)
-    expected = {os.path.normpath(path) for path in glob.glob(str(pattern), recursive=True)}
+    named = glob.glob(str(pattern), recursive=True)
+    # Python 3.11 takes a file `a` for a folder in `a/**` and names it `a/`; later ones do not, nor does a shell.
+    expected = {os.path.normpath(path) for path in named if not path.endswith(os.sep) or os.path.isdir(path)}
     found = [str(path) for path in matches_of(pattern)]
     assert set(found) == expected
     assert len(found) == len(set(found))

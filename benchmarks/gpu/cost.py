@@ -8,15 +8,20 @@ Methods, where the name of a figure does not say it all:
 - Time of the device a step: rounds of equal steps (a matrix product) with the loader and with one fixed batch, in
   turns; the median of the differences. So it holds all that the loader slows the step down by, also what runs beside
   it on another stream.
+- Reading alone: the same reads without a GPU, by one thread and by as many as the placement has.
+- Profile: seconds and calls of each function, of the trainer's thread and over the profiler's own cost, a batch.
 - Memory growth: from after a warm-up of a tenth as many steps; each side is the highest of several looks.
 """
 
+import cProfile
 import itertools
 import os
+import pstats
 import shutil
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +31,12 @@ from dali_pipes import TokenLoader
 from gpu.batches import ON_GPU
 from gpu.ceilings import PINNED_COPY, ceilings, device_copy_rate
 from gpu.pace import Feed, Pace, Product, fixed_feed, our_feed, paced, torch_feed
+from gpu.reads import CHUNK_READ, ROW_READ, THREADS, rate_name, read_rates
 from gpu.session import Session
 
 KERNEL_SHARE, HOST_SHARE, LOAD_SHARE = 0.7, 0.8, 0.8
 MAIN_THREAD_US = 20.0
+_PROFILE_LINES = 25
 _GROWTH_MIB = 1.0  # what the interpreter itself may come and go by
 
 
@@ -131,16 +138,23 @@ def host_bytes_sent(session: Session) -> None:
             for _batch in itertools.islice(feed, session.pick(50, 4)):
                 pass
             machine.synchronize()
+            before = vars(loader.stats().block_times)
             started, count = time.perf_counter(), 0
             while time.perf_counter() - started < session.pick(2.0, 0.02):
                 for _batch in itertools.islice(feed, 8):
                     count += loader.config.batch_size
             machine.synchronize()
-            rate = count * row_bytes / (time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            rate, after = count * row_bytes / seconds, vars(loader.stats().block_times)
         shape = f"({loader.config.batch_size}, {loader.config.seq_len})"
         wanted = {"at_least": HOST_SHARE} if changes else {}
         session.figure(f"host sends, {name} {shape}", rate / 1e9, "GB/s")
         session.figure(f"host sends, {name} {shape}: share", rate / ceiling, "of pinned copy", **wanted)
+        if changes:
+            alone = read_rates(session)[rate_name(ROW_READ, THREADS)]
+            session.figure(f"host sends, {name} {shape}: share of reading", rate / alone, "of reading alone")
+        spent = {part: (after[part] - before[part]) / seconds for part in ("plan_s", "read_s", "wait_s", "kernels_s")}
+        session.note(f"host sends, {name} {shape}: seconds of a second, all threads", spent)
 
 
 def corpus_load(session: Session) -> None:
@@ -162,6 +176,38 @@ def corpus_load(session: Session) -> None:
     session.figure(f"device: build and first batch, {2 * tokens / 2**30:.2f} GiB", large, "s")
     session.figure("device: corpus load", rate / 1e9, "GB/s")
     session.figure("device: corpus load: share", rate / ceiling, "of pinned copy", at_least=LOAD_SHARE)
+    alone = read_rates(session)[rate_name(CHUNK_READ, THREADS)]
+    session.figure("device: corpus load: share of reading", rate / alone, "of reading alone")
+
+
+def reading_alone(session: Session) -> None:
+    """What the threads can read at all, so that a placement that is slower than the link says why."""
+    ceiling = ceilings(session)[PINNED_COPY]
+    for name, rate in read_rates(session).items():
+        session.figure(f"reading alone, {name}", rate / 1e9, "GB/s")
+        session.figure(f"reading alone, {name}: share", rate / ceiling, "of pinned copy")
+
+
+def profile_of_the_trainers_thread(session: Session) -> None:
+    """Where the main-thread CPU of a batch goes, function by function; whole blocks, beside the product."""
+    settings, _tokens = training_settings(session)
+    product = Product(session)
+    for on_gpu in ON_GPU:
+        with our_feed(settings | on_gpu) as (loader, feed):
+            steps = session.pick(6, 2) * loader.stats().batches_per_run
+            paced(session.machine, feed, steps, product)
+            profile = cProfile.Profile(time.thread_time)
+            for _step in range(steps):
+                profile.enable()
+                next(feed)
+                profile.disable()
+                product()
+        rows = sorted(pstats.Stats(profile).stats.items(), key=lambda row: -row[1][2])  # type: ignore[attr-defined]
+        lines = {
+            f"{Path(file).name}:{line} {function}": f"{1e6 * own / steps:.2f} us in {calls / steps:.2f} calls a batch"
+            for (file, line, function), (_primitive, calls, own, _with_callees, _callers) in rows[:_PROFILE_LINES]
+        }
+        session.note(f"ours {on_gpu['placement']}: profile of the main thread", lines)
 
 
 def next_beside_a_product(session: Session) -> None:
@@ -245,4 +291,13 @@ def _highest_memory(session: Session, loader: TokenLoader, feed: Feed, product: 
     return {name: max(look[name] for look in looks) for name in looks[0]}
 
 
-CHECKS = (kernels, segment_kernels, host_bytes_sent, corpus_load, device_time_of_loader, next_beside_a_product)
+CHECKS = (
+    kernels,
+    segment_kernels,
+    reading_alone,
+    host_bytes_sent,
+    corpus_load,
+    device_time_of_loader,
+    next_beside_a_product,
+    profile_of_the_trainers_thread,
+)

@@ -55,7 +55,7 @@ def tokenize(
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
     shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,
 ) -> None:
-    """Turn text (.txt, .jsonl, also .gz and .zst, Parquet, Arrow, WebDataset) into a corpus of tokens.
+    """Turn text (.txt, .jsonl, also .gz and .zst, Parquet, Arrow, MDS, ArrayRecord, WebDataset) into tokens.
 
     With --chat, conversations: `messages`, ShareGPT, prompt and completion; the masks are files named .loss.
 

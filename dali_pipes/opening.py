@@ -13,9 +13,8 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
 from dali_pipes.corpus.read_retries import DEFAULT_RETRIES
 from dali_pipes.errors import ConfigError, CorpusError
-from dali_pipes.text import find_text_files, kept_tokens
+from dali_pipes.text import arrayrecord, find_text_files, kept_tokens, mds, tables
 from dali_pipes.text.inputs import list_files, recognise
-from dali_pipes.text.tables import holds_tokens
 
 
 def open_corpus(
@@ -35,19 +34,21 @@ def open_corpus(
 ) -> Corpus:
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
-    tokenizer: `tokenizer.json` for files of text: .txt (a document each), .jsonl, .jsonl.gz, .jsonl.zst, Parquet and
-               Arrow with a text column, `save_to_disk` folders, WebDataset tars. They are tokenised when they are first
-               opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and opened from there later. Of several
-               processes one does it and the others wait. Not looked at for token files.
-    text_key:  key or column of the text; "text" if not given. A table that has a column of tokens too counts as
-               text only if this is given.
+    tokenizer: `tokenizer.json` for files of text: .txt (a document each), .jsonl, .jsonl.gz, .jsonl.zst, Parquet, Arrow
+               and MosaicML MDS with a text column, `save_to_disk` folders, WebDataset tars, ArrayRecord. They are
+               tokenised when they are first opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and
+               opened from there later. Of several processes one does it and the others wait. Not looked at for token
+               files.
+    text_key:  key or column of the text; "text" if not given. A table or set that has a column of tokens too counts as
+               text only if this is given. Records of ArrayRecord that say nothing are text unless there is a `dtype`.
     eos_id:    with text, put behind each document that is not empty; if not given, the tokenizer's end-of-text token.
 
     The rest is as for `dali_pipes.corpus.open_corpus`. Raises what that does, ConfigError for a tokenizer that cannot
     be loaded, several candidates for eos_id, or a cache folder that cannot be written, BackendError for a missing
     library.
     """
-    if tokenizer is None or format != "auto" or not _are_text(paths, text_key):
+    has_tokens = format != "auto" or (token_column is not None and text_key is None)
+    if tokenizer is None or has_tokens or not _are_text(paths, text_key, dtype is not None):
         return token_files.open_corpus(
             paths,
             format,
@@ -74,21 +75,29 @@ def open_corpus(
     return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries)
 
 
-def _are_text(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], text_key: str | None) -> bool:
+def _are_text(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], text_key: str | None, has_dtype: bool
+) -> bool:
     try:
         files = list_files(paths)
     except CorpusError:  # a Megatron prefix, for one: the readers of tokens know, or say what is wrong
         return False
-    text = [path for path in files if _is_text(path, text_key)]
+    text = [path for path in files if _is_text(path, text_key, has_dtype)]
     others = [path for path in files if path not in set(text)]
     if text and others and any(path.suffix != ".txt" for path in text):
         raise CorpusError(f"{text[0]} is text and {others[0]} is not; name files of one kind")
     return not others
 
 
-def _is_text(path: Path, text_key: str | None) -> bool:
+def _is_text(path: Path, text_key: str | None, has_dtype: bool) -> bool:
     found = recognise(path)
     if found is None:
         return False
-    kind, _ = found
-    return kind not in ("arrow", "parquet") or text_key is not None or not holds_tokens(path, kind)
+    kind, compression = found
+    if text_key is not None:
+        return True
+    if kind in ("arrow", "parquet"):
+        return not tables.holds_tokens(path, kind)
+    if kind == "mds":
+        return not mds.holds_tokens(path, compression)
+    return kind != "arrayrecord" or not (has_dtype or arrayrecord.holds_tokens(path))

@@ -2,7 +2,7 @@
 
     ids of a type that nothing says         dtype= says it
     a tf.train.Example                      one of its int64 lists holds the ids; recognised by itself
-    text                                    refused: it has no ids yet
+    text                                    refused: it has no ids yet (`text.arrayrecord` reads it)
 
 A record is a document. Records are decoded in groups, which the corpus keeps for a while. How many ids a record has is
 known only after it was read, so all are read once, and the numbers kept.
@@ -30,8 +30,8 @@ from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sniff import text_kind
-from dali_pipes.corpus.tf_example import NotAnExample, parse_example
-from dali_pipes.corpus.token_columns import BESIDE_TOKENS, NAMES
+from dali_pipes.corpus.tf_example import Feature, NotAnExample, list_kind, parse_example
+from dali_pipes.corpus.token_columns import BESIDE_TOKENS, IS_TEXT, NAMES
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError
 
 Ids: TypeAlias = npt.NDArray[Any]
@@ -45,7 +45,7 @@ _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # for reads here and the
 _FAILURES = (ValueError, RuntimeError, IndexError, OSError)  # what the package raises
 
 
-class _Records:
+class Records:
     """The records of one file. Its reader is opened when first needed, and closed when many others are in use."""
 
     def __init__(self, path: Path, size: int) -> None:
@@ -88,7 +88,7 @@ class _Records:
 
 
 _open_lock = threading.Lock()
-_open: deque[weakref.ref[_Records]] = deque()
+_open: deque[weakref.ref[Records]] = deque()
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Content:
             ) from error
         found = features.get(self.column) if features else np.zeros(0, np.int64)
         if not isinstance(found, np.ndarray):
-            what = f"is a {found} list" if found else f"is not among {', '.join(features)}"
+            what = f"is not among {', '.join(features)}" if found is None else f"is a {list_kind(found)} list"
             raise CorpusFormatError(f"{path}: record {number}: feature {self.column!r} {what}, expected an int64 list")
         return found
 
@@ -138,7 +138,7 @@ def inspect_arrayrecord(
     """
     with OpenFile(path) as file:
         samples, size = read_samples(file), file.size
-    records = _Records(path, size)
+    records = Records(path, size)
     count = len(records)
     content = _recognise(records, count, id_type, token_column)
     digest = digest_file(path, size, content.stored, f"{count} {content.column}".encode(), samples)
@@ -180,17 +180,17 @@ def inspect_arrayrecord(
     )
 
 
-def _decode(records: _Records, content: _Content, borders: Int64Array, group: int) -> Ids:
+def _decode(records: Records, content: _Content, borders: Int64Array, group: int) -> Ids:
     parts = list(_decoded(records, content, int(borders[group]), int(borders[group + 1])))
     return np.concatenate(parts) if parts else np.zeros(0, content.stored)
 
 
-def _decoded(records: _Records, content: _Content, first: int, last: int) -> Iterable[Ids]:
+def _decoded(records: Records, content: _Content, first: int, last: int) -> Iterable[Ids]:
     for number, record in enumerate(records.read(first, last), first):
         yield content.ids(records.path, number, record)
 
 
-def _recognise(records: _Records, count: int, id_type: np.dtype[Any] | None, token_column: str | None) -> _Content:
+def _recognise(records: Records, count: int, id_type: np.dtype[Any] | None, token_column: str | None) -> _Content:
     path = records.path
     first = records.read(0, min(count, _FIRST_RECORDS))
     for start in range(_FIRST_RECORDS, count, _FIRST_RECORDS):  # empty ones tell nothing
@@ -207,11 +207,11 @@ def _recognise(records: _Records, count: int, id_type: np.dtype[Any] | None, tok
             raise CorpusFormatError(
                 f"{path}: its records are tf.train.Example, whose ids are int64, but dtype={id_type.name!r} was given"
             )
-        return _Content(np.dtype(np.int64), _choose_feature(path, examples, token_column))
+        return _Content(np.dtype(np.int64), choose_feature(path, examples, token_column))
     if id_type is None or id_type.itemsize > 1:
         kind = next((kind for record in filled if (kind := text_kind(record)) is not None), None)
         if kind is not None:
-            raise CorpusFormatError(f"{path}: its records are {kind}: tokenise it first")
+            raise CorpusFormatError(f"{path}: its records are {kind}. For {IS_TEXT}")
     if id_type is None:
         if not filled:
             return _Content(np.dtype(np.int64), None)
@@ -222,8 +222,9 @@ def _recognise(records: _Records, count: int, id_type: np.dtype[Any] | None, tok
     return _Content(id_type, None)
 
 
-def _choose_feature(path: Path, examples: list[dict[str, Any]], wanted: str | None) -> str:
-    kinds = {name: "int64" if isinstance(v, np.ndarray) else v for example in examples for name, v in example.items()}
+def choose_feature(path: Path, examples: list[dict[str, Feature]], wanted: str | None) -> str:
+    """The feature that holds the ids: `wanted`, the usual names, or the only list of integers. Raises ConfigError."""
+    kinds = {name: list_kind(feature) for example in examples for name, feature in example.items()}
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     if wanted is not None:
         if wanted not in kinds:

@@ -23,9 +23,9 @@ from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.mds_columns import TYPE_CODES, choose_column
-from dali_pipes.corpus.mds_shards import Shard, decode_shard, find_samples, find_shard, verify_shard
+from dali_pipes.corpus.mds_shards import Shard, decode_shard, find_samples, find_shard, list_shards, verify_shard
 from dali_pipes.corpus.reader import OpenFile
-from dali_pipes.corpus.set_index import Entry, read_index
+from dali_pipes.corpus.set_index import Entry
 from dali_pipes.corpus.token_columns import LOSS_MASK
 from dali_pipes.errors import CorpusError, CorpusFormatError
 
@@ -63,12 +63,7 @@ def inspect_mds(
     Samples of several integer types are served as the narrowest that holds them all, shards of another decoded.
     Raises CorpusFormatError for a damaged set or no ids, ConfigError for a column that cannot be chosen.
     """
-    entry = read_index(index)
-    if entry.get("version") != 2:
-        raise CorpusFormatError(f"{index}: MDS index of version {entry.get('version')!r}; known is 2")
-    entries = entry.children("shards")
-    if not entries:
-        raise CorpusError(f"{index}: lists no shards, so there are no tokens")
+    entries = list_shards(index)
     column = choose_column(entries[0], index, token_column)
     shards = [find_shard(one, index.parent, column, id_type) for one in entries]
     if verify:

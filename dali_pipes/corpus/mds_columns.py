@@ -7,14 +7,15 @@ bytes                  ids of a type that nothing says                          
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from dali_pipes.corpus.set_index import MOST_SHARD_BYTES, Entry
-from dali_pipes.corpus.token_columns import BESIDE_TOKENS, NAMES
+from dali_pipes.corpus.token_columns import BESIDE_TOKENS, IS_TEXT, NAMES
 from dali_pipes.errors import ConfigError, CorpusFormatError
 
 TYPE_CODES: dict[int, np.dtype[Any]] = {
@@ -29,6 +30,8 @@ TYPE_CODES: dict[int, np.dtype[Any]] = {
 }
 """Of integers, as bare `ndarray` values begin with them."""
 _INTEGERS = {stored.name: stored for stored in TYPE_CODES.values()}
+_Written: TypeAlias = tuple[np.dtype[Any] | None, bool, int | None]
+"""Stored type, whether a shape comes with each value, ids in each value."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def choose_column(shard: Entry, index: Path, wanted: str | None) -> str:
 
     Raises ConfigError where there is none, or a choice.
     """
-    encodings = dict(zip(_names(shard), shard.items("column_encodings"), strict=False))
+    encodings = encodings_of(shard)
     listed = ", ".join(f"{name} ({encoding})" for name, encoding in encodings.items())
     if wanted is not None:
         if wanted not in encodings:
@@ -78,7 +81,15 @@ def choose_column(shard: Entry, index: Path, wanted: str | None) -> str:
             return found[0]
         if found:
             break
-    raise ConfigError(f"{index}: say with token_column= which column holds the token ids; the columns are {listed}")
+    advice = f". For {IS_TEXT}" if "str" in encodings.values() else ""
+    raise ConfigError(
+        f"{index}: say with token_column= which column holds the token ids; the columns are {listed}{advice}"
+    )
+
+
+def encodings_of(shard: Entry) -> dict[str, object]:
+    """Encoding of each column, by name."""
+    return dict(zip(_names(shard), shard.items("column_encodings"), strict=False))
 
 
 def parse_column(shard: Entry, name: str, id_type: np.dtype[Any] | None) -> Column:
@@ -86,6 +97,18 @@ def parse_column(shard: Entry, name: str, id_type: np.dtype[Any] | None) -> Colu
 
     Raises CorpusFormatError for a column that is not there or holds no integers.
     """
+    return _parse(shard, name, lambda where, encoding: _parse_encoding(where, encoding, id_type))
+
+
+def parse_bytes_column(shard: Entry, name: str) -> Column:
+    """How a column of texts (`str`, `json`, `bytes`) is written, as one of ids of a byte.
+
+    Raises CorpusFormatError for a column that is not there or whose values have a fixed size.
+    """
+    return _parse(shard, name, lambda where, encoding: (np.dtype(np.uint8), False, None))
+
+
+def _parse(shard: Entry, name: str, parse_encoding: Callable[[str, object], _Written]) -> Column:
     names, encodings, sizes = _names(shard), shard.items("column_encodings"), shard.items("column_sizes")
     if not len(names) == len(encodings) == len(sizes):
         raise CorpusFormatError(
@@ -99,7 +122,7 @@ def parse_column(shard: Entry, name: str, id_type: np.dtype[Any] | None) -> Colu
             raise CorpusFormatError(f"{shard.where}: a column size is {size!r}, expected bytes or null")
     at = names.index(name)
     where = f"{shard.where}: column {name!r}"
-    stored, has_shape, fixed_ids = _parse_encoding(where, encodings[at], id_type)
+    stored, has_shape, fixed_ids = parse_encoding(where, encodings[at])
     expected = None if fixed_ids is None or stored is None else fixed_ids * stored.itemsize
     if sizes[at] != expected:
         raise CorpusFormatError(
@@ -132,10 +155,7 @@ def _is_array(encoding: object, kind: str) -> bool:
     return parts[0] == kind and (len(parts) == 1 or parts[1] in _INTEGERS)
 
 
-def _parse_encoding(
-    where: str, encoding: object, id_type: np.dtype[Any] | None
-) -> tuple[np.dtype[Any] | None, bool, int | None]:
-    """Stored type, whether a shape comes with each value, ids in each value."""
+def _parse_encoding(where: str, encoding: object, id_type: np.dtype[Any] | None) -> _Written:
     parts = encoding.split(":") if isinstance(encoding, str) else [""]
     if parts == ["bytes"]:
         if id_type is None:
@@ -147,7 +167,7 @@ def _parse_encoding(
             raise CorpusFormatError(f"{where}: dtype={id_type.str!r} was given, but ids in MDS are little-endian")
         return id_type, False, None
     if parts[0] != "ndarray" or len(parts) > 3:
-        reason = {"pkl": ", a pickle, which is never loaded", "str": ", text: tokenise it first"}.get(parts[0], "")
+        reason = {"pkl": ", a pickle, which is never loaded", "str": f", {IS_TEXT}"}.get(parts[0], "")
         raise CorpusFormatError(
             f"{where} is of encoding {encoding!r}{reason}; token ids are read from ndarray of integers and from bytes"
         )

@@ -12,8 +12,8 @@ from dali_pipes.corpus.inflate import check_method, inflate
 from dali_pipes.corpus.mds_columns import TYPE_CODES, Column, parse_column
 from dali_pipes.corpus.mds_samples import Content, Samples, locate_samples, needs_reading, read_offsets
 from dali_pipes.corpus.reader import OpenFile
-from dali_pipes.corpus.set_index import Entry, file_size, size_or_none
-from dali_pipes.errors import CorpusFormatError, CorpusReadError
+from dali_pipes.corpus.set_index import Entry, file_size, read_index, size_or_none
+from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -21,9 +21,10 @@ _SMALL_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One shard, as the index has it.
+class ShardFile:
+    """The file of one shard, as the index has it.
 
+    where:       the index, and the shard's place in it, for messages
     path:        the file that is there: the shard itself, or compressed
     size:        bytes of that
     raw_bytes:   bytes of the shard itself
@@ -37,9 +38,15 @@ class Shard:
     size: int
     raw_bytes: int
     suffix: str | None
-    num_samples: int
     hashes: dict[str, str]
     raw_hashes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Shard(ShardFile):
+    """One shard with its number of samples, and the column of it that is read."""
+
+    num_samples: int
     column: Column
 
     @property
@@ -48,11 +55,42 @@ class Shard:
         return self.column.fixed_ids is None if self.suffix else needs_reading(self.column)
 
 
+def list_shard_files(index: Path) -> list[Path]:
+    """The file of each shard that `index` lists, in its order, there and of the right size. Blocks for look-ups.
+
+    Raises CorpusFormatError for a damaged index, and a file that is missing or of another size; CorpusError for none.
+    """
+    return [_find_file(entry, index.parent).path for entry in list_shards(index)]
+
+
+def list_shards(index: Path) -> list[Entry]:
+    """The entries of an index. Raises CorpusFormatError for a damaged or unknown one, CorpusError for no shards."""
+    entry = read_index(index)
+    if entry.get("version") != 2:
+        raise CorpusFormatError(f"{index}: MDS index of version {entry.get('version')!r}; known is 2")
+    entries = entry.children("shards")
+    if not entries:
+        raise CorpusError(f"{index}: lists no shards, so there are no tokens")
+    return entries
+
+
 def find_shard(entry: Entry, folder: Path, column: str, id_type: np.dtype[Any] | None) -> Shard:
     """The shard of an entry, its file there and of the right size. One or two look-ups.
 
     Raises CorpusFormatError for a file that is missing or of another size, or an entry that cannot be.
     """
+    file = _find_file(entry, folder)
+    num_samples, layout = entry.integer("samples"), parse_column(entry, column, id_type)
+    fewest = 4 * (num_samples + 2) + num_samples * (4 * layout.num_variable + layout.fixed_bytes)
+    if fewest > file.raw_bytes:
+        raise CorpusFormatError(
+            f"{entry.where}: {num_samples} samples of these columns take at least {fewest} bytes, but the shard has "
+            f"{file.raw_bytes}: the index is damaged"
+        )
+    return Shard(**vars(file), num_samples=num_samples, column=layout)
+
+
+def _find_file(entry: Entry, folder: Path) -> ShardFile:
     kind = entry.text("format")
     if kind != "mds":
         raise CorpusFormatError(f"{entry.where}: the shard is of format {kind!r}; only mds is read")
@@ -72,24 +110,7 @@ def find_shard(entry: Entry, folder: Path, column: str, id_type: np.dtype[Any] |
             f"{path}: has {found} bytes, but {entry.where} expects {size}: it is truncated, or was rewritten. Make or "
             f"copy the set again."
         )
-    num_samples, layout = entry.integer("samples"), parse_column(entry, column, id_type)
-    fewest = 4 * (num_samples + 2) + num_samples * (4 * layout.num_variable + layout.fixed_bytes)
-    if fewest > raw_bytes:
-        raise CorpusFormatError(
-            f"{entry.where}: {num_samples} samples of these columns take at least {fewest} bytes, but the shard has "
-            f"{raw_bytes}: the index is damaged"
-        )
-    return Shard(
-        where=entry.where,
-        path=path,
-        size=size,
-        raw_bytes=raw_bytes,
-        suffix=suffix,
-        num_samples=num_samples,
-        hashes=hashes,
-        raw_hashes=raw_hashes,
-        column=layout,
-    )
+    return ShardFile(entry.where, path, size, raw_bytes, suffix, hashes, raw_hashes)
 
 
 def verify_shard(shard: Shard) -> None:

@@ -1,21 +1,25 @@
-"""The integers of a tf.train.Example, from the bytes of the message: no TensorFlow and no protobuf package needed.
+"""What a tf.train.Example holds, from the bytes of the message: no TensorFlow and no protobuf package needed.
 
     Example { 1: Features { 1: map entry { 1: name, 2: Feature { 3: Int64List { 1: integers } } } ... } }
+
+In the place of 3 a Feature may have 1, a BytesList of strings, or 2, a FloatList, whose values are not looked at.
 
 Integers are varints, packed into one field or one field each; negative ones take ten bytes. A Feature without a kind is
 an empty list. Layout: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/feature.proto
 """
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
+Feature: TypeAlias = Int64Array | list[bytes] | Literal["float"]
+"""Integers (n,), strings, or "float" for a list of those."""
 
 _VARINT, _LENGTH = 0, 2
-_LISTS = {1: "bytes", 2: "float", 3: "int64"}
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 _MOST_VARINT_BYTES = 10
 _EMPTY: Int64Array = np.zeros(0, np.int64)
 
@@ -24,9 +28,9 @@ class NotAnExample(ValueError):
     """The bytes are not a tf.train.Example."""
 
 
-def parse_example(record: bytes) -> dict[str, Int64Array | str]:
-    """Features by name: integers, int64 (n,), or the name of another kind of list. Raises NotAnExample."""
-    features: dict[str, Int64Array | str] = {}
+def parse_example(record: bytes) -> dict[str, Feature]:
+    """Features by name. Raises NotAnExample."""
+    features: dict[str, Feature] = {}
     for field, value in _fields(memoryview(record)):
         for inner, entry in _fields(_expect(field, 1, value)):
             name, feature = "", memoryview(b"")
@@ -39,13 +43,20 @@ def parse_example(record: bytes) -> dict[str, Int64Array | str]:
     return features
 
 
-def _parse_feature(feature: memoryview) -> Int64Array | str:
+def list_kind(feature: Feature) -> str:
+    """The name of its kind of list, as TensorFlow has it."""
+    return feature if isinstance(feature, str) else "bytes" if isinstance(feature, list) else "int64"
+
+
+def _parse_feature(feature: memoryview) -> Feature:
     parts: list[Int64Array] = []
     for kind, values in _fields(feature):
-        if kind not in _LISTS or not isinstance(values, memoryview):
+        if kind not in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST) or not isinstance(values, memoryview):
             raise NotAnExample(f"field {kind} of a Feature")
-        if kind != 3:
-            return _LISTS[kind]
+        if kind == _FLOAT_LIST:
+            return "float"
+        if kind == _BYTES_LIST:
+            return [bytes(_expect(field, 1, content)) for field, content in _fields(values)]
         for field, content in _fields(values):
             if field != 1:
                 raise NotAnExample(f"field {field} of an Int64List")

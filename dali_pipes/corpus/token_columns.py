@@ -16,6 +16,7 @@ from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
 
 NAMES = ("input_ids", "tokens")
 LOSS_MASK = "loss_mask"
+IS_TEXT = "text: open it with tokenizer='tokenizer.json', or make tokens of it with `dali-pipes tokenize`"
 BESIDE_TOKENS = (LOSS_MASK, "attention_mask", "labels", "position_ids", "special_tokens_mask", "token_type_ids")
 
 

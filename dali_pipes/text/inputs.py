@@ -1,18 +1,18 @@
 """From what the user names to text files in an order that never varies, each recognised by its content.
 
 - folder: its files in natural order, without side files (but `.txt` is data here); of a Hugging Face `save_to_disk`
-  folder its Arrow files in the order of `state.json`;
+  folder its Arrow files in the order of `state.json`, of a MosaicML one its shards in the order of `index.json`;
 - glob: as a folder; list: in the list's own order; what is named twice is there twice.
 
-Content says what is compressed, and what is Parquet, Arrow or tar. Lines of JSON and plain text have no mark: the
-suffix decides, and where it is not known, the first character, `{` for lines of JSON.
+Content says what is compressed, and what is Parquet, Arrow, ArrayRecord or tar. MDS shards, lines of JSON and plain
+text have no mark: the suffix decides, and where it is not known, the first character, `{` for lines of JSON.
 """
 
 import glob
 import hashlib
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -20,13 +20,15 @@ from typing import Literal, TypeAlias
 from dali_pipes.corpus.discover import is_side_file, natural_key
 from dali_pipes.corpus.fingerprint import read_samples
 from dali_pipes.corpus.huggingface import list_shards
+from dali_pipes.corpus.mds_shards import list_shard_files
 from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import find_index, kind_of_index
+from dali_pipes.corpus.sniff import RIEGELI_MAGIC
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 
-Kind: TypeAlias = Literal["jsonl", "plain", "parquet", "arrow", "webdataset"]
+Kind: TypeAlias = Literal["jsonl", "plain", "parquet", "arrow", "webdataset", "mds", "arrayrecord"]
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jl")
 _PLAIN_SUFFIXES = (".txt", ".text", ".md")
@@ -34,6 +36,7 @@ _WRAPPERS = (".gz", ".gzip", ".zst", ".zstd")
 _SIDE_STEMS = ("license", "notice", "readme")
 _CONTROL_BYTES = frozenset(range(0x20)) - frozenset(b"\t\n\v\f\r\x1b")
 _HEAD_BYTES = 4096
+_LISTED_BY: dict[str | None, Callable[[Path], list[Path]]] = {"huggingface": list_shards, "mds": list_shard_files}
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,13 @@ def recognise(path: Path) -> tuple[Kind, Compression] | None:
     table = _table_kind(head) if not compression else None
     if table is not None:
         return table, ""
+    if head.startswith(RIEGELI_MAGIC) and not compression:
+        return "arrayrecord", ""
+    suffix = _inner_suffix(path)
+    if suffix == ".mds":
+        return "mds", compression
     if head[257:262] == b"ustar":
         return "webdataset", compression
-    suffix = _inner_suffix(path)
     if suffix in _JSON_SUFFIXES:
         return "jsonl", compression
     if suffix in _PLAIN_SUFFIXES:
@@ -101,8 +108,8 @@ def _checked(path: Path) -> TextFile:
     found = recognise(path)
     if found is None:
         raise CorpusFormatError(
-            f"{path}: is no text: expected are .txt, .jsonl (also .gz, .zst), Parquet and Arrow tables with a "
-            "column of strings, and tar archives of .txt or .json"
+            f"{path}: is no text: expected are .txt, .jsonl (also .gz, .zst), Parquet and Arrow tables and MDS shards "
+            "with a column of strings, ArrayRecord, and tar archives of .txt or .json"
         )
     with OpenFile(path) as file:
         modified_ns = os.fstat(file.descriptor).st_mtime_ns  # before the samples: a change meanwhile shows at the end
@@ -142,7 +149,7 @@ def _expand(entry: str) -> list[Path]:
         if path.is_dir():
             return _files_of_folder(path)
         if path.is_file():
-            return [path]
+            return list_shard_files(path) if kind_of_index(path) == "mds" else [path]
         if path.exists():
             raise CorpusReadError(f"{path}: is neither a regular file nor a folder")
         matches = matches_of(path) if glob.has_magic(entry) else []
@@ -157,8 +164,9 @@ def _expand(entry: str) -> list[Path]:
 
 def _files_of_folder(folder: Path) -> list[Path]:
     index = find_index(folder)
-    if index is not None and kind_of_index(index) == "huggingface":
-        return list_shards(index)
+    kind = None if index is None else kind_of_index(index)
+    if index is not None and kind in _LISTED_BY:
+        return _LISTED_BY[kind](index)
     return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}")
 
 

@@ -4,9 +4,11 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from dali_pipes.errors import ConfigError, CorpusReadError
+from dali_pipes.text.arrayrecord import read_arrayrecord
 from dali_pipes.text.documents import Document
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.lines import read_jsonl, read_plain
+from dali_pipes.text.mds import read_mds
 from dali_pipes.text.streams import ByteMeter, read_chunks
 from dali_pipes.text.tables import read_table
 from dali_pipes.text.webdataset import read_webdataset
@@ -29,11 +31,17 @@ def read_documents(file: TextFile, key: str | None, separator: str | None, meter
     """
     if file.kind in ("parquet", "arrow"):
         return read_table(file.path, file.kind, file.size, key, meter)
+    if file.kind == "arrayrecord":
+        return read_arrayrecord(file.path, file.size, key, meter)
     chunks = read_chunks(file.path, file.compression, meter)
     if file.kind == "jsonl":
         return read_jsonl(file.path, chunks, key)
+    if file.kind == "mds":
+        return read_mds(file.path, chunks, key)
     if key is None:
-        raise ConfigError(f"{file.path}: holds texts; conversations are records of .jsonl, Parquet or Arrow files")
+        raise ConfigError(
+            f"{file.path}: holds texts; conversations are records of .jsonl, Parquet, Arrow, MDS or ArrayRecord files"
+        )
     if file.kind == "plain":
         return read_plain(file.path, chunks, separator)
     return read_webdataset(file.path, chunks, key)

@@ -34,6 +34,10 @@ def mds_value(encoding: str, value: Any, dim_bytes: int | None = None) -> bytes:
         return struct.pack("<q", value)
     if kind == "str":
         return bytes(value.encode())
+    if kind == "json":
+        return json.dumps(value).encode()
+    if kind == "bytes" and isinstance(value, bytes):
+        return value
     if kind == "bytes" or len(rest) == 2:
         return bytes(value.tobytes())
     width = dim_bytes or next(w for w in (1, 2, 4, 8) if max(value.shape) < 256**w)
@@ -50,10 +54,20 @@ def mds_shard(columns: dict[str, str], samples: Sequence[dict[str, Any]], dim_by
         values = {name: mds_value(columns[name], sample[name], dim_bytes) for name in names}
         sizes = [len(values[name]) for name in names if mds_size(columns[name]) is None]
         bodies.append(struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(values[name] for name in names))
-    config = json.dumps({"column_names": names, "format": "mds"}).encode()
+    config = json.dumps({**mds_columns(columns), "format": "mds", "version": 2}, sort_keys=True).encode()
     first = 4 * (len(samples) + 2) + len(config)
     offsets = [first + sum(map(len, bodies[:number])) for number in range(len(samples) + 1)]
     return struct.pack(f"<{len(samples) + 2}I", len(samples), *offsets) + config + b"".join(bodies)
+
+
+def mds_columns(columns: dict[str, str]) -> dict[str, list[Any]]:
+    """What index and shard say of the columns."""
+    names = sorted(columns)
+    return {
+        "column_encodings": [columns[name] for name in names],
+        "column_names": names,
+        "column_sizes": [mds_size(columns[name]) for name in names],
+    }
 
 
 def mds_size(encoding: str) -> int | None:
@@ -75,14 +89,12 @@ def write_mds(
 ) -> Path:
     """A set in `folder`; `compression` of each shard in turn."""
     folder.mkdir(parents=True, exist_ok=True)
-    names, entries = sorted(columns), []
+    entries = []
     for number, samples in enumerate(shards):
         data = mds_shard(columns, samples, dim_bytes)
         basename, method = f"shard.{number:05}.mds", compression[number % len(compression)]
         entry: dict[str, Any] = {
-            "column_encodings": [columns[name] for name in names],
-            "column_names": names,
-            "column_sizes": [mds_size(columns[name]) for name in names],
+            **mds_columns(columns),
             "compression": method,
             "format": "mds",
             "hashes": list(hashes),
@@ -169,8 +181,8 @@ def write_datatrove(
     return path
 
 
-def tf_example(features: Mapping[str, Sequence[int] | None], *, packed: bool = True) -> bytes:
-    """A tf.train.Example of int64 lists; None is a Feature without a kind."""
+def tf_example(features: Mapping[str, Sequence[int | str | float] | None], *, packed: bool = True) -> bytes:
+    """A tf.train.Example of lists of int64, strings or floats; None is a Feature without a kind."""
 
     def varint(value: int) -> bytes:
         value &= 2**64 - 1
@@ -185,11 +197,16 @@ def tf_example(features: Mapping[str, Sequence[int] | None], *, packed: bool = T
 
     entries = b""
     for name, values in features.items():
+        integers = [value for value in values or () if isinstance(value, int)]
         if values is None:
             feature = b""
+        elif any(isinstance(value, str) for value in values):
+            feature = field(1, b"".join(field(1, str(value).encode()) for value in values))
+        elif any(isinstance(value, float) for value in values):
+            feature = field(2, field(1, struct.pack(f"<{len(values)}f", *values)))
         elif packed:
-            feature = field(3, field(1, b"".join(map(varint, values))) if values else b"")
+            feature = field(3, field(1, b"".join(map(varint, integers))) if values else b"")
         else:
-            feature = field(3, b"".join(b"\x08" + varint(value) for value in values))
+            feature = field(3, b"".join(b"\x08" + varint(value) for value in integers))
         entries += field(1, field(1, name.encode()) + field(2, feature))
     return field(1, entries)

@@ -17,7 +17,8 @@ from dali_pipes import kept_files
 from dali_pipes.corpus import open_corpus
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import CorpusWriteError
-from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.inputs import TextFile, find_text_files
+from dali_pipes.text.reading import read_batches
 from dali_pipes.text.run_folder import Receipt, RunFolder
 
 if TYPE_CHECKING:
@@ -132,6 +133,34 @@ def _array_record(folder: Path) -> None:
     for ids in PARTS:
         writer.write(tf_example({"tokens": ids.tolist(), "length": [len(ids)]}))
     writer.close()
+
+
+def _record_texts(folder: Path) -> None:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(folder / "a.array_record"), "group_size:4")
+    for number in range(20):
+        writer.write(tf_example({"text": [f"text {number} " * number], "length": [number]}))
+    writer.close()
+
+
+def _mds_texts(compression: str | None) -> Callable[[Path], object]:
+    def write(folder: Path) -> object:
+        samples = [{"id": n, "text": f"text {n} " * n, "more": {"n": [n]}} for n in range(20)]
+        columns = {"id": "int", "text": "str", "more": "json"}
+        return write_mds(folder, columns, [samples[:12], samples[12:]], compression=[compression])
+
+    return write
+
+
+def _read_texts(key: str | None) -> Callable[[Path], object]:
+    def read(folder: Path) -> Any:
+        batches = read_batches(find_text_files(folder), key, None, 0, 1000)
+        texts = [document.content for batch in batches for document in batch.documents]
+        assert all(isinstance(text, dict if key is None else str) for text in texts)
+        return texts
+
+    return read
 
 
 def _masked(kind: str) -> Callable[[Path], object]:
@@ -269,6 +298,9 @@ KINDS = {
         lambda folder: write_litdata(folder, [PARTS[:15], PARTS[15:]], compression="zstd"), read_corpus
     ),
     "arrayrecord": Kind(_array_record, read_corpus),
+    "mds text": Kind(_mds_texts(None), _read_texts("text")),
+    "mds text gz": Kind(_mds_texts("gz"), _read_texts(None), expands=1 << 10),
+    "arrayrecord text": Kind(_record_texts, _read_texts("text")),
     "loss mask": Kind(_masked("raw"), read_corpus),
     "loss mask npy": Kind(_masked("npy"), read_corpus),
     "kept offsets": Kind(_offsets, _read_offsets),

@@ -19,8 +19,11 @@ Batch = dict[str, Any]
 
 def sliced(piece: Piece, names: Sequence[str], device: int | None, row_outputs: RowOutputs | None) -> Iterator[Batch]:
     """The batches of a piece, one after another, as views of its memory. Does not block."""
-    columns = {}
-    for name in (name for name in names if name in piece.arrays):
+    columns: dict[str, Sequence[Any]] = {}
+    for name in names:
+        if name not in piece.arrays:
+            columns[name] = [values[name] for values in piece.values]
+            continue
         tensor = as_tensor(piece.arrays[name], device)
         if piece.is_flat and name != "row_ids":
             assert row_outputs is not None
@@ -31,8 +34,7 @@ def sliced(piece: Piece, names: Sequence[str], device: int | None, row_outputs: 
             columns[name] = tensor.split([1] * len(piece.sizes) if name == "cu_seqlens" else piece.sizes)
         if name == "cu_seqlens":
             columns[name] = [bounds[0] for bounds in columns[name]]
-    for number, values in enumerate(piece.values):
-        yield {name: columns[name][number] if name in columns else values[name] for name in names}
+    return (dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True))
 
 
 class RowShare:

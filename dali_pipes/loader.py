@@ -31,6 +31,8 @@ from dali_pipes.state import OnChange, States
 from dali_pipes.state_change import StateChange
 from dali_pipes.stats import LoaderStats
 
+_group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
+
 
 class TokenLoader(NotADataSet):
     """An iterable over batches; each `for` is one epoch, in its own order (all epochs, with `repeat`).
@@ -79,7 +81,7 @@ class TokenLoader(NotADataSet):
         self._closed = False
         self._open(resolve_ranks(config))
         self._begin = Position(0, 0)  # of this object, before any steps that are left out
-        self._position = self._schedule.normalise(self._begin)  # behind the last batch handed out: what a state says
+        self._behind: Position | tuple[StepRange, int] = self._schedule.normalise(self._begin)  # or so many of a block
         self._resumed = self._position  # where the epoch that a state was loaded into began for this object
         self.state_change: StateChange | None = None
         """What `on_change = "nearest"` changed when the last state was loaded; None where that state fitted."""
@@ -201,7 +203,7 @@ class TokenLoader(NotADataSet):
         self._begin, self.state_change = self._states.read(state, on_change)
         if self.state_change is not None and speaks_for_all(self.config):
             say_once(self.state_change.line())
-        self._position = self._resumed = self._schedule.normalise(self._begin)
+        self._behind = self._resumed = self._schedule.normalise(self._begin)
         self._run += 1
         self._running = self._begun = False
 
@@ -302,10 +304,14 @@ class TokenLoader(NotADataSet):
                 steps = self._stream.peek()
                 if steps.epoch != start.epoch and not self.config.repeat:
                     return
-                batches = self._batches_of(self._stream.take(self._consumer()))
-                for position, batch in zip(self._positions_behind(steps), batches, strict=True):
-                    self._position = position
-                    self._begun = position.epoch == steps.epoch
+                consumer = self._consumer()
+                batches = self._batches_of(self._stream.take(consumer), consumer)
+                for taken, batch in enumerate(batches, 1):
+                    if taken < steps.num_steps:
+                        self._behind, self._begun = (steps, taken), True
+                    else:
+                        self._behind = self._schedule.behind(steps, taken)
+                        self._begun = self._behind.epoch == steps.epoch
                     self._running = True
                     handed_out = time.perf_counter()
                     self._wait_s += handed_out - asked
@@ -313,11 +319,12 @@ class TokenLoader(NotADataSet):
                     yield batch
                     asked = time.perf_counter()
                     self._check_current(run)
-                    if not self._ranks_given:  # a look at a flag, not a call, at every batch
+                    if not self._ranks_given and _group_exists():
                         self._follow_process_group()
                     self._wall_s += asked - handed_out
                     if self._wall_s >= self._watch.next_s:
                         self._watch.look(self._batches, self.stats)
+                assert taken == steps.num_steps, "a block has a batch for each of its steps"
                 del batch, batches  # or the block would be held here while the next one is made
         except Exception:  # an interrupt may as well come in the loop's body, so there it ends the epoch as here
             if run == self._run:
@@ -331,7 +338,7 @@ class TokenLoader(NotADataSet):
         """The stream that the trainer works on now, as a raw handle; None on the CPU."""
         return None if self._built.device is None else current_stream(self._built.device)
 
-    def _batches_of(self, pieces: Iterator[Piece]) -> Iterator[Batch]:
+    def _batches_of(self, pieces: Iterator[Piece], taken_for: int | None) -> Iterator[Batch]:
         """Batches as views of the pieces of a block: no copies, unless they must be at fixed addresses."""
         for piece in pieces:
             batches = sliced(piece, self.config.batch_names, self._built.device, self._built.row_outputs)
@@ -339,7 +346,7 @@ class TokenLoader(NotADataSet):
                 self._batches += 1
                 self._tokens += size * width if self._share is None else size * width // self._share.size
                 stream = self._consumer()
-                if stream is not None:
+                if stream is not None and stream != taken_for:
                     self._stream.use(stream)
                 if self._share is not None:
                     batch = self._share.of(batch)
@@ -350,13 +357,11 @@ class TokenLoader(NotADataSet):
                     batch = self._static.fill(batch)
                 yield batch
 
-    def _positions_behind(self, steps: StepRange) -> Iterator[Position]:
-        """What a state says when each batch of a block has been handed out."""
-        schedule = self._schedule
-        end = steps.first_step + steps.num_steps
-        for step in range(steps.first_step, end - 1):
-            yield Position(steps.epoch, steps.base + (step + 1) * schedule.global_rows)
-        yield schedule.normalise(Position(steps.epoch, schedule.rows_after(steps.base, end - 1, steps.epoch)))
+    @property
+    def _position(self) -> Position:
+        """Behind the last batch handed out: what a state says. Worked out when asked for, not at every batch."""
+        behind = self._behind
+        return behind if isinstance(behind, Position) else self._schedule.behind(*behind)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -364,7 +369,8 @@ class TokenLoader(NotADataSet):
 
     def _check_current(self, run: int) -> None:
         end_thread_at_exit()
-        self._check_open()
+        if run != self._run:
+            self._check_open()
         self._source.check_usable()  # first of all in a forked child: CUDA's own error there names no cause
         if run != self._run:
             raise LoaderClosedError(
@@ -388,6 +394,6 @@ class TokenLoader(NotADataSet):
         self._open(resolve_ranks(self.config.replace(rank=None, world_size=None)))
         before.close()
         self._ranks_given = True
-        self._position = self._resumed = self._schedule.normalise(self._begin)
+        self._behind = self._resumed = self._schedule.normalise(self._begin)
         self._announce()
         return True

@@ -34,6 +34,18 @@ Array = Any  # a NumPy array, or a CuPy array where the placement is on a GPU
 Int64Array = npt.NDArray[np.int64]
 
 
+_forks = 0
+"""How many forks lie between the process that imported this and this one; cheaper to look at than its number is."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class BlockInfo(NamedTuple):
     """What a source is asked for; DALI's `BatchInfo` has the same fields."""
 
@@ -129,7 +141,7 @@ class BlockSource:
         self._free: deque[Slot] = deque()
         self._delivered: Slot | None = None
         self._threads: ReaderThreads | None = None
-        self._process = os.getpid()
+        self._process, self._forks = os.getpid(), _forks
         self._closed = False
         self.delivered = 0
         """Blocks handed out so far, over all epochs and restarts."""
@@ -227,7 +239,7 @@ class BlockSource:
         """Raise `LoaderClosedError` where the source is closed, or belongs to the process this one was forked from."""
         if self._closed:
             raise LoaderClosedError("this block source is closed; build a new loader")
-        if os.getpid() != self._process:
+        if _forks != self._forks:
             raise LoaderClosedError(
                 f"this loader belongs to process {self._process} and its threads do not exist in the forked process "
                 f"{os.getpid()}; build the loader in the process that uses it"

@@ -218,6 +218,13 @@ class Schedule:
             if not self.skipped(epoch + 1):
                 return position
 
+    def behind(self, steps: StepRange, count: int) -> Position:
+        """The place behind the first `count` of some steps, one of them at least."""
+        end = steps.first_step + count
+        if count < steps.num_steps:
+            return Position(steps.epoch, steps.base + end * self.global_rows)
+        return self.normalise(Position(steps.epoch, self.rows_after(steps.base, end - 1, steps.epoch)))
+
     def epoch_behind(self, epoch: int) -> Position:
         """Where the next epoch begins. Counts rows only where steps are left out of it."""
         begin = Position(epoch + 1, 0)

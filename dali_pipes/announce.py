@@ -17,7 +17,8 @@ from typing import Any
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.ranks import process_group
-from dali_pipes.schedule import Schedule
+from dali_pipes.schedule import Position, Schedule
+from dali_pipes.state_change import StateChange
 from dali_pipes.stats import LoaderStats
 
 COLUMNS = 120
@@ -78,6 +79,19 @@ def start_text(
     order = f"  epoch{split}: {count} rows, {steps:,} steps{left_out} of {ranks} x {shape}; order {state['order']}"
     where = f"  {device}, placement {placement}: {reason}"
     return "\n".join((data, _shown(order, COLUMNS), _shown(where, COLUMNS)))
+
+
+def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None) -> str:
+    """What is said where a run goes on with rows of another length, or within an epoch with other steps; else ""."""
+    if change is not None:
+        return change.line()
+    if not place.rows or saved_rows in (None, schedule.global_rows):
+        return ""
+    return (
+        f"going on at row {place.rows} of epoch {place.epoch} with steps of {schedule.global_rows} rows (saved with "
+        f"{saved_rows}): its next step is number {schedule.step_number(place.rows)}, and a trainer that has counted "
+        "the steps of this epoch itself has another"
+    )
 
 
 def _shown(text: str, columns: int, *, keep_end: bool = False) -> str:

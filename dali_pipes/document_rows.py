@@ -11,7 +11,7 @@ state therefore says in which window it is and how many rows came before it.
 
 import hashlib
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,6 +82,10 @@ class _Epoch:
     def known(self) -> int:
         return self.ends[-1] if self.ends else self.first.rows_before
 
+    def mark(self, number: int) -> WindowMark:
+        """The window `number` behind the first one."""
+        return WindowMark(self.first.window + number, self.ends[number - 1] if number else self.first.rows_before)
+
 
 class DocumentRows:
     """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
@@ -126,22 +130,21 @@ class DocumentRows:
     def is_complete(self, epoch: int) -> bool:
         """Whether all rows of an epoch have been counted. Plans nothing."""
         with self._lock:
-            return epoch in self._epochs and self._complete(self._epochs[epoch])
+            counted = self._epochs.get(self._numbered(epoch))
+            return counted is not None and self._complete(counted)
 
     def mark(self, epoch: int, row: int) -> WindowMark:
-        """The window that `row` is in, or would begin. Plans nothing while the epoch is one of the last ones used."""
-        while True:
-            with self._lock:
-                if row == 0 and epoch not in self._epochs:
-                    return WindowMark(0, 0)
-                counted = self._counted(epoch)
-                if row < counted.first.rows_before:  # before a saved mark
-                    self._epochs[epoch] = counted = _Epoch(WindowMark(0, 0))
-                if row <= counted.known or self._complete(counted):
-                    number = bisect_right(counted.ends, row)
-                    before = counted.ends[number - 1] if number else counted.first.rows_before
-                    return WindowMark(counted.first.window + number, before)
-            self.count(epoch, row)  # forgotten since
+        """The window that `row` is in, or the one behind the first with which the rows before it are complete.
+
+        The same whatever else has been planned. Plans nothing while the epoch is one of the last ones used.
+        """
+        if row == 0:
+            return WindowMark(0, 0)
+        counted = self._counted_to(epoch, row)
+        if row == counted.first.rows_before:
+            return counted.first
+        number = bisect_left(counted.ends, row)
+        return counted.mark(number + (counted.ends[number] == row))
 
     def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
         """Count an epoch's rows from a saved mark on. False if `row` cannot be where the mark says it is."""
@@ -154,8 +157,7 @@ class DocumentRows:
         ):
             return False
         with self._lock:
-            self._counted(epoch)
-            self._epochs[epoch] = _Epoch(mark)
+            self._count_from(epoch, mark)
         return True
 
     def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:
@@ -164,16 +166,18 @@ class DocumentRows:
         if len(real):
             with self._lock:
                 if real[0] < self._counted(epoch).first.rows_before:  # before the place where a saved state began
-                    self._epochs[epoch] = _Epoch(WindowMark(0, 0))
+                    self._count_from(epoch, WindowMark(0, 0))
             self.count(epoch, int(real[-1]) + 1)
         parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
         done = 0
         while done < len(real):
-            mark = self.mark(epoch, int(real[done]))  # never a window without rows: this one has a row
+            mark = self._window_of(epoch, int(real[done]))
             packing = self._plan(epoch, mark.window)
             num_rows = packing.num_rows
             here = real[done : np.searchsorted(real, mark.rows_before + num_rows)] - mark.rows_before
+            if not len(here):  # another thread's epochs have pushed this one's count out: it is planned and counted now
+                continue
             done += len(here)
             is_ordered = self.buckets is not None or not self._shuffle
             rows = here if is_ordered else permute(here, num_rows, self._key("window", epoch, mark.window))
@@ -200,10 +204,10 @@ class DocumentRows:
         longest = np.zeros(-(-(end - first) // step_rows), np.int64)
         row = first
         while row < end:
-            mark = self.mark(epoch, row)
+            mark = self._window_of(epoch, row)
             packing = self._plan(epoch, mark.window)
             until = min(end, mark.rows_before + packing.num_rows)
-            if until == row:  # a window without rows, met before it was counted
+            if until == row:  # as in `pieces`
                 continue
             steps = np.arange((row - first) // step_rows, (until - 1 - first) // step_rows + 1)
             lengths = packing.piece_lengths[row - mark.rows_before : until - mark.rows_before]
@@ -214,10 +218,10 @@ class DocumentRows:
 
     def plan_behind(self, epoch: int, row: int) -> None:
         """Plan the window behind that of `row`, so that nobody has to wait for it later."""
-        window = self.mark(epoch, row).window + 1
+        window = self._window_of(epoch, row).window + 1
         if window < self.num_windows:
             self._plan(epoch, window)
-        elif (epoch + 1) not in self._epochs:
+        elif self._numbered(epoch + 1) not in self._epochs:
             self.count(epoch + 1, 1)
 
     def estimate(self, epoch: int) -> int:
@@ -244,7 +248,7 @@ class DocumentRows:
         rows = places = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
-            packing = self._kept_plan(epoch, window) or self._make_plan(epoch, window)
+            packing = self._kept_plan(self._numbered(epoch), window) or self._make_plan(epoch, window)
             with self._lock:
                 self._note(epoch, window, packing)
             rows += packing.num_rows
@@ -268,15 +272,42 @@ class DocumentRows:
         return counted.first.window + len(counted.ends) >= self.num_windows
 
     def _counted(self, epoch: int) -> _Epoch:
-        if epoch not in self._epochs:
-            self._epochs[epoch] = _Epoch(WindowMark(0, 0))
-            while len(self._epochs) > _EPOCHS_KEPT:
-                self._epochs.popitem(last=False)
-        self._epochs.move_to_end(epoch)
-        return self._epochs[epoch]
+        known = self._epochs.get(self._numbered(epoch))
+        if known is None:
+            return self._count_from(epoch, WindowMark(0, 0))
+        self._epochs.move_to_end(self._numbered(epoch))
+        return known
+
+    def _count_from(self, epoch: int, mark: WindowMark) -> _Epoch:
+        self._epochs[self._numbered(epoch)] = counted = _Epoch(mark)
+        self._epochs.move_to_end(self._numbered(epoch))
+        while len(self._epochs) > _EPOCHS_KEPT:
+            self._epochs.popitem(last=False)
+        return counted
+
+    def _numbered(self, epoch: int) -> int:
+        """The number that an epoch's plan is known by: without a shuffle all epochs are one."""
+        return epoch if self._shuffle else 0
+
+    def _counted_to(self, epoch: int, row: int) -> _Epoch:
+        """An epoch whose rows before `row` have been counted, as far as it has so many. Only ever appended to."""
+        while True:
+            with self._lock:
+                counted = self._counted(epoch)
+                if row < counted.first.rows_before:  # before a saved mark
+                    counted = self._count_from(epoch, WindowMark(0, 0))
+                if row <= counted.known or self._complete(counted):
+                    return counted
+            self.count(epoch, row)  # forgotten since
+
+    def _window_of(self, epoch: int, row: int) -> WindowMark:
+        """The window that holds `row`, unless that has not been counted, or is no more: then the one to plan next."""
+        counted = self._counted_to(epoch, row)
+        return counted.mark(bisect_right(counted.ends, row))
 
     def _plan(self, epoch: int, window: int) -> Packing:
         """The rows that the documents of a window make; `piece_documents` are documents of the split."""
+        epoch = self._numbered(epoch)
         packing = self._kept_plan(epoch, window)
         if packing is None:
             with self._planning:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from dali_pipes.announce import WaitWatch, say_once, speaks_for_all, start_text
+from dali_pipes.announce import WaitWatch, resumed_text, say_once, speaks_for_all, start_text
 from dali_pipes.batches import Batch, RowShare, StaticBatch, current_stream, sliced
 from dali_pipes.block_queue import BlockStream, Piece
 from dali_pipes.config import LoaderConfig
@@ -88,6 +88,7 @@ class TokenLoader(NotADataSet):
         self._run = 0  # number of the newest iterator; older ones are superseded
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
+        self._last_epoch: int | None = None  # of the last batch handed out, since a state was loaded
         self._batches = self._tokens = 0
         self._wait_s = self._wall_s = 0.0
         self._announce()
@@ -138,28 +139,22 @@ class TokenLoader(NotADataSet):
         return self._schedule.step_number(self._next().rows)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, without those of `skip_steps`: the same on every rank.
+        """Batches in the epoch of the next batch, without those of `skip_steps`: exact, and the same on every rank.
 
-        Rows made of documents are counted as their plan is made: until an epoch has been planned, in this run or an
-        earlier one whose `plan_report()` was kept, this is an estimate (`length_is_exact`).
+        Where a run goes on within an epoch with steps of another size, they are counted as `step` counts them, so that
+        so many less `step` are left. Rows made of documents have to be planned to be counted, all of the epoch's, as
+        `plan_report()` does: that blocks once an epoch, unless it is known already (`length_is_known`).
         """
         self._follow_process_group()
         schedule, epoch = self._schedule, self.epoch
-        documents = schedule.documents
-        if documents is None or self._reports is None or documents.is_complete(epoch):
-            return schedule.left_of(schedule.steps(0, epoch), epoch)
-        report = self._reports.known(epoch)
-        rows = documents.estimate(epoch) if report is None else report.rows
-        steps = schedule.left_of(schedule.steps_of(rows), epoch)
-        return max(1, steps) if report is None else steps
+        rows = schedule.rows_known(epoch) if self._reports is None else self._reports.rows(epoch)
+        base = schedule.counted_from(self._resumed, epoch)
+        return schedule.left_of(schedule.step_number(base) + schedule.steps_of(rows - base), epoch)
 
     @property
-    def length_is_exact(self) -> bool:
-        """Whether `len()` has been counted rather than estimated. Plans nothing."""
-        documents, epoch = self._schedule.documents, self.epoch
-        if documents is None or self._reports is None:
-            return True
-        return documents.is_complete(epoch) or self._reports.known(epoch) is not None
+    def length_is_known(self) -> bool:
+        """Whether `len()` needs no planning. Plans nothing."""
+        return self._reports is None or self._reports.knows_rows(self.epoch)
 
     def plan_report(self) -> PlanReport:
         """What the plan of the next batch's epoch makes of the documents: rows, fill, padding, dropped and split ones.
@@ -170,10 +165,7 @@ class TokenLoader(NotADataSet):
         """
         if self._reports is None:
             raise ConfigError('rows = "stream" have no plan; rows = "pack" and "pad" do')
-        report, why_not_kept = self._reports.report(self.epoch)
-        if why_not_kept is not None:
-            say_once(f"the report of a plan is not kept: {why_not_kept}; the next start plans it again")
-        return report
+        return self._reports.report(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
@@ -201,11 +193,13 @@ class TokenLoader(NotADataSet):
         self._check_open()
         self._follow_process_group()
         self._begin, self.state_change = self._states.read(state, on_change)
-        if self.state_change is not None and speaks_for_all(self.config):
-            say_once(self.state_change.line())
         self._behind = self._resumed = self._schedule.normalise(self._begin)
+        text = resumed_text(self._schedule, self._resumed, state.get("step_rows"), self.state_change)
+        if text and speaks_for_all(self.config) and not (self.config.quiet and self.state_change is None):
+            say_once(text)
         self._run += 1
         self._running = self._begun = False
+        self._last_epoch = None
 
     def row_positions(self, width: int | None = None) -> torch.Tensor:
         """Which positions of a row of `width` (None: seq_len) the columns of a batch are: int64 (T,), on the CPU.
@@ -217,13 +211,17 @@ class TokenLoader(NotADataSet):
         return positions if self._share is None else self._share.columns(positions[None])[0]
 
     def locate(self, step: int, row: int, epoch: int | None = None) -> RowLocation:
-        """Where row `row` of this rank's batch number `step` comes from, in `epoch` (None: that of the next batch).
+        """Where row `row` of this rank's batch number `step` comes from.
+
+        epoch: None is that of the last batch that was handed out; before the first one, or when a state has been
+        loaded since, that of the next.
 
         Any past or future step; reads no data. Raises `ConfigError` for a step or row that does not exist, and for
         steps before a resume that changed the number of rows in a step.
         """
         self._follow_process_group()
-        epoch = self.epoch if epoch is None else epoch
+        if epoch is None:
+            epoch = self.epoch if self._last_epoch is None else self._last_epoch
         plan = plan_step(
             self._schedule, self._built.layout, epoch, step, self._schedule.counted_from(self._resumed, epoch)
         )
@@ -312,7 +310,7 @@ class TokenLoader(NotADataSet):
                     else:
                         self._behind = self._schedule.behind(steps, taken)
                         self._begun = self._behind.epoch == steps.epoch
-                    self._running = True
+                    self._running, self._last_epoch = True, steps.epoch
                     handed_out = time.perf_counter()
                     self._wait_s += handed_out - asked
                     self._wall_s += handed_out - asked

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dali_pipes.announce import say_once
 from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import DocumentRows, PlanReport
 from dali_pipes.operators.permute import ORDER_NAME
@@ -47,14 +48,22 @@ class PlanReports:
         report = self._known[epoch]
         return report if report is not None and self._agrees(report, epoch) else None
 
-    def report(self, epoch: int) -> tuple[PlanReport, str | None]:
-        """The report of an epoch, and why it could not be kept.
+    def knows_rows(self, epoch: int) -> bool:
+        """Whether `rows` has nothing to plan. Plans nothing."""
+        return self._documents.is_complete(epoch) or self.known(epoch) is not None
+
+    def rows(self, epoch: int) -> int:
+        """Rows of an epoch. Blocks as `report` does, unless they have been counted already."""
+        return self._documents.count(epoch) if self._documents.is_complete(epoch) else self.report(epoch).rows
+
+    def report(self, epoch: int) -> PlanReport:
+        """The report of an epoch. Where it cannot be kept, says why, once.
 
         Plans all of the epoch if nobody has before, which blocks, as does another process that is just doing so.
         """
         known = self.known(epoch)
         if known is not None:
-            return known, None
+            return known
         make = partial(self._make, epoch)
         folder, reason = cache_folder(self._files)
         if folder is None:
@@ -63,7 +72,9 @@ class PlanReports:
             path, load, store = folder / self._name(epoch), partial(self._load, epoch), partial(self._store, epoch)
             report, reason = load_or_make(path, load, make, store)
         self._known[epoch] = report
-        return report, reason
+        if reason is not None:
+            say_once(f"the report of a plan is not kept: {reason}; the next start plans it again")
+        return report
 
     def _make(self, epoch: int) -> PlanReport:
         with progress_bar(f"planning epoch {epoch}", self._documents.num_windows) as advance:

@@ -125,20 +125,29 @@ class States:
 
     def _refuse_other_steps(self, saved: Any, position: Position) -> None:
         """Where steps that are left out lie ahead, and may be counted in other rows than this run's."""
-        now = self._schedule.global_rows
-        ahead = any((epoch, end * now) > position for _, end, epoch in self._schedule.skip_steps)
-        if saved in (None, now) or not ahead:
-            return
-        if self._counted_rows is None:
+        now, counted = self._schedule.global_rows, self._counted_rows
+        if counted is None and saved not in (None, now):
+            most = max(now, saved) if _is_count(saved) else now  # whichever they count, none of them may be ahead
+            if all((epoch, end * most) <= position for _, end, epoch in self._schedule.skip_steps):
+                return
             raise StateError(
                 f"skip_steps leave steps out, of {now} rows each in this run, but of {_short(saved)} in the run that "
                 f"saved the state: say which they count, skip_step_rows = {_short(saved)} or skip_step_rows = {now}"
             )
-        if self._counted_rows != now and position.rows % now:
+        is_ahead = any(e == position.epoch and end * now > position.rows for _, end, e in self._schedule.skip_steps)
+        if counted in (None, now) or not is_ahead:
+            return
+        if position.rows % now:
             raise StateError(
                 f"this run goes on at row {position.rows} with steps of {now} rows, so none begins where those of "
-                f"{self._counted_rows} rows that skip_steps count do; count them in this run's, skip_step_rows = {now} "
+                f"{counted} rows that skip_steps count do; count them in this run's, skip_step_rows = {now} "
                 "(`dali-pipes explain --state` shows which step has which rows)"
+            )
+        if saved == counted and position.rows % counted:
+            raise StateError(
+                f"the run that saved the state had steps of {counted} rows that do not begin at multiples of that: "
+                f"at row {position.rows}, for one, since it had itself gone on within the epoch. skip_steps count them "
+                "from the epoch's first row: say the rows themselves, as ranges of steps of one row, skip_step_rows = 1"
             )
 
     def _read_window(self, state: Mapping[str, Any], position: Position, saved: Mapping[str, Any]) -> None:

@@ -87,10 +87,42 @@ def test_the_start_plans_no_epoch_and_reads_nothing(tmp_path: Path, monkeypatch:
             for owner, name in ((DocumentRows, "_make_plan"), (Corpus, "_read"), (Path, "open")):
                 patch.setattr(owner, name, None)
             assert "  epoch: about 200 rows, 50 steps of 1 rank x (4, 8); order philox24-v1" in ours.summary()
-        assert not ours.length_is_exact
+        assert not ours.length_is_known
         for _ in itertools.islice(ours, 49):
             pass
         assert "  epoch: 200 rows, 50 steps of 1 rank x (4, 8); order philox24-v1" in ours.summary()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_size": 4}, False),
+        ({"batch_size": 2, "rank": 0, "world_size": 2}, False),
+        ({"batch_size": 3}, True),
+        ({"batch_size": 2}, True),
+        ({"batch_size": 3, "quiet": True}, False),
+        ({"batch_size": 3, "rank": 1, "world_size": 2}, False),
+    ],
+    ids=str,
+)
+def test_a_resume_with_steps_of_another_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], said: bool
+) -> None:
+    """A trainer that counts steps itself would leave out a part of the epoch; at its beginning nothing is lost."""
+    announce.say_once.cache_clear()
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    common: dict[str, Any] = {"dtype": "uint16", "seq_len": 8, "device": "cpu"}
+    with TokenLoader(corpus=tmp_path, **common, batch_size=4, quiet=True) as first:
+        states = [first.state_dict()]
+        for _ in itertools.islice(first, 2):
+            states.append(first.state_dict())
+    with TokenLoader(corpus=tmp_path, **common, **settings) as ours:
+        ours.load_state_dict(states[0])
+        assert "going on" not in capsys.readouterr().err
+        ours.load_state_dict(states[2])
+        text = capsys.readouterr().err
+        assert ("going on at row 8 of epoch 0 with steps of" in text) == said
+        assert (f"its next step is number {ours.step}, and a trainer" in text) == said
 
 
 @given(

@@ -52,7 +52,7 @@ ALLOWED = {
     "opening": Imports("corpus text __init__", "numpy"),
     "length_buckets": Imports("operators", "numpy"),
     "document_rows": Imports("documents length_buckets schedule operators", "numpy"),
-    "plan_reports": Imports("document_rows corpus operators progress user_cache"),
+    "plan_reports": Imports("announce document_rows corpus operators progress user_cache"),
     "row_plan": Imports("document_rows documents schedule operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
     "source": Imports("profiling readers row_plan schedule corpus stats", "numpy"),
@@ -77,7 +77,7 @@ ALLOWED = {
     ),
     "state_change": Imports("schedule"),
     "state": Imports("state_change schedule corpus operators config"),
-    "announce": Imports("config corpus ranks schedule stats"),
+    "announce": Imports("config corpus ranks schedule stats state_change"),
     "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
         "announce batches block_queue not_a_data_set plan_reports ranks readers state state_change pipeline row_plan "

@@ -30,6 +30,7 @@ from dali_pipes.schedule.windows import Windows
 
 Int64Array = npt.NDArray[np.int64]
 PADDING = -1
+_MOST_EPOCHS_WITHOUT_STEPS = 10_000
 
 
 class Position(NamedTuple):
@@ -68,7 +69,7 @@ class RowCounts(Protocol):
         """Rows of the epoch, as far as that can be said without counting them all."""
 
     def mark(self, epoch: int, row: int) -> WindowMark:
-        """Where `row`, which has been counted, is in the plan. Does not block."""
+        """Where in the plan a run stands that has had the rows before `row`, which are counted. Does not block."""
 
     def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
         """Count on from a saved mark. False if `row` cannot be there. May block."""
@@ -207,16 +208,24 @@ class Schedule:
         return window_numbers * self.windows.stride + self.windows.first
 
     def normalise(self, position: Position) -> Position:
-        """The same place, written as the start of the next step that is handed out, or of the next epoch."""
-        while True:
-            epoch, rows = position
+        """The same place, written as the start of the next step that is handed out, in this epoch or a later one.
+
+        Epochs without any are passed over: those that are left out whole, and, where rows made of documents are few and
+        differ from epoch to epoch, those that make no whole step. ConfigError after ten thousand of them.
+        """
+        epoch, rows = position
+        for _ in range(_MOST_EPOCHS_WITHOUT_STEPS):
             step = self.step_number(rows)
             rows += sum(end - step for first, end in self.skipped(epoch) if first <= step < end) * self.global_rows
             if self.steps(rows, epoch, most=1) > 0:
                 return Position(epoch, rows)
-            position = Position(epoch + 1, 0)
-            if not self.skipped(epoch + 1):
-                return position
+            epoch, rows = epoch + 1, 0
+            if self.documents is None and not self.skipped(epoch):
+                return Position(epoch, rows)
+        raise ConfigError(
+            f"no epoch from {position.epoch} to {epoch} has a step of {self.global_rows} rows that is handed out; use "
+            "more data, a smaller batch_size, or drop_last = False"
+        )
 
     def behind(self, steps: StepRange, count: int) -> Position:
         """The place behind the first `count` of some steps, one of them at least."""
@@ -226,9 +235,8 @@ class Schedule:
         return self.normalise(Position(steps.epoch, self.rows_after(steps.base, end - 1, steps.epoch)))
 
     def epoch_behind(self, epoch: int) -> Position:
-        """Where the next epoch begins. Counts rows only where steps are left out of it."""
-        begin = Position(epoch + 1, 0)
-        return self.normalise(begin) if self.skipped(epoch + 1) else begin
+        """Where the next epoch that has a step begins."""
+        return self.normalise(Position(epoch + 1, 0))
 
 
 class Blocks:
@@ -240,7 +248,7 @@ class Blocks:
     def __init__(self, schedule: Schedule, batches_per_run: int, start: Position) -> None:
         self.schedule, self.batches_per_run, self.start = schedule, batches_per_run, start
         self._walked = (0, 0)  # an epoch, counted from the start, and the number of its first block
-        self._begins = [start]  # of epochs, as far as they are known, where some have steps that are left out
+        self._begins = [start]  # of epochs, as far as they are known, where they are not all alike
 
     def steps(self, block: int, epoch_index: int | None = None) -> StepRange | None:
         """Steps of a block. `epoch_index` None: blocks are numbered on through all epochs.
@@ -269,7 +277,7 @@ class Blocks:
 
     def _begin(self, epoch_index: int) -> Position:
         """Where an epoch begins, counted from the start and without those that are passed over."""
-        if not self.schedule.skip_steps:
+        if not self.schedule.skip_steps and self.schedule.documents is None:
             return self.start if epoch_index == 0 else Position(self.start.epoch + epoch_index, 0)
         while len(self._begins) <= epoch_index:
             self._begins.append(self.schedule.epoch_behind(self._begins[-1].epoch))

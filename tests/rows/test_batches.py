@@ -175,7 +175,7 @@ def test_an_id_that_never_occurs_is_said(tmp_path: Path, capfd: pytest.CaptureFi
         assert len(list(loader)) == 2
         report = loader.plan_report()
         assert (report.documents, report.rows, report.fill, report.split_documents) == (1, 2, 1.0, 1)
-        assert loader.length_is_exact
+        assert loader.length_is_known
     assert "eos_id = 77 is nowhere in the corpus" in capfd.readouterr().err
 
 

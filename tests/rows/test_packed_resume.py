@@ -349,7 +349,7 @@ def test_every_rank_makes_the_same_number_of_steps(tmp_path: Path, documents: in
     assert reports[0] == reports[1]
     rows = reports[0].rows
     steps = rows // 6 if drop_last else -(-rows // 6)
-    assert [(len(loader), loader.length_is_exact) for loader in ranks] == [(steps, True)] * 2
+    assert [(len(loader), loader.length_is_known) for loader in ranks] == [(steps, True)] * 2
     assert [len(list(loader)) for loader in ranks] == [steps] * 2
     states = [loader.state_dict() for loader in ranks]
     assert states[0] == states[1]

@@ -86,7 +86,9 @@ def test_the_rest_is_as_it_was_from_every_place_on(
         _, own = numbered(loader, 20)
         if all((0, step) in left_out for step in range(loader._schedule.steps())):
             return  # refused, see below
-        length = len([step for step in range(loader._schedule.steps()) if (0, step) not in left_out])
+        whole = len([step for step in range(loader._schedule.steps()) if (0, step) not in left_out])
+    with load(corpus, **how, skip_steps=skip) as loader:
+        assert len(loader) == whole
     with load(corpus, **rows, batch_size=7) as loader:
         _, others = numbered(loader, 1)
     for state in [own[0], draw(st.sampled_from(own[:-1])), draw(st.sampled_from(others[:-1]))]:
@@ -94,7 +96,8 @@ def test_the_rest_is_as_it_was_from_every_place_on(
             expected = [step for step in numbered(loader, 20)[0] if step[:2] not in left_out]
         with load(corpus, state, **how, skip_steps=skip) as loader:
             if loader.epoch == 0:  # and not behind the last step of it, where the state may stand
-                assert len(loader) == length or not loader.length_is_exact
+                had = [step for step in range(loader.step) if (0, step) not in left_out]
+                assert len(loader) == len(had) + sum(epoch == 0 for epoch, *_ in expected)
             found, states = numbered(loader, len(expected))
         assert found[: len(expected)] == expected
         middle = draw(st.integers(0, len(expected) - 1))
@@ -256,8 +259,10 @@ def test_what_lies_behind_needs_no_word(corpus: str) -> None:
     with load(corpus, batch_size=8, skip_steps=[[1, 2]]) as loader:
         take(loader, 2)
         state = loader.state_dict()
-    with load(corpus, state, batch_size=4, skip_steps=[[2, 4]]) as loader:
+    with load(corpus, state, batch_size=4, skip_steps=[[1, 3]]) as loader:
         assert next(iter(loader))["row_ids"].tolist() == [24, 25, 26, 27]
+    with load(corpus, batch_size=4, skip_steps=[[2, 4]]) as loader, pytest.raises(StateError, match="say which they"):
+        loader.load_state_dict(state)  # steps of 4 rows lie behind, those of 8 that may be meant do not
     del state["step_rows"]  # of an older release
     with load(corpus, state, batch_size=4, skip_steps=[[7, 8]]) as loader:
         assert rows_of(loader)[:8] == [24, 25, 26, 27, 32, 33, 34, 35]
@@ -290,3 +295,62 @@ def test_the_start_says_how_many(corpus: str, skip: list[list[int]], said: str) 
     """So that a range beside the epoch, a slip of the pen, is seen."""
     with load(corpus, batch_size=5, skip_steps=skip) as loader:
         assert said in loader.summary()
+
+
+@settings(max_examples=120, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.tuples(*[st.integers(1, 6)] * 3),
+    taken=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    counted=st.none() | st.integers(1, 12),
+    first=st.integers(0, 12),
+    length=st.integers(1, 5),
+)
+def test_rows_that_are_left_out_are_those_that_were_meant(
+    corpus: str,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, int, int],
+    taken: tuple[int, int],
+    counted: int | None,
+    first: int,
+    length: int,
+) -> None:
+    """After two runs, the second gone on anywhere: either exactly the rows of the steps in question, or a refusal."""
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    state: dict[str, Any] | None = None
+    for size, steps in zip(sizes[:2], taken, strict=True):
+        with load(corpus, state, batch_size=size) as loader:
+            take(loader, steps)
+            state = loader.state_dict()
+    assert state is not None
+    assert state["epoch"] == 0
+    now, rows, end = sizes[2], state["rows"], first + length
+    skip: dict[str, Any] = {"batch_size": now, "drop_last": False, "skip_steps": [[first, end]]}
+    skip["skip_step_rows"] = counted
+    in_rows = counted not in (None, now)
+    if in_rows:
+        assert counted is not None
+        left_out = range(first * counted, end * counted)
+        fits = not (first * counted % now or end * counted % now)
+    else:
+        begin = rows % now  # of its steps, which go on from where it began
+        left_out = range(*(max(0, number * now - (now - begin if begin else 0)) for number in (first, end)))
+        fits = True
+    is_ahead = left_out.stop > rows
+    try:
+        with load(corpus, state, **skip) as loader:
+            found = rows_of(loader) if loader.epoch == 0 else []
+    except ConfigError as error:
+        assert "leave no step of epoch 0" in str(error) or not fits  # noqa: PT017
+    except StateError:
+        size = sizes[1]
+        if in_rows:
+            assert is_ahead
+            assert rows % now or (counted == size and rows % size)
+        else:  # it may be steps of either size, and may be ahead
+            assert counted is None
+            assert size != now
+            assert end * max(size, now) > rows
+    else:
+        assert fits
+        assert found == [row for row in range(rows, 79) if row not in left_out]
+        assert not (in_rows and is_ahead and counted == sizes[1] and rows % sizes[1])

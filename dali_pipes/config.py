@@ -135,7 +135,11 @@ class LoaderConfig(BaseModel):
     outputs: tuple[str, ...] = Field(
         ("input_ids", "labels"), description=f"fields of a batch: {', '.join(OUTPUT_NAMES)}"
     )
-    label_shift: bool = Field(True, description="labels[t] is the token after input_ids[t]; False: labels equal inputs")
+    label_shift: bool = Field(
+        True,
+        description="labels[t] is the token after input_ids[t]; False: labels equal inputs, in the same rows, which "
+        "take T + 1 tokens of the corpus all the same",
+    )
 
     rank: int | None = Field(None, ge=0, description="None: from torch.distributed or the launcher's RANK")
     world_size: int | None = Field(None, gt=0, description="None: from torch.distributed or the launcher's WORLD_SIZE")

@@ -38,9 +38,9 @@ def ranks_on_mesh(
 ) -> LoaderConfig:
     """The configuration with rank, world size and `context_parallel` from a `torch.distributed.device_mesh.DeviceMesh`.
 
-    `data_dims` None is "dp"; several are counted row-major, the last one fastest. Without a mesh (None) it stays as it
-    is. Raises `ConfigError` for a dimension that the mesh does not have, or that is named twice, for dimensions without
-    a mesh, and where the configuration names ranks too.
+    `data_dims` None is "dp"; several are counted row-major, the last one fastest; with none of them, (), all processes
+    are one rank. Without a mesh (None) it stays as it is. Raises `ConfigError` for a dimension that the mesh does not
+    have, or that is named twice, for dimensions without a mesh, and where the configuration names ranks too.
     """
     if mesh is None:
         if data_dims is not None or context_dim is not None:
@@ -58,19 +58,27 @@ def ranks_on_mesh(
         raise ConfigError("a device mesh says the ranks; leave rank, world_size and context_parallel out")
     rank, world_size = 0, 1
     for name in data_dims:
-        index, size = _place(mesh, name)
+        index, size = _place(mesh, name, "data_dims=")
         rank, world_size = rank * size + index, world_size * size
-    context = {} if context_dim is None else {"context_parallel": _place(mesh, context_dim)}
+    context = {} if context_dim is None else {"context_parallel": _place(mesh, context_dim, "context_dim=")}
     return config.replace(rank=rank, world_size=world_size, **context)
 
 
-def _place(mesh: Any, name: str) -> tuple[int, int]:
-    """This process's place in a dimension of a mesh, and how long that is."""
+_NAMED_BY = {
+    "data_dims=": 'names those that number the ranks ("dp" where it is left out), () where all ranks get the same rows',
+    "context_dim=": "names the one whose ranks share each row",
+}
+
+
+def _place(mesh: Any, name: str, argument: str) -> tuple[int, int]:
+    """This process's place in a dimension of a mesh, which an argument named, and how long that is."""
     try:
         line = mesh[name]
     except (KeyError, RuntimeError) as error:  # the second for a mesh without any names
         names = ", ".join(mesh.mesh_dim_names or ()) or "none with a name"
-        raise ConfigError(f"the device mesh has no dimension {name!r}; it has {names}") from error
+        raise ConfigError(
+            f"the device mesh has no dimension {name!r}; it has {names}: {argument} {_NAMED_BY[argument]}"
+        ) from error
     return line.get_local_rank(), line.size()
 
 

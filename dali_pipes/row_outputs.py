@@ -31,7 +31,8 @@ class RowOutputs:
     def shape(self, name: str, rows: int, width: int | None = None) -> tuple[int, ...]:
         """Shape of one output of some rows of `width` positions (seq_len), in batches that are whole but for the last.
 
-        `cu_seqlens` has a row for each batch, the others have one for each row.
+        `cu_seqlens` has a row for each batch, the others have one for each row. It is as long for a batch of fewer rows
+        as for a whole one, batch_size * width + 1, and repeats its last entry, the positions that the batch has.
         """
         width = self.seq_len if width is None else width
         if name == "cu_seqlens":

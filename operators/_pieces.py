@@ -118,21 +118,21 @@ class PieceLayout:
     def ends_of_pieces(self, step: int, cross: bool) -> PieceEnds:
         """The last `step` tokens of each piece, whose labels `step` tokens ahead lie behind it.
 
-        With `cross`, the label of a piece's last token is the first token of the row's next piece, if there is one.
+        With `cross` those are the tokens `step` positions on in the row, of its next pieces, while there are any.
         """
         back = 1 if step == 1 else np.arange(1, min(step, self.seq_len) + 1)[:, None]  # 1 for the last token
         last = self.lengths - back
-        positions, ahead = self.begins + last, self.starts + last + step
-        known = ahead < self.ends
-        if step > 1:
-            inside = last >= 0
-            known &= inside
-            return PieceEnds(positions[inside & ~known], positions[known], ahead[known])
-        if cross:
-            goes_on = self.row_of_piece[1:] == self.row_of_piece[:-1]
-            known[:-1] |= goes_on
-            np.copyto(ahead[:-1], self.starts[1:], where=goes_on)
-        return PieceEnds(positions[~known], positions[known], ahead[known])
+        positions, ahead, ends = self.begins + last, self.starts + last + step, self.ends
+        if cross and self.lengths.size:
+            pieces = self.begins.searchsorted(positions + step, "right") - 1
+            pieces = np.minimum(pieces, self.offsets[1:][self.row_of_piece] - 1)  # at most the last one of the row
+            ahead, ends = (self.starts - self.begins)[pieces] + positions + step, self.ends[pieces]
+        known = ahead < ends
+        if step == 1:
+            return PieceEnds(positions[~known], positions[known], ahead[known])
+        inside = last >= 0
+        known &= inside
+        return PieceEnds(positions[inside & ~known], positions[known], ahead[known])
 
     def fill_bounds(self, cu_seqlens: NDArray[np.int32], batch_rows: int) -> None:
         """`cu_seqlens` (K, C + 1), of batches of `batch_rows` rows."""

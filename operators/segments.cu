@@ -125,13 +125,22 @@ __global__ void segments(
             if (attention_mask)
                 attention_mask[target] = !padding;
             if (labels || loss_mask) {
-                const long long readable = padding ? 0 : piece_ends[piece];
-                const bool crosses = cross_boundaries && !padding && t + 1 == end && piece + 1 < last;
+                // Of the piece that the label lies in: where it ends in the row, and how far its tokens are off.
+                long long ahead_piece = piece, ahead_end = end, shift = source - t;
+                long long readable = padding ? 0 : piece_ends[piece];
                 const long long count = labels ? label_count : 1;
 #pragma unroll 1
                 for (long long j = 0; j < count; ++j) {
-                    const long long ahead = crosses ? piece_starts[piece + 1] : source + j + 1;
-                    const bool known = (crosses || ahead < readable) && (!learn || learn[ahead]);
+                    const long long place = t + j + 1;
+                    // A piece has a token at least, so one step is enough.
+                    if (cross_boundaries && place == ahead_end && ahead_piece + 1 < last) {
+                        ++ahead_piece;
+                        shift = piece_starts[ahead_piece] - ahead_end;
+                        ahead_end += piece_lengths[ahead_piece];
+                        readable = piece_ends[ahead_piece];
+                    }
+                    const long long ahead = shift + place;
+                    const bool known = ahead < readable && (!learn || learn[ahead]);
                     const long long label = known ? (long long)tokens[ahead] : -100;
                     if (labels)
                         labels[target * label_count + j] = label;

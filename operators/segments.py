@@ -53,7 +53,7 @@ class _Batches(NamedTuple):
 
 
 class _LabelRule(NamedTuple):
-    """`cross`: from one piece to the next of the row. `learn`: None, or 0 for each token that is no label."""
+    """`cross`: from one piece to the next ones of the row. `learn`: None, or 0 for each token that is no label."""
 
     num_labels: int
     cross: bool
@@ -87,9 +87,9 @@ def segments(
     piece_starts, piece_lengths: int64 (P,). Piece p is tokens[start : start + length], length >= 1.
     piece_ends: int64 (P,), start + length or more: where the tokens end that may be labels of the piece, which is the
         end of its document or of what was read of it.
-    mtp: 0 for one label a position, the next token; k for k of them, label j being the token j + 1 ahead. These never
-        come from beyond the piece's end, whatever `mask_boundaries`.
-    mask_boundaries: with False the last token of a piece has the first of the row's next piece as its label.
+    mtp: 0 for one label a position, the next token; k for k of them, label j being the token j + 1 ahead.
+    mask_boundaries: whether no label of a piece comes from beyond its end. With False labels are the tokens ahead in
+        the row, of whatever piece, and behind the row's last token those up to the end of its last piece.
     loss_mask: uint8 (N,), contiguous: a token that has a 0 is no label.
     batch_rows: B, for a block of K = ceil(R / B) batches, the last of which may be shorter: batch k has the rows from
         k * B on. cu_seqlens is then (K, C + 1) and num_segments (K,), each batch counted by itself. By default all rows
@@ -123,7 +123,7 @@ def segments(
     shape = row_offsets.size - 1, seq_len
     batch = _Batches.of(shape[0], batch_rows)
     results = _results(outputs, shape, batch, mtp, cu_capacity, out or {}, on_device)
-    rule = _LabelRule(max(mtp, 1), not mask_boundaries and mtp == 0, loss_mask)
+    rule = _LabelRule(max(mtp, 1), not mask_boundaries, loss_mask)
     run = _segments_cupy if on_device else _segments_numpy
     run(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad)
     return results

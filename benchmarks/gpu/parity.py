@@ -149,6 +149,7 @@ def rows_of_documents(session: Session) -> None:
         {"rows": "pad", "long_documents": "drop", "rank": 1, "world_size": 2},
         {"rows": "stream", "mask_boundaries": True},
         {"rows": "stream", "mask_boundaries": False, "mtp": 2},
+        {"rows": "pack", "mask_boundaries": False, "mtp": 4},
         {"rows": "pad", "length_buckets": [seq_len // 4, seq_len // 2], "context_parallel": (1, 2)},
         {"rows": "pack", "context_parallel": (0, 2), "context_split": "zigzag", "static_buffers": True},
         {"rows": "stream", "skip_steps": [[1, 3]]},

@@ -58,13 +58,18 @@ class RowOrigin:
     """Place in the epoch's order; -1 is a row that only pads the batch."""
     pieces: tuple[PieceOrigin, ...]
 
+    @property
+    def is_padding(self) -> bool:
+        """Whether it only fills the batch."""
+        return self.row_id == PADDING
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able. `file`, `offset` and `position` are those of the first token, None for a padding row."""
         first = self.pieces[0] if self.pieces else None
         return {
             "row": self.row,
             "row_id": self.row_id,
-            "is_padding": self.row_id == PADDING,
+            "is_padding": self.is_padding,
             "file": None if first is None else str(first.file),
             "offset": None if first is None else first.offset,
             "source": 0,
@@ -85,14 +90,12 @@ class BatchOrigin:
     rows: tuple[RowOrigin, ...]
 
 
-def built_on_cpu(config: LoaderConfig, *, reads: bool) -> BuiltSource:
+def built_on_cpu(config: LoaderConfig) -> BuiltSource:
     """What a loader with these settings works with, on the CPU, a batch at a time: none of that changes which token is
     where, and a GPU may be out of reach or busy. Steps that are left out can be looked at. Raises as `TokenLoader`.
-
-    reads: whether its blocks are asked for, and not only its plans, which there are for batches of several widths too.
     """
     on_cpu = {"device": "cpu", "placement": "host", "batches_per_run": 1, "num_threads": 1, "skip_steps": ()}
-    return BuiltSource(config.replace(**on_cpu), endless=True, for_loader=not reads)
+    return BuiltSource(config.replace(**on_cpu), endless=True, for_loader=True)
 
 
 def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | None = None) -> BatchOrigin:
@@ -103,7 +106,7 @@ def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | 
     Blocks for the documents, if they are used, and for the plan of rows made of documents. Raises as `TokenLoader`,
     and `ConfigError` for a step that does not exist.
     """
-    built = built_on_cpu(config, reads=False)
+    built = built_on_cpu(config)
     try:
         return batch_origin(built, config, step, epoch, counted_from(state, config, built, epoch))
     finally:
@@ -148,7 +151,7 @@ def one_row(origin: BatchOrigin, row: int) -> RowOrigin:
     """A row that comes from somewhere. Raises `ConfigError` for one that does not exist or only pads the batch."""
     if not 0 <= row < len(origin.rows):
         raise ConfigError(f"row {row}: step {origin.step} has rows 0 to {len(origin.rows) - 1} on this rank")
-    if origin.rows[row].row_id == PADDING:
+    if origin.rows[row].is_padding:
         raise ConfigError(
             f"row {row} of step {origin.step} is padding: it comes from no file and its labels are ignored"
         )

@@ -1,4 +1,10 @@
-"""What a step holds, as a trainer gets it: `preview_batch`. Goes to the step at once, needs neither GPU nor torch."""
+"""What a step holds, as a trainer gets it: `preview_batch`. Goes to the step at once, needs neither GPU nor torch.
+
+With `context_parallel` that is a share of every row, here of a row of eight by rank 0 of 2, zigzag:
+
+    row, by position    9 2 6 6 5 | 1 4 4      the end of document 7, then document 8
+    columns             9 2     | 4 4          columns 0 to 1 are positions 0 to 1, and 2 to 3 are 6 to 7
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.block_queue import BlockStream
 from dali_pipes.config import LoaderConfig
+from dali_pipes.context_parallel import shared_ranges
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.reports.batch_origin import (
     BatchOrigin,
@@ -21,9 +29,10 @@ from dali_pipes.reports.batch_origin import (
 )
 from dali_pipes.reports.token_text import TokenText
 from dali_pipes.schedule import Position
-from dali_pipes.source import BlockInfo
 
 Int64Array = npt.NDArray[np.int64]
+Ranges = tuple[tuple[int, int], ...]
+"""Of positions of a row: first, and the one behind the last."""
 
 
 class Run(NamedTuple):
@@ -53,15 +62,18 @@ class PreviewPiece:
 
 @dataclass(frozen=True)
 class PreviewRow:
-    """A row; `outputs` are its fields by name, (T,) ((T, k) for labels with mtp), cut to what is shown."""
+    """A row, or this rank's share of it, which `origin` and `pieces` are of, too, with their places in the share.
+
+    `outputs` are its fields by name, (T,) ((T, k) for labels with mtp), cut to what is shown.
+    """
 
     origin: RowOrigin
     pieces: tuple[PreviewPiece, ...]
     outputs: dict[str, Any]
     padding: int
-    """Places at the row's end that hold no token; all of them in a padding row."""
+    """Columns that hold no token; all of them in a padding row."""
     masked: int
-    """Places of the whole row whose label is ignored, padding included."""
+    """Columns, also those that are not shown, whose label is ignored, padding included."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -80,11 +92,28 @@ class BatchPreview:
     """Most tokens of a row that are shown."""
     warning: str | None
     """About the documents, as a loader prints it."""
+    width: int
+    """Positions of the batch's rows, which is less than seq_len in a length bucket."""
+    context_parallel: tuple[int, int] | None
+    """Context-parallel rank and size; None: rows are whole."""
+    context_split: str
+    ranges: Ranges
+    """The positions that the columns are, in order."""
+
+    @property
+    def columns(self) -> int:
+        """Positions of a row that this rank gets."""
+        return sum(end - first for first, end in self.ranges)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """JSON-able. `row_positions`: which positions of a row the columns that are shown are; None for whole rows."""
         about = {name: value for name, value in vars(self.batch).items() if name != "rows"}
         about |= {"row_mode": self.row_mode, "batch_rows": len(self.batch.rows), "tokens": self.tokens}
+        about |= {"width": self.width, "columns": self.columns, "context_parallel": self.context_parallel}
+        is_whole = self.context_parallel is None
+        positions = [position for first, end in self.ranges for position in range(first, end)]
+        about |= {"context_split": None if is_whole else self.context_split}
+        about |= {"row_positions": None if is_whole else positions[: self.tokens]}
         return {**about, "warning": self.warning, "rows": [row.as_dict() for row in self.rows]}
 
 
@@ -100,44 +129,83 @@ def preview_batch(
 ) -> BatchPreview:
     """The first `rows` rows of a rank's batch number `step`, and the first `tokens` tokens of each.
 
-    Rank and world size must be in `config`; `state` is as for `locate_batch`. Blocks: reads this batch and a few behind
-    it. Raises as `TokenLoader`, also
-    for ids of this batch that are out of range, and `ConfigError` for a step that does not exist.
+    With `context_parallel` those of this rank's share of each row. Rank and world size must be in `config`; `state` is
+    as for `locate_batch`. Blocks: reads this batch and a few behind it. Raises as `TokenLoader`, also for ids of this
+    batch that are out of range, and `ConfigError` for a step that does not exist.
     """
-    outputs = ("input_ids", "labels", *(("position_ids", "segment_ids") if config.uses_documents else ()))
-    config = config.replace(outputs=outputs)
-    built = built_on_cpu(config, reads=True)
+    config = config.replace(outputs=_outputs_shown(config))
+    built = built_on_cpu(config)
+    stream = BlockStream(built, config, with_dali=False)
     try:
         base, schedule = counted_from(state, config, built, epoch), built.schedule
         batch = batch_origin(built, config, step, epoch, base)
         before = (step - schedule.step_number(base)) * schedule.global_rows
-        built.source.restart(Position(epoch, base + before))
-        arrays = dict(zip(outputs, built.source(BlockInfo(0, 0)), strict=True))
-        whole = {name: np.array(array[0, : len(batch.rows)], np.int64) for name, array in arrays.items()}
-        writer = _RowWriter(config, whole, tokens, tokenizer)
+        stream.seek(Position(epoch, base + before))
+        (block,) = stream.take()  # of one batch
+        (width,) = block.widths
+        ranges: Ranges = ((0, width),)
+        if config.context_parallel is not None:
+            ranges = shared_ranges(width, *config.context_parallel, config.context_split)
+        writer = _RowWriter(config, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer)
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
-        return BatchPreview(batch, config.rows, shown, tokens, built.warning)
+        how = config.context_parallel, config.context_split
+        return BatchPreview(batch, config.rows, shown, tokens, built.warning, width, *how, ranges)
     finally:
-        built.source.close()
-        built.source.corpus.close()
+        stream.close()
+
+
+def _outputs_shown(config: LoaderConfig) -> tuple[str, ...]:
+    """Those that say most of a row, and what else the trainer gets for each of its positions."""
+    base = ("input_ids", "labels", *(("position_ids", "segment_ids") if config.uses_documents else ()))
+    return base + tuple(name for name in ("attention_mask", "loss_mask") if name in config.outputs)
+
+
+def _in_share(piece: PieceOrigin, ranges: Ranges) -> Iterator[PieceOrigin]:
+    """What of a piece lies in some ranges of its row, by its place in the share that they make."""
+    column = 0
+    for first, end in ranges:
+        begin, behind = max(first, piece.column), min(end, piece.column + piece.length)
+        if begin < behind:
+            yield _part(piece, begin - piece.column, behind - piece.column, column + begin - first)
+        column += end - first
+
+
+def _part(piece: PieceOrigin, begin: int, end: int, column: int) -> PieceOrigin:
+    """Tokens begin ... end - 1 of a piece, which are at `column`."""
+    inside = None if piece.document_offset is None else piece.document_offset + begin
+    offset, position = piece.offset + begin, piece.position + begin
+    return replace(piece, column=column, length=end - begin, offset=offset, position=position, document_offset=inside)
 
 
 class _RowWriter:
+    """Writes rows of a batch, of which `arrays` has the outputs, whole ones."""
+
     def __init__(
-        self, config: LoaderConfig, arrays: dict[str, Int64Array], tokens: int, tokenizer: TokenText | None
+        self,
+        config: LoaderConfig,
+        arrays: dict[str, Int64Array],
+        ranges: Ranges,
+        tokens: int,
+        tokenizer: TokenText | None,
     ) -> None:
-        self._config, self._arrays, self._tokens, self._tokenizer = config, arrays, tokens, tokenizer
+        self._config, self._ranges, self._tokens, self._tokenizer = config, ranges, tokens, tokenizer
+        self._arrays = {
+            name: np.concatenate([array[:, first:end] for first, end in ranges], 1) for name, array in arrays.items()
+        }
 
     def row(self, origin: RowOrigin) -> PreviewRow:
         arrays = {name: array[origin.row] for name, array in self._arrays.items()}
         labels = arrays["labels"]
         is_masked = (labels if labels.ndim == 1 else labels[:, 0]) == IGNORE_INDEX
-        pieces = [part for piece in origin.pieces for part in self._at_delimiters(piece, arrays["input_ids"])]
+        shared = sorted(
+            (part for piece in origin.pieces for part in _in_share(piece, self._ranges)), key=lambda part: part.column
+        )
+        pieces = [part for piece in shared for part in self._at_delimiters(piece, arrays["input_ids"])]
         return PreviewRow(
-            origin,
+            replace(origin, pieces=tuple(shared)),
             tuple(self._piece(piece, arrays, is_masked) for piece in pieces),
             {name: array[: self._tokens].tolist() for name, array in arrays.items()},
-            self._config.seq_len - sum(piece.length for piece in pieces),
+            len(labels) - sum(piece.length for piece in pieces),
             int(np.count_nonzero(is_masked)),
         )
 
@@ -153,8 +221,7 @@ class _RowWriter:
         begin = 0
         for end in [*cuts, piece.length]:
             if end > begin:
-                column, offset, position = (at + begin for at in (piece.column, piece.offset, piece.position))
-                yield replace(piece, column=column, offset=offset, position=position, length=end - begin)
+                yield _part(piece, begin, end, piece.column + begin)
                 begin = end
 
     def _piece(

@@ -76,7 +76,7 @@ def explain_step(
     as that run counts them. Blocks for the documents, if they are used, and for the plan of rows made of documents.
     Raises as `TokenLoader`, and `ConfigError` for a step that does not exist.
     """
-    built = built_on_cpu(config, reads=False)
+    built = built_on_cpu(config)
     try:
         return _step_report(built, config, step, epoch, all_ranks, most, state)
     finally:

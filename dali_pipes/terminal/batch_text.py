@@ -29,7 +29,7 @@ def show_step(step: StepReport) -> None:
     for name, value in facts.items():
         console.print(Text(f"{name:<9} {value}"), soft_wrap=True)
     for rank, row in step.rows:
-        what = "" if row.pieces else ": only fills the batch, every label is ignored"
+        what = ": only fills the batch, every label is ignored" if row.is_padding else ""
         console.print(Text(f"rank {rank}, row {row.row}, row id {row.row_id}{what}", style="bold"))
         for piece in row.pieces:
             console.print(Text(f"-- {_piece(piece)}"), soft_wrap=True)
@@ -59,6 +59,8 @@ def show_preview(preview: BatchPreview) -> None:
     console.print(
         f"{_step(preview.batch)}; {len(preview.rows)} of its {len(preview.batch.rows)} rows, {preview.row_mode}"
     )
+    if preview.context_parallel is not None:
+        console.print(Text(_share(preview)), soft_wrap=True)
     console.print(Text("labels behind ").append(f"{opening}tokens{closing}", style="red").append(" are ignored"))
     for row in preview.rows:
         _show_row(console, preview, row)
@@ -66,7 +68,7 @@ def show_preview(preview: BatchPreview) -> None:
 
 def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
     console.print()
-    about = f"row {row.origin.row}, row id {row.origin.row_id}: {row.masked} of {preview.batch.seq_len} labels ignored"
+    about = f"row {row.origin.row}, row id {row.origin.row_id}: {row.masked} of {preview.columns} labels ignored"
     console.print(Text(about, style="bold"))
     for piece in row.pieces:
         about = _piece(piece.origin)
@@ -75,7 +77,7 @@ def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
         console.print(Text(f"-- {about}", style="cyan"), soft_wrap=True)
         console.print(_tokens(console, piece), soft_wrap=True)
     if row.padding:
-        what = "the whole row: it only fills the batch" if not row.pieces else f"{row.padding} places"
+        what = "the whole row: it only fills the batch" if row.origin.is_padding else f"{row.padding} places"
         console.print(Text(f"-- padding, {what}", style="dim"))
 
 
@@ -102,6 +104,19 @@ def _marks(console: Console) -> tuple[str, str]:
 
 def _step(batch: BatchOrigin) -> str:
     return f"step {batch.step} of epoch {batch.epoch}, rank {batch.rank} of {batch.world_size}"
+
+
+def _share(preview: BatchPreview) -> str:
+    """Which part of every row this is."""
+    assert preview.context_parallel is not None
+    rank, size = preview.context_parallel
+    positions = " and ".join(
+        f"{first} to {end - 1}" if end - first > 1 else str(first) for first, end in preview.ranges
+    )
+    return (
+        f"the share of context-parallel rank {rank} of {size}, {preview.context_split}: columns 0 to "
+        f"{preview.columns - 1} are positions {positions} of each row of {preview.width}"
+    )
 
 
 def _piece(piece: PieceOrigin) -> str:

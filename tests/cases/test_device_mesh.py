@@ -34,6 +34,7 @@ flat = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
 context = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
 outer = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
+alone = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
 print(json.dumps({
     "tensor parallel": rows(flat, "dp"),
     "tensor parallel outside": rows(outer, "dp"),
@@ -41,7 +42,9 @@ print(json.dumps({
     "sharded alone": rows(hybrid, ["dp_shard"]),
     "context": rows(context, "dp", context_dim="cp"),
     "zigzag": rows(context, "dp", context_dim="cp", context_split="zigzag"),
+    "tensor parallel alone": rows(alone, ()),
     "no such dimension": rows(flat, "data"),
+    "no such default": rows(alone, None),
     "no such context": rows(flat, "dp", context_dim="cp"),
     "ranks beside": rows(flat, "dp", rank=0, world_size=2),
     "twice": rows(flat, "dp", context_dim="dp"),
@@ -85,6 +88,7 @@ def row_ids(steps: Any) -> list[list[int]]:
         ("sharded alone", [0, 1, 0, 1], 2),
         ("context", [0, 0, 1, 1], 2),
         ("zigzag", [0, 0, 1, 1], 2),
+        ("tensor parallel alone", [0, 0, 0, 0], 1),
     ],
 )
 def test_who_gets_which_rows(reports: list[Any], name: str, places: list[int], world_size: int) -> None:
@@ -113,8 +117,10 @@ def test_ranks_of_a_context_get_their_share_of_the_same_rows(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no such dimension", "no dimension 'data'; it has dp, tp"),
-        ("no such context", "no dimension 'cp'; it has dp, tp"),
+        ("no such dimension", "no dimension 'data'; it has dp, tp: data_dims= names"),
+        ("no such default", "no dimension 'dp'; it has tp: data_dims= names those that number the ranks"),
+        ("no such default", "() where all ranks get the same rows"),
+        ("no such context", "no dimension 'cp'; it has dp, tp: context_dim= names"),
         ("ranks beside", "leave rank, world_size and context_parallel out"),
         ("twice", "name a dimension twice"),
         ("twice among the data", "name a dimension twice"),

@@ -79,10 +79,12 @@ def by_element(
             (start + i, end, i, number) for number, (start, length, end) in enumerate(pieces, 1) for i in range(length)
         ]
         labels: list[list[int]] = []
-        for t, (place, end, _, number) in enumerate(places):
-            nexts = [place + j + 1 if place + j + 1 < end else None for j in range(mtp or 1)]
-            if mtp == 0 and not mask_boundaries and t + 1 < len(places) and places[t + 1][3] != number:
-                nexts = [places[t + 1][0]]
+        for t in range(len(places)):
+            nexts = []
+            for target in range(t + 1, t + 1 + (mtp or 1)):
+                at = t if mask_boundaries else min(target, len(places) - 1)  # from there on along the document
+                ahead, end = places[at][0] + target - at, places[at][1]
+                nexts.append(ahead if ahead < end else None)
             labels.append([X if at is None or (loss_mask and not loss_mask[at]) else tokens[at] for at in nexts])
         padding = seq_len - len(places)
         labels += [[X] * (mtp or 1)] * padding
@@ -142,8 +144,17 @@ def test_labels_across_boundaries(xp: Backend) -> None:
     assert run(xp, tokens, [pieces], 5, **options | {"mask_boundaries": True})["labels"] == [[11, 12, X, 17, 18]]
     learn = [1, 1, 1, 1, 0, 1, 1, 0, 1]
     assert run(xp, tokens, [pieces], 5, **options, loss_mask=learn)["labels"] == [[11, X, 16, X, 18]]
-    # several labels a position stay inside the document, whatever is said of one
-    assert run(xp, tokens, [pieces], 5, **options, mtp=2)["labels"] == [[[11, 12], [12, X], [X, X], [17, 18], [18, X]]]
+    # several labels a position go on along the row, over a piece of one token, and along the last document
+    several = [[11, 14], [14, 16], [16, 17], [17, 18], [18, X]]
+    assert run(xp, tokens, [pieces], 5, **options, mtp=2)["labels"] == [several]
+    assert run(xp, tokens, [pieces, pieces[1:]], 5, **options, mtp=3)["labels"] == [
+        [[*first, *second[1:]] for first, second in zip(several, [*several[1:], [X, X]], strict=True)],
+        [[16, 17, 18], [17, 18, X], [18, X, X], [X, X, X], [X, X, X]],
+    ]
+    masked = [[[11, X], [X, 16], [16, X], [X, 18], [18, X]]]
+    assert run(xp, tokens, [pieces], 5, **options, mtp=2, loss_mask=learn)["labels"] == masked
+    inside = [[[11, 12], [12, X], [X, X], [17, 18], [18, X]]]
+    assert run(xp, tokens, [pieces], 5, **options | {"mask_boundaries": True}, mtp=2)["labels"] == inside
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,11 @@ def row_outputs(
     def label(t: int, ahead: int) -> int:
         if t >= len(flat):
             return IGNORED
-        place, _, _, end = flat[t]
-        target = place + ahead
+        at = t if mask_boundaries else min(t + ahead, len(flat) - 1)  # from there on along the document
+        place, _, _, end = flat[at]
+        target = place + t + ahead - at
         if target >= end:
-            if mask_boundaries or mtp or t + ahead >= len(flat):
-                return IGNORED
-            target = flat[t + ahead][0]
+            return IGNORED
         return tokens[target] if learn is None or learn[target] else IGNORED
 
     padding = seq_len - len(flat)

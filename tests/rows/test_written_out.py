@@ -144,10 +144,10 @@ CASES = {
             ]
         ],
     ),
-    # [1 2 3 9] [4 9]: three labels a position, none from another document, whatever mask_boundaries.
+    # [1 2 3 9] [4 9]: three labels a position, none from another document.
     "pack, labels of three tokens": Case(
         [1, 2, 3, 9, 4, 9],
-        {"rows": "pack", "seq_len": 7, "batch_size": 1, "mtp": 3, "mask_boundaries": False},
+        {"rows": "pack", "seq_len": 7, "batch_size": 1, "mtp": 3},
         [
             [
                 {
@@ -156,6 +156,27 @@ CASES = {
                     "position_ids": [[0, 1, 2, 3, 0, 1, 0]],
                     "segment_ids": [[1, 1, 1, 1, 2, 2, 0]],
                     "loss_mask": [[1, 1, 1, 0, 1, 0, 0]],
+                    "attention_mask": [[1, 1, 1, 1, 1, 1, 0]],
+                    "cu_seqlens": [0, 4, 6, 7, 7, 7, 7, 7],
+                    "num_segments": 3,
+                    "max_seqlen": 4,
+                    "row_ids": [0],
+                }
+            ]
+        ],
+    ),
+    # The same along the row, over the boundary; the padding is no label.
+    "pack, labels of three tokens cross boundaries": Case(
+        [1, 2, 3, 9, 4, 9],
+        {"rows": "pack", "seq_len": 7, "batch_size": 1, "mtp": 3, "mask_boundaries": False},
+        [
+            [
+                {
+                    "input_ids": [[1, 2, 3, 9, 4, 9, 0]],
+                    "labels": [[[2, 3, 9], [3, 9, 4], [9, 4, 9], [4, 9, X], [9, X, X], [X, X, X], [X, X, X]]],
+                    "position_ids": [[0, 1, 2, 3, 0, 1, 0]],
+                    "segment_ids": [[1, 1, 1, 1, 2, 2, 0]],
+                    "loss_mask": [[1, 1, 1, 1, 1, 0, 0]],
                     "attention_mask": [[1, 1, 1, 1, 1, 1, 0]],
                     "cu_seqlens": [0, 4, 6, 7, 7, 7, 7, 7],
                     "num_segments": 3,

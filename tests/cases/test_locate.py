@@ -112,19 +112,24 @@ def _try_locate(loader: TokenLoader, step: int, row: int, epoch: int) -> RowLoca
 
 
 def test_step_and_epoch_of_the_next_batch(counting: Callable[..., Any], load: Load, engine: str) -> None:
-    """`locate(loader.step, row)` before a batch is that batch, over epoch borders, breaks and resumes."""
+    """`locate(loader.step, row, loader.epoch)` before a batch is that batch, over epoch borders, breaks and resumes.
+
+    Behind it, to the end of its epoch and after that, the step alone says it.
+    """
     corpus = counting(60, 41)
     loader = load(corpus, batch_size=3, seq_len=T, batches_per_run=2)
     batches = iter(loader)
     state: dict[str, Any] = {}
     for number in range(20):
-        step, epoch, places = loader.step, loader.epoch, [loader.locate(loader.step, row) for row in range(3)]
+        step, epoch = loader.step, loader.epoch
+        places = [loader.locate(step, row, epoch) for row in range(3)]
         try:
             batch = next(batches)
         except StopIteration:
             batches = iter(loader)
             batch = next(batches)
         assert [place.position for place in places] == batch["input_ids"][:, 0].tolist()
+        assert [loader.locate(step, row) for row in range(3)] == places
         check_epoch(loader, [batch], epoch, step)
         if number == 9:
             state = loader.state_dict()

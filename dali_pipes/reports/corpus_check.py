@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dali_pipes import kept_files
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.corpus.discover import find_files
 from dali_pipes.errors import CorpusError, CorpusFormatError
@@ -56,6 +57,7 @@ class CheckReport:
         return {**vars(self), "problems": problems, "notes": list(self.notes), "is_clean": self.is_clean}
 
 
+@kept_files.made_anew()
 def check_corpus(
     paths: Sequence[str],
     *,
@@ -68,7 +70,7 @@ def check_corpus(
     progress: Progress = lambda title, total_bytes: nullcontext(lambda done: None),
 ) -> CheckReport:
     """Check files read as one corpus. Blocks: reads all of them, twice where checksums are recorded or ids are looked
-    for that end documents.
+    for that end documents. All comes from the data: what an earlier start kept of it is not used, but replaced.
 
     Files of a damaged or unknown format are problems, and the others are checked without them. Raises as `open_corpus`
     for arguments that cannot be, for files that are missing or unreadable, and for a corpus without a token.

@@ -221,7 +221,11 @@ class LoaderConfig(BaseModel):
             for width in self.bucket_widths or (self.seq_len,):
                 shared_ranges(width, rank, size, self.context_split)
         if self.split == "validation" and self.validation_fraction == 0.0:
-            raise ValueError('split = "validation" needs a validation_fraction above 0 (0.01 keeps 1 % of the tokens)')
+            raise ValueError(
+                'split = "validation" needs a validation_fraction above 0 (0.01 keeps 1 % of the tokens); for '
+                'files of their own, such as val.bin, name them as the corpus and set split = "train", shuffle = False '
+                "and drop_last = False"
+            )
         if self.split == "validation" and self.skip_steps:
             raise ValueError('skip_steps leave steps out of training; set skip_steps = [] with split = "validation"')
         unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]

@@ -65,7 +65,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"seed": 2**64}, "seed"),
         ({"rank": 1}, "rank and world_size go together"),
         ({"rank": 2, "world_size": 2}, "rank 2 is not below world_size 2"),
-        ({"split": "validation"}, "needs a validation_fraction"),
+        ({"split": "validation"}, r"needs a validation_fraction.* val\.bin, .* shuffle = False and drop_last = False"),
         ({"validation_fraction": 1.0}, "validation_fraction"),
         ({"outputs": []}, "outputs"),
         ({"outputs": ["input_ids", "input_ids"]}, "different names"),

@@ -12,7 +12,8 @@ no part.
 
 Folders and globs leave out what is clearly no data: names that start with `.` or `_` or end in `~`, and the suffixes
 and names below. Everything else is data or an error; a file named in full is never left out. Loss masks, `.loss`, are
-left out of the data, and taken where masks are named.
+left out of the data, and taken where masks are named. Files for training and for validation, by their names, are not
+brought together (`splits`), but by a list.
 """
 
 import glob
@@ -26,6 +27,7 @@ from typing import Literal
 from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.read_retries import tried_again
 from dali_pipes.corpus.sets import find_index
+from dali_pipes.corpus.splits import refuse_mixed_splits
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
 
 # fmt: off
@@ -52,7 +54,8 @@ def find_files(
                  order of the names before
     use_indexes: take the index of a set for its folder
 
-    Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data.
+    Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data, or with
+    files of several splits.
     """
     if isinstance(paths, (str, os.PathLike)):
         entries: list[str] = [os.fspath(paths)]
@@ -62,10 +65,14 @@ def find_files(
         raise ConfigError(f"{setting}: {paths!r} is a {type(paths).__name__}; a path, or a list of paths, is expected")
     if not entries:
         raise ConfigError(f"{setting}: an empty list of paths; name at least one file, folder or glob")
-    found = [file for entry in entries for file in _expand(entry, setting, use_indexes)]
+    found: list[Path] = []
+    for entry in entries:
+        files = _expand(entry, setting, use_indexes)
+        if setting == "corpus":  # masks go with data that was checked
+            refuse_mixed_splits(entry, _without_indexes(files))
+        found += files
     # A shell's `data/*` names both files of each Megatron pair: the index is not a second corpus.
-    present = set(found)
-    return [file for file in found if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
+    return _without_indexes(found)
 
 
 def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
@@ -78,6 +85,11 @@ def is_side_file(name: str) -> bool:
     """Whether a file of this name is clearly no data, so that a folder or a glob leaves it out."""
     lower = name.lower()
     return name.startswith((".", "_")) or name.endswith("~") or lower in SIDE_NAMES or lower.endswith(SIDE_SUFFIXES)
+
+
+def _without_indexes(files: Sequence[Path]) -> list[Path]:
+    present = set(files)
+    return [file for file in files if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
 
 
 def _expand(entry: str, setting: str, use_indexes: bool) -> list[Path]:

@@ -25,6 +25,7 @@ from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import find_index, kind_of_index
 from dali_pipes.corpus.sniff import RIEGELI_MAGIC
+from dali_pipes.corpus.splits import refuse_mixed_splits
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 
@@ -58,18 +59,20 @@ class TextFile:
 def find_text_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[TextFile]:
     """The text files that `paths` name. Blocks for a few reads a file.
 
-    Raises CorpusReadError for what is missing or unreadable, CorpusError for a folder or glob without data,
-    CorpusFormatError for a file that is no text.
+    Raises CorpusReadError for what is missing or unreadable, CorpusError for a folder or glob without data, or with
+    files of several splits, CorpusFormatError for a file that is no text.
     """
-    return [_checked(path) for path in list_files(paths)]
+    found: list[Path] = []
+    for entry in _entries(paths):
+        files = _expand(entry)
+        refuse_mixed_splits(entry, files)
+        found += files
+    return [_checked(path) for path in found]
 
 
 def list_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Absolute paths of the files that may be text. Raises as `find_text_files`; opens none of them."""
-    entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not entries:
-        raise ConfigError("no input: name at least one file, folder or glob")
-    return [file for entry in entries for file in _expand(os.fspath(entry))]
+    """Absolute paths of the files that may be text, of whatever splits. Raises as `find_text_files`; opens none."""
+    return [file for entry in _entries(paths) for file in _expand(entry)]
 
 
 def recognise(path: Path) -> tuple[Kind, Compression] | None:
@@ -141,6 +144,13 @@ def _looks_like_text(head: bytes) -> bool:
     except UnicodeDecodeError as error:
         return error.start >= len(head) - 3  # the head may end within a character
     return True
+
+
+def _entries(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not entries:
+        raise ConfigError("no input: name at least one file, folder or glob")
+    return [os.fspath(entry) for entry in entries]
 
 
 def _expand(entry: str) -> list[Path]:

@@ -122,8 +122,8 @@ def test_check_reads_what_was_kept_again(tmp_path: Path, kind: str) -> None:
     _, old_time = rewritten(folder, kind)
     for path in folder.iterdir():
         os.utime(path, ns=(old_time, old_time))
-    settings: dict[str, Any] = {"flat": {"eos_id": E}, "arrayrecord": {"dtype": "uint16"}}.get(kind, {})
-    report = check_corpus([str(folder)], **settings)
+    settings: dict[str, dict[str, Any]] = {"flat": {"eos_id": E}, "arrayrecord": {"dtype": "uint16"}}
+    report = check_corpus([str(folder)], **settings.get(kind, {}))
     assert (report.documents, report.problems) == (len(LENGTHS[1]), ())
     assert found(folder)[0] == LENGTHS[1]
 

@@ -81,8 +81,10 @@ def check_corpus(
     with corpus or nullcontext():
         recorded = recorded_files(found)
         with progress("comparing checksums", sum(file.size for file in recorded)) as advance:
+            named = {problem.message.partition(": ")[0] for problem in problems.listed}
             for problem in wrong_files(recorded, advance):
-                problems.add(problem)
+                if problem.kind != "missing_file" or str(problem.file) not in named:
+                    problems.add(problem)
         notes: list[str] = []
         facts = {} if corpus is None else _check_opened(corpus, start_id, vocab_size, problems, notes, progress)
         return CheckReport(

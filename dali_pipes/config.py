@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dali_pipes.context_parallel import shared_ranges
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import NO_WEIGHTS, ConfigError
 from dali_pipes.skipped_steps import SkippedRange, merged_ranges
 
 OUTPUT_NAMES = (
@@ -194,7 +194,13 @@ class LoaderConfig(BaseModel):
     def _paths_as_tuple(cls, value: Any) -> Any:
         if isinstance(value, str | os.PathLike):
             return (os.fspath(value),)
-        return tuple(os.fspath(v) for v in value) if isinstance(value, list | tuple) else value
+        entries = list(value.items()) if isinstance(value, Mapping) else value
+        if not isinstance(entries, list | tuple):
+            return value
+        odd = next((entry for entry in entries if not isinstance(entry, str | os.PathLike)), None)
+        if odd is not None:
+            raise ValueError(f"{odd!r} is no path: {NO_WEIGHTS}")
+        return tuple(os.fspath(entry) for entry in entries)
 
     @field_validator("skip_steps", mode="before")
     @classmethod

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from dali_pipes.corpus.discover import is_side_file, natural_key
+from dali_pipes.corpus.discover import entries_of, is_side_file, meant_as, natural_key
 from dali_pipes.corpus.fingerprint import read_samples
 from dali_pipes.corpus.huggingface import list_shards
 from dali_pipes.corpus.mds_shards import list_shard_files
@@ -26,7 +26,7 @@ from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import find_index, kind_of_index
 from dali_pipes.corpus.sniff import RIEGELI_MAGIC
 from dali_pipes.corpus.splits import refuse_mixed_splits
-from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
+from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 
 Kind: TypeAlias = Literal["jsonl", "plain", "parquet", "arrow", "webdataset", "mds", "arrayrecord"]
@@ -63,7 +63,7 @@ def find_text_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[s
     files of several splits, CorpusFormatError for a file that is no text.
     """
     found: list[Path] = []
-    for entry in _entries(paths):
+    for entry in entries_of(paths):
         files = _expand(entry)
         refuse_mixed_splits(entry, files)
         found += files
@@ -72,7 +72,7 @@ def find_text_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[s
 
 def list_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Absolute paths of the files that may be text, of whatever splits. Raises as `find_text_files`; opens none."""
-    return [file for entry in _entries(paths) for file in _expand(entry)]
+    return [file for entry in entries_of(paths) for file in _expand(entry)]
 
 
 def recognise(path: Path) -> tuple[Kind, Compression] | None:
@@ -146,13 +146,6 @@ def _looks_like_text(head: bytes) -> bool:
     return True
 
 
-def _entries(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not entries:
-        raise ConfigError("no input: name at least one file, folder or glob")
-    return [os.fspath(entry) for entry in entries]
-
-
 def _expand(entry: str) -> list[Path]:
     path = Path(os.path.abspath(os.path.expanduser(entry)))
     try:
@@ -168,7 +161,9 @@ def _expand(entry: str) -> list[Path]:
             raise
         raise CorpusReadError(f"{path}: cannot be looked up: {error.strerror or error}") from error
     if not matches:
-        raise CorpusReadError(f"{path}: there is no such file or folder, and nothing matches it (given as {entry!r})")
+        raise CorpusReadError(
+            f"{path}: there is no such file or folder, and nothing matches it (given as {entry!r}){meant_as(entry)}"
+        )
     return _data_files(matches, f"the pattern {path}")
 
 

@@ -150,6 +150,7 @@ def test_samples_of_a_tar(tmp_path: Path, mode: str, form: int) -> None:
         ([("a.json", b"{")], r"sample a: the field json cannot be parsed"),
         ([("a.json", b"[]")], r"sample a: the field json is a list"),
         ([("a.json", b'{"b": 1}')], r"sample a: no key 'text'; the keys are 'b'"),
+        ([("a.json", b'{"messages": []}')], r"sample a: no key 'text'; .*`dali-pipes tokenize --chat`"),
     ],
 )
 def test_bad_samples_are_named(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:

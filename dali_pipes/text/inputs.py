@@ -24,7 +24,7 @@ from dali_pipes.corpus.mds_shards import list_shard_files
 from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import find_index, kind_of_index
-from dali_pipes.corpus.sniff import RIEGELI_MAGIC
+from dali_pipes.corpus.sniff import RIEGELI_MAGIC, is_arrow_stream
 from dali_pipes.corpus.splits import refuse_mixed_splits
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
@@ -80,6 +80,7 @@ def recognise(path: Path) -> tuple[Kind, Compression] | None:
     with OpenFile(path) as file:
         head = file.read(0, min(file.size, _HEAD_BYTES))
         is_empty = file.size == 0
+        is_arrow = head.startswith(b"ARROW1\0\0") or is_arrow_stream(file, head)
     compression: Compression = ""
     if head.startswith(b"\x1f\x8b\x08"):
         compression = "gzip"
@@ -88,9 +89,8 @@ def recognise(path: Path) -> tuple[Kind, Compression] | None:
     if compression:
         head = next(read_chunks(path, compression, ByteMeter()), b"")[:_HEAD_BYTES]
         is_empty = not head
-    table = _table_kind(head) if not compression else None
-    if table is not None:
-        return table, ""
+    if not compression and (is_arrow or head.startswith(b"PAR1")):
+        return "arrow" if is_arrow else "parquet", ""
     if head.startswith(RIEGELI_MAGIC) and not compression:
         return "arrayrecord", ""
     suffix = _inner_suffix(path)
@@ -120,13 +120,6 @@ def _checked(path: Path) -> TextFile:
         for sample in read_samples(file):
             digest.update(sample)
         return TextFile(path, *found, file.size, digest.hexdigest()[:16], modified_ns)
-
-
-def _table_kind(head: bytes) -> Literal["parquet", "arrow"] | None:
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    is_stream = head.startswith(b"\xff\xff\xff\xff") and len(head) >= 12 and struct.unpack_from("<i", head, 4)[0] > 0
-    return "arrow" if is_stream or head.startswith(b"ARROW1\0\0") else None
 
 
 def _inner_suffix(path: Path) -> str:

@@ -14,7 +14,10 @@ from trainer import Plan
 from dali_pipes import LoaderConfig
 from dali_pipes.errors import StateError
 
-DEMO_CORPUS = Path(__file__).resolve().parent / "data" / "tinyshakespeare" / "*.bin"
+DEMO_CORPUS = tuple(
+    str(Path(__file__).resolve().parent / "data" / "tinyshakespeare" / name) for name in ("train.bin", "val.bin")
+)
+"""Both, as one corpus, of which the end is kept for validation."""
 GPT2_VOCABULARY = 50257
 
 
@@ -91,7 +94,7 @@ def make_job(
         config = LoaderConfig(**{**saved["loader"], **given_loader})
     else:
         defaults = {
-            "corpus": str(DEMO_CORPUS),
+            "corpus": DEMO_CORPUS,
             "vocab_size": GPT2_VOCABULARY,
             "validation_fraction": 0.1,
             "batch_size": recipe.batch_size,

@@ -4,7 +4,8 @@
       epoch: 10,058,593 rows, 78,582 steps of 8 ranks x (16, 1024); order philox24-v1
       cuda:0, placement device: the corpus of 19.2 GiB is more than 10% of 70.1 GiB free on cuda:0
 
-Nothing goes to standard output, and a standard error that is closed or full never ends a run.
+Where the corpus has loss masks the second line says of how many files, "loss masks of 102 of 103 files", so that one
+that is lost is seen. Nothing goes to standard output, and a standard error that is closed or full never ends a run.
 """
 
 import contextlib
@@ -76,7 +77,10 @@ def start_text(
     ranks = f"{schedule.world_size:,} rank{'s' * (schedule.world_size > 1)}"
     share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
     shape = f"({config.batch_size}, {config.seq_len}{share})"
-    order = f"  epoch{split}: {count} rows, {steps:,} steps{left_out} of {ranks} x {shape}; order {state['order']}"
+    mask = corpus.loss_mask
+    masks = "" if mask is None else f"; loss masks of {mask.num_files:,} of {len(corpus.files):,} files"
+    rows_and_steps = f"{count} rows, {steps:,} steps{left_out} of {ranks} x {shape}"
+    order = f"  epoch{split}: {rows_and_steps}{masks}; order {state['order']}"
     where = f"  {device}, placement {placement}: {reason}"
     return "\n".join((data, _shown(order, COLUMNS), _shown(where, COLUMNS)))
 

@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dali_pipes.context_parallel import shared_ranges
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import NO_WEIGHTS, ConfigError
 from dali_pipes.skipped_steps import SkippedRange, merged_ranges
 
 OUTPUT_NAMES = (
@@ -198,7 +198,13 @@ class LoaderConfig(BaseModel):
     def _paths_as_tuple(cls, value: Any) -> Any:
         if isinstance(value, str | os.PathLike):
             return (os.fspath(value),)
-        return tuple(os.fspath(v) for v in value) if isinstance(value, list | tuple) else value
+        entries = list(value.items()) if isinstance(value, Mapping) else value
+        if not isinstance(entries, list | tuple):
+            return value
+        odd = next((entry for entry in entries if not isinstance(entry, str | os.PathLike)), None)
+        if odd is not None:
+            raise ValueError(f"{odd!r} is no path: {NO_WEIGHTS}")
+        return tuple(os.fspath(entry) for entry in entries)
 
     @field_validator("skip_steps", mode="before")
     @classmethod
@@ -225,7 +231,11 @@ class LoaderConfig(BaseModel):
             for width in self.bucket_widths or (self.seq_len,):
                 shared_ranges(width, rank, size, self.context_split)
         if self.split == "validation" and self.validation_fraction == 0.0:
-            raise ValueError('split = "validation" needs a validation_fraction above 0 (0.01 keeps 1 % of the tokens)')
+            raise ValueError(
+                'split = "validation" needs a validation_fraction above 0 (0.01 keeps 1 % of the tokens); for '
+                'files of their own, such as val.bin, name them as the corpus and set split = "train", shuffle = False '
+                "and drop_last = False"
+            )
         if self.split == "validation" and self.skip_steps:
             raise ValueError('skip_steps leave steps out of training; set skip_steps = [] with split = "validation"')
         unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]

@@ -14,6 +14,11 @@ DaliPipesError
 A message says what was found (file, position, value), what was expected, and what to do.
 """
 
+NO_WEIGHTS = (
+    "only paths can be named, since mixtures of sources by weight are not there yet (a path that is listed twice is "
+    "read twice)"
+)
+
 
 class DaliPipesError(Exception):
     """Base class of every error raised on purpose by this package."""

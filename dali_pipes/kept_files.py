@@ -3,9 +3,11 @@
 A file is used only if its header is, byte for byte, the one that its size asks for and its offsets are plausible.
 """
 
+import contextlib
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,21 @@ is cut short in place, or a network home goes away, a page of a map that is gone
 _HEADER_BYTES = 128
 _CHECKED_WHOLE = 1 << 16  # offsets at either end whose order is checked one by one
 _CHECKED_BETWEEN = 1024  # offsets in between, evenly spread: each may cost a read from disk
+
+
+@contextlib.contextmanager
+def made_anew() -> Iterator[None]:
+    """Inside, offsets are made by reading the data, whatever is kept of them, and replace that."""
+    token = _anew.set(True)
+    try:
+        yield
+    finally:
+        _anew.reset(token)
+
+
+def are_made_anew() -> bool:
+    """Whether this thread is inside of `made_anew`."""
+    return _anew.get()
 
 
 def find_or_make(
@@ -50,7 +67,7 @@ def load_or_make(
     is_plausible: whether kept offsets, at least two, may be those that `make` would return. Offsets that were kept,
     also just now, are read-only, and mapped from the file where they are many (`MAPPED_FROM_BYTES`).
     """
-    return user_cache.load_or_make(path, lambda path: load(path, is_plausible), make, store)
+    return user_cache.load_or_make(path, lambda path: load(path, is_plausible), make, store, anew=are_made_anew())
 
 
 def load(path: Path, is_plausible: Callable[[Int64Array], bool]) -> Int64Array | None:
@@ -84,6 +101,9 @@ def may_be_offsets(offsets: Int64Array, *, strictly: bool) -> bool:
 def store(path: Path, offsets: Int64Array) -> None:
     """Put `offsets` at `path` in one step. Raises OSError."""
     user_cache.write_whole(path, _header(len(offsets)), offsets.data)
+
+
+_anew: ContextVar[bool] = ContextVar("offsets_are_made_anew", default=False)
 
 
 def _header(count: int) -> bytes:

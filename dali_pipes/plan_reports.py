@@ -2,9 +2,9 @@
 
     plan-0123...cdef.json     {"about": "...", "report": {"epoch": 0, "rows": 1713, ...}, "sha256": "..."}
 
-`about` is what the plan depends on: corpus, settings of the order, epoch. A file is used only if it is, byte for byte,
-the one that its figures make, and if these agree with each other and with what is known of the epoch. They are told,
-never planned with: no row comes from a kept report.
+`about` is what the plan depends on: corpus, times of its files, settings of the order, epoch. A file is used
+only if it is, byte for byte, the one that its figures make, and if these agree with each other and with what is known
+of the epoch. They are told, never planned with: no row comes from a kept report.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class PlanReports:
     def __init__(self, documents: DocumentRows, corpus: Corpus, settings: Mapping[str, Any]) -> None:
         self._documents, self._files = documents, corpus.files
         given = json.dumps(settings, sort_keys=True)
-        self._about = f"dali_pipes plan {_FORMAT_VERSION} {ORDER_NAME} {corpus.fingerprint} {given}"
+        self._about = f"dali_pipes plan {_FORMAT_VERSION} {ORDER_NAME} {corpus.content_key} {given}"
         self._known: dict[int, PlanReport | None] = {}
 
     def known(self, epoch: int) -> PlanReport | None:

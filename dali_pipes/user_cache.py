@@ -54,15 +54,18 @@ def load_or_make(
     load: Callable[[Path], Kept | None],
     make: Callable[[], Kept],
     store: Callable[[Path, Kept], None],
+    *,
+    anew: bool = False,
 ) -> tuple[Kept, str | None]:
     """What `load` finds at `path`, else what `make` returns, which is then kept. The second is why that failed.
 
     load:  None if there is nothing that can be trusted; what was just stored is loaded again
     store: by `write_whole`; may raise OSError
+    anew:  make it even if it is there, and replace that
 
     Blocks while another process that has the lock makes it.
     """
-    kept = load(path)
+    kept = None if anew else load(path)
     if kept is not None:
         return kept, None
     try:
@@ -72,7 +75,7 @@ def load_or_make(
     held, has_waited = lock(path.with_suffix(".lock"))
     try:
         if held is not None:
-            kept = load(path)
+            kept = None if anew else load(path)
             if kept is not None:
                 return kept, None
             _remove_leftovers(path)

@@ -59,6 +59,17 @@ def test_the_start_line(
         assert rest == [f"  {epoch}", '  cpu, placement host: device = "cpu"']
 
 
+@pytest.mark.parametrize("masked", [1, 2, 3])
+def test_loss_masks_are_counted(counting: Callable[..., Any], masked: int) -> None:
+    """Also where all files have one: a run that should have masks and does not is told from its first lines."""
+    corpus = counting(150, 120, 131)
+    for path in sorted(Path(corpus.pattern).parent.glob("*.bin"))[:masked]:
+        path.with_name(f"{path.name}.loss").write_bytes(bytes([1] * (path.stat().st_size // 4)))
+    with load(corpus, quiet=True) as ours:
+        expected = f"50 rows, 12 steps of 1 rank x (4, 8); loss masks of {masked} of 3 files; order philox24-v1"
+        assert ours.summary().splitlines()[1] == f"  epoch: {expected}"
+
+
 @pytest.mark.parametrize(
     ("settings", "group", "speaks"),
     [
@@ -130,14 +141,22 @@ def test_a_resume_with_steps_of_another_size(
     numbers=st.tuples(*[st.integers(1, 10**15)] * 3),
     world_size=st.integers(1, 20_000),
     reason=st.text(max_size=300),
+    masks=st.none() | st.integers(1, 10**6),
 )
-@example("data\n/weird\tname.bin", (1, 1, 1), 1, "two\nlines")
-@example("a" * 300, (10**15, 10**15, 10**15), 20_000, "b" * 300)
-def test_three_lines_of_120_columns(path: str, numbers: tuple[int, int, int], world_size: int, reason: str) -> None:
+@example("data\n/weird\tname.bin", (1, 1, 1), 1, "two\nlines", 1)
+@example("a" * 300, (10**15, 10**15, 10**15), 20_000, "b" * 300, None)
+@example("a" * 300, (10**15, 10**15, 10**15), 20_000, "b" * 300, 10**6)
+def test_three_lines_of_120_columns(
+    path: str, numbers: tuple[int, int, int], world_size: int, reason: str, masks: int | None
+) -> None:
     tokens, rows, files = numbers
     config = LoaderConfig(corpus="x", batch_size=4, seq_len=8)
     corpus: Any = SimpleNamespace(
-        files=Paths(path, min(files, 10**7)), format="flat", num_tokens=tokens, fingerprint="0123456789abcdef"
+        files=Paths(path, min(files, 10**7)),
+        format="flat",
+        num_tokens=tokens,
+        fingerprint="0123456789abcdef",
+        loss_mask=None if masks is None else SimpleNamespace(num_files=masks),
     )
     schedule: Any = SimpleNamespace(
         documents=None,
@@ -155,7 +174,10 @@ def test_three_lines_of_120_columns(path: str, numbers: tuple[int, int, int], wo
     assert all(line.isprintable() for line in lines)
     assert lines[0].endswith(f": flat, {tokens:,} tokens, fingerprint 01234567")
     assert f"{rows:,} rows" in lines[1]
-    assert lines[1].endswith("order philox24-v1")
+    assert lines[1].endswith(("order philox24-v1", "..."))
+    assert (masks is not None) == ("; loss masks of" in lines[1])
+    if masks is None:
+        assert lines[1].endswith("; order philox24-v1")
     assert lines[2].startswith("  cuda:0, placement host: ")
     if len(path) < 10 and path.isprintable():
         assert lines[0].startswith(f"dali_pipes: {path}")

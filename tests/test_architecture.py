@@ -88,8 +88,8 @@ ALLOWED = {
     "not_a_data_set": Imports("", "torch"),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "reports": Imports(
-        "skipped_steps block_queue context_parallel pipeline row_plan state schedule documents text readers corpus "
-        "operators config",
+        "skipped_steps block_queue context_parallel pipeline row_plan state schedule documents text readers kept_files "
+        "corpus operators config",
         "numpy",
     ),  # what the command shows, as plain data
     "terminal": Imports("reports", "rich"),

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from dali_pipes import kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
-from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.fingerprint import digest_content, digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sniff import text_kind
 from dali_pipes.corpus.tf_example import Feature, NotAnExample, list_kind, parse_example
@@ -137,7 +137,7 @@ def inspect_arrayrecord(
     chosen, BackendError without the array_record package.
     """
     with OpenFile(path) as file:
-        samples, size = read_samples(file), file.size
+        samples, size, modified_ns = read_samples(file), file.size, file.modified_ns
     records = Records(path, size)
     count = len(records)
     content = _recognise(records, count, id_type, token_column)
@@ -159,7 +159,7 @@ def inspect_arrayrecord(
     if size < _KEPT_FROM_BYTES:
         offsets = scan()
     else:  # where it cannot be kept nothing is lost but time
-        about = b"dali_pipes arrayrecord 1 " + digest + content.id_type.str.encode()
+        about = f"dali_pipes arrayrecord 1 {digest_content(digest, [modified_ns])} {content.id_type.str}".encode()
         offsets, _ = kept_files.find_or_make([path], "arrayrecord", about, is_plausible, scan)
     groups = offsets[:-1] * content.stored.itemsize // _GROUP_BYTES
     heads = np.flatnonzero(np.diff(groups, prepend=-1))

@@ -88,7 +88,7 @@ def open_arrow(path: Path, token_column: str | None, scans: ColumnScans) -> Data
             extents = extents_of(file, messages, schema, columns.tokens, columns.stored.itemsize)
             plain = PlainIds(extents, partial(_read_row_offsets, path, file.size, columns, int(extents[:, 1].sum())))
         chunks = BatchChunks(file, messages)
-    return make_data_file(RowReader(chunks, columns, digest), "arrow", file.size, scans, plain)
+    return make_data_file(RowReader(chunks, columns, digest, file.modified_ns), "arrow", file.size, scans, plain)
 
 
 def _read_row_offsets(path: Path, size: int, columns: TokenColumns, num_tokens: int) -> Int64Array:

@@ -23,7 +23,7 @@ from dali_pipes.corpus.batch_read import runs_of_equal
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.eager import decode_all, decoded_bytes
-from dali_pipes.corpus.fingerprint import MOST_MASK_DIGESTS, digest_corpus, short_digests
+from dali_pipes.corpus.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
 from dali_pipes.corpus.raw_reads import RawReads
 from dali_pipes.corpus.read_retries import current_retries
 from dali_pipes.corpus.reader import DescriptorPool
@@ -55,6 +55,8 @@ class Corpus:
     extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
+    content_key:   16 hex digits of the fingerprint and the data files' times of last change: what was found by reading
+                   the ids is kept for it
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
     loss_mask:     which ids are learned, None where all are; enters the fingerprint
     mask_digests:  as file_digests of the files' masks, at most 12; none where there is no mask
@@ -112,6 +114,7 @@ class Corpus:
         digests = [file.digest for file in files]
         of_masks = () if loss_mask is None else loss_mask.digests
         self.fingerprint: Final = digest_corpus(self.format, native, [*digests, *of_masks])
+        self.content_key: Final = digest_content(self.fingerprint.encode(), [file.modified_ns for file in files])
         self.file_digests: Final = short_digests(digests)
         self.mask_digests: Final = short_digests(of_masks, MOST_MASK_DIGESTS)
 

@@ -12,7 +12,8 @@ no part.
 
 Folders and globs leave out what is clearly no data: names that start with `.` or `_` or end in `~`, and the suffixes
 and names below. Everything else is data or an error; a file named in full is never left out. Loss masks, `.loss`, are
-left out of the data, and taken where masks are named.
+left out of the data, and taken where masks are named. Files for training and for validation, by their names, are not
+brought together (`splits`), but by a list.
 """
 
 import glob
@@ -26,7 +27,8 @@ from typing import Literal
 from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.read_retries import tried_again
 from dali_pipes.corpus.sets import find_index
-from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
+from dali_pipes.corpus.splits import refuse_mixed_splits
+from dali_pipes.errors import NO_WEIGHTS, ConfigError, CorpusError, CorpusReadError
 
 # fmt: off
 SIDE_SUFFIXES = (
@@ -37,6 +39,8 @@ SIDE_SUFFIXES = (
 # fmt: on
 SIDE_NAMES = frozenset({"license", "makefile", "readme"})
 _DIGITS = re.compile(r"([0-9]+)")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash is left where it came as a Path
+_NUMBER = re.compile(r"[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?")
 _MOST_NAMES_IN_MESSAGE = 5
 
 
@@ -52,20 +56,43 @@ def find_files(
                  order of the names before
     use_indexes: take the index of a set for its folder
 
-    Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data.
+    Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data, or with
+    files of several splits.
     """
+    found: list[Path] = []
+    for entry in entries_of(paths, setting):
+        files = _expand(entry, setting, use_indexes)
+        if setting == "corpus":  # masks go with data that was checked
+            refuse_mixed_splits(entry, _without_indexes(files))
+        found += files
+    # A shell's `data/*` names both files of each Megatron pair: the index is not a second corpus.
+    return _without_indexes(found)
+
+
+def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str = "corpus") -> list[str]:
+    """The entries of what the user named. Raises ConfigError for what is no path, or no list of paths."""
     if isinstance(paths, (str, os.PathLike)):
-        entries: list[str] = [os.fspath(paths)]
-    elif isinstance(paths, Iterable) and not isinstance(paths, (bytes, set, frozenset, dict)):
-        entries = [os.fspath(path) for path in paths]
-    else:
-        raise ConfigError(f"{setting}: {paths!r} is a {type(paths).__name__}; a path, or a list of paths, is expected")
+        return [os.fspath(paths)]
+    if not isinstance(paths, Iterable) or isinstance(paths, (bytes, set, frozenset, dict)):
+        weights = f": {NO_WEIGHTS}" if isinstance(paths, dict) else ""
+        raise ConfigError(
+            f"{setting}: {paths!r} is a {type(paths).__name__}; a path, or a list of paths, is expected{weights}"
+        )
+    entries: list[str] = []
+    for path in paths:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ConfigError(f"{setting}: {path!r} is no path: {NO_WEIGHTS}")
+        entries.append(os.fspath(path))
     if not entries:
         raise ConfigError(f"{setting}: an empty list of paths; name at least one file, folder or glob")
-    found = [file for entry in entries for file in _expand(entry, setting, use_indexes)]
-    # A shell's `data/*` names both files of each Megatron pair: the index is not a second corpus.
-    present = set(found)
-    return [file for file in found if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
+    return entries
+
+
+def meant_as(entry: str) -> str:
+    """For a message about an entry that names nothing: what it may be meant as, and what to do, or nothing."""
+    if _ADDRESS.match(entry):
+        return ": only local or mounted paths can be read; mount the bucket, or copy the files first"
+    return f": {NO_WEIGHTS}" if _NUMBER.fullmatch(entry.strip()) else ""
 
 
 def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
@@ -78,6 +105,11 @@ def is_side_file(name: str) -> bool:
     """Whether a file of this name is clearly no data, so that a folder or a glob leaves it out."""
     lower = name.lower()
     return name.startswith((".", "_")) or name.endswith("~") or lower in SIDE_NAMES or lower.endswith(SIDE_SUFFIXES)
+
+
+def _without_indexes(files: Sequence[Path]) -> list[Path]:
+    present = set(files)
+    return [file for file in files if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
 
 
 def _expand(entry: str, setting: str, use_indexes: bool) -> list[Path]:
@@ -93,7 +125,9 @@ def _expand(entry: str, setting: str, use_indexes: bool) -> list[Path]:
     for suffix in (".bin", ".idx"):  # a Megatron prefix, which may have dots of its own
         if _mode(Path(f"{path}.idx")) is not None and _mode(Path(f"{path}{suffix}")) is not None:
             return [Path(f"{path}{suffix}")]
-    raise CorpusReadError(f"{path}: there is no such file, folder or Megatron prefix (given as {entry!r})")
+    raise CorpusReadError(
+        f"{path}: there is no such file, folder or Megatron prefix (given as {entry!r}){meant_as(entry)}"
+    )
 
 
 def _files_of_folder(folder: Path, setting: str) -> list[Path]:
@@ -103,7 +137,7 @@ def _files_of_folder(folder: Path, setting: str) -> list[Path]:
 def _files_of_glob(entry: str, pattern: Path, setting: str) -> list[Path]:
     matches = matches_of(pattern)
     if not matches:
-        raise CorpusReadError(f"{pattern}: nothing matches this pattern (given as {entry!r})")
+        raise CorpusReadError(f"{pattern}: nothing matches this pattern (given as {entry!r}){meant_as(entry)}")
     return _data_files(matches, f"the pattern {pattern}", setting)
 
 

@@ -1,5 +1,8 @@
 """What a corpus is told apart by: names, sizes, headers and some bytes of its files; never folders or times.
 
+What lies between the pieces is not seen. So what was found by reading all of a file is kept for its time of last change
+as well (`digest_content`): a rewritten file is read again, and so is a copy without its time.
+
 A file gives at most six pieces of 4 KiB, so a fingerprint costs a few reads a file, whatever its size:
 
     bytes    0 ...                                                                             size
@@ -57,6 +60,15 @@ def digest_corpus(format: str, dtype: np.dtype[Any], file_digests: Sequence[byte
     for file_digest in file_digests:
         digest.update(file_digest)
     return digest.hexdigest()[:16]
+
+
+def digest_content(digest: bytes, modified_ns: Sequence[int | None]) -> str:
+    """16 hex digits of a digest and of when the files of it were last changed: what reading them all found is kept so.
+
+    None: not known.
+    """
+    times = " ".join(map(str, modified_ns))
+    return hashlib.sha256(digest + b" changed at " + times.encode()).hexdigest()[:16]
 
 
 def short_digests(file_digests: Sequence[bytes], most: int = MOST_DIGESTS) -> tuple[str, ...]:

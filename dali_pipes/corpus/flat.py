@@ -6,6 +6,7 @@ Nothing in such a file says how wide an id is. uint16 is the default; what can b
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,13 @@ def refuse_wider_ids(file: OpenFile, samples: Sequence[bytes]) -> None:
             raise CorpusFormatError(
                 f"{file.path}: was about to be read as uint16, but its ids look like {names}: of every {width} values "
                 f"only the first carries an id. Say which with dtype=, for example dtype='{example}'; if the ids "
-                f"really are uint16, say dtype='uint16'."
+                f"really are uint16, say dtype='uint16'.{_missing_index(file.path)}"
             )
+
+
+def _missing_index(path: Path) -> str:
+    index = path.with_suffix(".idx").name
+    return f" If it is of a Megatron pair, {index} is missing beside it." if path.suffix == ".bin" else ""
 
 
 def _looks_padded(columns: npt.NDArray[np.uint16]) -> bool:

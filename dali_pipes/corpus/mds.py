@@ -21,7 +21,7 @@ import numpy.typing as npt
 from dali_pipes import kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
-from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.fingerprint import digest_content, digest_file, read_samples
 from dali_pipes.corpus.mds_columns import TYPE_CODES, choose_column
 from dali_pipes.corpus.mds_shards import Shard, decode_shard, find_samples, find_shard, list_shards, verify_shard
 from dali_pipes.corpus.reader import OpenFile
@@ -34,6 +34,13 @@ _KEPT_FROM_BYTES = 64 << 20
 _CODES = list(TYPE_CODES)
 _MASK_TYPE = np.dtype(np.uint8)
 Counts: TypeAlias = npt.NDArray[np.uint32]
+
+
+class _Mark(NamedTuple):
+    """What a shard is known by: digest of its name, size and samples, and when it was last changed before that."""
+
+    digest: bytes
+    modified_ns: int
 
 
 class _Found(NamedTuple):
@@ -68,11 +75,11 @@ def inspect_mds(
     shards = [find_shard(one, index.parent, column, id_type) for one in entries]
     if verify:
         scans.for_chunks(lambda at: verify_shard(shards[at]), [shard.raw_bytes for shard in shards])
-    digests = [_digest(shard) for shard in shards]
-    found = _find_all(index, shards, digests, scans)
+    marks = [_mark(shard) for shard in shards]
+    found = _find_all(index, shards, marks, scans)
     stored = _common_type(index, column, found, id_type)
     masks = _find_masks(index, entries, found, scans)
-    files = [_data_file(*one, stored) for one in zip(shards, digests, found, strict=True)]
+    files = [_data_file(*one, stored) for one in zip(shards, marks, found, strict=True)]
     return [file if mask is None else replace(file, loss_mask=mask) for file, mask in zip(files, masks, strict=True)]
 
 
@@ -80,11 +87,9 @@ def _find_masks(index: Path, entries: list[Entry], tokens: list[_Found], scans: 
     """The mask of each shard that has a column of that name, which is as long as the tokens in every sample."""
     numbers = [number for number, entry in enumerate(entries) if LOSS_MASK in entry.items("column_names")]
     shards = [find_shard(entries[number], index.parent, LOSS_MASK, _MASK_TYPE) for number in numbers]
-    digests = [_digest(shard) for shard in shards]
+    marks = [_mark(shard) for shard in shards]
     masks: list[DataFile | None] = [None] * len(entries)
-    for number, shard, digest, found in zip(
-        numbers, shards, digests, _find_all(index, shards, digests, scans), strict=True
-    ):
+    for number, shard, mark, found in zip(numbers, shards, marks, _find_all(index, shards, marks, scans), strict=True):
         differs = np.flatnonzero(found.counts != tokens[number].counts)
         if len(differs):
             at = int(differs[0])
@@ -92,19 +97,20 @@ def _find_masks(index: Path, entries: list[Entry], tokens: list[_Found], scans: 
                 f"{shard.path}: sample {at}: {LOSS_MASK} has {found.counts[at]} entries, expected "
                 f"{tokens[number].counts[at]}, one for each id"
             )
-        masks[number] = _data_file(shard, digest, found, _MASK_TYPE)
+        masks[number] = _data_file(shard, mark, found, _MASK_TYPE)
     return masks
 
 
-def _digest(shard: Shard) -> bytes:
+def _mark(shard: Shard) -> _Mark:
     with OpenFile(shard.path) as file:
         if file.size != shard.size:
             raise CorpusFormatError(f"{shard.path}: had {shard.size} bytes a moment ago, {file.size} now")
         about = f"{shard.column.name} {shard.num_samples}".encode()
-        return digest_file(shard.path, shard.size, shard.column.stored or np.dtype("V1"), about, read_samples(file))
+        stored = shard.column.stored or np.dtype("V1")
+        return _Mark(digest_file(shard.path, shard.size, stored, about, read_samples(file)), file.modified_ns)
 
 
-def _find_all(index: Path, shards: list[Shard], digests: list[bytes], scans: ColumnScans) -> list[_Found]:
+def _find_all(index: Path, shards: list[Shard], marks: list[_Mark], scans: ColumnScans) -> list[_Found]:
     """What is in the shards: of those that have to be read for it, what was kept of that."""
     numbers = [number for number, shard in enumerate(shards) if shard.must_be_read]
     slow = [shards[number] for number in numbers]
@@ -122,9 +128,8 @@ def _find_all(index: Path, shards: list[Shard], digests: list[bytes], scans: Col
         )
 
     if any(shard.suffix for shard in slow) or sum(shard.size for shard in slow) >= _KEPT_FROM_BYTES:
-        about = b"dali_pipes mds 1 " + b"".join(
-            digests[number] + repr(shards[number].column).encode() for number in numbers
-        )
+        keys = [digest_content(marks[n].digest, [marks[n].modified_ns]) + repr(shards[n].column) for n in numbers]
+        about = f"dali_pipes mds 1 {''.join(keys)}".encode()
         # Where it cannot be kept nothing is lost but time.
         packed, _ = kept_files.find_or_make([index], "mds", about, is_plausible, scan)
     else:
@@ -187,7 +192,7 @@ def _common_type(index: Path, column: str, found: list[_Found], id_type: np.dtyp
     return common
 
 
-def _data_file(shard: Shard, digest: bytes, found: _Found, stored: np.dtype[Any]) -> DataFile:
+def _data_file(shard: Shard, mark: _Mark, found: _Found, stored: np.dtype[Any]) -> DataFile:
     as_they_lie = found.starts is not None and all(one == stored for one in found.types)
     total = int(found.counts.sum())
     if as_they_lie:
@@ -205,7 +210,7 @@ def _data_file(shard: Shard, digest: bytes, found: _Found, stored: np.dtype[Any]
         stored=stored,
         data_offset=None,
         extents=extents,
-        digest=digest,
+        digest=mark.digest,
         num_documents=len(counts),
         read_document_offsets=partial(_offsets, counts),
         decode=None if as_they_lie else partial(decode_shard, shard, stored),

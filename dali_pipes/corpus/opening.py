@@ -21,6 +21,7 @@ from dali_pipes.corpus.discover import find_files
 from dali_pipes.corpus.eager import decoded_bytes
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.loss_mask import open_loss_mask
+from dali_pipes.corpus.manifests import refuse_lost_files
 from dali_pipes.corpus.read_retries import DEFAULT_RETRIES, ReadRetries
 from dali_pipes.corpus.reader import OpenFile, modified_ns
 from dali_pipes.corpus.sets import kind_of_index
@@ -63,7 +64,8 @@ def open_corpus(
             themselves, and it is compared.
     eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
     loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
-            default a mask is the file named like the data file with .loss behind it, if there is one.
+            default a mask is the file named like the data file with .loss behind it, if there is one; one that the
+            folder's manifest.json lists has to be there.
     token_column: column of Parquet, Arrow or MDS files, or feature of Examples in ArrayRecord files, that lists the
                   ids; None: `input_ids`, `tokens`, or the only one
     cache_bytes:  bytes of decoded ids that are kept, for formats that have to be decoded
@@ -110,6 +112,7 @@ def _open_corpus(
             file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
         ]
     files = [replace(file, modified_ns=modified_ns(file.path)) for file in files]
+    refuse_lost_files(files, masks=loss_masks is None, indexes=format == "auto")
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):

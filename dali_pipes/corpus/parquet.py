@@ -74,7 +74,7 @@ def open_parquet(path: Path, token_column: str | None, scans: ColumnScans) -> Da
             chunks = ParquetChunks(file, footer, parquet.metadata)
         header = footer + "\0".join(columns.names).encode()
         digest = digest_file(path, file.size, columns.stored, header, read_samples(file))
-    return make_data_file(RowReader(chunks, columns, digest), "parquet", file.size, scans)
+    return make_data_file(RowReader(chunks, columns, digest, file.modified_ns), "parquet", file.size, scans)
 
 
 def _read_group(file: OpenFile, group: int, names: Sequence[str]) -> Iterator[list[Any]]:

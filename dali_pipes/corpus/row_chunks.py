@@ -21,6 +21,7 @@ import numpy.typing as npt
 from dali_pipes import kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
+from dali_pipes.corpus.fingerprint import digest_content
 from dali_pipes.corpus.list_rows import copy_rows, rows_of
 from dali_pipes.corpus.token_columns import TokenColumns
 from dali_pipes.errors import CorpusFormatError, DaliPipesError
@@ -69,11 +70,15 @@ def damage_named(path: Path, where: str) -> Iterator[None]:
 
 @dataclass
 class RowReader:
-    """What is asked of a file of rows in chunks: lengths of rows, ids, loss mask. `digest`: as in DataFile."""
+    """What is asked of a file of rows in chunks: lengths of rows, ids, loss mask.
+
+    digest, modified_ns: as in DataFile, the time as it was before the digest was taken
+    """
 
     chunks: RowChunks
     columns: TokenColumns
     digest: bytes
+    modified_ns: int
     first_rows: Int64Array = field(init=False)
     """Rows before each chunk, and all of them: int64 (chunks + 1,)."""
 
@@ -94,9 +99,11 @@ class RowReader:
             if sum(self.chunks.sizes) < LEAST_KEPT_BYTES:
                 offsets, why = scan(), "the file is small"
             else:
-                about = f"dali_pipes rows {_KEPT_VERSION} {self.digest.hex()} {'/'.join(self.columns.names)}".encode()
+                key = digest_content(self.digest, [self.modified_ns])
+                about = f"dali_pipes rows {_KEPT_VERSION} {key} {'/'.join(self.columns.names)}".encode()
                 offsets, why = kept_files.find_or_make([self.chunks.path], "rows", about, self._is_plausible, scan)
-        if why is not None:  # nothing is lost but time; what cannot be kept on disk is kept here
+        # Nothing is lost but time: what cannot be kept on disk is kept here, and so is what is not asked of the disk.
+        if why is not None or kept_files.are_made_anew():
             self._offsets = offsets
         return offsets
 

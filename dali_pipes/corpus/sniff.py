@@ -44,7 +44,7 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
         return "megatron"
     if head.startswith(parquet.MAGIC):
         return "parquet"
-    if head.startswith(arrow_messages.FILE_MAGIC + b"\0\0") or _is_arrow_stream(file, head):
+    if head.startswith(arrow_messages.FILE_MAGIC + b"\0\0") or is_arrow_stream(file, head):
         return "arrow"
     if len(head) >= 8 and struct.unpack_from("<i", head)[0] in llmc.MAGICS:
         return "llmc"
@@ -58,6 +58,14 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
             f"format='flat' and a dtype."
         )
     return "flat"
+
+
+def is_arrow_stream(file: OpenFile, head: bytes) -> bool:
+    """Whether a file begins with a message of Arrow IPC, as the files do that Hugging Face datasets save."""
+    if len(head) < 12 or not head.startswith(arrow_messages.CONTINUATION):
+        return False
+    length, root = struct.unpack_from("<iI", head, 4)
+    return bool(0 < length <= file.size - 8 and length % 8 == 0 and 0 < root < length)
 
 
 def _foreign_kind(file: OpenFile, head: bytes, id_width: int | None) -> str | None:
@@ -114,14 +122,6 @@ def _deflate_kind(file: OpenFile, head: bytes) -> str | None:
 
 def _bzip2_kind(file: OpenFile, head: bytes) -> str | None:
     return "compressed with bzip2" if head[:3] == b"BZh" and head[4:10] == b"1AY&SY" else None
-
-
-def _is_arrow_stream(file: OpenFile, head: bytes) -> bool:
-    """Whether a file begins with a message of Arrow IPC, as the files do that Hugging Face datasets save."""
-    if len(head) < 12 or not head.startswith(arrow_messages.CONTINUATION):
-        return False
-    length, root = struct.unpack_from("<iI", head, 4)
-    return bool(0 < length <= file.size - 8 and length % 8 == 0 and 0 < root < length)
 
 
 def _safetensors_kind(file: OpenFile, head: bytes) -> str | None:

@@ -10,9 +10,9 @@ Int64Array = npt.NDArray[np.int64]
 _FORMAT_VERSION = 1
 
 
-def kept_about(fingerprint: str, kind: str, token_id: int) -> bytes:
-    """All that the offsets depend on which an id of this kind tells of the corpus of this fingerprint."""
-    return f"dali_pipes documents {_FORMAT_VERSION} {fingerprint} {kind} {token_id}".encode()
+def kept_about(content_key: str, kind: str, token_id: int) -> bytes:
+    """All that the offsets depend on which an id of this kind tells of the corpus of this `content_key`."""
+    return f"dali_pipes documents {_FORMAT_VERSION} {content_key} {kind} {token_id}".encode()
 
 
 def is_plausible(offsets: Int64Array, num_tokens: int) -> bool:

@@ -54,7 +54,8 @@ def find_documents(corpus: Corpus, *, start_id: int | None = None, cache_dir: Pa
     cache_dir: where the offsets found in a scan are kept, by default `DALI_PIPES_CACHE`, else `dali_pipes` in
                `XDG_CACHE_HOME`, else in `~/.cache`. Of several processes that look for them there at once, one scans
                and the others wait. A folder that cannot be written, or one that holds the data, is a warning in the
-               result. Kept offsets are known by the corpus's fingerprint, which samples its files.
+               result. Kept offsets are known by the corpus's fingerprint, which samples its files, and by their times
+               of last change.
 
     Raises ConfigError where an id is needed and none is given, or both are, and what `Corpus.read_rows` raises.
     """
@@ -98,7 +99,7 @@ def _delimiter(corpus: Corpus, start_id: int | None) -> Delimiter:
 def _kept_or_scanned(corpus: Corpus, delimiter: Delimiter, cache_dir: Path | None) -> tuple[Int64Array, str | None]:
     """The offsets, and why they could not be kept."""
     scan = partial(scan_offsets, corpus, delimiter)
-    about = kept_about(corpus.fingerprint, delimiter.kind, delimiter.token_id)
+    about = kept_about(corpus.content_key, delimiter.kind, delimiter.token_id)
     may_be = partial(is_plausible, num_tokens=corpus.num_tokens)
     return kept_files.find_or_make(corpus.files, "documents", about, may_be, scan, cache_dir)
 

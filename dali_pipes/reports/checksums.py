@@ -1,17 +1,12 @@
-"""Checksums that were recorded beside the data: `manifest*.json`, as `dali-pipes tokenize` writes it.
-
-{"shards": [{"files": {"tokens-00000-0000.bin": {"bytes": 2048, "sha256": "9f86..."}}}]}
-{"files": [{"name": "tokens-00000-0000.bin", "sha256": "9f86..."}]}
-"""
+"""Checksums that were recorded beside the data (`corpus.manifests`), compared with the files."""
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from dali_pipes.corpus.manifests import recorded_checksums
 from dali_pipes.readers import ReaderThreads
 from dali_pipes.reports.problem import Problem
 
@@ -40,7 +35,7 @@ def recorded_files(data_files: Sequence[Path]) -> list[RecordedFile]:
     found: list[RecordedFile] = []
     for folder, stems in names.items():
         for manifest in sorted(folder.glob("manifest*.json")):
-            for name, sha256 in sorted(_checksums(manifest).items()):
+            for name, sha256 in sorted(recorded_checksums(manifest).items()):
                 path = folder / name
                 exists = path.is_file()
                 if not exists or _stem(path.name) in stems:
@@ -74,26 +69,6 @@ def wrong_files(files: Sequence[RecordedFile], advance: Callable[[int], None]) -
         for digest in digests:
             digest.cancel()
         readers.stop()
-
-
-def _checksums(manifest: Path) -> dict[str, str]:
-    try:
-        content = json.loads(manifest.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return dict(_listed(content)) if isinstance(content, dict) else {}
-
-
-def _listed(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, sha256) of what a manifest lists."""
-    shards = content.get("shards")
-    for part in [content, *(shards if isinstance(shards, list) else [])]:
-        files = part.get("files") if isinstance(part, dict) else None
-        if isinstance(files, dict):
-            files = [{"name": name, **facts} for name, facts in files.items() if isinstance(facts, dict)]
-        for facts in files if isinstance(files, list) else []:
-            if isinstance(facts, dict) and isinstance(facts.get("name"), str) and isinstance(facts.get("sha256"), str):
-                yield facts["name"], facts["sha256"]
 
 
 def _sha256(path: Path, advance: Callable[[int], None]) -> str:

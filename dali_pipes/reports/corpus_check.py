@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dali_pipes import kept_files
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.corpus.discover import find_files
 from dali_pipes.errors import CorpusError, CorpusFormatError
@@ -56,6 +57,7 @@ class CheckReport:
         return {**vars(self), "problems": problems, "notes": list(self.notes), "is_clean": self.is_clean}
 
 
+@kept_files.made_anew()
 def check_corpus(
     paths: Sequence[str],
     *,
@@ -68,7 +70,7 @@ def check_corpus(
     progress: Progress = lambda title, total_bytes: nullcontext(lambda done: None),
 ) -> CheckReport:
     """Check files read as one corpus. Blocks: reads all of them, twice where checksums are recorded or ids are looked
-    for that end documents.
+    for that end documents. All comes from the data: what an earlier start kept of it is not used, but replaced.
 
     Files of a damaged or unknown format are problems, and the others are checked without them. Raises as `open_corpus`
     for arguments that cannot be, for files that are missing or unreadable, and for a corpus without a token.
@@ -79,8 +81,10 @@ def check_corpus(
     with corpus or nullcontext():
         recorded = recorded_files(found)
         with progress("comparing checksums", sum(file.size for file in recorded)) as advance:
+            named = {problem.message.partition(": ")[0] for problem in problems.listed}
             for problem in wrong_files(recorded, advance):
-                problems.add(problem)
+                if problem.kind != "missing_file" or str(problem.file) not in named:
+                    problems.add(problem)
         notes: list[str] = []
         facts = {} if corpus is None else _check_opened(corpus, start_id, vocab_size, problems, notes, progress)
         return CheckReport(

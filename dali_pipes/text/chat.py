@@ -77,9 +77,9 @@ class ChatEncoder:
     def encode_batch(self, conversations: Sequence[Conversation]) -> list[Encoded | None]:
         """ids and mask of each conversation; None for one in which nothing is left to learn. Blocks; uses all cores.
 
-        Raises CorpusFormatError, naming the place of the conversation, where the template refuses it, what to learn
-        in it cannot be told for certain, or its text holds half of a surrogate pair; ConfigError for messages without
-        a template.
+        Raises CorpusFormatError, naming the place of the conversation, where the template refuses it, or shows nothing
+        of a turn that has calls or thoughts alone, where it cannot be told for certain what to learn, or its text holds
+        half of a surrogate pair; ConfigError for messages without a template.
         """
         found: list[Encoded | None] = [None] * len(conversations)
         plain = [i for i, one in enumerate(conversations) if self._template is None and one.texts is not None]
@@ -135,6 +135,9 @@ class ChatEncoder:
                     "acts on it, so that the text cannot be told from the template's own. Remove it from the message"
                 )
         turns = Turns(template, masked, tools, where, text)
+        for k in learned:
+            if messages[k]["role"] == "assistant":
+                turns.refuse_unseen(k)
         return _Rendered(text, self._spans(turns, conversation, learned, tools, masked), is_masked, where)
 
     def _learned_messages(self, conversation: Conversation) -> list[int]:

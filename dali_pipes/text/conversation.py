@@ -33,7 +33,8 @@ ROLES = {
 }
 """Names of the speakers as data sets write them, and as templates know them."""
 
-MAY_REPLACE_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+CALLS = ("tool_calls", "function_call")
+MAY_REPLACE_CONTENT = (*CALLS, "reasoning_content", "reasoning", "thinking")
 """A message with one of these may have no content."""
 
 Message = dict[str, Any]

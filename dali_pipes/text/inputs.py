@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from dali_pipes.corpus.discover import is_side_file, natural_key
+from dali_pipes.corpus.discover import entries_of, is_side_file, meant_as, natural_key
 from dali_pipes.corpus.fingerprint import read_samples
 from dali_pipes.corpus.huggingface import list_shards
 from dali_pipes.corpus.mds_shards import list_shard_files
 from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sets import find_index, kind_of_index
-from dali_pipes.corpus.sniff import RIEGELI_MAGIC
-from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError
+from dali_pipes.corpus.sniff import RIEGELI_MAGIC, is_arrow_stream
+from dali_pipes.corpus.splits import refuse_mixed_splits
+from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 
 Kind: TypeAlias = Literal["jsonl", "plain", "parquet", "arrow", "webdataset", "mds", "arrayrecord"]
@@ -58,18 +59,20 @@ class TextFile:
 def find_text_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[TextFile]:
     """The text files that `paths` name. Blocks for a few reads a file.
 
-    Raises CorpusReadError for what is missing or unreadable, CorpusError for a folder or glob without data,
-    CorpusFormatError for a file that is no text.
+    Raises CorpusReadError for what is missing or unreadable, CorpusError for a folder or glob without data, or with
+    files of several splits, CorpusFormatError for a file that is no text.
     """
-    return [_checked(path) for path in list_files(paths)]
+    found: list[Path] = []
+    for entry in entries_of(paths):
+        files = _expand(entry)
+        refuse_mixed_splits(entry, files)
+        found += files
+    return [_checked(path) for path in found]
 
 
 def list_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Absolute paths of the files that may be text. Raises as `find_text_files`; opens none of them."""
-    entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not entries:
-        raise ConfigError("no input: name at least one file, folder or glob")
-    return [file for entry in entries for file in _expand(os.fspath(entry))]
+    """Absolute paths of the files that may be text, of whatever splits. Raises as `find_text_files`; opens none."""
+    return [file for entry in entries_of(paths) for file in _expand(entry)]
 
 
 def recognise(path: Path) -> tuple[Kind, Compression] | None:
@@ -77,6 +80,7 @@ def recognise(path: Path) -> tuple[Kind, Compression] | None:
     with OpenFile(path) as file:
         head = file.read(0, min(file.size, _HEAD_BYTES))
         is_empty = file.size == 0
+        is_arrow = head.startswith(b"ARROW1\0\0") or is_arrow_stream(file, head)
     compression: Compression = ""
     if head.startswith(b"\x1f\x8b\x08"):
         compression = "gzip"
@@ -85,9 +89,8 @@ def recognise(path: Path) -> tuple[Kind, Compression] | None:
     if compression:
         head = next(read_chunks(path, compression, ByteMeter()), b"")[:_HEAD_BYTES]
         is_empty = not head
-    table = _table_kind(head) if not compression else None
-    if table is not None:
-        return table, ""
+    if not compression and (is_arrow or head.startswith(b"PAR1")):
+        return "arrow" if is_arrow else "parquet", ""
     if head.startswith(RIEGELI_MAGIC) and not compression:
         return "arrayrecord", ""
     suffix = _inner_suffix(path)
@@ -117,13 +120,6 @@ def _checked(path: Path) -> TextFile:
         for sample in read_samples(file):
             digest.update(sample)
         return TextFile(path, *found, file.size, digest.hexdigest()[:16], modified_ns)
-
-
-def _table_kind(head: bytes) -> Literal["parquet", "arrow"] | None:
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    is_stream = head.startswith(b"\xff\xff\xff\xff") and len(head) >= 12 and struct.unpack_from("<i", head, 4)[0] > 0
-    return "arrow" if is_stream or head.startswith(b"ARROW1\0\0") else None
 
 
 def _inner_suffix(path: Path) -> str:
@@ -158,7 +154,9 @@ def _expand(entry: str) -> list[Path]:
             raise
         raise CorpusReadError(f"{path}: cannot be looked up: {error.strerror or error}") from error
     if not matches:
-        raise CorpusReadError(f"{path}: there is no such file or folder, and nothing matches it (given as {entry!r})")
+        raise CorpusReadError(
+            f"{path}: there is no such file or folder, and nothing matches it (given as {entry!r}){meant_as(entry)}"
+        )
     return _data_files(matches, f"the pattern {path}")
 
 

@@ -6,7 +6,7 @@ at the start and a missing last `\\n` are accepted. Lines are bytes until they a
 
 import codecs
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dali_pipes.text.documents import Document
 _BOM = codecs.BOM_UTF8
 _MOST_SHOWN = 60
 _MOST_KEYS_SHOWN = 20
+_CHAT_KEYS = (("messages",), ("conversations",), ("prompt", "completion"))
 
 
 def read_jsonl(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[Document]:
@@ -69,14 +70,30 @@ def text_of(record: Mapping[str, Any], key: str, place: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise CorpusFormatError(f"{place}: {key!r} holds {_shown(text)}, a {type(text).__name__}; a string is expected")
+        advice = _as_chat([key])
+        raise CorpusFormatError(
+            f"{place}: {key!r} holds {_shown(text)}, a {type(text).__name__}; a string is expected"
+            + (f". {advice}" if advice else "")
+        )
     return text
 
 
 def missing_key(key: str, keys: list[str]) -> str:
     """What is wrong and what to do, for a record that lacks `key`."""
     names = ", ".join(map(repr, keys[:_MOST_KEYS_SHOWN])) + (", ..." if len(keys) > _MOST_KEYS_SHOWN else "")
-    return f"no key {key!r}; the keys are {names or '(none)'}. Name the one that holds the text: text_key (--text-key)."
+    chat = _as_chat(keys)
+    advice = chat or "Name the one that holds the text: text_key (--text-key)."
+    return f"no key {key!r}; the keys are {names or '(none)'}. {advice}"
+
+
+def _as_chat(keys: Sequence[str]) -> str:
+    """What to do with records of these keys if they are those of conversations, else nothing."""
+    if not any(set(kind) <= set(keys) for kind in _CHAT_KEYS):
+        return ""
+    return (
+        "These are conversations: make ids and loss masks of them with `dali-pipes tokenize --chat`, and name the "
+        "folder it makes as the corpus."
+    )
 
 
 def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -122,8 +122,16 @@ def check_has_tokens(manifest: Mapping[str, Any], inputs: Sequence[TextFile]) ->
         more = f" and {len(inputs) - _MOST_NAMES} more" if len(inputs) > _MOST_NAMES else ""
         raise CorpusError(
             f"{names}{more}: hold no token: {manifest['documents']} documents, {manifest['empty']} of them empty, "
-            f"{manifest['dropped']} dropped"
+            f"{manifest['dropped']} dropped{_why_dropped(manifest)}"
         )
+
+
+def _why_dropped(manifest: Mapping[str, Any]) -> str:
+    learn = manifest["settings"].get("learn")
+    if not manifest["dropped"] or learn is None:
+        return ""
+    what = {"assistant": "no assistant turn", "last": "no last assistant turn"}.get(learn, "no message")
+    return f", because {what} in them is to be learned (there is none, it is empty, or its weight or train is 0)"
 
 
 def _unfinished(folder: RunFolder, items: Sequence[Sequence[TextFile]]) -> Summary:

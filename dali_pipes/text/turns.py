@@ -19,7 +19,7 @@ from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.text.chat_template import ChatTemplate, Span
-from dali_pipes.text.conversation import Message
+from dali_pipes.text.conversation import CALLS, MAY_REPLACE_CONTENT, Message
 
 START, END = "\U000b0000", "\U000b0001"
 """Marks, of a plane without characters."""
@@ -46,6 +46,32 @@ class Turns:
             marked = self._marked(k, whole)
             start = start if marked is None or marked[0] is None else marked[0]
         return start, self._without_space(k, whole, start, end)
+
+    def refuse_unseen(self, k: int) -> None:
+        """Refuse message k if it has no content, and the template shows nothing of what it has instead.
+
+        It would be learned as an empty turn. Of calls and thoughts, the calls are what counts. It is certain: without
+        them the whole conversation is rendered the same.
+        """
+        message = self._messages[k]
+        if (message["content"] or "").strip():
+            return
+        instead = [key for key in MAY_REPLACE_CONTENT if message.get(key)]
+        unseen = [key for key in instead if key in CALLS] or instead
+        if not unseen:
+            return
+        bare = {key: value for key, value in message.items() if key not in unseen}
+        messages = [*self._messages[:k], bare, *self._messages[k + 1 :]]
+        try:
+            text = self._template.render(messages, self._tools, self._where)
+        except CorpusFormatError:
+            return  # it does look at them
+        if text == self.text:
+            raise CorpusFormatError(
+                f"{self._where}: message {k} has no content but {', '.join(unseen)}, which the chat template "
+                f"{self._template.name} does not show, so that an empty turn would be learned. Give a template that "
+                f'shows it, write it into the content, or put "weight": 0 on the message'
+            )
 
     def whole_message(self, k: int) -> Span:
         """All text that message k adds, its header too."""

@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from corpus_files import write_megatron
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dali_pipes import open_corpus as open_any_corpus
 from dali_pipes.corpus import open_corpus
 from dali_pipes.corpus.discover import find_files, is_side_file, natural_key
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
+from dali_pipes.text import find_text_files
 
 SHARDS = ["s_1", "s_2", "s_10", "s_03"]
 IN_ORDER = ["s_1.bin", "s_2.bin", "s_03.bin", "s_10.bin"]
@@ -186,6 +189,33 @@ def test_broken_links_and_pipes_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CorpusReadError, match="pipe: is neither a regular file nor a folder"):
         find_files(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("find", [find_files, find_text_files, partial(open_any_corpus, tokenizer="none.json")])
+@pytest.mark.parametrize("weight", [0.7, 1, "0.7", "3", ".5", "1e-3"])
+def test_weights_are_said_to_be_not_there(tmp_path: Path, find: Callable[[Any], object], weight: object) -> None:
+    make(tmp_path, ["s_1"])
+    with pytest.raises((ConfigError, CorpusReadError), match="mixtures of sources by weight are not there yet"):
+        find([weight, str(tmp_path / "s_1.bin")])
+    with pytest.raises((ConfigError, CorpusReadError), match="mixtures of sources by weight are not there yet"):
+        find({str(tmp_path / "s_1.bin"): weight})
+
+
+def test_a_file_may_be_named_like_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "0.7").write_bytes(b"abcd")
+    monkeypatch.chdir(tmp_path)
+    assert find_files(["0.7"]) == [tmp_path / "0.7"]
+
+
+@pytest.mark.parametrize("find", [find_files, find_text_files, partial(open_any_corpus, tokenizer="none.json")])
+@pytest.mark.parametrize(
+    "address",
+    ["s3://bucket/a.bin", "s3://bucket/*.bin", "gs://b/a", "https://host/a.bin", "hf://datasets/a/b", Path("s3://b/a")],
+    ids=str,
+)
+def test_addresses_are_not_read(find: Callable[[Any], object], address: Any) -> None:
+    with pytest.raises(CorpusReadError, match="only local or mounted paths can be read; mount the bucket, or copy"):
+        find(address)
 
 
 @pytest.mark.parametrize("paths", [[], (), {"a.bin"}, {"a.bin": 1}, 5, b"a.bin", None])

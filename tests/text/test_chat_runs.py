@@ -95,6 +95,16 @@ def test_conversations_with_nothing_to_learn_are_dropped_and_counted(tmp_path: P
     assert len(read_documents(tmp_path / "out")) == 1
 
 
+@pytest.mark.parametrize(("learn", "what"), [("assistant", "no assistant turn"), ("all", "no message")])
+def test_that_all_were_dropped_is_explained(tmp_path: Path, tokenizer: Path, learn: str, what: str) -> None:
+    user = {"role": "user", "content": "Hi", "weight": 0}
+    path = write_records(tmp_path / "in.jsonl", [{"messages": [user]}])
+    arguments = ["--tokenizer", tokenizer, "--out", tmp_path / "out", "--chat-template", "chatml", "--learn", learn]
+    result = tokenize(path, *arguments)
+    assert result.exit_code == 2
+    assert f"1 documents, 0 of them empty, 1 dropped, because {what} in them is to be learned" in result.stderr
+
+
 def test_a_table_of_conversations_gives_the_same(tmp_path: Path, tokenizer: Path) -> None:
     records = samples()["messages"]
     arguments = ["--tokenizer", tokenizer, "--chat-template", "chatml"]

@@ -1,6 +1,7 @@
 """Parquet, Arrow and WebDataset: every layout of a text column, and what is refused."""
 
 import io
+import struct
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,15 @@ def test_cut_off_tables_are_refused(tmp_path: Path, kind: str) -> None:
             documents(path)
 
 
+@pytest.mark.parametrize("claimed", [0x3FFFFF00, 1 << 20, 500])
+def test_what_begins_as_an_arrow_stream_but_claims_too_much_is_none(tmp_path: Path, claimed: int) -> None:
+    """Its first message would be larger than the file, and memory for it was taken before that was found."""
+    path = tmp_path / "a.gz"
+    path.write_bytes(b"\xff\xff\xff\xff" + struct.pack("<iI", claimed, 16) + bytes(480))
+    with pytest.raises(CorpusFormatError, match=r"a\.gz: is no text"):
+        find_text_files(path)
+
+
 def test_a_saved_dataset_is_read_in_the_order_of_its_state(tmp_path: Path) -> None:
     for name, text in (("data-00000-of-00002.arrow", "second"), ("data-00001-of-00002.arrow", "first")):
         write(tmp_path / name, pa.table({"text": [text]}), "stream")
@@ -150,6 +160,7 @@ def test_samples_of_a_tar(tmp_path: Path, mode: str, form: int) -> None:
         ([("a.json", b"{")], r"sample a: the field json cannot be parsed"),
         ([("a.json", b"[]")], r"sample a: the field json is a list"),
         ([("a.json", b'{"b": 1}')], r"sample a: no key 'text'; the keys are 'b'"),
+        ([("a.json", b'{"messages": []}')], r"sample a: no key 'text'; .*`dali-pipes tokenize --chat`"),
     ],
 )
 def test_bad_samples_are_named(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:

@@ -1,0 +1,77 @@
+"""Files for training and for validation, told apart by the words of their names, so that none is trained on by chance.
+
+    fineweb_train_000001.bin   fineweb  train        train
+    fineweb_val_000000.bin     fineweb  val          validation
+    merges.bin                 merges                neither
+
+A folder or a pattern that brings both kinds together is refused; a list takes what it names. Words are runs of letters,
+in the names and in those of the folders below the one that all files share. Words that all files have tell nothing: in
+test_train_1.bin and test_val_1.bin the first is the name of the whole. A file with words of both kinds is neither.
+"""
+
+import fnmatch
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from dali_pipes.errors import CorpusError
+
+TRAIN = frozenset({"train", "training"})
+VALIDATION = frozenset(
+    {"dev", "eval", "evaluation", "heldout", "holdout", "test", "testing", "val", "valid", "validation"}
+)
+_KINDS = ("train", "validation")
+_WORD = re.compile(r"[a-z]+")
+
+
+def refuse_mixed_splits(entry: str, files: Sequence[Path]) -> None:
+    """Raise CorpusError if `files`, which the folder or pattern `entry` brought together, are of both kinds."""
+    if len(files) < 2:
+        return
+    base = Path(os.path.commonpath([file.parent for file in files]))
+    words = [frozenset(_words(str(file.relative_to(base)))) for file in files]
+    shared = frozenset.intersection(*words)
+    kinds = [_kind(found - shared) for found in words]
+    if not {"train", "validation"} <= set(kinds):
+        return
+    train, validation = ([file for file, kind in zip(files, kinds, strict=True) if kind == k] for k in _KINDS)
+    one, other = _pattern(base, train, TRAIN - shared), _pattern(base, validation, VALIDATION - shared)
+    raise CorpusError(
+        f"{entry!r} brings files for training and for validation together, by their names, such as {train[0]} and "
+        f"{validation[0]}: the model would be trained on what it is validated on. Name one kind, {one!r}, and give "
+        f"{other!r} to a loader of its own (shuffle = False, drop_last = False); a list of both takes them together on "
+        f"purpose."
+    )
+
+
+def _kind(words: frozenset[str]) -> str | None:
+    found = [kind for kind, names in zip(_KINDS, (TRAIN, VALIDATION), strict=True) if words & names]
+    return found[0] if len(found) == 1 else None
+
+
+def _pattern(base: Path, files: Sequence[Path], names: frozenset[str]) -> str:
+    """A pattern for the files of one kind that have the same word for it, which is one of `names`."""
+    if len(files) == 1:
+        return str(files[0])
+    first = files[0].relative_to(base)
+    at, word = next((at, word) for at, part in enumerate(first.parts) for word in _words(part) if word in names)
+    if at < len(first.parts) - 1:
+        return str(base.joinpath(*first.parts[: at + 1], "**", f"*{first.suffix}"))
+    alike = [file.name for file in files if file.parent == files[0].parent and word in _words(file.name)]
+    return str(files[0].with_name(alike[0] if len(alike) == 1 else _name_pattern(alike, word)))
+
+
+def _name_pattern(names: Sequence[str], word: str) -> str:
+    """What names begin and end with, or the word in them."""
+    begin = os.path.commonprefix(names).rstrip("0123456789")  # noqa: RUF071 (of letters)
+    end = os.path.commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071
+    pattern = f"{begin}*{end}"
+    if word in _words(pattern) and all(fnmatch.fnmatchcase(name, pattern) for name in names):
+        return pattern
+    at = names[0].lower().index(word)
+    return f"*{names[0][at : at + len(word)]}*{Path(names[0]).suffix}"
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())

@@ -17,7 +17,7 @@ from dali_pipes.errors import ConfigError, StateError
 
 pytestmark = pytest.mark.needs("transformers", "accelerate")
 
-EPOCHS = {
+EPOCHS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "14-13-14-13": ({"count": 60, "shortest": 1, "longest": 11, "seed": 25}, {"window_documents": 12}),
     "14-16-15-16": ({"count": 24, "shortest": 2, "longest": 13, "seed": 144}, {"window_documents": 4, "batch_size": 1}),
 }
@@ -27,8 +27,8 @@ EPOCHS = {
 @pytest.fixture(params=list(EPOCHS))
 def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Training:
     made_of, settings = EPOCHS[request.param]
-    settings = {"rows": "pack", "drop_last": False, **settings}
-    run = Training(tmp_path, {"corpus": documents(tmp_path / "data", **made_of), **settings})
+    packing: dict[str, Any] = {"rows": "pack", "drop_last": False, **settings}
+    run = Training(tmp_path, {"corpus": documents(tmp_path / "data", **made_of), **packing})
     assert [len(epoch) for epoch in run.epochs(4)] == [int(length) for length in request.param.split("-")]
     return run
 
@@ -58,12 +58,21 @@ def flat(epochs: list[Any]) -> list[Any]:
     return list(itertools.chain.from_iterable(epochs))
 
 
-def goes_on_everywhere(run: Training, whole: Outcome, **arguments: Any) -> list[int]:
-    """Resume from every checkpoint: rows, weights and number of steps are those of the whole run. Returns them."""
+SOME_OR_ALL = pytest.mark.parametrize(
+    "everywhere", [pytest.param(False, id="some"), pytest.param(True, id="all", marks=pytest.mark.slow)]
+)
+"""Go on from the checkpoints at the ends of epochs and every tenth one, or from all of them."""
+
+
+def goes_on(run: Training, whole: Outcome, everywhere: bool = True, **arguments: Any) -> list[int]:
+    """Resume from checkpoints: rows, weights and number of steps are those of the whole run. Returns all there are."""
     steps = run.checkpoints()
     for step in steps:
-        had = json.loads(Path(run.checkpoint(step), "trainer_state.json").read_text())["global_step"]
-        assert had == step
+        state = json.loads(Path(run.checkpoint(step), "trainer_state.json").read_text())
+        of_loader = state["stateful_callbacks"]["TokenLoaderState"]["attributes"]["loader"]
+        at_end = of_loader["rows"] <= 2 * run.settings["batch_size"]
+        if not (everywhere or at_end or step % 10 == 0 or step == steps[-1]):
+            continue
         rest = run.start(run.checkpoint(step), **arguments)
         assert rest.batches == whole.batches[len(whole.batches) - len(rest.batches) :], f"checkpoint {step}"
         assert all(map(torch.equal, rest.weights, whole.weights)), f"checkpoint {step}"
@@ -71,20 +80,24 @@ def goes_on_everywhere(run: Training, whole: Outcome, **arguments: Any) -> list[
     return steps
 
 
+@SOME_OR_ALL
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
-def test_packed_rows_go_on_from_every_checkpoint(packed: Training, accumulation: int) -> None:
+def test_packed_rows_go_on_from_every_checkpoint(packed: Training, accumulation: int, everywhere: bool) -> None:
     """Through four epochs: no batch is left out, and a group of accumulated batches runs on into the next epoch."""
     batches = flat(packed.epochs(5))
     steps = -(-sum(map(len, packed.epochs(4))) // accumulation)
     arguments: dict[str, Any] = {"max_steps": steps, "gradient_accumulation_steps": accumulation}
     whole = packed.start(**arguments, save_steps=1)
     assert whole.batches == batches[: steps * accumulation]
-    assert goes_on_everywhere(packed, whole, **arguments) == list(range(1, steps + 1))
+    assert goes_on(packed, whole, everywhere, **arguments) == list(range(1, steps + 1))
 
 
+@SOME_OR_ALL
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 @pytest.mark.parametrize("limit", ["num_train_epochs", "max_steps"])
-def test_equal_epochs_go_on_from_every_checkpoint(equal: Training, accumulation: int, limit: str) -> None:
+def test_equal_epochs_go_on_from_every_checkpoint(
+    equal: Training, accumulation: int, limit: str, everywhere: bool
+) -> None:
     """A group ends with its epoch, so the last one may be smaller; `max_steps` end a run within an epoch."""
     epochs = equal.epochs(3)
     an_epoch = -(-len(epochs[0]) // accumulation)
@@ -94,7 +107,7 @@ def test_equal_epochs_go_on_from_every_checkpoint(equal: Training, accumulation:
     assert (
         whole.batches == flat(epochs)[: None if limit == "num_train_epochs" else 2 * len(epochs[0]) + 2 * accumulation]
     )
-    goes_on_everywhere(equal, whole, **arguments)
+    goes_on(equal, whole, everywhere, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +146,7 @@ def test_what_is_done_at_an_epochs_end(packed: Training) -> None:
     assert [entry["step"] for entry in logged] == [*ends, ends[-1] + 2]
     assert [entry["epoch"] for entry in logged[:3]] == [1.0, 2.0, 3.0]
     assert 3 < logged[3]["epoch"] < 3.2
-    goes_on_everywhere(packed, whole, **arguments)
+    goes_on(packed, whole, **arguments)
 
 
 def test_an_epoch_that_was_ended_early_is_refused(equal: Training) -> None:
@@ -145,7 +158,7 @@ def test_an_epoch_that_was_ended_early_is_refused(equal: Training) -> None:
             control.should_epoch_stop = state.global_step == 4
 
     equal.start(num_train_epochs=2, save_steps=6, callbacks=[EndsEarly()])
-    with pytest.raises(StateError, match="behind batch 2 of its epoch, .* behind batch 6: an epoch was ended early"):
+    with pytest.raises(StateError, match=r"behind batch 2 of its epoch, .* behind batch 6: an epoch was ended early"):
         equal.start(equal.checkpoint(6), num_train_epochs=2)
 
 

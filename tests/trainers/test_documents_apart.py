@@ -35,8 +35,8 @@ def varlen_attention(module: Any, query: Any, key: Any, value: Any, attention_ma
     assert others["max_length_q"] == others["max_length_k"]
     flat = [part.transpose(1, 2).flatten(0, 1) for part in (query, key, value)]
     for begin, end in pairwise(bounds):
-        parts = [part[begin:end].transpose(0, 1)[None] for part in flat]
-        attended = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=others["scaling"])
+        q, k, v = (part[begin:end].transpose(0, 1)[None] for part in flat)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=others["scaling"])
         outputs[begin:end] = attended[0].transpose(0, 1)
     return outputs.view(query.transpose(1, 2).shape), None
 

@@ -61,7 +61,7 @@ def flat(epochs: list[Any]) -> list[Any]:
 SOME_OR_ALL = pytest.mark.parametrize(
     "everywhere", [pytest.param(False, id="some"), pytest.param(True, id="all", marks=pytest.mark.slow)]
 )
-"""Go on from the checkpoints at the ends of epochs and every tenth one, or from all of them."""
+"""Go on from the checkpoints at the ends of epochs and a few others, or from all of them."""
 
 
 def goes_on(run: Training, whole: Outcome, everywhere: bool = True, **arguments: Any) -> list[int]:
@@ -70,8 +70,8 @@ def goes_on(run: Training, whole: Outcome, everywhere: bool = True, **arguments:
     for step in steps:
         state = json.loads(Path(run.checkpoint(step), "trainer_state.json").read_text())
         of_loader = state["stateful_callbacks"]["TokenLoaderState"]["attributes"]["loader"]
-        at_end = of_loader["rows"] <= 2 * run.settings["batch_size"]
-        if not (everywhere or at_end or step % 10 == 0 or step == steps[-1]):
+        at_end = of_loader["rows"] <= run.settings["batch_size"]
+        if not (everywhere or at_end or step % 15 == 0 or step == steps[-1]):
             continue
         rest = run.start(run.checkpoint(step), **arguments)
         assert rest.batches == whole.batches[len(whole.batches) - len(rest.batches) :], f"checkpoint {step}"
@@ -112,8 +112,12 @@ def test_equal_epochs_go_on_from_every_checkpoint(
 
 @pytest.mark.parametrize(
     ("changes", "accumulation"),
-    [({"batch_size": 1}, 2), ({"batch_size": 4}, 1), ({}, 5), ({"batch_size": 3}, 3)],
-    ids=["1x2", "4x1", "2x5", "3x3"],
+    [
+        pytest.param({"batch_size": 3}, 3, id="3x3"),
+        pytest.param({"batch_size": 1}, 2, id="1x2", marks=pytest.mark.slow),
+        pytest.param({"batch_size": 4}, 1, id="4x1", marks=pytest.mark.slow),
+        pytest.param({}, 5, id="2x5", marks=pytest.mark.slow),
+    ],
 )
 def test_packed_rows_go_on_with_another_batch_size_and_accumulation(
     packed: Training, changes: dict[str, int], accumulation: int
@@ -121,7 +125,7 @@ def test_packed_rows_go_on_with_another_batch_size_and_accumulation(
     """Rows are without a gap or a repeat, and the run ends behind `max_steps`, at every place of an epoch."""
     rows = flat(flat(packed.epochs(18)))
     whole = packed.start(max_steps=30, save_steps=1)
-    for step in (3, 13, 14, 15, 27, 28, 29, 30):
+    for step in (13, 14, 15, 28, 30):
         had = len(flat(whole.batches[:step]))
         rest = packed.start(
             packed.checkpoint(step), changes=changes, max_steps=32, gradient_accumulation_steps=accumulation

@@ -84,7 +84,7 @@ ALLOWED = {
         "document_rows schedule corpus config stats",
         "torch",
     ),
-    "huggingface": Imports("loader", "torch transformers"),
+    "huggingface": Imports("announce attention loader schedule config", "torch transformers"),
     "not_a_data_set": Imports("", "torch"),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "reports": Imports(

@@ -70,7 +70,7 @@ class Run:
         self.batches: list[list[int]] = []
         """First tokens of the rows of each batch that the surviving model was trained on."""
         self.losses: list[float] = []
-        """Loss of each of them."""
+        """Loss of each of them, summed over its labels."""
         self.kept: list[int] = []
         """Batches that the checkpoint had which each later start went on from."""
 

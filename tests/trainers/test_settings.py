@@ -209,3 +209,29 @@ class TestLightning:
         at_end.start(source, 8)
         at_end.start(source)
         assert at_end.batches == epochs[:10]  # goes on in the first epoch, and stops at its end
+
+    def test_another_batch_size_within_an_epoch_leaves_batches_out(
+        self, corpus: CountingCorpus, tmp_path: Path
+    ) -> None:
+        """Lightning takes the 4 batches of 3 rows that it had for 4 of the 6 of 5 rows that an epoch has now."""
+        run = Run(tmp_path, corpus.pattern)
+        run.start(recipe("Lightning"), 6)
+        loader = run.start(changed(recipe("Lightning"), 'batch_size": 3', 'batch_size": 5'))["loader"]
+        rows = [row for batch in expected_batches(loader, 2, batch_size=1) for row in batch]
+        found = [row for batch in run.batches[-8:] for row in batch]
+        assert found == rows[12:22] + rows[30:60]
+
+    def test_a_checkpoint_behind_an_epoch(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        """Saved by steps, it is gone on from; of `save_on_train_epoch_end` Lightning loads no loader's state."""
+        whole = Run(tmp_path / "whole", corpus.pattern)
+        whole.start(recipe("Lightning"))
+        by_steps, by_epochs = (Run(tmp_path / name, corpus.pattern) for name in ("by_steps", "by_epochs"))
+        by_steps.start(changed(recipe("Lightning"), "every_n_train_steps=2", "every_n_train_steps=10"), 12)
+        by_steps.start(recipe("Lightning"))
+        assert by_steps.kept == [10]
+        assert by_steps.batches == whole.batches
+        source = changed(recipe("Lightning"), "every_n_train_steps=2", "every_n_epochs=1, save_on_train_epoch_end=True")
+        by_epochs.start(source, 12)
+        by_epochs.start(source)
+        assert by_epochs.kept == []
+        assert by_epochs.batches == whole.batches[:10]  # a second time

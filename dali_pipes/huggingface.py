@@ -198,6 +198,11 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
         # Its own generator: an iterator draws a seed, which would come from random states that a resume has restored.
         return torch.utils.data.DataLoader(batches, batch_size=None, generator=torch.Generator())
 
+    def one_pass(loader: TokenLoader) -> Any:
+        if loader.config.repeat:
+            raise ConfigError("repeat = True: evaluation would never end; leave it out for the loader of it")
+        return whole(Batches(loader))
+
     class LoaderTrainer(trainer):  # type: ignore[misc, valid-type]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
@@ -207,6 +212,8 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
             ):
                 if isinstance(data, TokenLoader):
                     setattr(self.args, name, data.config.batch_size)
+                    if data is self.train_dataset:
+                        self._train_batch_size = data.config.batch_size  # a copy that Trainer made of it just now
                     if data.config.label_shift and not self.model_accepts_loss_kwargs:
                         raise ConfigError(
                             f"{type(self.model).__name__} takes no labels that are shifted already (`shift_labels`): "
@@ -245,7 +252,18 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             data = self.eval_dataset if eval_dataset is None else eval_dataset
             data = self.eval_dataset[data] if isinstance(data, str) else data
-            return whole(Batches(data)) if isinstance(data, TokenLoader) else super().get_eval_dataloader(eval_dataset)
+            return one_pass(data) if isinstance(data, TokenLoader) else super().get_eval_dataloader(eval_dataset)
+
+        def num_examples(self, dataloader: Any) -> int:
+            batches = getattr(dataloader, "dataset", None)
+            if isinstance(batches, Batches):
+                return len(batches) * batches.loader.config.batch_size
+            count: int = super().num_examples(dataloader)
+            return count
+
+        def get_test_dataloader(self, test_dataset: Any) -> Any:
+            is_ours = isinstance(test_dataset, TokenLoader)
+            return one_pass(test_dataset) if is_ours else super().get_test_dataloader(test_dataset)
 
     LoaderTrainer.__name__ = LoaderTrainer.__qualname__ = f"Loader{trainer.__name__}"
     return LoaderTrainer

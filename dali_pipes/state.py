@@ -132,7 +132,8 @@ class States:
                 return
             raise StateError(
                 f"skip_steps leave steps out, of {now} rows each in this run, but of {_short(saved)} in the run that "
-                f"saved the state: say which they count, skip_step_rows = {_short(saved)} or skip_step_rows = {now}"
+                f"saved the state: say which they count, skip_step_rows = {_short(saved)} or skip_step_rows = {now}, "
+                "the latter as this run counts them (`dali-pipes explain --state` shows which has which rows)"
             )
         is_ahead = any(e == position.epoch and end * now > position.rows for _, end, e in self._schedule.skip_steps)
         if counted in (None, now) or not is_ahead:

@@ -161,7 +161,8 @@ def _parse_encoding(where: str, encoding: object, id_type: np.dtype[Any] | None)
         if id_type is None:
             raise CorpusFormatError(
                 f"{where} holds bytes, whose type nothing says: say it with dtype=, 'int64' for what LLM Foundry "
-                f"concatenated, or 'uint16', 'uint32', 'int32' as your writer had it"
+                f"concatenated, or 'uint16', 'uint32', 'int32' as your writer had it; if they are text, say tokenizer= "
+                f"and text_key="
             )
         if not id_type.isnative:
             raise CorpusFormatError(f"{where}: dtype={id_type.str!r} was given, but ids in MDS are little-endian")

@@ -5,24 +5,28 @@
     merges.bin                 merges                neither
 
 A folder or a pattern that brings both kinds together is refused; a list takes what it names. Words are runs of letters,
-in the names and in those of the folders below the one that all files share. Words that all files have tell nothing: in
-test_train_1.bin and test_val_1.bin the first is the name of the whole. A file with words of both kinds is neither.
+cut where capitals begin, in the names and in those of the folders below the one that all files share; `data`, `set` and
+`split` behind them count for nothing. Words that all files have, as often, tell nothing: in test_train_1.bin and
+test_val_1.bin the first is the name of the whole. A file with words of both kinds is neither.
 """
 
 import fnmatch
+import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from dali_pipes.errors import CorpusError
 
-TRAIN = frozenset({"train", "training"})
+TRAIN = frozenset({"train", "training", "trn"})
 VALIDATION = frozenset(
-    {"dev", "eval", "evaluation", "heldout", "holdout", "test", "testing", "val", "valid", "validation"}
+    {"dev", "eval", "evaluation", "heldout", "holdout", "test", "testing", "val", "valid", "validate", "validation"}
 )
 _KINDS = ("train", "validation")
-_WORD = re.compile(r"[a-z]+")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_OUT = re.compile(r"(held|hold)[-_ .](out)", re.IGNORECASE)
 
 
 def refuse_mixed_splits(entry: str, files: Sequence[Path]) -> None:
@@ -30,18 +34,18 @@ def refuse_mixed_splits(entry: str, files: Sequence[Path]) -> None:
     if len(files) < 2:
         return
     base = Path(os.path.commonpath([file.parent for file in files]))
-    words = [frozenset(_words(str(file.relative_to(base)))) for file in files]
-    shared = frozenset.intersection(*words)
-    kinds = [_kind(found - shared) for found in words]
+    words = [Counter(_words(str(file.relative_to(base)))) for file in files]
+    shared = functools.reduce(Counter.__and__, words)
+    kinds = [_kind(frozenset(found - shared)) for found in words]
     if not {"train", "validation"} <= set(kinds):
         return
     train, validation = ([file for file, kind in zip(files, kinds, strict=True) if kind == k] for k in _KINDS)
-    one, other = _pattern(base, train, TRAIN - shared), _pattern(base, validation, VALIDATION - shared)
+    one, other = _pattern(base, train, TRAIN - {*shared}), _pattern(base, validation, VALIDATION - {*shared})
     raise CorpusError(
         f"{entry!r} brings files for training and for validation together, by their names, such as {train[0]} and "
-        f"{validation[0]}: the model would be trained on what it is validated on. Name one kind, {one!r}, and give "
-        f"{other!r} to a loader of its own (shuffle = False, drop_last = False); a list of both takes them together on "
-        f"purpose."
+        f"{validation[0]}: the model would be trained on what it is validated on. Name one kind, such as {one!r}, and "
+        f"give {other!r} to a loader of its own (shuffle = False, drop_last = False); a list of both takes them "
+        f"together on purpose."
     )
 
 
@@ -55,7 +59,10 @@ def _pattern(base: Path, files: Sequence[Path], names: frozenset[str]) -> str:
     if len(files) == 1:
         return str(files[0])
     first = files[0].relative_to(base)
-    at, word = next((at, word) for at, part in enumerate(first.parts) for word in _words(part) if word in names)
+    found = ((at, word) for at, part in enumerate(first.parts) for word in _words(part) if word in names)
+    at, word = next(found, (-1, ""))
+    if not word or word not in first.parts[at].lower():
+        return str(files[0])
     if at < len(first.parts) - 1:
         return str(base.joinpath(*first.parts[: at + 1], "**", f"*{first.suffix}"))
     alike = [file.name for file in files if file.parent == files[0].parent and word in _words(file.name)]
@@ -74,4 +81,6 @@ def _name_pattern(names: Sequence[str], word: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+    found = [word.lower() for word in _WORD.findall(_OUT.sub(r"\1\2", text))]
+    bare = [re.sub(r"(data|sets?|split)$", "", word) for word in found]
+    return [short if short in TRAIN | VALIDATION else word for short, word in zip(bare, found, strict=True)]

@@ -3,7 +3,7 @@ tells:
 
     tf.train.Example    the feature of that name holds the text
     a JSON object       so does the key
-    UTF-8               the record is the text
+    UTF-8               the record is the text; the first has no control characters, as other messages have
 """
 
 import json
@@ -15,11 +15,14 @@ import numpy as np
 
 from dali_pipes.corpus.arrayrecord import Records, choose_feature
 from dali_pipes.corpus.tf_example import Feature, NotAnExample, parse_example
+from dali_pipes.corpus.token_columns import NAMES
 from dali_pipes.errors import ConfigError, CorpusFormatError
-from dali_pipes.text.documents import Document
+from dali_pipes.text.documents import CONTROL_BYTES, Document
 from dali_pipes.text.lines import text_of
 from dali_pipes.text.streams import ByteMeter
 
+DEFAULT_KEY = "text"
+"""Where nobody has said where the text is; records that are texts have no other."""
 _RECORDS_AT_ONCE = 256
 
 
@@ -34,8 +37,8 @@ def read_arrayrecord(path: Path, size: int, key: str | None, meter: ByteMeter) -
     for number, record, share in _records(path, size):
         if not kind and record:
             kind = _kind_of(record)
-            if key is None and kind == "text":
-                raise ConfigError(f"{path}: its records are texts; conversations are JSON objects or tf.train.Example")
+            if kind == "text":
+                _check_bare_text(path, number, record, key)
         place = f"{path}: record {number}"
         content: Any = _parse(place, kind, record, key) if record else {} if key is None else ""
         if isinstance(content, dict) and key is not None:
@@ -46,13 +49,17 @@ def read_arrayrecord(path: Path, size: int, key: str | None, meter: ByteMeter) -
 
 
 def holds_tokens(path: Path) -> bool:
-    """Whether the records are Examples with a list of ids. Reads some; raises as `read_arrayrecord`."""
+    """Whether the records are Examples with a list of ids of a usual name, or with one and no text beside it.
+
+    A length or a label is a list of integers, too. Reads some; raises as `read_arrayrecord`.
+    """
     first = next((record for _, record, _ in _records(path, path.stat().st_size) if record), b"")
     try:
-        choose_feature(path, [parse_example(first)], None)
+        features = parse_example(first)
+        feature = choose_feature(path, [features], None)
     except (NotAnExample, ConfigError):
         return False
-    return True
+    return feature in NAMES or not any(isinstance(value, list) for value in features.values())
 
 
 def _records(path: Path, size: int) -> Iterator[tuple[int, bytes, float]]:
@@ -74,6 +81,18 @@ def _kind_of(record: bytes) -> str:
         return "json" if isinstance(json.loads(record), dict) else "text"
     except (ValueError, RecursionError):
         return "text"
+
+
+def _check_bare_text(path: Path, number: int, record: bytes, key: str | None) -> None:
+    if not CONTROL_BYTES.isdisjoint(record):
+        raise CorpusFormatError(
+            f"{path}: record {number} is no tf.train.Example and no JSON, and has bytes that no text has: "
+            f"{record[:40]!r}. If the records are ids, say their type with dtype=; other messages cannot be read"
+        )
+    if key is None:
+        raise ConfigError(f"{path}: its records are texts; conversations are JSON objects or tf.train.Example")
+    if key != DEFAULT_KEY:
+        raise ConfigError(f"{path}: its records are texts, which have no {key!r}; leave text_key (--text-key) out")
 
 
 def _parse(place: str, kind: str, record: bytes, key: str | None) -> str | dict[str, Any]:

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+CONTROL_BYTES = frozenset(range(0x20)) - frozenset(b"\t\n\v\f\r\x1b")
+"""What the beginning of a text does not hold."""
+
 
 class Document(NamedTuple):
     """content: the text; for readers of whole records a dict, such as a conversation with its `messages`.

@@ -27,6 +27,7 @@ from dali_pipes.corpus.sets import find_index, kind_of_index
 from dali_pipes.corpus.sniff import RIEGELI_MAGIC, is_arrow_stream
 from dali_pipes.corpus.splits import refuse_mixed_splits
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
+from dali_pipes.text.documents import CONTROL_BYTES
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 
 Kind: TypeAlias = Literal["jsonl", "plain", "parquet", "arrow", "webdataset", "mds", "arrayrecord"]
@@ -35,7 +36,6 @@ _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jl")
 _PLAIN_SUFFIXES = (".txt", ".text", ".md")
 _WRAPPERS = (".gz", ".gzip", ".zst", ".zstd")
 _SIDE_STEMS = ("license", "notice", "readme")
-_CONTROL_BYTES = frozenset(range(0x20)) - frozenset(b"\t\n\v\f\r\x1b")
 _HEAD_BYTES = 4096
 _LISTED_BY: dict[str | None, Callable[[Path], list[Path]]] = {"huggingface": list_shards, "mds": list_shard_files}
 
@@ -65,8 +65,10 @@ def find_text_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[s
     found: list[Path] = []
     for entry in entries_of(paths):
         files = _expand(entry)
-        refuse_mixed_splits(entry, files)
+        if not os.path.isfile(os.path.expanduser(entry)):  # as the index of a set may be
+            refuse_mixed_splits(entry, files)
         found += files
+    _refuse_twice(found)
     return [_checked(path) for path in found]
 
 
@@ -107,6 +109,17 @@ def recognise(path: Path) -> tuple[Kind, Compression] | None:
     return ("jsonl" if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" else "plain"), compression
 
 
+def _refuse_twice(files: Sequence[Path]) -> None:
+    """Raise CorpusError for a shard that is there as it is and compressed, as readers of MDS may leave it."""
+    present = set(files)
+    twice = next((f for f in files if _inner_suffix(f) == ".mds" != f.suffix and f.with_suffix("") in present), None)
+    if twice is not None:
+        raise CorpusError(
+            f"{twice} and {twice.with_suffix('')} are one shard: its texts would be there twice. Name the folder with "
+            "its index.json, or one of the two"
+        )
+
+
 def _checked(path: Path) -> TextFile:
     found = recognise(path)
     if found is None:
@@ -130,7 +143,7 @@ def _inner_suffix(path: Path) -> str:
 
 
 def _looks_like_text(head: bytes) -> bool:
-    if not _CONTROL_BYTES.isdisjoint(head):
+    if not CONTROL_BYTES.isdisjoint(head):
         return False
     try:
         head.decode("utf-8")

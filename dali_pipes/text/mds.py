@@ -15,6 +15,7 @@ import numpy as np
 from dali_pipes.corpus.mds_columns import choose_column, encodings_of, parse_bytes_column
 from dali_pipes.corpus.mds_samples import Content, locate_samples, read_offsets
 from dali_pipes.corpus.set_index import MOST_SHARD_BYTES, Entry
+from dali_pipes.corpus.token_columns import NAMES
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import Document
 from dali_pipes.text.lines import missing_key, text_of
@@ -58,13 +59,16 @@ def read_mds(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[D
 
 
 def holds_tokens(path: Path, compression: Compression) -> bool:
-    """Whether the shard would open as one of tokens: it has a column of ids. Reads its header; raises as `read_mds`."""
+    """Whether the shard holds tokens: a column of ids with one of the usual names, or one and no text beside it.
+
+    Reads its header; raises as `read_mds`.
+    """
     header, _ = _read_header(path, ChunkReader(read_chunks(path, compression, ByteMeter())))
     try:
-        choose_column(header, path, None)
+        column = choose_column(header, path, None)
     except ConfigError:
         return False
-    return True
+    return column in NAMES or "str" not in encodings_of(header).values()
 
 
 def _read_header(path: Path, reader: ChunkReader) -> tuple[Entry, bytes]:

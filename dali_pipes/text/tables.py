@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.corpus.token_columns import choose_columns, import_pyarrow
+from dali_pipes.corpus.token_columns import NAMES, choose_columns, import_pyarrow
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.text.documents import Document
 from dali_pipes.text.lines import missing_key
@@ -36,7 +36,10 @@ def read_table(path: Path, kind: str, size: int, key: str | None, meter: ByteMet
 
 
 def holds_tokens(path: Path, kind: str) -> bool:
-    """Whether the table would open as a corpus of tokens: it has a column of ids. Raises as `read_table`."""
+    """Whether the table holds tokens: a column of ids with one of the usual names, or one and no text beside it.
+
+    Raises as `read_table`.
+    """
     with _table_errors(path):
         if kind == "parquet":
             import pyarrow.parquet
@@ -47,10 +50,10 @@ def holds_tokens(path: Path, kind: str) -> bool:
             with _open_arrow(path) as reader:
                 schema = reader.schema
     try:
-        choose_columns(path, schema, None)
+        column = choose_columns(path, schema, None).tokens
     except CorpusFormatError:
         return False
-    return True
+    return column in NAMES or not any(_is_text(field.type) for field in schema)
 
 
 def _batches(path: Path, kind: str, key: str | None) -> Generator[tuple[Any, float]]:
@@ -114,21 +117,17 @@ def _text_column(path: Path, schema: Any, key: str) -> str:
         problem = missing_key(key, schema.names) if not indices else f"{len(indices)} columns are named {key!r}"
         raise CorpusFormatError(f"{path}: {problem.replace('no key', 'no column').replace('the keys', 'the columns')}")
     found = schema.field(indices[0]).type
-    plain = found.value_type if pa.types.is_dictionary(found) else found
-    is_text = any(
-        check(plain)
-        for check in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_string_view,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_null,
-        )
-    )
-    if not is_text:
+    if not (_is_text(found) or pa.types.is_null(found)):
         raise CorpusFormatError(f"{path}: column {key!r} is of type {found}; a column of strings is expected")
     return key
+
+
+def _is_text(column: Any) -> bool:
+    import pyarrow as pa
+
+    plain = column.value_type if pa.types.is_dictionary(column) else column
+    kinds = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary
+    return any(check(plain) for check in (*kinds, pa.types.is_large_binary))
 
 
 def _texts(path: Path, column: Any, number: int) -> list[str]:

@@ -41,6 +41,13 @@ MIXED = {
     "between": (["1_train_a.bin", "2_train_b.bin", "holdout.bin"], "*train*.bin", "holdout.bin"),
     "a word of all": (["test_train_1.bin", "test_train_2.bin", "test_val_1.bin"], "test_train_*.bin", "test_val_1.bin"),
     "folders": (["train/a.bin", "train/b/c.bin", "val/a.bin"], "train/**/*.bin", "val/a.bin"),
+    "data behind": (["traindata.bin", "valdata.bin"], "traindata.bin", "valdata.bin"),
+    "sets": (["trainset_0.bin", "trainset_1.bin", "testset_0.bin"], "trainset_*.bin", "testset_0.bin"),
+    "camels": (["SplitTrain.bin", "SplitVal.bin"], "SplitTrain.bin", "SplitVal.bin"),
+    "held out": (["training.bin", "held_out.bin"], "training.bin", "held_out.bin"),
+    "short": (["trn.bin", "validate.bin"], "trn.bin", "validate.bin"),
+    "twice": (["test_corpus_train.bin", "test_corpus_test.bin"], "test_corpus_train.bin", "test_corpus_test.bin"),
+    "twice val": (["val_train.bin", "val_val.bin"], "val_train.bin", "val_val.bin"),
 }
 APART = {
     "one kind": ["train_1.bin", "train_2.bin"],
@@ -50,6 +57,7 @@ APART = {
     "a word of all": ["train_test_0.bin", "train_test_1.bin"],
     "both words": ["train_test_split.bin", "train.bin"],
     "folders": ["test/train/a.bin", "test/train/b.bin"],
+    "one kind by two words": ["train_set_1.bin", "trainingData.bin"],
 }
 
 
@@ -75,7 +83,7 @@ def test_both_kinds_are_refused_and_named(tmp_path: Path, case: str) -> None:
     ways = [str(tmp_path / "**" / "*")] + ([] if case == "folders" else [str(tmp_path), str(tmp_path / "*")])
     for way in ways:
         for find in (find_files, find_text_files):
-            assert re.findall(r"Name one kind, '(.*)', and give '(.*)' to", refused(find, [way])) == expected
+            assert re.findall(r"Name one kind, such as '(.*)', and give '(.*)' to", refused(find, [way])) == expected
     named = sorted(file for pattern in expected[0] for file in find_files(pattern))
     assert named == sorted(tmp_path / name for name in names if name not in ("d.bin", "wiki.valid.tokens"))
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 from array_record.python.array_record_module import ArrayRecordWriter
 from corpus_truth import Truth, read_documents
 from hypothesis import given, settings
@@ -139,10 +142,10 @@ def test_records(tmp_path: Path, kind: str, options: str) -> None:
         assert contents(path) == [""] * 2 * number + TEXTS
     folder = tmp_path / "set"
     folder.mkdir()
-    for number in range(2):
-        write_records(folder / f"a.array_record-{number:05}-of-00002", KINDS[kind][4 * number : 4 * number + 4])
+    for number, part in enumerate((KINDS[kind][:3], KINDS[kind][3:])):
+        write_records(folder / f"a.array_record-{number:05}-of-00002", part)
     assert contents(folder) == TEXTS
-    assert documents(folder)[5].place.endswith("-00001-of-00002: record 2")
+    assert documents(folder)[5].place.endswith("-00001-of-00002: record 3")
 
 
 def test_features_without_a_value(tmp_path: Path) -> None:
@@ -168,6 +171,70 @@ def test_features_without_a_value(tmp_path: Path) -> None:
 def test_records_that_are_refused(tmp_path: Path, records: list[bytes], error: str) -> None:
     with pytest.raises(CorpusFormatError, match=error):
         documents(write_records(tmp_path / "a.array_record", records))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"\n\x0bhello world\x12\x08http://x", np.arange(5, 90, dtype=np.uint16).tobytes(), tf_example({})],
+    ids=["another message", "ids", "an example without features"],
+)
+def test_records_that_are_no_text_are_not_read_as_one(tmp_path: Path, gpt2: Path, record: bytes) -> None:
+    path = write_records(tmp_path / "a.array_record", [record or b"\n\x00", tf_example({"text": ["a"]})])
+    with pytest.raises(
+        CorpusFormatError, match=r"record 1 is no tf\.train\.Example and no JSON, and has bytes that no"
+    ):
+        open_corpus(path, tokenizer=gpt2)
+
+
+def test_bare_texts_have_no_key(tmp_path: Path, gpt2: Path) -> None:
+    path = write_records(tmp_path / "a.array_record", [b"plain"])
+    with pytest.raises(ConfigError, match="its records are texts, which have no 'body'; leave text_key"):
+        open_corpus(path, tokenizer=gpt2, text_key="body")
+
+
+def test_integers_beside_a_text_are_no_tokens(tmp_path: Path, gpt2: Path) -> None:
+    """A length, a label, an embedding: unless it is named as ids are, or asked for, the text is what is meant."""
+    expected = [11246, 2420, EOS]
+    examples = write_records(tmp_path / "a.array_record", [tf_example({"text": ["some text"], "length": [9]})])
+    rows: list[dict[str, Any]] = [{"text": "some text", "emb": np.array([0, 1, 2], np.uint16)}]
+    as_set = write_mds(tmp_path / "set", {"text": "str", "emb": "ndarray:uint16:3"}, [rows])
+    table = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["some text"], "emb": [[0, 1, 2]]}), table)
+    for path, column, ids in ((examples, "length", [9]), (as_set, "emb", [0, 1, 2]), (table, "emb", [0, 1, 2])):
+        with open_corpus(path, tokenizer=gpt2) as corpus:
+            assert corpus.tokens(0, corpus.num_tokens).tolist() == expected
+        for how in ({"token_column": column}, {"token_column": column, "tokenizer": gpt2}, {}):
+            with open_corpus(path, **how) as corpus:
+                assert corpus.tokens(0, corpus.num_tokens).tolist() == ids
+    other = write_records(tmp_path / "b.array_record", [tf_example({"content": ["a"], "n": [3]})])
+    with pytest.raises(CorpusFormatError, match="no key 'text'; the keys are 'content', 'n'"):
+        open_corpus(other, tokenizer=gpt2)
+
+
+@pytest.mark.parametrize("named", ["", "*", "*.mds*"])
+def test_a_shard_that_is_there_twice(tmp_path: Path, named: str) -> None:
+    """Compressed, and as a reader has left it decompressed: once by its index, refused where nothing tells."""
+    folder = write_mds(
+        tmp_path / "set", {"text": "str"}, [[{"text": "a"}], [{"text": "b"}]], compression=["zstd", None]
+    )
+    data = zstandard.decompress((folder / "shard.00000.mds.zstd").read_bytes(), 1 << 20)
+    (folder / "shard.00000.mds").write_bytes(data)
+    assert contents(folder) == contents(folder / "index.json") == ["a", "b"]
+    (folder / "index.json").unlink()
+    with pytest.raises(CorpusError, match=r"shard\.00000\.mds\.zstd and .*shard\.00000\.mds are one shard"):
+        documents(folder / named if named else folder)
+
+
+def test_a_merged_index_that_is_named_takes_all(tmp_path: Path) -> None:
+    """Its shards in folders named train and val: the index is what was named."""
+    folder = write_mds(tmp_path / "set", {"text": "str"}, [[{"text": "a"}], [{"text": "b"}]])
+    text = (folder / "index.json").read_text()
+    for number, name in enumerate(("train", "val")):
+        (folder / name).mkdir()
+        (folder / f"shard.{number:05}.mds").rename(folder / name / f"shard.{number:05}.mds")
+        text = text.replace(f'"shard.{number:05}.mds"', f'"{name}/shard.{number:05}.mds"')
+    (folder / "index.json").write_text(text)
+    assert contents(folder / "index.json") == ["a", "b"]
 
 
 def test_texts_are_no_conversations(tmp_path: Path) -> None:

@@ -62,6 +62,23 @@ class TestHuggingFace:
             losses = [float(trainer.model(**batch, shift_labels=batch["labels"]).loss) for batch in validation]
         assert evaluations[-1]["eval_loss"] == pytest.approx(sum(losses) / 4, rel=1e-5)
 
+    def test_prediction_and_figures(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        """`predict` takes a loader too; samples a second are those of its batch size; no pass is endless."""
+        variables = Run(tmp_path, corpus.pattern).start(recipe("Hugging Face Trainer"))
+        trainer, loader, validation = (variables[name] for name in ("trainer", "loader", "validation"))
+        assert trainer.state.train_batch_size == loader.config.batch_size
+        figures = trainer.state.log_history[-1]
+        samples = figures["train_samples_per_second"] / figures["train_steps_per_second"]
+        rows = 2 * len(loader) * loader.config.batch_size  # of two epochs
+        assert samples == pytest.approx(rows / trainer.state.global_step, rel=0.01)
+        found = trainer.predict(validation)
+        with torch.no_grad():
+            logits = [trainer.model(**batch).logits for batch in validation]
+        assert np.array_equal(found.predictions, torch.cat(logits).numpy())
+        endless = TokenLoader(validation.config.replace(repeat=True))
+        with endless, pytest.raises(ConfigError, match="repeat = True: evaluation would never end"):
+            trainer.evaluate(endless)
+
     @pytest.mark.slow
     def test_max_steps_run_on_over_epochs(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         source = changed(

@@ -14,6 +14,8 @@ from dali_pipes.errors import BackendError, CorpusFormatError
 SUFFIXES = ("zstd", "gz", "bz2")
 """What can be decompressed, by the names that MDS and LitData use."""
 _STEP_BYTES = 1 << 20
+_MOST_BYTES_FOR_ONE = {"zstd": 1 << 15, "gz": 1 << 11, "bz2": 1 << 21}
+"""More than that no byte of a file decompresses to: of zstd 4 bytes are a block of 128 KiB at most."""
 
 
 def check_method(method: str, where: str) -> str:
@@ -29,6 +31,18 @@ def check_method(method: str, where: str) -> str:
     if suffix == "zstd":
         _open_zstd(io.BytesIO())
     return suffix
+
+
+def check_claim(path: Path, suffix: str, size: int, inflated_bytes: int, where: str) -> None:
+    """Raise CorpusFormatError if a file of `size` bytes cannot decompress to as many as `where`, its index, claims.
+
+    The claim says how many ids there are before anything is decompressed.
+    """
+    if inflated_bytes > size * _MOST_BYTES_FOR_ONE[suffix]:
+        raise CorpusFormatError(
+            f"{path}: has {size} bytes, which cannot decompress ({suffix}) to the {inflated_bytes} that {where} "
+            f"claims: the index is damaged, or belongs to other files"
+        )
 
 
 def inflate(path: Path, suffix: str, size: int, inflated_bytes: int) -> bytes:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
-from dali_pipes.corpus.inflate import check_method, inflate
+from dali_pipes.corpus.inflate import check_claim, check_method, inflate
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.set_index import Entry, file_size, read_index, size_or_none
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
@@ -112,6 +112,8 @@ def _find_chunk(entry: Entry, folder: Path, method: str | None, suffix: str | No
     size = file_size(path, entry.where)
     if suffix is None and size != content_bytes:
         _refuse(path, f"has {size} bytes, but {entry.where} expects {content_bytes}")
+    if suffix is not None:
+        check_claim(path, suffix, size, content_bytes, entry.where)
     chunk = _Chunk(path, size, content_bytes, suffix, entry.integer("chunk_size"), stored)
     if content_bytes < chunk.header_bytes or (content_bytes - chunk.header_bytes) % stored.itemsize:
         _refuse(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.checksums import check_content, check_file
-from dali_pipes.corpus.inflate import check_method, inflate
+from dali_pipes.corpus.inflate import check_claim, check_method, inflate
 from dali_pipes.corpus.mds_columns import TYPE_CODES, Column, parse_column
 from dali_pipes.corpus.mds_samples import Content, Samples, locate_samples, needs_reading, read_offsets
 from dali_pipes.corpus.reader import OpenFile
@@ -110,6 +110,8 @@ def _find_file(entry: Entry, folder: Path) -> ShardFile:
             f"{path}: has {found} bytes, but {entry.where} expects {size}: it is truncated, or was rewritten. Make or "
             f"copy the set again."
         )
+    if suffix is not None:
+        check_claim(path, suffix, size, raw_bytes, entry.where)
     return ShardFile(entry.where, path, size, raw_bytes, suffix, hashes, raw_hashes)
 
 

@@ -483,3 +483,29 @@ def test_an_index_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
 def test_a_shard_named_alone_is_told_from_ids(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(mds_shard(ARRAY, [{"tokens": ids} for ids in IDS]))
     refused(tmp_path / "a.bin", "is an MDS shard")
+
+
+@pytest.mark.parametrize(
+    ("make", "compression"), [(make_mds, "zstd"), (make_mds, "gz"), (make_mds, "bz2"), (make_litdata, "zstd")]
+)
+def test_a_claim_that_no_compression_keeps(tmp_path: Path, make: Any, compression: str) -> None:
+    """Two gigabytes of a hundred bytes, which as many ids would be asked for; a run of zeros is no such claim."""
+
+    def claim(index: Any) -> None:
+        for entry in index.get("shards", []):
+            entry["raw_data"]["bytes"] = 2**31
+        for entry in index.get("chunks", []):
+            entry["chunk_bytes"] = 2**31
+
+    folder = make(tmp_path / "set", compression)
+    change_index(folder, claim)
+    refused(folder, r"has \d+ bytes, which cannot decompress", "to the 2147483648 that", "claims")
+    zeros = [np.zeros(3_000_000, np.uint16)]
+    if make is make_mds:
+        samples = [[{"tokens": ids} for ids in zeros]]
+        write_mds(tmp_path / "zeros", {"tokens": "ndarray:uint16"}, samples, compression=[compression])
+    else:
+        write_litdata(tmp_path / "zeros", [zeros], compression=compression)
+    with open_corpus(tmp_path / "zeros") as corpus:
+        assert corpus.num_tokens == 3_000_000
+        assert not corpus.tokens(0, 3_000_000).any()

@@ -227,7 +227,7 @@ class BlockSource:
         self.corpus.end_retries()
         for future in self._pending.values():
             future.cancel()
-        if self._threads is not None and os.getpid() == self._process:
+        if self._threads is not None and _forks == self._forks:
             self._threads.stop()
         self._threads = None
         self._pending.clear()

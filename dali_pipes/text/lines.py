@@ -86,6 +86,11 @@ def missing_key(key: str, keys: list[str]) -> str:
     return f"no key {key!r}; the keys are {names or '(none)'}. {advice}"
 
 
+def missing_column(key: str, names: list[str]) -> str:
+    """The same for a table or a set that lacks column `key`."""
+    return missing_key(key, names).replace("no key", "no column").replace("the keys", "the columns")
+
+
 def _as_chat(keys: Sequence[str]) -> str:
     """What to do with records of these keys if they are those of conversations, else nothing."""
     if not any(set(kind) <= set(keys) for kind in _CHAT_KEYS):

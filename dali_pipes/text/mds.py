@@ -18,7 +18,7 @@ from dali_pipes.corpus.set_index import MOST_SHARD_BYTES, Entry
 from dali_pipes.corpus.token_columns import NAMES
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import Document
-from dali_pipes.text.lines import missing_key, text_of
+from dali_pipes.text.lines import missing_column, text_of
 from dali_pipes.text.streams import ByteMeter, ChunkReader, Compression, read_chunks
 
 _OF_RECORDS = ("str", "json")
@@ -38,10 +38,7 @@ def read_mds(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[D
     names = [name for name, encoding in encodings.items() if encoding in _OF_RECORDS]
     if key is not None:
         if key not in encodings:
-            problem = (
-                missing_key(key, list(encodings)).replace("no key", "no column").replace("the keys", "the columns")
-            )
-            raise CorpusFormatError(f"{path}: {problem}")
+            raise CorpusFormatError(f"{path}: {missing_column(key, list(encodings))}")
         if encodings[key] not in _READABLE:
             raise CorpusFormatError(
                 f"{path}: column {key!r} is of encoding {encodings[key]!r}; one of text is expected: "

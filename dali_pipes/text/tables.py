@@ -12,7 +12,7 @@ from typing import Any
 from dali_pipes.corpus.token_columns import NAMES, choose_columns, import_pyarrow
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.text.documents import Document
-from dali_pipes.text.lines import missing_key
+from dali_pipes.text.lines import missing_column
 from dali_pipes.text.streams import ByteMeter
 
 _BATCH_ROWS = 1024
@@ -114,8 +114,8 @@ def _text_column(path: Path, schema: Any, key: str) -> str:
 
     indices = schema.get_all_field_indices(key)
     if len(indices) != 1:
-        problem = missing_key(key, schema.names) if not indices else f"{len(indices)} columns are named {key!r}"
-        raise CorpusFormatError(f"{path}: {problem.replace('no key', 'no column').replace('the keys', 'the columns')}")
+        problem = missing_column(key, schema.names) if not indices else f"{len(indices)} columns are named {key!r}"
+        raise CorpusFormatError(f"{path}: {problem}")
     found = schema.field(indices[0]).type
     if not (_is_text(found) or pa.types.is_null(found)):
         raise CorpusFormatError(f"{path}: column {key!r} is of type {found}; a column of strings is expected")

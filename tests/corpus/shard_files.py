@@ -181,6 +181,17 @@ def write_datatrove(
     return path
 
 
+def write_array_record(path: Path, records: Sequence[bytes], options: str = "group_size:1") -> Path:
+    """An ArrayRecord file, by its own library."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), options)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
+
+
 def tf_example(features: Mapping[str, Sequence[int | str | float] | None], *, packed: bool = True) -> bytes:
     """A tf.train.Example of lists of int64, strings or floats; None is a Feature without a kind."""
 

@@ -2,29 +2,20 @@
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_files import tf_example
+from shard_files import write_array_record as write
 
 from dali_pipes.corpus import arrayrecord, open_corpus
 from dali_pipes.corpus.tf_example import NotAnExample, parse_example
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError, DaliPipesError
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 65535), max_size=300), min_size=1, max_size=12)
-
-
-def write(path: Path, records: Sequence[bytes], options: str = "group_size:1") -> Path:
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return path
 
 
 @settings(max_examples=25)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from corpus_files import npy_bytes, write_llmc, write_megatron
-from shard_files import tf_example, write_datatrove, write_litdata, write_mds
+from shard_files import tf_example, write_array_record, write_datatrove, write_litdata, write_mds
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes import kept_files
@@ -127,21 +127,13 @@ def _mds(compression: str | None) -> Callable[[Path], object]:
 
 
 def _array_record(folder: Path) -> None:
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    writer = ArrayRecordWriter(str(folder / "a.array_record"), "group_size:4")
-    for ids in PARTS:
-        writer.write(tf_example({"tokens": ids.tolist(), "length": [len(ids)]}))
-    writer.close()
+    records = [tf_example({"tokens": ids.tolist(), "length": [len(ids)]}) for ids in PARTS]
+    write_array_record(folder / "a.array_record", records, "group_size:4")
 
 
 def _record_texts(folder: Path) -> None:
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    writer = ArrayRecordWriter(str(folder / "a.array_record"), "group_size:4")
-    for number in range(20):
-        writer.write(tf_example({"text": [f"text {number} " * number], "length": [number]}))
-    writer.close()
+    records = [tf_example({"text": [f"text {number} " * number], "length": [number]}) for number in range(20)]
+    write_array_record(folder / "a.array_record", records, "group_size:4")
 
 
 def _mds_texts(compression: str | None) -> Callable[[Path], object]:

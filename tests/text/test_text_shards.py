@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from array_record.python.array_record_module import ArrayRecordWriter
 from corpus_truth import Truth, read_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +23,7 @@ from dali_pipes.text.reading import read_batches
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "corpus"))
 from shard_files import mds_shard, tf_example, write_mds
+from shard_files import write_array_record as write_records
 
 TEXTS = ["one", "", "three \n", "日本", "five\0", "x" * 3000, "{", "last"]
 EOS = 50256
@@ -37,14 +36,6 @@ def documents(path: Path, key: str | None = "text") -> list[Document]:
 
 def contents(path: Path, key: str | None = "text") -> list[Any]:
     return [document.content for document in documents(path, key)]
-
-
-def write_records(path: Path, records: Sequence[bytes], options: str = "group_size:3") -> Path:
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return path
 
 
 @pytest.fixture(autouse=True)

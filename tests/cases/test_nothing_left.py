@@ -3,15 +3,14 @@
 import ctypes
 import gc
 import os
-import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from held import Held, descriptors, threads, wait_for
 from oracle import epoch_batches
 from streams import all_same, take
 
@@ -21,71 +20,10 @@ T = 8
 SETTINGS: dict[str, Any] = {"dtype": "uint32", "device": "cpu", "batch_size": 2, "seq_len": T, "batches_per_run": 2}
 
 
-def threads() -> set[str]:
-    """Threads of this process, those of DALI and other libraries included."""
-    return set(os.listdir("/proc/self/task"))
-
-
 def resident_bytes() -> int:
     """Memory of this process, without what malloc keeps though nobody holds it, which depends on how threads end."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def descriptors() -> Counter[str]:
-    links: Counter[str] = Counter()
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            links[os.readlink(f"/proc/self/fd/{number}")] += 1
-        except OSError:  # the listing's own
-            continue
-    return links
-
-
-def read_contexts() -> int:
-    """Contexts for batches of reads that the kernel keeps for this process."""
-    return Path("/proc/self/maps").read_text().count("[aio]")
-
-
-def children() -> set[str]:
-    """Numbers of the processes that this one has started."""
-    return {child for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()}
-
-
-class Held(NamedTuple):
-    """What this process holds.
-
-    What is new is looked for, not what is more or less: a thread that was joined before the first look may be on the
-    kernel's list for a moment longer, and may not stand in for one that is left.
-    """
-
-    threads: set[str]
-    descriptors: Counter[str]
-    read_contexts: int
-    children: set[str]
-
-    @classmethod
-    def now(cls) -> "Held":
-        return cls(threads(), descriptors(), read_contexts(), children())
-
-    def left(self) -> dict[str, object]:
-        """What is there now and was not then, by kind; waits a moment for threads that have ended."""
-        wait_for(lambda: threads() <= self.threads)
-        now = Held.now()
-        found: dict[str, object] = {
-            "threads": now.threads - self.threads,
-            "descriptors": now.descriptors - self.descriptors,
-            "read contexts": max(0, now.read_contexts - self.read_contexts),
-            "children": now.children - self.children,
-        }
-        return {kind: what for kind, what in found.items() if what}
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if condition():
-            return
-        time.sleep(0.01)
 
 
 @pytest.fixture

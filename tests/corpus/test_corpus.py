@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from corpus_files import MEGATRON_CODES, write_shard
+from held import open_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -293,13 +294,6 @@ def test_closed_corpus_refuses_to_read(hundred: Path) -> None:
     with pytest.raises(CorpusError, match="was closed"):
         corpus.tokens(0, 1)
     assert corpus.locate(60) == (hundred / "b.bin", 0)
-
-
-def open_files(folder: Path) -> list[str]:
-    """Files below `folder` that this process has open."""
-    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-    targets = [os.readlink(link) for link in links if os.path.islink(link)]
-    return sorted(target for target in targets if target.startswith(str(folder)))
 
 
 @pytest.mark.parametrize("end", [Corpus.close, lambda corpus: None], ids=["close", "garbage"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held import open_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from table_files import list_array, table_of, write_parquet
@@ -176,7 +177,7 @@ def test_an_error_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     corpus.tokens(0, 10)
     Storage(monkeypatch, lambda: 10**9, lambda: errno.EIO)
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    assert open_files(tmp_path)
     gc.disable()
     try:
         for rows in (1, 20):
@@ -188,7 +189,7 @@ def test_an_error_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         corpus.close()
         del corpus
         assert pool() is None
-        assert len(os.listdir("/proc/self/fd")) == before - 1
+        assert not open_files(tmp_path)
     finally:
         gc.enable()
 
@@ -250,14 +251,13 @@ def test_opening_and_looking_up_are_tried_again(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(read_retries, "_FIRST_WAIT_S", 0.0)
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
     corpus = open_corpus([path])
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing)
         assert corpus.tokens(0, 500).tolist() == list(range(500))
     assert (corpus.read_retries, left) == (3, [0])
     corpus.close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not open_files(tmp_path)
     with pytest.raises(CorpusReadError, match=r"none\.npy"):
         open_corpus(tmp_path / "none.npy")
 

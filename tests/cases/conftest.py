@@ -134,7 +134,7 @@ exec(compile(source, name, "exec"))
 def run_scenarios(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Ended]]:
     """Run sources by name, each in a process and a working folder of its own; a hang ends with a stack dump."""
 
-    def run(preamble: str, scenarios: dict[str, str], limit_s: int = 30) -> dict[str, Ended]:
+    def run(preamble: str, scenarios: dict[str, str], limit_s: int = 90) -> dict[str, Ended]:
         folder = tmp_path_factory.mktemp("scenarios")
         begin = textwrap.dedent(preamble) + "\n"
         sources = {name: begin + textwrap.dedent(source) for name, source in scenarios.items()}

@@ -75,7 +75,7 @@ CLEAN = {
         for number in range(8):  # the exit falls into another part of the loop each time
             pid = os.fork()
             if pid == 0:
-                signal.alarm(10)
+                signal.alarm(30)
                 started = threading.Event()
                 def consume():
                     for batch in load(repeat=True, prefetch_queue_depth=1 + number % 2):

@@ -1,6 +1,6 @@
 """Everything that only a CUDA host can show, in one command: parity, lifetimes, cost, training, faults.
 
-    python benchmarks/gpu_check.py                          # under 6 minutes: the limits add up to that
+    python benchmarks/gpu_check.py                          # under 8 minutes: the limits add up to that
     python benchmarks/gpu_check.py --parts parity,lifetime
     python benchmarks/gpu_check.py --dry                    # every line of it on a CPU, at tiny sizes
 
@@ -25,6 +25,7 @@ from gpu.session import Record
 PARTS = (
     Part("environment", "gpu.environment", 40),
     Part("parity", "gpu.parity", 60),
+    Part("features", "gpu.features", 90),
     Part("lifetime", "gpu.lifetime", 50),
     Part("cost", "gpu.cost", 70),
     Part("training", "gpu.training", 100),

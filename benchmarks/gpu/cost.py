@@ -1,4 +1,4 @@
-"""Part 4: what the loader costs the card, the link, the trainer's thread and memory.
+"""Part 5: what the loader costs the card, the link, the trainer's thread and memory.
 
 Methods, where the name of a figure does not say it all:
 

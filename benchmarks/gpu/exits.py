@@ -1,4 +1,7 @@
-"""How a process with a loader on a GPU ends: `python -m gpu.exits TASK`, one scenario a process. Prints "done" last."""
+"""How a process with a loader on a GPU begins and ends, one scenario a process: `python -m gpu.exits TASK`.
+
+Prints "done" last.
+"""
 
 import faulthandler
 import json
@@ -18,6 +21,8 @@ kept: list[Any] = []
 def main(task: dict[str, Any]) -> None:
     """Run the scenario that the task names."""
     faulthandler.enable()
+    if task["scenario"] == "first" and not task["dry"]:
+        _loader_first(task["settings"])
     from gpu.machine import make_machine
 
     machine = make_machine(task["dry"])
@@ -36,6 +41,20 @@ def main(task: dict[str, Any]) -> None:
     print("done", flush=True)
     if task["scenario"] == "error":
         raise FloatingPointError("the loop ended here")
+
+
+def _loader_first(settings: dict[str, Any]) -> None:
+    """A loader that is the first of the process to use the device: torch wakes it for the first batch."""
+    import torch
+
+    from dali_pipes import TokenLoader
+    from gpu.batches import collect, difference, from_cpu
+
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    assert not used, "something has used the device before"
+    with TokenLoader(**settings, repeat=True) as loader:
+        problem = difference(collect(loader, 5), from_cpu(settings, 5))
+    assert not problem, problem
 
 
 def _train(batches: Any, machine: Any) -> None:

@@ -1,4 +1,4 @@
-"""Part 6: what goes wrong around a loader on a GPU, and what is left of it afterwards.
+"""Part 7: what goes wrong around a loader on a GPU, and what is left of it afterwards.
 
 Errors are caught here; exits and forks happen in processes of their own, see `exits`.
 """
@@ -98,7 +98,13 @@ def exception_in_the_loop(session: Session) -> None:
 def exits_and_forks(session: Session) -> None:
     """All at once, so that their imports overlap."""
     settings = _settings(session)
-    wanted = {"held": (0, ""), "error": (1, "the loop ended here"), "daemon": (0, ""), "fork": (0, "")}
+    wanted = {
+        "first": (0, ""),
+        "held": (0, ""),
+        "error": (1, "the loop ended here"),
+        "daemon": (0, ""),
+        "fork": (0, ""),
+    }
     # In a dry run, where imports are most of the time, each scenario with one of the placements.
     tasks = session.pick(
         list(itertools.product(wanted, ON_GPU)), list(zip(wanted, itertools.cycle(ON_GPU), strict=False))

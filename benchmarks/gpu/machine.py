@@ -84,6 +84,10 @@ class Machine(ABC):
     def pinned(self, size_bytes: int) -> torch.Tensor:
         """Page-locked host memory."""
 
+    @abstractmethod
+    def no_waits(self) -> contextlib.AbstractContextManager[None]:
+        """While entered, a call of torch's that waits for the device raises."""
+
     def about(self) -> dict[str, Any]:
         """Card and versions, for the report."""
         return {
@@ -206,6 +210,14 @@ class Cuda(Machine):
     def pinned(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
+    @contextlib.contextmanager
+    def no_waits(self) -> Iterator[None]:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
 
 class _HostEvent:
     """Work is done when it has been queued, so an event is a time."""
@@ -281,6 +293,9 @@ class Dry(Machine):
 
     def pinned(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def no_waits(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 def make_machine(dry: bool) -> Machine:

@@ -43,7 +43,7 @@ def rows_equal_numpy(session: Session) -> None:
     for token in token_dtypes(session):
         problems = ""
         for (count, seq_len), output, shift in itertools.product(shapes, OUTPUT_DTYPES, (True, False)):
-            tokens = _random_ids(generator, token, seq_len + 200 + count)
+            tokens = random_ids(generator, token, seq_len + 200 + count)
             last = tokens.size - seq_len - shift
             starts = generator.integers(0, last + 1, count)
             starts[-1] = last  # reads up to the last token
@@ -80,7 +80,7 @@ def shuffled_rows_equal_numpy(session: Session) -> None:
         for case, key, output, shift in itertools.product(cases, (None, 9, 2**64 - 1), OUTPUT_DTYPES, (True, False)):
             first, count, row_step, num_rows, seq_len, stride = case
             origin = 3
-            tokens = _random_ids(generator, token, origin + (num_rows - 1) * stride + seq_len + shift)
+            tokens = random_ids(generator, token, origin + (num_rows - 1) * stride + seq_len + shift)
             sides = []
             for array in (cupy.asarray, np.asarray):
                 row_ids, bad = array(np.zeros(count, np.int64)), array(np.array([0, _LARGEST]))
@@ -129,9 +129,9 @@ def whole_loader(session: Session) -> None:
             tokens = batch_size * seq_len * session.pick(21, 7) + seq_len // 2
             corpus = session.corpus("parity", tokens, dtype=dtype, files=3, below=200)
             settings = _settings(corpus, dtype, batch_size, seq_len) | variant
-            expected = _two_epochs(settings | {"device": "cpu"})
+            expected = two_epochs(settings | {"device": "cpu"})
             for on_gpu in ON_GPU:
-                problem = difference(_two_epochs(settings | on_gpu), expected)
+                problem = difference(two_epochs(settings | on_gpu), expected)
                 problems[on_gpu["placement"]] += f"{variant} at {batch_size, seq_len}: {problem}; " if problem else ""
         for placement, problem in problems.items():
             session.verify(f"loader {placement}, {dtype}, {len(of_dtype)} settings, 2 epochs", problem)
@@ -154,9 +154,9 @@ def rows_of_documents(session: Session) -> None:
         {"rows": "pack", "context_parallel": (0, 2), "context_split": "zigzag", "static_buffers": True},
         {"rows": "stream", "skip_steps": [[1, 3]]},
     ):
-        expected = _two_epochs(settings | variant | {"device": "cpu"})
+        expected = two_epochs(settings | variant | {"device": "cpu"})
         for on_gpu in ON_GPU:
-            problem = difference(_two_epochs(settings | variant | on_gpu), expected)
+            problem = difference(two_epochs(settings | variant | on_gpu), expected)
             session.verify(f"documents, {on_gpu['placement']}, {' '.join(map(str, variant.values()))}", problem)
 
 
@@ -167,7 +167,7 @@ def states(session: Session) -> None:
     settings = _settings(corpus, "uint16", batch_size, seq_len) | {"repeat": True}
     on_cpu = {"device": "cpu"}
     host, device = ON_GPU
-    whole = _run(settings | on_cpu, None, 48)[0]
+    whole = run(settings | on_cpu, None, 48)[0]
     routes: dict[str, list[dict[str, Any]]] = {
         "host, resumed twice": [host, host, host],
         "device, resumed twice": [device, device, device],
@@ -178,7 +178,7 @@ def states(session: Session) -> None:
     for name, route in routes.items():
         got, state = [], None
         for place, (count, blocks) in zip(route, ((7, 4), (18, 1), (23, 3)), strict=True):  # ends within blocks
-            part, state = _run(settings | place | {"batches_per_run": blocks}, state, count)
+            part, state = run(settings | place | {"batches_per_run": blocks}, state, count)
             got += part
         session.verify(f"resume: {name}", difference(got, whole))
 
@@ -195,9 +195,9 @@ def bad_id(session: Session) -> None:
     settings = _settings(str(folder / "tokens.bin"), "uint16", batch_size, seq_len) | {"vocab_size": 100}
     for blocks in (1, 3):
         settings["batches_per_run"] = blocks
-        expected = _until_error(settings | {"device": "cpu"})
+        expected = until_error(settings | {"device": "cpu"})
         for on_gpu in ON_GPU:
-            got = _until_error(settings | on_gpu)
+            got = until_error(settings | on_gpu)
             problem = "" if got == expected else f"{got}, on the CPU {expected}"
             session.verify(f"bad id, {on_gpu['placement']}, batches_per_run {blocks}", problem)
 
@@ -215,19 +215,21 @@ def _settings(corpus: str, dtype: str, batch_size: int, seq_len: int) -> dict[st
     }
 
 
-def _two_epochs(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+def two_epochs(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All batches of a loader's first two epochs."""
     with TokenLoader(**settings) as loader:
         return [*collect(loader), *collect(loader)]
 
 
-def _run(settings: Mapping[str, Any], state: Any, count: int) -> tuple[list[dict[str, Any]], Any]:
+def run(settings: Mapping[str, Any], state: Any, count: int) -> tuple[list[dict[str, Any]], Any]:
+    """`count` batches behind a state, or from the start, and the state behind them."""
     with TokenLoader(**settings) as loader:
         if state is not None:
             loader.load_state_dict(state)
         return collect(loader, count), loader.state_dict()
 
 
-def _until_error(settings: Mapping[str, Any]) -> tuple[int, str]:
+def until_error(settings: Mapping[str, Any]) -> tuple[int, str]:
     """Batches before the error, and its words."""
     count = 0
     try:
@@ -239,8 +241,8 @@ def _until_error(settings: Mapping[str, Any]) -> tuple[int, str]:
     return count, "no error"
 
 
-def _random_ids(generator: np.random.Generator, dtype: str, count: int) -> np.ndarray[Any, Any]:
-    """Over all of the dtype's range, negative ids and those above 2^31 included."""
+def random_ids(generator: np.random.Generator, dtype: str, count: int) -> np.ndarray[Any, Any]:
+    """Ids over all of the dtype's range, negative ids and those above 2^31 included."""
     limits = np.iinfo(dtype)
     return generator.integers(limits.min, limits.max, count, dtype=dtype, endpoint=True)
 

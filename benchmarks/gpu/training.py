@@ -1,4 +1,4 @@
-"""Part 5: the 124M model in training, fed by one batch again and again (the ceiling), by us, and by torch's DataLoader.
+"""Part 6: the 124M model in training, fed by one batch again and again (the ceiling), by us, and by torch's DataLoader.
 
 One process, one compiled model. Rounds are interleaved: each runs every feed for some steps, after a few that are not
 measured, and begins with another one. A ratio is that of two rates of the same round.

@@ -71,7 +71,6 @@ class GpuPlacement:
         self._label_shift, self._vocab_size, self._outputs = label_shift, vocab_size, outputs
         self._layout, self._row_outputs = layout, row_outputs
         self._seq_len = schedule.windows.seq_len
-        self._checked_width = self._seq_len + label_shift if row_outputs is None else self._seq_len
         self._arrays: dict[str, Array] = {}
         if row_outputs is None:
             for name in ("input_ids", "labels"):
@@ -176,10 +175,11 @@ class GpuPlacement:
 
     def _bad_place(self, plan: Plan, found: int) -> tuple[int, int]:
         """Row and column of a block's first bad id, which its kernel found at position `found`."""
-        if plan.widths is None:
-            return divmod(found, self._checked_width)
-        # Rows of each width were counted by themselves: what was read says which of them it was.
-        places = plan.places(self._seq_len)
+        if self._layout is None:
+            return divmod(found, self._seq_len + self._label_shift)
+        # Labels behind a piece have no position of their own, and rows of each width were counted by themselves: what
+        # was read says which id it was.
+        places = plan.places(self._layout.width)
         tokens = np.empty(int(places[-1]), self._corpus.dtype)
         read_rows(self._corpus, plan, self._layout, tokens)
         bad = find_bad_id(tokens, self._vocab_size)

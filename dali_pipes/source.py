@@ -158,6 +158,7 @@ class BlockSource:
             self._free.append(last)
         key = self._read_ahead(info)
         if key is None:
+            self.placement.check(info.iteration)  # perhaps nobody asks again
             raise StopIteration
         threads = self._threads
         if threads is None:

@@ -134,6 +134,19 @@ class PieceLayout:
         known &= inside
         return PieceEnds(positions[inside & ~known], positions[known], ahead[known])
 
+    def labels_behind(self, num_labels: int, cross: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens that are labels of a piece, one of its `num_labels` next ones, and that its row does not show.
+
+        For each the position of the piece's last token and its own place among the tokens. With `cross` the next piece
+        has them, so only the last one of a row has any.
+        """
+        behind = self.starts + self.lengths
+        counts = np.minimum(self.ends - behind, num_labels)
+        if cross:
+            counts[np.arange(counts.size) + 1 < self.offsets[1:][self.row_of_piece]] = 0
+        places = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
+        return (self.begins + self.lengths - 1).repeat(counts), behind.repeat(counts) + places
+
     def fill_bounds(self, cu_seqlens: NDArray[np.int32], batch_rows: int) -> None:
         """`cu_seqlens` (K, C + 1), of batches of `batch_rows` rows."""
         for bounds, counts in zip(cu_seqlens, self._of_batches(len(cu_seqlens), batch_rows), strict=True):

@@ -125,6 +125,14 @@ __global__ void segments(
             if (attention_mask)
                 attention_mask[target] = !padding;
             if (labels || loss_mask) {
+                // Ids that are labels of the piece's last tokens and that the row does not show; masked ones, too.
+                if (bad && !padding && t + 1 == end && (!cross_boundaries || piece + 1 == last)) {
+                    const long long behind = source + 1, left = piece_ends[piece] - behind;
+                    const long long labelled = labels ? label_count : 1;
+#pragma unroll 1
+                    for (long long i = 0; i < labelled && i < left; ++i)
+                        count_bad(tokens + behind + i, 1, target, BadIds{limit, bad});
+                }
                 // Of the piece that the label lies in: where it ends in the row, and how far its tokens are off.
                 long long ahead_piece = piece, ahead_end = end, shift = source - t;
                 long long readable = padding ? 0 : piece_ends[piece];

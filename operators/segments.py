@@ -97,7 +97,9 @@ def segments(
     cu_capacity: C, for how many segments of a batch `cu_seqlens` has room, one a row or more; by default B * T, or what
         `out` says.
     out: contiguous arrays to fill and return, by output, apart from the input in memory. Those it lacks are made.
-    bad: as in `rows`, for the tokens that the rows show, not their padding. Position p is position p % T of row p // T.
+    bad: as in `rows`, for the tokens that the rows show, not their padding, and for labels that lie behind them, whether
+        or not `loss_mask` hides them. Position p is position p % T of row p // T; an id that is a label alone counts as
+        one at the last position of its piece.
 
     Outputs, int64 (R, T) where nothing else is said, and 0 on padding:
     input_ids: the tokens, their low 64 bits; `pad_id` on padding.
@@ -158,18 +160,29 @@ def _segments_numpy(
         return
     shown = Shown(tokens, layout)
     if "labels" in flat or "loss_mask" in flat:
+        if limit is not None and bad is not None:
+            positions, behind = layout.labels_behind(rule.num_labels if "labels" in flat else 1, rule.cross)
+            _count_outside(tokens[behind].astype(np.int64), positions, limit, bad)
         _fill_labels(shown, layout, rule, tokens.dtype, flat.get("labels"), flat.get("loss_mask"))
     if "input_ids" not in flat and limit is None:
         return
     inputs = flat["input_ids"] if "input_ids" in flat else np.empty(layout.size, np.int64)
     shown.copy(inputs)
-    layout.pad(inputs, pad_id)
     if limit is not None and bad is not None:
-        outside = inputs.view(np.uint64) >= np.uint64(limit)  # a negative id is a huge one without its sign
-        layout.pad(outside, False)
-        if outside.any():
-            bad[0] += np.count_nonzero(outside)
-            bad[1] = min(int(bad[1]), int(outside.argmax()))
+        layout.pad(inputs, 0)
+        _count_outside(inputs, None, limit, bad)
+    layout.pad(inputs, pad_id)
+
+
+def _count_outside(
+    ids: NDArray[np.int64], positions: NDArray[np.int64] | None, limit: int, bad: NDArray[np.int64]
+) -> None:
+    """Count the ids outside [0, limit); they are at rising `positions`, of all of them where there are none."""
+    outside = ids.view(np.uint64) >= np.uint64(limit)  # a negative id is a huge one without its sign
+    if outside.any():
+        first = int(outside.argmax())
+        bad[0] += np.count_nonzero(outside)
+        bad[1] = min(int(bad[1]), first if positions is None else int(positions[first]))
 
 
 def _fill_labels(

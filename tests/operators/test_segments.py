@@ -337,6 +337,12 @@ def test_equals_the_walk_by_element(
         for t, (value, real) in enumerate(zip(ids, mask, strict=True))
         if real
     ]
+    for row, pieces in enumerate(rows) if {"labels", "loss_mask"} & {*outputs} else ():
+        for number, (start, length, end) in enumerate(pieces, 1):
+            last = row * seq_len + sum(length for _, length, _ in pieces[:number]) - 1
+            if mask_boundaries or number == len(pieces):
+                most = max(1, mtp) if "labels" in outputs else 1
+                shown += [(last, value) for value in values[start + length : min(end, start + length + most)]]
     outside = [place for place, value in shown if not 0 <= value < (vocab_size or 2**63)]
     assert xp.numpy(bad).tolist() == [len(outside), min(outside, default=2**63 - 1)]
 
@@ -452,14 +458,18 @@ def test_positions_past_32_bits(xp: Backend, tmp_path: Path) -> None:
 
 
 def test_bad_ids(xp: Backend) -> None:
-    """Not a label from beyond the row, not padding; calls add up."""
+    """Of what rows show and of labels that they do not show, masked or not; not of padding; calls add up."""
     bad = xp.bad()
     rows: list[list[Piece]] = [[(0, 2, 3)], [(3, 1, 4), (5, 2, 7)]]
     options: dict[str, Any] = {"outputs": ["labels"], "vocab_size": 9, "bad": bad, "pad_id": 99}
-    run(xp, [1, 2, 9, 3, 9, 9, 8], rows, 4, **options)
+    run(xp, [1, 2, 3, 3, 9, 9, 8], rows, 4, **options)
     assert xp.numpy(bad).tolist() == [1, 5]
-    run(xp, [9, 2, 9, 3, 9, 9, 8], rows, 4, **options)
-    assert xp.numpy(bad).tolist() == [3, 0]
+    run(xp, [1, 2, 9, 3, 9, 8, 8], rows, 4, **options)
+    assert xp.numpy(bad).tolist() == [2, 1]
+    run(xp, [9, 2, 9, 3, 9, 9, 8], rows, 4, **options, loss_mask=[1, 1, 0, 1, 1, 1, 1])
+    assert xp.numpy(bad).tolist() == [5, 0]
+    run(xp, [1, 2, 9, 3, 9, 8, 8], rows, 4, **options | {"outputs": ["input_ids"]})
+    assert xp.numpy(bad).tolist() == [5, 0]
     with pytest.raises(ValueError, match="vocab_size is given without bad"):
         run(xp, [1], [], 1, vocab_size=5)
 

@@ -79,6 +79,13 @@ class StaticBatch:
         return filled
 
 
+def why_no_cuda() -> str | None:
+    """Why torch cannot use a GPU that CUDA has, None if it can. Creates no CUDA context."""
+    if torch.cuda.is_available():
+        return None
+    return f"torch {torch.__version__} sees no GPU: it is a build for the CPU, or for a newer driver"
+
+
 def current_stream(device: int) -> int:
     """The raw handle of torch's current stream."""
     # What `torch.cuda.current_stream(device).cuda_stream` says, without making an object for every batch.

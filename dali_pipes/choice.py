@@ -1,5 +1,7 @@
 """Which device a loader works for, and where it keeps the corpus. Decisions and their reasons, no CUDA."""
 
+from collections.abc import Callable
+
 from dali_pipes import device as cuda
 from dali_pipes.errors import BackendError
 
@@ -7,12 +9,16 @@ DEVICE_SHARE = 0.1
 """Share of the free GPU memory that placement "auto" gives to the corpus when `max_device_bytes` is not set."""
 
 
-def choose_device(requested: str, local_rank: int | None) -> tuple[int | None, str]:
+def choose_device(
+    requested: str, local_rank: int | None, why_not: Callable[[], str | None] = lambda: None
+) -> tuple[int | None, str]:
     """The CUDA device number, or None for the CPU, and the reason for the choice.
 
     "cuda" is the device that the process has made current, else the one of the launcher's local rank, else the first
     (also where a launcher shows each process one device alone). Only "auto" may fall back to the CPU. Raises
     `BackendError` when a GPU that was asked for cannot be used.
+
+    why_not: says why whoever takes the batches cannot use a GPU, None if it can; asked where there is one.
     """
     if requested == "cpu":
         return None, 'device = "cpu"'
@@ -25,6 +31,11 @@ def choose_device(requested: str, local_rank: int | None) -> tuple[int | None, s
             return None, str(error)
     else:
         count, number = cuda.visible_devices()
+    problem = why_not()
+    if problem is not None:
+        if requested == "auto":
+            return None, problem
+        raise BackendError(f'device = "{requested}" was asked for, but {problem}; use device = "cpu"')
     if ":" in requested:
         number = int(requested.split(":")[1])
     elif number == 0 and local_rank is not None and count > 1:

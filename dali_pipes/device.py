@@ -15,8 +15,11 @@ Who owns a buffer, which stream writes it, and which event frees it:
                 nothing of the consumer's, so a block stays here (`Loans`) until events recorded on every stream it was
                 handed out for, after its last tensor was dropped, have passed.
 
-Nothing is put on the default stream and nothing waits for the device as a whole; after the first block nothing is
-allocated but by DALI. Copies and events are ordered by raw handles, so a consumer's stream may be any library's.
+    tables      where the pieces of a block's rows are: device, one set, and pinned, one a block, used like staging.
+
+Nothing is put on the default stream and nothing waits for the device as a whole; once a loader is built no device
+memory is allocated but by DALI. Copies and events are ordered by raw handles, so a consumer's stream may be any
+library's.
 """
 
 import contextlib
@@ -131,7 +134,8 @@ class Gpu:
             except self._cupy.cuda.memory.OutOfMemoryError as error:
                 raise BackendError(
                     f"cuda:{self.number}: no room for {size} bytes of GPU memory, {free_bytes(self.number)} bytes are "
-                    'free; lower batches_per_run or max_block_bytes, or use placement = "host"'
+                    "free; lower batches_per_run or max_block_bytes, or where the corpus is on the GPU use placement = "
+                    '"host"'
                 ) from error
         self.device_bytes += size
         return array

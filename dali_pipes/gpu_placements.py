@@ -9,6 +9,7 @@ copied back behind them and looked at one block later, so nothing waits for it.
 
 import contextlib
 import os
+import sys
 import time
 from collections import deque
 from typing import Any
@@ -21,6 +22,7 @@ from dali_pipes.cpu_placements import find_bad_id, read_rows
 from dali_pipes.device import Gpu
 from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows, shuffled_rows
+from dali_pipes.operators.segments import work_size
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.progress import progress_bar
 from dali_pipes.readers import ReaderThreads
@@ -67,11 +69,16 @@ class GpuPlacement:
         layout: Layout = None,
         row_outputs: RowOutputs | None = None,
     ) -> None:
+        self._closed, self._process = False, os.getpid()
+        self._arrays: dict[str, Array] = {}
+        self._unused: list[_Readback] = []
+        self._unread: deque[_Readback] = deque()
+        self._table: Array = None
+        self._work: Array = None
         self.gpu, self._corpus, self._schedule = gpu, corpus, schedule
         self._label_shift, self._vocab_size, self._outputs = label_shift, vocab_size, outputs
         self._layout, self._row_outputs = layout, row_outputs
         self._seq_len = schedule.windows.seq_len
-        self._arrays: dict[str, Array] = {}
         if row_outputs is None:
             for name in ("input_ids", "labels"):
                 self._arrays[name] = gpu.empty((max_rows, self._seq_len), np.int64)
@@ -79,15 +86,15 @@ class GpuPlacement:
             for name in row_outputs.outputs:
                 self._arrays[name] = gpu.empty(row_outputs.shape(name, max_rows), row_outputs.dtype(name))
         self._row_ids = gpu.empty((max_rows,), np.int64) if "row_ids" in outputs else None
-        self._table: Array = None
+        if row_outputs is not None:  # for a piece at every position, so that a card that is full later on ends no run
+            pieces = max_rows * self._seq_len
+            self._table = gpu.empty((max_rows + 1 + 3 * pieces,), np.int64)
+            self._work = gpu.empty((work_size(pieces, max_rows, row_outputs.batch_size),), np.int64)
         self._bad = gpu.empty((2,), np.int64)
         self._tokens: Array = None
         self._learn: Array = None
         self._no_bad_id = gpu.empty_pinned((2,), np.int64)
         self._no_bad_id[:] = _NO_BAD_ID
-        self._unused: list[_Readback] = []
-        self._unread: deque[_Readback] = deque()
-        self._closed = False
         self.restart()
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Any]:
@@ -127,8 +134,10 @@ class GpuPlacement:
         """Keep the places of a block's pieces in pinned memory, one column behind the other."""
         table = np.concatenate(pieces)
         slot.num_pieces = len(pieces.starts)
-        if "table" not in slot.arrays or len(slot.arrays["table"]) < len(table):
+        before = slot.arrays.get("table")
+        if before is None or len(before) < len(table):
             slot.arrays["table"] = self.gpu.empty_pinned((_roomy(len(table)),), np.int64)
+            self.gpu.pinned_bytes -= 0 if before is None else before.nbytes
         slot.arrays["table"][: len(table)] = table
 
     def _build(self, slot: Slot, tokens: Array, learn: Array, arrays: dict[str, Array]) -> None:
@@ -136,8 +145,6 @@ class GpuPlacement:
         assert slot.plan is not None
         sizes = len(slot.plan.row_ids) + 1, *[slot.num_pieces] * 3
         size = sum(sizes)
-        if self._table is None or len(self._table) < size:
-            self._table = self.gpu.empty((_roomy(size),), np.int64)
         self.gpu.copy(self._table[:size], slot.arrays["table"][:size])
         self.gpu.record(slot.arrays["copied"])
         columns, end = [], 0
@@ -148,7 +155,7 @@ class GpuPlacement:
         runs, row = slot.plan.runs(self._seq_len), 0
         names = self._row_outputs.outputs
         parts = {name: self._row_outputs.unfolded(name, arrays[name].reshape(-1), runs) for name in names}
-        check = {"vocab_size": self._vocab_size, "bad": self._bad}
+        check = {"vocab_size": self._vocab_size, "bad": self._bad, "work": self._work}
         for number, (count, width) in enumerate(runs):
             pieces = Pieces(offsets[row : row + count + 1], *tables)
             out = {name: part[number] for name, part in parts.items()}
@@ -198,6 +205,12 @@ class GpuPlacement:
         """Bytes held here; DALI's are not in it."""
         return MemoryHeld(self.gpu.pinned_bytes, self.gpu.device_bytes)
 
+    def __del__(self) -> None:
+        # CuPy keeps the memory of a stream for that stream, so what a loader leaves that nobody closed, the corpus
+        # perhaps, nobody could use. Not in a forked process, where CUDA does not work.
+        if os.getpid() == self._process and not sys.is_finalizing():
+            self.close()
+
     def close(self) -> None:
         """Let go of the memory. Waits for the stream, since copies from pinned memory may be queued. Idempotent."""
         if self._closed:
@@ -205,7 +218,7 @@ class GpuPlacement:
         self._closed = True
         with contextlib.suppress(RuntimeError):  # the context is broken, and nothing is being copied any more
             self.gpu.wait_for_all()
-        self._row_ids = self._bad = self._tokens = self._learn = self._table = None
+        self._row_ids = self._bad = self._tokens = self._learn = self._table = self._work = None
         self._arrays.clear()
         with contextlib.suppress(RuntimeError):
             self.gpu.free_unused()
@@ -334,7 +347,7 @@ class DevicePlacement(GpuPlacement):
 
 
 def _roomy(size: int) -> int:
-    """Room for more than `size`, so that a block with a few more pieces than any before it allocates nothing."""
+    """Room for more than `size`, so that a block with a few more pieces than those before it allocates nothing."""
     return size + size // 2 + 1024
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from dali_pipes.announce import WaitWatch, resumed_text, say_once, speaks_for_all, start_text
-from dali_pipes.batches import Batch, RowShare, StaticBatch, current_stream, sliced
+from dali_pipes.batches import Batch, RowShare, StaticBatch, current_stream, sliced, why_no_cuda
 from dali_pipes.block_queue import BlockStream, Piece
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
@@ -94,7 +94,7 @@ class TokenLoader(NotADataSet):
         self._announce()
 
     def _open(self, config: LoaderConfig) -> None:
-        self._built = built = BuiltSource(config, endless=True, for_loader=self._graph is None)
+        self._built = built = BuiltSource(config, endless=True, for_loader=self._graph is None, why_not=why_no_cuda)
         self.config = config
         self._schedule, self._source = built.schedule, built.source
         self._states = States(config, built.source.corpus, built.schedule)

@@ -48,12 +48,19 @@ class BuiltSource:
     """A block source with what was decided while building it.
 
     `for_loader`: nobody but a loader sees the blocks. `staged`: so they are, on the CPU, `tokens` in the file's width,
-    which it widens itself.
+    which it widens itself. `why_not`: see `choose_device`.
     """
 
     gpu: Gpu | None = None
 
-    def __init__(self, config: LoaderConfig, *, endless: bool, for_loader: bool = False) -> None:
+    def __init__(
+        self,
+        config: LoaderConfig,
+        *,
+        endless: bool,
+        for_loader: bool = False,
+        why_not: Callable[[], str | None] = lambda: None,
+    ) -> None:
         if config.length_buckets is not None and not for_loader:
             raise ConfigError(
                 "length_buckets make batches of several widths, which a DALI graph has no place for; leave them "
@@ -76,7 +83,7 @@ class BuiltSource:
         try:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)
             self.row_outputs = None if self.layout is None else make_row_outputs(config)
-            self.device, self.device_reason = choose_device(config.device, environment_number("LOCAL_RANK"))
+            self.device, self.device_reason = choose_device(config.device, environment_number("LOCAL_RANK"), why_not)
             self.staged = for_loader and self.device is None
             self.batches_per_run = batches_per_run(config, self.schedule, on_gpu=self.device is not None)
             self.placement, self.placement_reason, placement = _make_placement(config, corpus, self)

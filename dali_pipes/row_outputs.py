@@ -63,6 +63,7 @@ class RowOutputs:
         learn: Array = None,
         vocab_size: int | None = None,
         bad: Array = None,
+        work: Array = None,
     ) -> None:
         """Fill the arrays of a block of batches: rows of `tokens` (N,) by the places of `pieces` in it.
 
@@ -85,6 +86,7 @@ class RowOutputs:
             out=out,
             vocab_size=vocab_size,
             bad=bad,
+            work=work,
         )
 
     def host_values(self, pieces: Pieces, width: int) -> dict[str, int]:

@@ -78,6 +78,7 @@ def segments(
     out: Mapping[str, Array] | None = None,
     vocab_size: int | None = None,
     bad: Array | None = None,
+    work: Array | None = None,
 ) -> dict[str, Array]:
     """The wanted `outputs`, by name, of R rows of T = `seq_len` positions.
 
@@ -97,9 +98,11 @@ def segments(
     cu_capacity: C, for how many segments of a batch `cu_seqlens` has room, one a row or more; by default B * T, or what
         `out` says.
     out: contiguous arrays to fill and return, by output, apart from the input in memory. Those it lacks are made.
-    bad: as in `rows`, for the tokens that the rows show, not their padding, and for labels that lie behind them, whether
-        or not `loss_mask` hides them. Position p is position p % T of row p // T; an id that is a label alone counts as
-        one at the last position of its piece.
+    bad: as in `rows`, for the tokens that the rows show, not their padding, and for labels that lie behind them, hidden
+        by `loss_mask` or not. Position p is position p % T of row p // T; an id that is a label alone counts as one at
+        the last position of its piece.
+    work: for CuPy, int64 of `work_size` elements or more: memory that the kernels use for themselves. By default it is
+        taken for each call.
 
     Outputs, int64 (R, T) where nothing else is said, and 0 on padding:
     input_ids: the tokens, their low 64 bits; `pad_id` on padding.
@@ -126,9 +129,29 @@ def segments(
     batch = _Batches.of(shape[0], batch_rows)
     results = _results(outputs, shape, batch, mtp, cu_capacity, out or {}, on_device)
     rule = _LabelRule(max(mtp, 1), not mask_boundaries, loss_mask)
-    run = _segments_cupy if on_device else _segments_numpy
-    run(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad)
+    if not on_device:
+        _segments_numpy(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad)
+        return results
+    needed = work_size(piece_starts.size, shape[0], batch.rows)
+    if work is None:
+        import cupy
+
+        work = cupy.empty((needed,), np.int64)
+    else:
+        _row.require_vector("segments", "work", work[:needed], needed, on_device)
+    _segments_cupy(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad, work)
     return results
+
+
+def work_size(num_pieces: int, num_rows: int, batch_rows: int | None = None) -> int:
+    """Elements of `work` that `segments` needs for so many pieces in so many rows."""
+    batch_rows = max(num_rows, 1) if batch_rows is None else batch_rows
+    return max(num_pieces, 1) + -(-num_rows // batch_rows) * _padded_words(batch_rows)
+
+
+def _padded_words(batch_rows: int) -> int:
+    """Words of eight bytes in which a batch has a byte for each row."""
+    return -(-batch_rows // 8)
 
 
 def _segments_numpy(
@@ -230,6 +253,7 @@ def _segments_cupy(
     results: dict[str, cupy.ndarray],
     limit: int | None,
     bad: cupy.ndarray | None,
+    work: cupy.ndarray,
 ) -> None:
     import cupy
 
@@ -242,9 +266,8 @@ def _segments_cupy(
     offsets, starts, lengths, ends = (cupy.ascontiguousarray(table) for table in pieces)
     # Made by the first kernel for the second: where in its row each piece begins, and whether a row has padding, for
     # each batch in whole words.
-    begins = cupy.empty((max(lengths.size, 1),), np.int64)
-    words = -(-batch_rows // 8)
-    padded = cupy.empty((-(-count // batch_rows) * words,), np.uint64)
+    begins, padded = work, work[max(lengths.size, 1) :]
+    words = _padded_words(batch_rows)
     cu_seqlens = results.get("cu_seqlens", null)
     room = np.int64(0 if cu_seqlens is null else cu_seqlens.shape[-1] - 1)
     sizes = np.int64(count), np.int64(seq_len), np.int64(batch_rows), np.int64(words)

@@ -232,7 +232,7 @@ class StandInGpu:
         """Handle that torch says is current."""
         self.eager = True
         """Whether work that the consumer's stream waits for runs before a batch is handed out, as torch needs here."""
-        self.default_stream_work = self.events_made = 0
+        self.default_stream_work = self.events_made = self.arrays_made = 0
         self.kernels: list[str] = []
         """Names of the kernels launched so far."""
         self.ranges: list[tuple[str, str | None]] = []
@@ -286,6 +286,7 @@ class StandInGpu:
         self.stream(handle).enqueue(lambda: ctypes.memmove(target, source, size))
 
     def empty(self, shape: Any, dtype: npt.DTypeLike = np.float64) -> DeviceArray:
+        self.arrays_made += 1
         shape = shape if isinstance(shape, tuple) else (shape,)
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if self.allocated + size > self.capacity:
@@ -430,6 +431,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setattr(device, "_loans", {})
         patch.setattr(block_queue, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph))
         patch.setattr(loader, "current_stream", lambda number: gpu.consumer)
+        patch.setattr(loader, "why_no_cuda", lambda: None)
         patch.setattr(batches.StaticBatch, "fill", fill)
         patch.setattr(batches.RowShare, "of", share)
         patch.setattr(loader.TokenLoader, "device", property(lambda self: torch.device("cpu")))

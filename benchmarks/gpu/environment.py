@@ -26,7 +26,10 @@ def versions(session: Session) -> None:
 
 
 def kernels_compile_and_load(session: Session) -> None:
-    """One call of every instance of every kernel, with and without the check of ids."""
+    """One call of every instance of the kernels of plain windows, with and without the check of ids.
+
+    Those of `segments` have their turn in `features`, in many shapes.
+    """
     machine = session.machine  # first: in a dry run it brings what `import cupy` finds
     import cupy
 
@@ -57,7 +60,7 @@ def kernels_compile_and_load(session: Session) -> None:
             count += 1
         session.verify(f"kernel {function.__name__}, {count} instances", problems)
     machine.synchronize()
-    session.note("seconds for compiling, loading and running all kernels", time.perf_counter() - started)
+    session.note("seconds for compiling, loading and running these kernels", time.perf_counter() - started)
 
 
 def copy_speeds(session: Session) -> None:

@@ -3,6 +3,7 @@
 All is compared with NumPy or with the loader on the CPU, bit for bit, as in `parity`.
 """
 
+import gc
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -161,6 +162,14 @@ def bad_ids_in_documents(session: Session) -> None:
         got, expected = until_error(settings | rows | on_gpu), until_error(settings | rows | {"device": "cpu"})
         problem = "" if got == expected else f"{got}, on the CPU {expected}"
         session.verify(f"bad id, {on_gpu['placement']}, {' '.join(rows)} {rows['rows']}", problem)
+    tokens[len(tokens) // 2] = 1
+    tokens[settings["seq_len"] * 2] = 300  # the first token of a row, and before that the label behind another
+    tokens.tofile(folder / "tokens.bin")
+    settings |= {"rows": "stream", "shuffle": False, "batch_size": 1, "batches_per_run": 1}
+    for on_gpu in ON_GPU:
+        got, expected = until_error(settings | on_gpu), until_error(settings | {"device": "cpu"})
+        problem = "" if got == expected else f"{got}, on the CPU {expected}"
+        session.verify(f"bad label behind a row, {on_gpu['placement']}", problem)
 
 
 def slow_consumer_of_documents(session: Session) -> None:
@@ -291,6 +300,29 @@ def memory_of_documents(session: Session) -> None:
             session.figure(f"packed, {on_gpu['placement']}: growth of {name} in {steps} steps", growth, "MiB")
 
 
+def memory_of_dropped_loaders(session: Session) -> None:
+    """A loader that nobody closes gives the corpus on the device back."""
+    tokens = session.pick(64 << 20, 1 << 12)
+    settings: dict[str, Any] = {
+        "corpus": session.corpus("dropped", tokens),
+        "batch_size": 2,
+        "seq_len": 16,
+        "quiet": True,
+    }
+    taken = []
+    for _ in range(4):
+        loader = TokenLoader(**settings | ON_GPU[1])
+        next(iter(loader))
+        del loader
+        gc.collect()
+        session.machine.synchronize()
+        free, total = session.machine.free_and_total_bytes()
+        taken.append(total - free)
+    growth = taken[-1] - taken[0]  # the first one leaves what DALI and CUDA keep for the process
+    problem = f"{growth} bytes more after three loaders with {2 * tokens} bytes" if growth > 2 * tokens else ""
+    session.verify("dropped loaders, device", problem)
+
+
 def _documents(session: Session, *, masked: bool = False) -> dict[str, Any]:
     """Settings for three files of documents that end with 0, with every output; `masked`: two have a loss mask."""
     batch_size, seq_len = session.pick((8, 512), (2, 16))
@@ -342,4 +374,5 @@ CHECKS = (
     masks_for_attention,
     dali_by_hand,
     memory_of_documents,
+    memory_of_dropped_loaders,
 )

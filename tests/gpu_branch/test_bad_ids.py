@@ -136,7 +136,12 @@ def test_a_label_that_no_row_shows_before_it(
     tokens = np.arange(41, dtype=np.uint16) % 40
     tokens[at] = 77
     tokens.tofile(tmp_path / "a.bin")
-    common = {"outputs": ("labels", "position_ids"), "eos_id": 78, "vocab_size": 40, "batches_per_run": 1}
+    common: dict[str, Any] = {
+        "outputs": ("labels", "position_ids"),
+        "eos_id": 78,
+        "vocab_size": 40,
+        "batches_per_run": 1,
+    }
     with TokenLoader(
         corpus=str(tmp_path / "a.bin"),
         dtype="uint16",

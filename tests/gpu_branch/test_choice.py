@@ -6,8 +6,9 @@ from typing import Any
 
 import gpu_stand_in
 import pytest
+import torch
 
-from dali_pipes import TokenLoader, announce, choice, device
+from dali_pipes import LoaderConfig, TokenLoader, announce, batches, build_pipeline, choice, device, loader
 from dali_pipes.errors import BackendError
 
 
@@ -44,6 +45,21 @@ def test_a_device_that_is_not_visible(monkeypatch: pytest.MonkeyPatch, requested
     monkeypatch.setattr(device, "visible_devices", lambda: (2, 0))
     with pytest.raises(BackendError, match=r"cuda:[57] was asked for, but 2 device\(s\) are visible"):
         choice.choose_device(requested, local_rank)
+
+
+def test_a_torch_that_cannot_use_the_device(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+    """A build for the CPU beside a CuPy that works: a few lines later it would have an error without an explanation."""
+    with gpu_stand_in.installed():
+        monkeypatch.setattr(loader, "why_no_cuda", batches.why_no_cuda)  # the real one
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with TokenLoader(**settings, device="auto") as on_cpu:
+            assert on_cpu.stats().placement == "host"
+            assert "torch" in on_cpu.summary()
+            assert "sees no GPU" in on_cpu.summary()
+            assert len(list(on_cpu)) == len(on_cpu)
+        with pytest.raises(BackendError, match=r'device = "cuda:0" was asked for, but torch .* sees no GPU: .*"cpu"'):
+            TokenLoader(**settings, device="cuda:0")
+        build_pipeline(LoaderConfig(**settings, device="cuda", quiet=True))  # for whoever needs no torch
 
 
 def test_no_cupy_and_no_device_are_one_clear_error_each(

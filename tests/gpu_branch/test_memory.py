@@ -2,16 +2,19 @@
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gpu_stand_in
 import numpy as np
 import pytest
+from held import wait_for
 from oracle import epoch_batches, same
 from streams import all_same, loader_stream
 
 from dali_pipes import TokenLoader, gpu_placements
 from dali_pipes.errors import BackendError, CorpusReadError
+from dali_pipes.row_outputs import HOST_OUTPUTS
 
 PLACEMENTS = ("host", "device")
 
@@ -49,6 +52,58 @@ def test_memory_is_what_the_allocator_gave(
     gc.collect()
     assert loader.stats().memory.device_bytes == loader.stats().memory.pinned_bytes == 0
     gpu.stream(0).run()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "of_rows",
+    [
+        {"rows": "stream", "mtp": 2},
+        {"rows": "pack"},
+        {"rows": "pad", "length_buckets": [2, 4]},
+        {"rows": "pad", "batch_size": 1, "long_documents": "truncate"},
+    ],
+    ids=lambda of_rows: " ".join(map(str, of_rows.values())),
+)
+def test_rows_of_pieces_allocate_nothing_once_the_loader_is_built(
+    gpu: gpu_stand_in.StandInGpu, tmp_path: Path, placement: str, of_rows: dict[str, Any]
+) -> None:
+    """Blocks of more and more pieces, up to one at every position: by then the model may have taken the whole card."""
+
+    def tensors(batch: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in batch.items() if name not in HOST_OUTPUTS}
+
+    tokens = np.arange(1200, dtype=np.uint16) % 29 + 1
+    for share, begin in ((20, 0), (7, 300), (3, 600), (1, 900)):
+        tokens[begin : begin + 300 : share] = 0
+    tokens.tofile(tmp_path / "a.bin")
+    settings: dict[str, Any] = {"dtype": "uint16", "eos_id": 0, "batch_size": 3, "seq_len": 4, "shuffle": False}
+    settings |= {"outputs": ("input_ids", "labels", "position_ids", "cu_seqlens"), "batches_per_run": 2} | of_rows
+    path = str(tmp_path / "a.bin")
+    with TokenLoader(corpus=path, **settings, device="cpu") as loader:
+        expected = [tensors(batch) for batch in loader]
+    with TokenLoader(corpus=path, **settings, device="cuda", placement=placement) as loader:
+        made, held = gpu.arrays_made, loader.stats().memory.device_bytes
+        assert all_same(map(tensors, loader), expected)
+        assert (gpu.arrays_made, loader.stats().memory.device_bytes) == (made, held)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_loader_that_is_dropped_gives_its_memory_back(
+    gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
+) -> None:
+    """To everybody: CuPy keeps what was freed for the stream that it was taken for, which is gone."""
+    loader = TokenLoader(**settings, device="cuda", placement=placement)
+    next(iter(loader))
+    stream, freed = loader._built.gpu.stream, len(gpu.freed_arenas)  # type: ignore[union-attr]
+    del loader
+
+    def is_back() -> bool:
+        gc.collect()
+        return stream in gpu.freed_arenas[freed:]
+
+    wait_for(is_back)  # a thread may be reading for it
+    assert is_back()
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

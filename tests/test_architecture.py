@@ -38,7 +38,8 @@ ALLOWED = {
     "stats": Imports("metrics"),
     "context_parallel": Imports(""),
     "skipped_steps": Imports(""),
-    "config": Imports("context_parallel skipped_steps", "pydantic yaml"),
+    "other_loaders": Imports(""),
+    "config": Imports("context_parallel other_loaders skipped_steps", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files

@@ -40,8 +40,8 @@ _ALIKE = {
     "corpus": (
         (
             "data_path data_paths paths path data data_dir data_files data_file data_prefix data_root root_dir "
-            "input_dir dataset dataset_path dataset_dir train_data train_data_path train_data_dir train_path train_file "
-            "train_files train_bin filename filenames file_pattern urls url shards local remote"
+            "input_dir dataset dataset_path dataset_dir train_data train_data_path train_data_dir train_path "
+            "train_file train_files train_bin filename filenames file_pattern urls url shards local remote"
         ),
         "one file, folder or glob, or a list of them, local or mounted",
     ),

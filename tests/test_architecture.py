@@ -68,7 +68,7 @@ ALLOWED = {
     "ranks": Imports("config"),
     "pipeline": Imports(
         "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
-        "skipped_steps documents profiling ranks schedule opening corpus config",
+        "skipped_steps documents profiling ranks schedule opening corpus config stats",
         "nvidia numpy",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),

@@ -1,5 +1,6 @@
 """The error for a bad id names every step of the epoch that reads it, so that all can be left out at once."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from oracle import window_of_row
 
 from dali_pipes import TokenLoader
-from dali_pipes.errors import TokenRangeError
+from dali_pipes.errors import CorpusReadError, TokenRangeError
 from dali_pipes.row_plan import steps_reading
 from dali_pipes.schedule import Schedule, StepRange, Windows
 
@@ -94,3 +95,51 @@ def test_of_very_many_rows_one_is_named(tmp_path: Path) -> None:
         pytest.raises(TokenRangeError, match="it is in step 36 of epoch 0 and in others;"),
     ):
         list(loader)
+
+
+@pytest.mark.parametrize("batches_per_run", [None, 1, 3])
+def test_a_run_goes_on_without_the_steps_named(tmp_path: Path, batches_per_run: int | None) -> None:
+    """From the state behind the error; without that, the next `for` has the same error, as often as one tries."""
+    tokens = np.arange(400, dtype=np.uint16)
+    tokens[200] = BAD
+    tokens.tofile(tmp_path / "a.bin")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "a.bin"), "batch_size": 2, "seq_len": T, "device": "cpu"}
+    settings |= {"batches_per_run": batches_per_run, "quiet": True}
+    found: list[Any] = []
+
+    def serve(loader: TokenLoader) -> None:
+        for batch in loader:
+            found.append(batch["input_ids"].tolist())
+
+    with TokenLoader(**settings) as loader:
+        serve(loader)
+    expected, found = found, []
+    messages = set()
+    with TokenLoader(**settings, vocab_size=BAD) as loader:
+        for _ in range(3):
+            with pytest.raises(TokenRangeError) as error:
+                serve(loader)
+            messages.add(str(error.value))
+        (named,) = re.findall(r"it is in steps ([\d, ]+) of epoch 0", messages.pop())
+        assert not messages
+        steps = [int(step) for step in named.split(",")]
+        assert found == expected[: loader.step]
+        assert (loader.step == min(steps)) if batches_per_run == 1 else (loader.step <= min(steps))
+        state = loader.state_dict()
+    skip = [[step, step + 1] for step in steps]
+    with TokenLoader(**settings, vocab_size=BAD, skip_steps=skip) as loader:
+        loader.load_state_dict(state)
+        serve(loader)
+    assert found == [batch for step, batch in enumerate(expected) if step not in steps]
+
+
+def test_with_blocks_of_a_batch_any_error_is_at_the_step_of_the_loader(tmp_path: Path) -> None:
+    np.arange(4001, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "a.bin"), "batch_size": 2, "seq_len": T, "device": "cpu"}
+    with TokenLoader(**settings, batches_per_run=1, shuffle=False, quiet=True) as loader:
+        batches = iter(loader)
+        next(batches)
+        os.truncate(tmp_path / "a.bin", 2 * 2001)  # step 250 of 8 tokens reads the first of those that are gone
+        with pytest.raises(CorpusReadError):
+            list(batches)
+        assert loader.step == 250

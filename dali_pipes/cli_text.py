@@ -10,7 +10,7 @@ The counts go to standard output; what it does, and a bar on a terminal, to stan
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -24,10 +24,14 @@ from dali_pipes.text import Encoder, Job, Summary, TextEncoder, find_text_files,
 from dali_pipes.text.chat import Learn, load_template
 from dali_pipes.text.chat_run import ConversationEncoder
 from dali_pipes.text.chat_template import CHATML_MARKERS
+from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.shard_writer import Format
+from dali_pipes.text.streams import ByteMeter, read_chunks
 from dali_pipes.text.tokenize import SHARD_TOKENS
 from dali_pipes.text.tokenizer import LoadedTokenizer, end_of_text
+
+_ESCAPES = "in a shell a line end is $'\\n', with the dollar sign"
 
 
 def tokenize(
@@ -42,7 +46,13 @@ def tokenize(
     ] = None,
     no_eos: Annotated[bool, typer.Option("--no-eos", help="Put no id behind the documents.")] = False,
     text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
-    separator: Annotated[str | None, typer.Option(help="What separates the documents of a .txt file.")] = None,
+    separator: Annotated[
+        str | None,
+        typer.Option(
+            help=r"What lies between documents of a .txt file, such as $'\n\n'; by default a file is one.",
+            show_default=False,
+        ),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Records are conversations: ids and masks.")] = False,
     chat_template: Annotated[
         str | None,
@@ -76,19 +86,21 @@ def tokenize(
         if eos is not None and (no_eos or eos < 0):
             raise ConfigError(f"--eos {eos}: expected an id, 0 or above, and no --no-eos beside it")
         template = load_template(loaded.path, chat_template) if chat and chat_template != "none" else None
-        ending = "no id"
+        ending = "no id behind each document"
         if template is not None:
             if eos is not None or no_eos:
                 raise ConfigError("--eos: what ends a conversation is said by its template; leave it out")
-            ending = f"what {template.name} puts"
+            ending = f"ends of documents as the chat template of {template.name} writes them"
             if chat_template == "chatml":
                 _warn_of_text_as_markers(loaded)
         elif eos is not None:
-            ending = f"id {eos}"
+            ending = f"id {eos} behind each document"
         elif not no_eos:
             name, eos = end_of_text(loaded)
-            ending = f"{name}, id {eos},"
+            ending = f"{name}, id {eos}, behind each document"
         files = find_text_files(inputs)
+        if separator is not None:
+            _check_separator(separator, files)
         encoder: Encoder = (
             ConversationEncoder(loaded, template, learn or "assistant", eos)
             if chat
@@ -96,15 +108,37 @@ def tokenize(
         )
         job = Job(files, encoder, format, separator, shard_tokens)
         total = sum(file.size for files in job.items[part[0] :: part[1]] for file in files)
-        typer.echo(
-            f"{len(files)} inputs, {job.settings['id_type']} ids, {ending} behind each document, into {out}", err=True
-        )
+        typer.echo(f"{len(files)} inputs, {job.settings['id_type']} ids, {ending}, into {out}", err=True)
         start = time.monotonic()
         with show_progress("tokenising", total) as advance:
             summary = tokenize_files(job, out, f"dali_pipes {__version__}", part, advance)
     _show(summary, out, time.monotonic() - start)
     if job.settings["id_type"] == "uint32":
         typer.echo('flat files do not say their type: open them with dtype = "uint32"')
+
+
+def _check_separator(separator: str, files: Sequence[TextFile]) -> None:
+    """Refuse one that is in no .txt file, whose documents would all become one; reads them until it is found."""
+    if re.search(r"\\[nrt]", separator):
+        typer.echo(f"warning: --separator {separator}: is taken as it is, with its backslash; {_ESCAPES}", err=True)
+    texts = [file for file in files if file.kind == "plain"]
+    chunks = (read_chunks(file.path, file.compression, ByteMeter()) for file in texts)
+    if not any(is_in(of_file, separator.encode()) for of_file in chunks):
+        raise ConfigError(
+            f"--separator {separator!r}: is in none of {len(texts)} .txt files; {_ESCAPES}, and without a separator "
+            "each file is a document"
+        )
+
+
+def is_in(chunks: Iterable[bytes], separator: bytes) -> bool:
+    """Whether what the chunks are of holds the separator; reads no further than there."""
+    end = b""
+    for chunk in chunks:
+        end += chunk
+        if separator in end:
+            return True
+        end = end[max(0, len(end) - len(separator) + 1) :]
+    return False
 
 
 @contextmanager

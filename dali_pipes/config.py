@@ -4,11 +4,10 @@
     config = LoaderConfig(corpus="data/*.bin", batch_size=16, seq_len=1024)
     print(config.to_toml())
 
-Relative corpus paths are taken from the working directory of the process. A key that is not known is an error that
-names the nearest known one; names that other loaders use are answered with ours.
+Relative corpus paths are taken from the working directory of the process. A key that is not known is an error: it
+names the setting that is spelt nearly like it, or what other loaders' name for it is here.
 """
 
-import difflib
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from dali_pipes.context_parallel import shared_ranges
 from dali_pipes.errors import NO_WEIGHTS, ConfigError
+from dali_pipes.other_loaders import unknown_setting
 from dali_pipes.skipped_steps import SkippedRange, merged_ranges
 
 OUTPUT_NAMES = (
@@ -37,30 +37,6 @@ OUTPUT_NAMES = (
 )
 DOCUMENT_OUTPUTS = ("position_ids", "segment_ids", "attention_mask", "cu_seqlens", "max_seqlen")
 """Outputs that tell where documents begin and end."""
-
-# What a user of another loader may type, and what to say. The README's migration table is made from the same facts.
-FOREIGN_NAMES = {
-    "n_workers": "num_threads",
-    "num_workers": "num_threads",
-    "worker_count": "num_threads",
-    "prefetch_size": "prefetch_queue_depth",
-    "prefetch_batches": "prefetch_queue_depth",
-    "prefetch_factor": "prefetch_queue_depth",
-    "worker_buffer_size": "prefetch_queue_depth",
-    "block_size": "seq_len",
-    "context_length": "seq_len",
-    "sequence_length": "seq_len",
-    "micro_batch_size": "batch_size",
-    "data_path": "corpus",
-    "paths": "corpus",
-    "num_replicas": "world_size",
-    "num_shards": "world_size",
-    "infinite": "repeat",
-}
-NOT_NEEDED = {
-    "pin_memory": "host staging buffers are pinned whenever the device is a GPU",
-    "persistent_workers": "there are no worker processes; the reader threads live as long as the loader",
-}
 
 ORDER_FIELDS = ("seq_len", "stride", "shuffle", "seed", "split", "validation_fraction", "label_shift")
 DOCUMENT_ORDER_FIELDS = ("rows", "long_documents", "window_documents", "eos_id", "document_start_id")
@@ -369,15 +345,9 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown(settings: Mapping[str, Any]) -> None:
-    known = list(LoaderConfig.model_fields)
     for name in settings:
-        if name in known:
-            continue
-        if name in NOT_NEEDED:
-            raise ConfigError(f"{name} is not needed: {NOT_NEEDED[name]}; remove it")
-        near = FOREIGN_NAMES.get(name) or next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
-        hint = f"did you mean {near!r}?" if near else f"known settings: {', '.join(known)}"
-        raise ConfigError(f"unknown setting {name!r}; {hint}")
+        if name not in LoaderConfig.model_fields:
+            raise ConfigError(unknown_setting(name, LoaderConfig.model_fields))
 
 
 def _message(error: Mapping[str, Any]) -> str:

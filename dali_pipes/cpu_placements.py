@@ -78,7 +78,8 @@ class StagedPlacement:
         times.read_s = time.perf_counter() - begin
         if bad is not None:
             row = int(np.searchsorted(places, bad, side="right")) - 1
-            raise range_error(self._corpus, self._schedule, slot.plan, row, bad - int(places[row]), self._vocab_size)
+            where = row, bad - int(places[row])
+            raise range_error(self._corpus, self._schedule, slot.plan, *where, self._vocab_size, width=self._width)
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
         assert slot.plan is not None

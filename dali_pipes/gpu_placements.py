@@ -176,8 +176,9 @@ class GpuPlacement:
             self.gpu.wait(reading.arrived)
             if reading.found[0]:
                 plan = plan_rows(self._schedule, reading.steps, self._layout)
-                row, column = self._bad_place(plan, int(reading.found[1]))
-                raise range_error(self._corpus, self._schedule, plan, row, column, self._vocab_size)
+                place = self._bad_place(plan, int(reading.found[1]))
+                width = self._seq_len + self._label_shift if self._layout is None else self._layout.width
+                raise range_error(self._corpus, self._schedule, plan, *place, self._vocab_size, width=width)
             self._unused.append(self._unread.popleft())
 
     def _bad_place(self, plan: Plan, found: int) -> tuple[int, int]:

@@ -250,6 +250,7 @@ class TokenLoader(NotADataSet):
             rank=self.config.rank or 0,
             num_threads=self.config.num_threads,
             batches_per_run=self._built.batches_per_run,
+            block_limits=self._built.block_limits(),
             memory=self._stream.memory(),
             engine=self._stream.engine,
             cache=self.corpus.cache_stats(),

@@ -33,6 +33,7 @@ from dali_pipes.row_plan import STEP_ROWS_PLANNED, Layout, PackedPieces, StreamP
 from dali_pipes.schedule import Schedule, Windows, split_windows
 from dali_pipes.skipped_steps import in_steps_of
 from dali_pipes.source import BlockSource, Placement
+from dali_pipes.stats import BlockLimits
 
 TARGET_BLOCK_TOKENS = 1 << 20
 """Tokens of a block when the user sets no `batches_per_run`: 2 MiB as uint16. A quarter of it cost twice the CPU."""
@@ -104,6 +105,17 @@ class BuiltSource:
             ranges=self.ranges,
         )
         self._config = config
+        self._epoch_steps = self._steps_known()
+
+    def block_limits(self) -> BlockLimits:
+        """What caps `batches_per_run`. Plans nothing: the steps are unknown until all rows are counted."""
+        self._epoch_steps = self._epoch_steps or self._steps_known()
+        return BlockLimits(self._epoch_steps, _counted_bytes(self._config), self._config.max_block_bytes)
+
+    def _steps_known(self) -> int | None:
+        documents = self.schedule.documents
+        known = documents is None or documents.is_complete(0)
+        return self.schedule.steps_of(self.schedule.rows_known(0, 0)) if known else None
 
     def batch_bytes(self, name: str, width: int) -> int:
         """Bytes of an output of one delivered batch of `width` positions a row."""
@@ -255,8 +267,13 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -
     if schedule.documents is not None:
         wanted = min(wanted, STEP_ROWS_PLANNED // schedule.global_rows)
     wanted = config.batches_per_run or wanted
-    most = config.max_block_bytes // (batch_tokens * 8 * 2)
+    most = config.max_block_bytes // _counted_bytes(config)
     return max(1, min(wanted, most, schedule.steps(most=min(wanted, most))))
+
+
+def _counted_bytes(config: LoaderConfig) -> int:
+    """What a batch counts for in max_block_bytes: int64 inputs and labels."""
+    return config.batch_size * config.seq_len * 8 * 2
 
 
 def _make_placement(config: LoaderConfig, corpus: Corpus, built: BuiltSource) -> tuple[str, str, Placement]:

@@ -16,6 +16,7 @@ from dali_pipes.document_rows import DocumentRows
 from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
+from dali_pipes.operators.permute import preimage
 from dali_pipes.schedule import PADDING, Schedule, StepRange
 
 Int64Array = npt.NDArray[np.int64]
@@ -204,6 +205,24 @@ def plan_step(schedule: Schedule, layout: Layout, epoch: int, step: int, base: i
         last_step = first_step + schedule.steps(base, max(epoch, 0)) - 1
         raise ConfigError(f"step {step} of epoch {epoch}: expected {first_step} to {last_step}, epoch 0 or later")
     return plan_rows(schedule, StepRange(epoch, base, step - first_step, 1), layout)
+
+
+def steps_reading(schedule: Schedule, steps: StepRange, position: int, width: int) -> list[int]:
+    """Steps of an epoch, numbered as in `plan_step`, in which a rank reads a token of the corpus; `width` a row.
+
+    For rows that are windows: those on the border of two are read for both, and more often where windows overlap. A
+    partial step's padding rows, which may show the epoch's first row, are not counted.
+    """
+    windows, key, base = schedule.windows, schedule.key(steps.epoch), steps.base
+    behind = position - windows.first
+    lowest, highest = -((width - 1 - behind) // windows.stride), behind // windows.stride
+    numbers = range(max(0, lowest), min(highest, windows.count - 1) + 1)
+    rows = [number if key is None else preimage(number, windows.count, key) for number in numbers]
+    if base % schedule.global_rows:  # steps before a resume within the epoch have no number in this run
+        rows = [row for row in rows if row >= base]
+    first = schedule.step_number(base)
+    end = first + schedule.steps(base, steps.epoch)
+    return sorted({step for row in rows if (step := first + (row - base) // schedule.global_rows) < end})
 
 
 class PlanCache:

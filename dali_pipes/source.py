@@ -26,13 +26,15 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.errors import LoaderClosedError, TokenRangeError
 from dali_pipes.profiling import Ranges
 from dali_pipes.readers import ReaderThreads
-from dali_pipes.row_plan import Layout, Plan, PlanCache
+from dali_pipes.row_plan import Layout, Plan, PlanCache, steps_reading
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
 from dali_pipes.stats import BlockTimes, MemoryHeld
 
 Array = Any  # a NumPy array, or a CuPy array where the placement is on a GPU
 Int64Array = npt.NDArray[np.int64]
 
+_MOST_OVERLAPPING_ROWS = 16
+"""Rows that a token is read for, where rows overlap, up to which an error names the steps of all."""
 
 _forks = 0
 """How many forks lie between the process that imported this and this one; cheaper to look at than its number is."""
@@ -93,17 +95,22 @@ class Placement(Protocol):
 
 
 def range_error(
-    corpus: Corpus, schedule: Schedule, plan: Plan, row: int, column: int, vocab_size: int | None
+    corpus: Corpus, schedule: Schedule, plan: Plan, row: int, column: int, vocab_size: int | None, *, width: int
 ) -> TokenRangeError:
-    """The error for the id at `column` of a block's row `row`; reads it from the corpus again."""
+    """The error for the id at `column` of a block's row `row`, of `width` tokens; reads it from the corpus again."""
     position = plan.position(row, column)
     token, place = int(corpus.tokens(position, 1)[0]), corpus.locate(position)
-    step = plan.steps.first_step + -(-plan.steps.base // schedule.global_rows) + row // schedule.batch_size
+    found = plan.steps.first_step + -(-plan.steps.base // schedule.global_rows) + row // schedule.batch_size
+    steps = {found}
+    is_rare = width <= _MOST_OVERLAPPING_ROWS * schedule.windows.stride
+    if schedule.documents is None and is_rare:  # else a row alone has it, or there are too many to be named
+        steps.update(steps_reading(schedule, plan.steps, position, width))
+    named = ", ".join(map(str, sorted(steps)))
     expected = f"0 <= id < vocab_size = {vocab_size}" if vocab_size is not None else "0 <= id < 2**63"
     return TokenRangeError(
         f"{place.file}: token {place.offset} (corpus position {position}) is {token}, expected {expected}; it is in "
-        f"step {step} of epoch {plan.steps.epoch}; check vocab_size (it must count added tokens) and the file's dtype "
-        f"(read as {corpus.dtype})"
+        f"step{'s' * (len(steps) > 1)} {named} of epoch {plan.steps.epoch}{'' if is_rare else ' and in others'}; check "
+        f"vocab_size (it must count added tokens) and the file's dtype (read as {corpus.dtype})"
     )
 
 

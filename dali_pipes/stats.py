@@ -6,6 +6,9 @@ from typing import Self
 
 from dali_pipes.metrics import exposition, values_of
 
+MOST_THREADS = 256
+"""That may read ahead."""
+
 
 @dataclass
 class BlockTimes:
@@ -54,6 +57,27 @@ class CacheStats:
 
 
 @dataclass(frozen=True)
+class BlockLimits:
+    """What keeps a block from having more batches than it has."""
+
+    epoch_steps: int | None = None
+    """Steps of an epoch, which no block goes beyond; None: not known yet."""
+    batch_bytes: int = 0
+    """What a batch counts for in `max_bytes`."""
+    max_bytes: int | None = None
+    """The setting `max_block_bytes`."""
+
+    def more_batches(self, now: int) -> str:
+        """The settings that give blocks more batches than they have `now`; empty where none does."""
+        wanted = 2 * now if self.epoch_steps is None else min(2 * now, self.epoch_steps)
+        if wanted <= now:
+            return ""
+        needed = wanted * self.batch_bytes
+        room = f" and max_block_bytes = {needed}" if self.max_bytes is not None and needed > self.max_bytes else ""
+        return f"set batches_per_run = {wanted}{room} (now {now})"
+
+
+@dataclass(frozen=True)
 class LoaderStats:
     """A snapshot; seconds are wall-clock. `data_wait_s` is the time the trainer spent inside `next()`.
 
@@ -84,6 +108,7 @@ class LoaderStats:
     """Threads that read ahead."""
     batches_per_run: int = 1
     """Batches in a block, as set or chosen."""
+    block_limits: BlockLimits = field(default_factory=BlockLimits)
 
     @property
     def tokens_per_s(self) -> float:
@@ -115,21 +140,22 @@ class LoaderStats:
             return ""
         times = self.block_times
         rest_s = self.data_wait_s - times.wait_s - times.kernels_s
-        more_batches = (
-            f"set batches_per_run = {2 * self.batches_per_run} (now {self.batches_per_run}), and raise max_block_bytes "
-            "where that caps it"
+        more_batches = self.block_limits.more_batches(self.batches_per_run)
+        all_steps = (
+            f"a block has all {self.batches_per_run} steps of an epoch already, and only more data makes it larger"
         )
         if max(times.wait_s, times.kernels_s) < rest_s:
-            return f"most of it goes into handing out blocks, whatever their size: {more_batches}"
+            return f"most of it goes into handing out blocks, whatever their size: {more_batches or all_steps}"
         if times.wait_s < times.kernels_s:
             if self.device != "cpu":
-                return f"most of it goes into queueing kernels, block by block: {more_batches}"
+                return f"most of it goes into queueing kernels, block by block: {more_batches or all_steps}"
             return (
                 'most of it is widening and labelling on the CPU: set device = "cuda" where there is a GPU; without '
                 "one, leave a core free (torch.set_num_threads) and drop outputs that are not used"
             )
         if times.read_s < times.plan_s:
-            return f"most of it is planning rows: {more_batches}, or a larger seq_len"
+            larger_rows = "a larger seq_len makes fewer rows of the same tokens"
+            return f"most of it is planning rows: {f'{more_batches}; ' if more_batches else ''}{larger_rows}"
         cache = self.cache
         if cache is not None and cache.hit_rate < 0.9 and cache.all_bytes > cache.most_bytes:
             return (
@@ -137,9 +163,12 @@ class LoaderStats:
                 f"decoded_cache_bytes = {cache.most_bytes} are kept, hit rate {100 * cache.hit_rate:.0f} %: set "
                 f"decoded_cache_bytes = {cache.all_bytes} or eager = true, or convert the corpus to a flat format"
             )
+        more_threads = min(2 * self.num_threads, MOST_THREADS)
+        if more_threads == self.num_threads:
+            return f"most of it is reading, by {self.num_threads} threads: move the corpus to a faster disk"
         return (
-            f"most of it is reading: set num_threads = {2 * self.num_threads} (now {self.num_threads}), or move the "
-            "corpus to a faster disk"
+            f"most of it is reading: set num_threads = {more_threads} (now {self.num_threads}), or move the corpus to "
+            "a faster disk"
         )
 
     def since(self, before: Self) -> Self:

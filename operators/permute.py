@@ -87,6 +87,15 @@ def permute(indices: Array, n: int, key: int) -> Array:
     return _permute_numpy(indices, n, key)
 
 
+def preimage(image: int, n: int, key: int) -> int:
+    """The index that `permute` with this `n` and `key` sends to `image`, 0 <= image < n; tens of us at any n."""
+    domain, schedule = _domain(n), _key_schedule(key)
+    index = _decrypt_one(image, domain, schedule)
+    while index >= n:
+        index = _decrypt_one(index, domain, schedule)
+    return index
+
+
 def _permute_numpy(indices: NDArray[np.int64], n: int, key: int) -> NDArray[np.int64]:
     domain, schedule = _domain(n), _key_schedule(key)
     images = indices.astype(np.uint64)
@@ -220,3 +229,17 @@ def _encrypt_one(value: int, domain: _Domain, schedule: _KeySchedule) -> int:
         left = ((product >> 32) ^ right ^ round_key) & left_mask
         right = ((product << (right_bits - left_bits)) | (right >> left_bits)) & right_mask
     return (((left << right_bits) | right) + schedule.offset) & ((1 << sum(domain)) - 1)
+
+
+def _decrypt_one(value: int, domain: _Domain, schedule: _KeySchedule) -> int:
+    """What `_encrypt_one` made `value` of: the constant is odd, so a product's low bits are those of one left half."""
+    left_bits, right_bits = domain
+    left_mask, spare = (1 << left_bits) - 1, right_bits - left_bits
+    value = (value - schedule.offset) & ((1 << sum(domain)) - 1)
+    left, right = value >> right_bits, value & ((1 << right_bits) - 1)
+    inverse = pow(_MULTIPLIER, -1, 1 << left_bits)
+    for round_key in reversed(schedule.round_keys):
+        before = ((right >> spare) * inverse) & left_mask
+        high = ((before * _MULTIPLIER) & _WORD) >> 32
+        left, right = before, ((left ^ high ^ round_key) & left_mask) | ((right & spare) << left_bits)
+    return (left << right_bits) | right

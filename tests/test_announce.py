@@ -305,8 +305,8 @@ def test_a_loader_says_that_its_trainer_waits(counting: Callable[..., Any], capf
     (line,) = capfd.readouterr().err.splitlines()
     assert line == (
         "dali_pipes: rank 1: the trainer waited for data in 50 % of the last 100.0 s (50 batches): most of it goes "
-        "into handing out blocks, whatever their size: set batches_per_run = 4 (now 2), and raise max_block_bytes "
-        "where that caps it (said once; not with quiet = true)"
+        "into handing out blocks, whatever their size: set batches_per_run = 4 (now 2) (said once; "
+        "not with quiet = true)"
     )
     with load(corpus, quiet=True, repeat=True) as ours:
         for _ in itertools.islice(ours, 300):

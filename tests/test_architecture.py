@@ -38,7 +38,8 @@ ALLOWED = {
     "stats": Imports("metrics"),
     "context_parallel": Imports(""),
     "skipped_steps": Imports(""),
-    "config": Imports("context_parallel skipped_steps", "pydantic yaml"),
+    "other_loaders": Imports(""),
+    "config": Imports("context_parallel other_loaders skipped_steps", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
@@ -67,7 +68,7 @@ ALLOWED = {
     "ranks": Imports("config"),
     "pipeline": Imports(
         "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
-        "skipped_steps documents profiling ranks schedule opening corpus config",
+        "skipped_steps documents profiling ranks schedule opening corpus config stats",
         "nvidia numpy",
     ),  # the one module that knows DALI
     "piece_memory": Imports("", "numpy"),

@@ -4,9 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dali_pipes.config import FOREIGN_NAMES, NOT_NEEDED, ORDER_FIELDS, LoaderConfig
+from dali_pipes.config import ORDER_FIELDS, LoaderConfig
 from dali_pipes.errors import ConfigError
+from dali_pipes.other_loaders import FOREIGN_NAMES, NO_SETTING, NOT_NEEDED, unknown_setting
 
 SETTINGS = {"corpus": ["a.bin", "b.bin"], "batch_size": 4, "seq_len": 8, "dtype": "uint32", "seed": 3}
 
@@ -58,6 +61,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"num_workers": 1}, "did you mean 'num_threads'"),
         ({"prefetch_factor": 1}, "did you mean 'prefetch_queue_depth'"),
         ({"pin_memory": True}, "not needed"),
+        ({"bos_id": 1}, r"did you mean 'document_start_id'\? \(the id, a number, that begins a document"),
+        ({"shuffle_seed": 1}, "did you mean 'seed'"),
+        ({"max-length": 1}, "unknown setting 'max-length'; did you mean 'seq_len'"),
+        ({"packing": True}, r"did you mean 'rows'\? \(rows = \"pack\" lays"),
+        ({"global_batch_size": 512}, "'global_batch_size': batch_size counts rows of one rank in one step: divide"),
+        ({"tokens_per_batch": 512}, "batch_size counts rows .* and a number of tokens by seq_len"),
+        ({"blend": "a"}, "'blend': only paths can be named, since mixtures"),
+        ({"val_data_path": "a"}, "a loader of its own, with shuffle = false and drop_last = false"),
         ({"seq_len": 0}, "seq_len: .*found 0"),
         ({"batch_size": "many"}, "batch_size: .*found 'many'"),
         ({"corpus": []}, "corpus"),
@@ -96,7 +107,46 @@ def test_missing_settings_are_named() -> None:
 
 def test_names_of_other_loaders_lead_to_real_settings() -> None:
     assert set(FOREIGN_NAMES.values()) <= set(LoaderConfig.model_fields)
-    assert not set(NOT_NEEDED) & set(LoaderConfig.model_fields)
+    names = [*FOREIGN_NAMES, *NOT_NEEDED, *NO_SETTING]
+    assert len(set(names)) == len(names), "a name has two answers"
+    assert not set(names) & set(LoaderConfig.model_fields)
+    for name, ours in FOREIGN_NAMES.items():
+        assert f"did you mean {ours!r}?" in unknown_setting(name, LoaderConfig.model_fields)
+
+
+@given(data=st.data())
+def test_one_slip_of_the_finger_is_understood(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from([name for name in LoaderConfig.model_fields if len(name) > 5]))
+    at, letter = data.draw(st.integers(0, len(name) - 2)), data.draw(st.sampled_from("aekx_"))
+    slips = (
+        name[:at] + name[at + 1 :],
+        name[:at] + letter + name[at:],
+        name[:at] + letter + name[at + 1 :],
+        name[:at] + name[at + 1] + name[at] + name[at + 2 :],
+    )
+    for slip in set(slips) - {*LoaderConfig.model_fields, *FOREIGN_NAMES, *NOT_NEEDED, *NO_SETTING}:
+        assert f"did you mean {name!r}?" in unknown_setting(slip, LoaderConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "xyzzy",
+        "length",
+        "batch",
+        "size",
+        "steps",
+        "data_length",
+        "eos_string",
+        "shuffled_steps",
+        "num_batches",
+        "step_len",
+        "prefix",
+        "row_size",
+    ],
+)
+def test_what_is_not_close_to_any_setting_is_not_taken_for_one(name: str) -> None:
+    assert f"unknown setting {name!r}; known settings: corpus, " in unknown_setting(name, LoaderConfig.model_fields)
 
 
 def test_paths_and_dtypes_may_be_objects(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dali_pipes import TokenLoader
-from dali_pipes.stats import BlockTimes, CacheStats, LoaderStats
+from dali_pipes.stats import BlockLimits, BlockTimes, CacheStats, LoaderStats
 
 
 def make(waited_s: float, **times: Any) -> LoaderStats:
@@ -52,6 +55,62 @@ def test_advice_names_the_setting_and_a_value(changes: dict[str, Any], setting: 
     stats = replace(make(50), block_times=times, num_threads=3, batches_per_run=8, **{n: changes[n] for n in names})
     assert setting in stats.advice
     assert setting in stats.rating_line()
+
+
+@pytest.mark.parametrize(
+    ("limits", "advice"),
+    [
+        (BlockLimits(16, 10, 160), "set batches_per_run = 16 (now 8)"),
+        (BlockLimits(15, 10, 150), "set batches_per_run = 15 (now 8)"),
+        (BlockLimits(None, 10, 159), "set batches_per_run = 16 and max_block_bytes = 160 (now 8)"),
+        (BlockLimits(9, 10, 80), "set batches_per_run = 9 and max_block_bytes = 90 (now 8)"),
+        (BlockLimits(8, 10, 80), "a block has all 8 steps of an epoch already, and only more data makes it larger"),
+    ],
+)
+def test_advice_on_larger_blocks_is_within_what_limits_them(limits: BlockLimits, advice: str) -> None:
+    stats = replace(make(50), batches_per_run=8, block_limits=limits)
+    assert stats.advice == f"most of it goes into handing out blocks, whatever their size: {advice}"
+    planning = replace(stats, block_times=BlockTimes(wait_s=40, plan_s=3, read_s=1)).advice
+    assert planning.startswith("most of it is planning rows: ")
+    assert (advice in planning) == advice.startswith("set")
+    assert planning.endswith("a larger seq_len makes fewer rows of the same tokens")
+
+
+CAUSES = (BlockTimes(), BlockTimes(wait_s=40, plan_s=3, read_s=1), BlockTimes(wait_s=40, plan_s=1, read_s=3))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_following_the_advice_changes_what_it_names(counting: Callable[..., Any], data: st.DataObject) -> None:
+    """Set to the value that it gives, in a loader that is built anew."""
+    draw = data.draw
+    corpus = counting(draw(st.sampled_from([200, 400, 3000])), vocab_size=11)
+    chosen: dict[str, Any] = {
+        "batch_size": draw(st.integers(1, 7)),
+        "seq_len": draw(st.sampled_from([4, 8])),
+        "drop_last": draw(st.booleans()),
+        "num_threads": draw(st.sampled_from([1, 2, 200, 256])),
+        "batches_per_run": draw(st.none() | st.integers(1, 600)),
+        "rows": draw(st.sampled_from(["stream", "pack"])),
+        "max_block_bytes": draw(st.sampled_from([1, 2_000, 20_000, 64 << 20])),
+        "corpus": corpus.pattern,
+    }
+    world_size = draw(st.integers(1, 2))
+    chosen |= {"dtype": "uint32", "eos_id": 10, "device": "cpu", "quiet": True, "rank": 0, "world_size": world_size}
+
+    def measured(**more: Any) -> LoaderStats:
+        with TokenLoader(**{**chosen, **more}) as loader:
+            len(loader)  # rows of documents are all counted then
+            return replace(loader.stats(), wall_s=100.0, data_wait_s=50.0, block_times=draw(st.sampled_from(CAUSES)))
+
+    before = measured()
+    named = {name: int(value) for name, value in re.findall(r"(\w+) = (\d+)", before.advice)}
+    if not named:
+        assert before.batches_per_run == before.block_limits.epoch_steps or before.num_threads == 256
+        return
+    after = measured(**named)
+    for name in named.keys() - {"max_block_bytes"}:
+        assert getattr(after, name) == named[name] > getattr(before, name)
 
 
 def test_what_happened_since_an_earlier_snapshot() -> None:

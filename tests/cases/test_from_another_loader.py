@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,47 @@ def test_rows_of_documents_begin_later_by_steps_that_are_left_out(counting: Call
         assert row_ids(behind) == row_ids(whole)[10:]
         with pytest.raises(StateError, match="changed by hand"):
             exec(printed("consumed_rows"), {"loader": whole, "consumed_rows": 10})
+
+
+KINDS = [{}, {"rows": "pack", "eos_id": 10}, {"rows": "pad", "eos_id": 10}, {"drop_last": False}]
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=["stream", "pack", "pad", "partial step"])
+def test_a_corpus_that_grows_and_one_that_lost_a_file(
+    counting: Callable[..., Any], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """The epoch is finished on the old files; the next one begins on the new ones, in its own order, in any epoch."""
+
+    def rows(loader: TokenLoader, count: int | None = None) -> list[Any]:
+        return [batch["input_ids"].tolist() for batch in itertools.islice(loader, count)]
+
+    def one(files: Any = None) -> TokenLoader:
+        named = corpus if files is None else SimpleNamespace(pattern=files)
+        (loader,) = open_ranks(named, 1, 4, **{"outputs": ("input_ids", "labels"), **settings})
+        return loader
+
+    corpus = counting(*[30] * 11, vocab_size=11)
+    old = list(map(str, corpus.files))
+    with one() as whole, one() as begun:
+        expected, found, state = rows(whole), rows(begun, 5), begun.state_dict()
+    np.arange(50, dtype=np.uint32).tofile(corpus.folder / "shard_004_more.bin")
+    for lost in (None, corpus.files[7]):
+        if lost is not None:
+            old[7] = str(tmp_path / lost.name)  # of the same name, elsewhere
+            lost.rename(old[7])
+        with one() as refused, one(old) as last:
+            with pytest.raises(StateError, match="corpus"):
+                refused.load_state_dict(state)
+            last.load_state_dict(state)
+            assert found + rows(last) == expected
+            assert last.epoch == 1
+        for epoch in (1, 4):
+            with one() as new, one() as other:
+                exec(printed("next_epoch"), {"loader": new, "next_epoch": epoch})
+                of_epochs = [rows(other) for _ in range(epoch + 2)][epoch:]
+                head = rows(new, 3)
+                new.load_state_dict(new.state_dict())
+                assert [head + rows(new), rows(new)] == of_epochs
 
 
 def test_a_batch_size_that_grows_loses_and_repeats_no_row(counting: Callable[..., Any]) -> None:

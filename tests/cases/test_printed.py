@@ -43,6 +43,35 @@ RUNS = {
         loader, other = life(), life()
         assert printed() == 'dali_pipes: ' + loader.summary() + '\\n', printed()
     """,
+    "what is said to the quiet": """
+        import logging, warnings
+        warnings.simplefilter("error")
+        logging.basicConfig(level=logging.DEBUG, filename="log")
+        state = load().state_dict()
+        state["rows"] = 20
+        before = len(printed())
+        load(batch_size=5).load_state_dict(state)  # steps of another size
+        assert len(printed()) == before
+        load(seq_len=2, on_change="nearest").load_state_dict(state)
+        assert printed()[before:].startswith("dali_pipes: the state was saved with rows of another length"), printed()
+        before = len(printed())
+        load(rows="pack", eos_id=10**6, outputs=["input_ids"])
+        assert printed()[before:].startswith("dali_pipes: eos_id = 1000000 is nowhere in the corpus"), printed()
+        before = len(printed())
+        load(batch_size=5, quiet=False).load_state_dict(state)
+        assert "going on at row 20 of epoch" in printed()[before:]
+        assert "dali_pipes" not in Path("log").read_text()
+    """,
+    "after a break": """
+        loader = load()
+        for batch in loader:
+            if loader.step == 9:
+                within = loader.epoch, loader.step
+                break
+        state = loader.state_dict()
+        assert (within, loader.epoch, loader.step) == ((0, 9), 1, 0)
+        assert (state["epoch"], state["rows"]) == (0, 18)
+    """,
     "standard error is closed": """
         sys.stderr.close()
         life()

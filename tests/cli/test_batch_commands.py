@@ -290,7 +290,7 @@ def test_a_bad_id_in_the_batch_is_the_error_that_a_loader_raises(tmp_path: Path,
     config = write_config(tmp_path, flat, vocab_size=200, shuffle="false")
     message = one_line_error("preview", config, "--step", 5)
     assert re.search(r"1\.bin|0\.bin", message)
-    assert "it is in step 5 of epoch 0" in message
+    assert "it is in steps 4, 5 of epoch 0" in message
 
 
 @pytest.mark.parametrize(

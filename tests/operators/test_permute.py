@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dali_pipes.operators import permute
-from dali_pipes.operators.permute import ORDER_NAME
+from dali_pipes.operators.permute import ORDER_NAME, preimage
 
 settings_with_backend = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -68,6 +68,13 @@ def test_equals_the_description_in_the_paper(xp: Backend, n: int, key: int, data
     indices = data.draw(st.lists(index, min_size=1, max_size=20))
     images = xp.numpy(permute(xp.array(np.array(indices, np.int64)), n, key))
     assert images.tolist() == [permute_by_paper(index, n, key) for index in indices]
+
+
+@given(n=sizes, key=keys, data=st.data())
+def test_a_preimage_is_what_is_sent_there(n: int, key: int, data: st.DataObject) -> None:
+    image = data.draw(st.one_of(st.integers(0, n - 1), st.sampled_from([0, n - 1])))
+    index = preimage(image, n, key)
+    assert permute(np.array([index]), n, key).tolist() == [image]
 
 
 def test_backends_agree_on_more_indices_than_the_grid_has_threads(xp: Backend) -> None:

@@ -205,3 +205,29 @@ def test_an_unknown_answer_is_refused(corpus: str) -> None:
         load(corpus, on_change="closest")
     with load(corpus) as loader, pytest.raises(ConfigError, match="on_change = 'closest'"):
         loader.load_state_dict(loader.state_dict(), "closest")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["stream", "pack", "pad"])
+def test_at_the_end_of_an_epoch_nothing_comes_again(corpus: str, mode: str) -> None:
+    """The next epoch is that of a run that had no other length; in mid-epoch some of what was seen comes again."""
+    with load(corpus, rows=mode, drop_last=False) as loader:
+        seen = {token for batch in take(loader, len(loader) // 2) for token in batch["input_ids"].flatten().tolist()}
+        middle = loader.state_dict()
+    with load(corpus, rows=mode, drop_last=False) as loader:
+        list(loader)
+        end = loader.state_dict()
+    how: dict[str, Any] = {"rows": mode, "seq_len": 24, "drop_last": False, "on_change": "nearest"}
+    with load(corpus, **how) as changed, load(corpus, **how) as other:
+        changed.load_state_dict(end)
+        assert changed.state_change is not None
+        assert changed.state_change.is_exact
+        list(other)
+        ids = [[batch["input_ids"].tolist() for batch in loader] for loader in (changed, other)]
+        assert ids[0] == ids[1]
+    with load(corpus, **how) as changed:
+        changed.load_state_dict(middle)
+        assert changed.state_change is not None
+        assert not changed.state_change.is_exact
+        rest = {token for batch in changed for token in batch["input_ids"].flatten().tolist()}
+        assert len(seen & rest) > 100
+        assert len({*range(10, 3000)} - seen - rest) > 100

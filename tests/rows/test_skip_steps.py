@@ -131,6 +131,26 @@ def test_written_out(corpus: str) -> None:
         assert loader.locate(3, 0, epoch=0).row_id == 30  # what was left out can still be looked at
 
 
+@pytest.mark.parametrize("mode", ["stream", "pack"])
+def test_ranges_behind_a_state_may_be_removed(corpus: str, mode: str) -> None:
+    """Also by a run with other steps, which need not say then which were meant."""
+    with load(corpus, rows=mode, batch_size=4, drop_last=False, skip_steps=[[1, 3], [5, 6]]) as loader:
+        take(loader, 4)
+        state = loader.state_dict()
+        with load(corpus, state, rows=mode, batch_size=4, drop_last=False, skip_steps=[[1, 3], [5, 6]]) as same:
+            rest = row_ids(same)
+    for batch_size in (4, 3, 8):
+        with load(corpus, state, rows=mode, batch_size=batch_size, drop_last=False) as without:
+            assert row_ids(without) == rest
+
+
+def test_numbers_of_steps_count_those_left_out_and_lengths_do_not(corpus: str) -> None:
+    with load(corpus, batch_size=10, skip_steps=[[2, 5]]) as loader:
+        numbers = [loader.step for _ in loader]
+        assert (len(numbers), len(loader)) == (4, 7)  # of epoch 0, and of epoch 1
+        assert numbers == [1, 5, 6, 0]
+
+
 def test_a_loop_left_early_passes_over_the_next_epoch(corpus: str) -> None:
     with load(corpus, batch_size=10, skip_steps=[[0, 7, 1], [0, 3, 2]]) as loader:
         take(loader, 2)

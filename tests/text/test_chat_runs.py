@@ -58,6 +58,7 @@ def test_the_samples(tmp_path: Path, tokenizer: Path, kind: str, learn: Learn) -
     assert read_documents(tmp_path / "out") == [ids for ids, _ in wanted]
     assert masks_of(tmp_path / "out") == [bit for _, mask in wanted for bit in mask]
     assert "50 documents (0 empty)" in result.stdout
+    assert "1 inputs, uint16 ids, ends of documents as the chat template of chatml writes them, into " in result.stderr
 
 
 @pytest.mark.parametrize("known", [[], ["<|im_start|>"], ["<|im_end|>"], ["<|im_start|>", "<|im_end|>"]])

@@ -1,5 +1,6 @@
 """The command: what it prints, its exit codes, and what a user's mistakes give."""
 
+import gzip
 import itertools
 import json
 import os
@@ -14,10 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus_truth import Truth, files_of, read_documents, words_tokenizer, write_jsonl
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from dali_pipes import open_corpus
 from dali_pipes.cli import app
+from dali_pipes.cli_text import is_in
 
 EOS = 50256
 
@@ -85,6 +89,52 @@ def test_a_separator_and_another_key(gpt2: Path, tmp_path: Path) -> None:
     arguments = [tmp_path / "in.txt", lines, "--separator", "\n--\n", "--text-key", "content"]
     assert tokenize(*arguments, "--tokenizer", gpt2.parent, "--out", tmp_path / "out").exit_code == 0
     assert read_documents(tmp_path / "out") == [[15496, 995, EOS]] * 3
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    ("separator", "found"), [("\n\n", True), ("\u2028", True), (r"\n\n", False), ("\n--\n", False)]
+)
+def test_a_separator_is_in_some_text(tmp_path: Path, separator: str, found: bool, compressed: bool) -> None:
+    """Before anything is written, else the documents of each file would silently become one."""
+    tokenizer = words_tokenizer(tmp_path / "t.json", {"?": 0, "a": 1}, {"<|endoftext|>": 2})
+    lines = write_jsonl(tmp_path / "in.jsonl", [r"a\n\na"])
+    for number, text in enumerate(("a", "a a\n\na\n-- \u2028 \n")):
+        content = text.encode()
+        path = tmp_path / f"{number}.txt{'.gz' * compressed}"
+        path.write_bytes(gzip.compress(content) if compressed else content)
+    inputs = [lines, *tmp_path.glob("*.txt*")]
+    arguments = [*inputs, "--tokenizer", tokenizer, "--out", tmp_path / "out", "--separator", separator]
+    if found:
+        assert tokenize(*arguments).exit_code == 0
+        assert len(read_documents(tmp_path / "out")) == 4
+    else:
+        message = one_line_error(*arguments)
+        assert f"--separator {separator!r}: is in none of 2 .txt files; in a shell a line end is $'\\n'" in message
+        assert not (tmp_path / "out").exists()
+
+
+@given(st.binary(max_size=40), st.binary(min_size=1, max_size=3), st.integers(1, 5))
+def test_a_separator_is_found_over_the_borders_of_what_is_read(text: bytes, separator: bytes, size: int) -> None:
+    chunks = [text[at : at + size] for at in range(0, len(text), size)]
+    assert is_in(chunks, separator) == (separator in text)
+
+
+def test_a_separator_of_escapes_is_taken_as_it_is_and_said_to_be(tmp_path: Path) -> None:
+    tokenizer = words_tokenizer(tmp_path / "t.json", {"?": 0, "a": 1}, {"<|endoftext|>": 2})
+    (tmp_path / "in.txt").write_text(r"a\na")
+    arguments = [tmp_path / "in.txt", "--tokenizer", tokenizer, "--out", tmp_path / "out", "--separator"]
+    result = tokenize(*arguments, r"\n")
+    assert result.exit_code == 0
+    assert result.stderr.startswith(r"warning: --separator \n: is taken as it is, with its backslash; in a shell")
+    assert len(read_documents(tmp_path / "out")) == 2
+
+
+def test_a_separator_without_any_text_file_is_refused(source: Path, tmp_path: Path) -> None:
+    tokenizer = words_tokenizer(tmp_path / "t.json", {"?": 0}, {"<|endoftext|>": 1})
+    assert "is in none of 0 .txt files" in one_line_error(
+        source, "--tokenizer", tokenizer, "--out", tmp_path / "o", "--separator", "\n"
+    )
 
 
 def test_parts_say_what_is_left(gpt2: Path, tmp_path: Path, truth: Truth) -> None:

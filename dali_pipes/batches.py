@@ -88,6 +88,7 @@ def current_stream(device: int) -> int:
 def as_tensor(array: Any, device: int | None) -> Any:
     """A tensor over an array's memory, which holds the array as long as any view of it lives."""
     if isinstance(array, np.ndarray):
+        assert array.flags.writeable, "a kept plan's arrays are not: the trainer would change what later batches are"
         return torch.from_numpy(array)
     if device is None:  # DALI's own output, on the CPU
         return torch.utils.dlpack.from_dlpack(array)

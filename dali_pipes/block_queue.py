@@ -337,7 +337,7 @@ class BlockStream:
                 arrays[name] = np.empty(shape, np.int32) if name == "cu_seqlens" else self._memory.take(shape)
             mine = some_rows(in_staging, begin, end)
             outputs.build(tokens, mine, arrays, width=width, learn=learn[0] if learn else None)
-            arrays["row_ids"] = plan.row_ids[begin:end]
+            arrays["row_ids"] = plan.row_ids[begin:end].copy()  # the plan is kept, and the batch is the trainer's
             begin = end
             self.kernels_s += time.perf_counter() - started
             yield Piece(arrays, [size], [outputs.host_values(pieces, width)], [width])

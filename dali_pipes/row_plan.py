@@ -53,6 +53,12 @@ class Plan:
     widths: Int64Array | None = None
     """(R,): positions of each row, with length buckets: the same for all rows of a step, on every rank."""
 
+    def protect(self) -> None:
+        """Let nobody write to the arrays, who may have been handed a view of them."""
+        for array in (self.row_ids, self.starts, self.widths, *(self.pieces or ())):
+            if array is not None:
+                array.flags.writeable = False
+
     def rows(self, steps: StepRange, begin: int, end: int) -> "Plan":
         """The plan of rows begin ... end - 1, which are those of `steps`."""
         pieces = None if self.pieces is None else some_rows(self.pieces, begin, end)
@@ -241,7 +247,9 @@ class PlanCache:
                 while len(self._plans) >= PLANS_KEPT:
                     del self._plans[next(iter(self._plans))]
                 whole_steps = steps._replace(first_step=first_step, num_steps=end - first_step)
-                self._plans[key] = plan_rows(self._schedule, whole_steps, self._layout)
+                plan = plan_rows(self._schedule, whole_steps, self._layout)
+                plan.protect()  # before it is kept: blocks are told their rows, and batches theirs, as views of it
+                self._plans[key] = plan
             return self._plans[key]
 
     def plan_behind(self, plan: Plan) -> None:

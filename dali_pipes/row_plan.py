@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import DocumentRows
 from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
@@ -210,6 +211,17 @@ def plan_step(schedule: Schedule, layout: Layout, epoch: int, step: int, base: i
         last_step = first_step + schedule.steps(base, max(epoch, 0)) - 1
         raise ConfigError(f"step {step} of epoch {epoch}: expected {first_step} to {last_step}, epoch 0 or later")
     return plan_rows(schedule, StepRange(epoch, base, step - first_step, 1), layout)
+
+
+def locate_row(corpus: Corpus, plan: Plan, step: int, row: int) -> RowLocation:
+    """Where row `row` of the plan of step `step` comes from. Raises `ConfigError` for one that comes from nowhere."""
+    if not 0 <= row < len(plan.row_ids):
+        raise ConfigError(f"row {row}: step {step} has rows 0 to {len(plan.row_ids) - 1} on this rank")
+    if plan.row_ids[row] == PADDING:
+        raise ConfigError(f"row {row} of step {step} is padding: it comes from no file and its labels are ignored")
+    position = int(plan.starts[row])
+    place = corpus.locate(position)
+    return RowLocation(place.file, place.offset, 0, position, int(plan.row_ids[row]))
 
 
 class PlanCache:

@@ -1,6 +1,6 @@
 """Blocks of arrays cut into batches of tensors: views, no copies, unless they must be at fixed addresses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,14 +59,25 @@ class RowShare:
 
 
 class StaticBatch:
-    """Tensors at fixed addresses, a set for each width of a batch, which batch after batch is copied into."""
+    """Tensors at fixed addresses, a set for each width of a batch, which batch after batch is copied into.
 
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
+    order: lets one stream wait for what has been queued on another
+    """
+
+    def __init__(self, batch_size: int, order: Callable[[int, int], None]) -> None:
+        self._batch_size, self._order = batch_size, order
+        self._stream: int | None = None  # that the last batch was copied on
         self._tensors: dict[tuple[str, torch.Size], torch.Tensor] = {}
 
-    def fill(self, batch: Batch) -> Batch:
-        """Copy a batch, on torch's current stream; a partial one fills the first rows. Does not block."""
+    def fill(self, batch: Batch, stream: int | None) -> Batch:
+        """Copy a batch, on torch's current `stream`; a partial one fills the first rows. Does not block."""
+        if stream is not None and self._stream is not None:
+            self._order(self._stream, stream)  # the last batch may still be read there
+        self._stream = stream
+        return self.copied(batch)
+
+    def copied(self, batch: Batch) -> Batch:
+        """The same, where what reads the last batch has been queued on the same stream."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
         filled = dict(batch)
         for name, tensor in tensors.items():
@@ -86,8 +97,10 @@ def why_no_cuda() -> str | None:
     return f"torch {torch.__version__} sees no GPU: it is a build for the CPU, or for a newer driver"
 
 
-def current_stream(device: int) -> int:
-    """The raw handle of torch's current stream."""
+def current_stream(device: int | None) -> int | None:
+    """The raw handle of torch's current stream, which the trainer works on; None on the CPU."""
+    if device is None:
+        return None
     # What `torch.cuda.current_stream(device).cuda_stream` says, without making an object for every batch.
     return torch._C._cuda_getCurrentRawStream(device)
 
@@ -95,6 +108,7 @@ def current_stream(device: int) -> int:
 def as_tensor(array: Any, device: int | None) -> Any:
     """A tensor over an array's memory, which holds the array as long as any view of it lives."""
     if isinstance(array, np.ndarray):
+        assert array.flags.writeable, "a kept plan's arrays are not: the trainer would change what later batches are"
         return torch.from_numpy(array)
     if device is None:  # DALI's own output, on the CPU
         return torch.utils.dlpack.from_dlpack(array)

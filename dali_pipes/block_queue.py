@@ -188,6 +188,7 @@ class BlockStream:
         self._loans = None if built.device is None else loans_of(built.device)
         self._loan: Loan | None = None
         self._gate = threading.RLock()  # held by whoever is inside the queue; at exit nobody must be
+        self.user: int | None = None  # the thread that took the last block, by its number
         self.engine = "not started"
         self.kernels_s = 0.0
         """Seconds spent widening and labelling blocks in `take`."""
@@ -195,17 +196,16 @@ class BlockStream:
     @property
     def queue_depth(self) -> int:
         """Blocks that are ready, in the queue or read ahead."""
-        return (self._queue.in_flight if self._queue is not None else 0) + self._built.source.blocks_ready()
+        queue = self._queue  # another thread may close the stream meanwhile, here as in `memory`
+        return (queue.in_flight if queue is not None else 0) + self._built.source.blocks_ready()
 
     def memory(self) -> MemoryHeld:
         """Bytes held on a GPU and for it."""
-        held = self._built.source.placement.memory()
-        if self._loans is None or self._queue is None:
+        held, queue = self._built.source.placement.memory(), self._queue
+        if self._loans is None or queue is None:
             return held
-        in_queue = self._queue.in_flight * self._block_bytes(
-            [self._config.seq_len] * self._built.source.batches_per_run
-        )
-        return replace(held, dali_bytes=in_queue + self._loans.bytes_held)
+        block_bytes = self._block_bytes([self._config.seq_len] * self._built.source.batches_per_run)
+        return replace(held, dali_bytes=queue.in_flight * block_bytes + self._loans.bytes_held)
 
     def seek(self, position: Position) -> None:
         """Make `position` the start of the next block. Free when the stream stands there already."""
@@ -245,6 +245,7 @@ class BlockStream:
         """
         with self._gate:
             end_thread_at_exit()
+            self.user = threading.get_ident()
             _users.add(threading.current_thread())
             steps, queue = self.peek(), self._queue
             if queue is None:
@@ -337,7 +338,7 @@ class BlockStream:
                 arrays[name] = np.empty(shape, np.int32) if name == "cu_seqlens" else self._memory.take(shape)
             mine = some_rows(in_staging, begin, end)
             outputs.build(tokens, mine, arrays, width=width, learn=learn[0] if learn else None)
-            arrays["row_ids"] = plan.row_ids[begin:end]
+            arrays["row_ids"] = plan.row_ids[begin:end].copy()  # the plan is kept, and the batch is the trainer's
             begin = end
             self.kernels_s += time.perf_counter() - started
             yield Piece(arrays, [size], [outputs.host_values(pieces, width)], [width])
@@ -369,10 +370,9 @@ class BlockStream:
                 self._error = error
 
     def _drop_queue(self) -> None:
-        if self._queue is not None:
-            self._queue.close()
-        self._queue = None
-        self._error = None
+        queue, self._queue, self._error = self._queue, None, None
+        if queue is not None:
+            queue.close()
 
 
 _streams: "weakref.WeakSet[BlockStream]" = weakref.WeakSet()
@@ -383,7 +383,8 @@ _at_exit: list[Callable[[], None]] = []
 def _close_streams() -> None:
     """Take every queue down in the main thread, with no other thread inside: daemon threads may still be running."""
     for stream in list(_streams):
-        if stream._gate.acquire(timeout=_EXIT_WAIT_S):
+        # In a forked process the thread that is inside does not exist, and will never leave.
+        if stream._gate.acquire(timeout=0 if stream._built.source.is_forked else _EXIT_WAIT_S):
             stream._drop_queue()
             stream._gate.release()
     # They end at their next `next()`. Left running, one may be inside torch or DALI when the interpreter is gone, which

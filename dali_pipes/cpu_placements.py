@@ -159,7 +159,7 @@ class ShiftedPlacement(StagedPlacement):
         arrays = {n: array[None, :count] for n, array in slot.arrays.items() if n not in ("tokens", "learn")}
         if "cu_seqlens" in arrays:
             arrays["cu_seqlens"] = arrays["cu_seqlens"][:, : steps.num_steps]
-        return {**arrays, "row_ids": slot.plan.row_ids[None]}
+        return {**arrays, "row_ids": slot.plan.row_ids[None].copy()}
 
 
 def read_rows(

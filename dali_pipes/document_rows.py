@@ -9,6 +9,7 @@ goes on plans the windows it needs and no others. How many rows a window makes i
 state therefore says in which window it is and how many rows came before it.
 """
 
+import contextlib
 import hashlib
 import threading
 from bisect import bisect_left, bisect_right
@@ -16,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -114,8 +115,10 @@ class DocumentRows:
         self.num_windows = -(-self.num_documents // window_documents)
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
-        self._lock = threading.Lock()  # of all the above, never held while a window is planned
-        self._planning = threading.Lock()
+        # Of all the above, never held while a window is planned. A signal handler that asks for a state may come to any
+        # line that holds it, and take it again: what happens there must bear being done in the midst of itself.
+        self._lock = threading.RLock()
+        self._planning = threading.RLock()  # whoever has it never waits for `_lock`, which may be held under a handler
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
@@ -140,7 +143,9 @@ class DocumentRows:
         """
         if row == 0:
             return WindowMark(0, 0)
-        counted = self._counted_to(epoch, row)
+        counted = self._epochs.get(self._numbered(epoch))  # without the lock: it is only ever appended to
+        if counted is None or not counted.first.rows_before <= row <= counted.known:
+            counted = self._counted_to(epoch, row)
         if row == counted.first.rows_before:
             return counted.first
         number = bisect_left(counted.ends, row)
@@ -241,7 +246,7 @@ class DocumentRows:
     def plan_bytes(self) -> int:
         """Bytes of the plans that are kept, at most six windows."""
         with self._lock:
-            return sum(packing.nbytes for packing in self._plans.values())
+            return sum(packing.nbytes for packing in list(self._plans.values()))
 
     def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
         """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
@@ -275,12 +280,12 @@ class DocumentRows:
         known = self._epochs.get(self._numbered(epoch))
         if known is None:
             return self._count_from(epoch, WindowMark(0, 0))
-        self._epochs.move_to_end(self._numbered(epoch))
+        _touch(self._epochs, self._numbered(epoch))
         return known
 
     def _count_from(self, epoch: int, mark: WindowMark) -> _Epoch:
         self._epochs[self._numbered(epoch)] = counted = _Epoch(mark)
-        self._epochs.move_to_end(self._numbered(epoch))
+        _touch(self._epochs, self._numbered(epoch))
         while len(self._epochs) > _EPOCHS_KEPT:
             self._epochs.popitem(last=False)
         return counted
@@ -311,14 +316,12 @@ class DocumentRows:
         packing = self._kept_plan(epoch, window)
         if packing is None:
             with self._planning:
-                packing = self._kept_plan(epoch, window)
+                packing = self._plans.get((epoch, window))
                 if packing is None:
-                    packing = self._make_plan(epoch, window)
-                    with self._lock:
-                        self._plans[epoch, window] = packing
-                        while len(self._plans) > _WINDOWS_KEPT:
-                            self._plans.popitem(last=False)
+                    packing = self._plans[epoch, window] = self._make_plan(epoch, window)
         with self._lock:
+            while len(self._plans) > _WINDOWS_KEPT:
+                self._plans.popitem(last=False)
             self._note(epoch, window, packing)
         return packing
 
@@ -326,14 +329,16 @@ class DocumentRows:
         with self._lock:
             packing = self._plans.get((epoch, window))
             if packing is not None:
-                self._plans.move_to_end((epoch, window))
+                _touch(self._plans, (epoch, window))
             return packing
 
     def _note(self, epoch: int, window: int, packing: Packing) -> None:
         """Count the rows of a window if it is the next one."""
         counted = self._counted(epoch)
-        if window == counted.first.window + len(counted.ends):
-            counted.ends.append(counted.known + packing.num_rows)
+        number = window - counted.first.window
+        if number == len(counted.ends):
+            end = counted.mark(number).rows_before + packing.num_rows
+            counted.ends[number : number + 1] = [end]  # not appended: a handler may just have counted it too
 
     def _make_plan(self, epoch: int, window: int) -> Packing:
         begin = window * self._window_documents
@@ -371,3 +376,9 @@ class DocumentRows:
     def _key(self, *what: object) -> int:
         text = " ".join(map(str, ("dali_pipes", self._seed, *what)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def _touch(kept: "OrderedDict[Any, Any]", key: Any) -> None:
+    """Make an entry the one used last, unless it has been dropped meanwhile."""
+    with contextlib.suppress(KeyError):
+        kept.move_to_end(key)

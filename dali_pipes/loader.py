@@ -7,8 +7,11 @@
 The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]` (`label_shift=False`: equal to it).
 """
 
+import inspect
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -25,8 +28,8 @@ from dali_pipes.pipeline import BuiltSource, Graph
 from dali_pipes.plan_reports import PlanReports
 from dali_pipes.ranks import is_late, process_group, ranks_on_mesh, resolve_ranks, were_ranks
 from dali_pipes.readers import end_thread_at_exit
-from dali_pipes.row_plan import PackedPieces, RowLocation, plan_step
-from dali_pipes.schedule import PADDING, Position, StepRange
+from dali_pipes.row_plan import PackedPieces, RowLocation, locate_row, plan_step
+from dali_pipes.schedule import Position, StepRange
 from dali_pipes.state import OnChange, States
 from dali_pipes.state_change import StateChange
 from dali_pipes.stats import LoaderStats
@@ -77,8 +80,7 @@ class TokenLoader(NotADataSet):
         self._ranks_given = config.rank is not None
         refuse_workers(ranks_given=self._ranks_given)
         self._graph = graph
-        self._last_stream: int | None = None  # that the last batch was handed out for
-        self._closed = False
+        self._closed = self._close_behind = False
         self._open(resolve_ranks(config))
         self._begin = Position(0, 0)  # of this object, before any steps that are left out
         self._behind: Position | tuple[StepRange, int] = self._schedule.normalise(self._begin)  # or so many of a block
@@ -86,6 +88,7 @@ class TokenLoader(NotADataSet):
         self.state_change: StateChange | None = None
         """What `on_change = "nearest"` changed when the last state was loaded; None where that state fitted."""
         self._run = 0  # number of the newest iterator; older ones are superseded
+        self._iterator: Callable[[], Generator[Batch, None, None] | None] = lambda: None  # the newest one, unless gone
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
         self._last_epoch: int | None = None  # of the last batch handed out, since a state was loaded
@@ -106,7 +109,7 @@ class TokenLoader(NotADataSet):
         self._share = (
             None if config.context_parallel is None else RowShare(*config.context_parallel, config.context_split)
         )
-        self._static = StaticBatch(config.batch_size) if config.static_buffers else None
+        self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
         self._watch = WaitWatch(config)
 
     def _announce(self) -> None:
@@ -172,7 +175,9 @@ class TokenLoader(NotADataSet):
         self._follow_process_group()
         self._run += 1
         self._running = False
-        return self._built.ranges.each("next", self._batches_from(self._next(), self._run))
+        iterator = self._batches_from(self._next(), self._run)
+        self._iterator = weakref.ref(iterator)
+        return self._built.ranges.each("next", iterator)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: behind the last batch handed out, whatever has been prefetched. Does not block.
@@ -192,14 +197,14 @@ class TokenLoader(NotADataSet):
         """
         self._check_open()
         self._follow_process_group()
-        self._begin, self.state_change = self._states.read(state, on_change)
-        self._behind = self._resumed = self._schedule.normalise(self._begin)
-        text = resumed_text(self._schedule, self._resumed, state.get("step_rows"), self.state_change)
-        if text and speaks_for_all(self.config) and not (self.config.quiet and self.state_change is None):
+        begin, change = self._states.read(state, on_change)
+        behind = self._schedule.normalise(begin)
+        text = resumed_text(self._schedule, behind, state.get("step_rows"), change)
+        self._run += 1  # all from here to the message is done or not done, wherever an interrupt comes
+        self._begin, self._behind, self._resumed, self.state_change = begin, behind, behind, change
+        self._running, self._begun, self._last_epoch = False, False, None
+        if text and speaks_for_all(self.config) and not (self.config.quiet and change is None):
             say_once(text)
-        self._run += 1
-        self._running = self._begun = False
-        self._last_epoch = None
 
     def row_positions(self, width: int | None = None) -> torch.Tensor:
         """Which positions of a row of `width` (None: seq_len) the columns of a batch are: int64 (T,), on the CPU.
@@ -222,16 +227,8 @@ class TokenLoader(NotADataSet):
         self._follow_process_group()
         if epoch is None:
             epoch = self.epoch if self._last_epoch is None else self._last_epoch
-        plan = plan_step(
-            self._schedule, self._built.layout, epoch, step, self._schedule.counted_from(self._resumed, epoch)
-        )
-        if not 0 <= row < len(plan.row_ids):
-            raise ConfigError(f"row {row}: step {step} has rows 0 to {len(plan.row_ids) - 1} on this rank")
-        if plan.row_ids[row] == PADDING:
-            raise ConfigError(f"row {row} of step {step} is padding: it comes from no file and its labels are ignored")
-        position = int(plan.starts[row])
-        place = self.corpus.locate(position)
-        return RowLocation(place.file, place.offset, 0, position, int(plan.row_ids[row]))
+        base = self._schedule.counted_from(self._resumed, epoch)
+        return locate_row(self.corpus, plan_step(self._schedule, self._built.layout, epoch, step, base), step, row)
 
     def stats(self) -> LoaderStats:
         """What was measured so far. Does not block."""
@@ -274,11 +271,20 @@ class TokenLoader(NotADataSet):
         )
 
     def close(self) -> None:
-        """Stop the threads and close the files; idempotent. Batches already handed out stay valid."""
-        if not self._closed:
-            self._closed = True
-            self._run += 1
-            self._running = False
+        """Stop the threads and close the files; idempotent. Batches already handed out stay valid.
+
+        A `for` that runs meanwhile, in another thread or under a signal handler, ends by `LoaderClosedError`. What is
+        open when the handler interrupts `next()` itself is closed as `next()` is left.
+        """
+        self._closed = True
+        self._run += 1
+        self._running = False
+        iterator = self._iterator()
+        is_in_next = iterator is not None and inspect.getgeneratorstate(iterator) == inspect.GEN_RUNNING
+        if is_in_next and self._stream.user == threading.get_ident():
+            self._close_behind = True  # a lock may be held under this call that a reader thread waits for
+            self._source.end()
+        else:
             self._stream.close()
 
     def __enter__(self) -> Self:
@@ -292,7 +298,7 @@ class TokenLoader(NotADataSet):
             return self._schedule.epoch_behind(self._position.epoch)
         return self._position
 
-    def _batches_from(self, start: Position, run: int) -> Iterator[Batch]:
+    def _batches_from(self, start: Position, run: int) -> Generator[Batch, None, None]:
         try:
             asked = time.perf_counter()
             self._check_current(run)
@@ -303,18 +309,17 @@ class TokenLoader(NotADataSet):
                 steps = self._stream.peek()
                 if steps.epoch != start.epoch and not self.config.repeat:
                     return
-                consumer = self._consumer()
+                consumer = current_stream(self._built.device)
                 batches = self._batches_of(self._stream.take(consumer), consumer)
                 for taken, batch in enumerate(batches, 1):
-                    if taken < steps.num_steps:
-                        self._behind, self._begun = (steps, taken), True
-                    else:
-                        self._behind = self._schedule.behind(steps, taken)
-                        self._begun = self._behind.epoch == steps.epoch
-                    self._running, self._last_epoch = True, steps.epoch
+                    is_last = taken == steps.num_steps
+                    behind = self._schedule.behind(steps, taken) if is_last else (steps, taken)
+                    begun = not is_last or behind[0] == steps.epoch
                     handed_out = time.perf_counter()
                     self._wait_s += handed_out - asked
                     self._wall_s += handed_out - asked
+                    # No call from here on: there an interrupt might come, and the state count what nobody was handed.
+                    self._behind, self._begun, self._running, self._last_epoch = behind, begun, True, steps.epoch
                     yield batch
                     asked = time.perf_counter()
                     self._check_current(run)
@@ -325,17 +330,17 @@ class TokenLoader(NotADataSet):
                         self._watch.look(self._batches, self.stats)
                 assert taken == steps.num_steps, "a block has a batch for each of its steps"
                 del batch, batches  # or the block would be held here while the next one is made
-        except Exception:  # an interrupt may as well come in the loop's body, so there it ends the epoch as here
+        except Exception as error:  # an interrupt may as well come in the loop's body, so there it ends the epoch too
             if run == self._run:
                 self._begun = False  # the trainer did not leave this epoch: its next `for` goes on in it
+            if not isinstance(error, LoaderClosedError):
+                self._check_open()  # whatever it met while another thread or a signal handler closed all there is
             raise
         finally:
             if run == self._run:
                 self._running = False
-
-    def _consumer(self) -> int | None:
-        """The stream that the trainer works on now, as a raw handle; None on the CPU."""
-        return None if self._built.device is None else current_stream(self._built.device)
+            if self._close_behind:
+                self._stream.close()
 
     def _batches_of(self, pieces: Iterator[Piece], taken_for: int | None) -> Iterator[Batch]:
         """Batches as views of the pieces of a block: no copies, unless they must be at fixed addresses."""
@@ -344,16 +349,13 @@ class TokenLoader(NotADataSet):
             for size, width, batch in zip(piece.sizes, piece.widths, batches, strict=True):
                 self._batches += 1
                 self._tokens += size * width if self._share is None else size * width // self._share.size
-                stream = self._consumer()
+                stream = current_stream(self._built.device)
                 if stream is not None and stream != taken_for:
                     self._stream.use(stream)
                 if self._share is not None:
                     batch = self._share.of(batch)
                 if self._static is not None:
-                    if stream is not None and self._last_stream is not None:
-                        self._stream.order(self._last_stream, stream)  # the last batch may still be read there
-                    self._last_stream = stream
-                    batch = self._static.fill(batch)
+                    batch = self._static.fill(batch, stream)
                 yield batch
 
     @property

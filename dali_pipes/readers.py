@@ -25,35 +25,39 @@ _AT_EXIT = "the interpreter is shutting down and the reader threads have been st
 
 
 class ReaderThreads:
-    """`count` daemon threads; they hold the tasks they run, never their owner."""
+    """`count` daemon threads; they hold the tasks they run, never their owner.
+
+    Nothing in here takes a lock: a signal handler may call any of it, whatever it has interrupted.
+    """
 
     def __init__(self, count: int) -> None:
         """Starts the threads. Raises `LoaderClosedError` while the interpreter goes down."""
         if _exiting.is_set():
             raise LoaderClosedError(_AT_EXIT)
-        self._lock = threading.Lock()
-        self._stopped = False
+        self._count, self._stopped = count, False
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=_work, args=(self._tasks,), name=f"dali_pipes-reader-{n}", daemon=True)
-            for n in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-        self._finish = weakref.finalize(self, _release, self._tasks, count)
-        self._finish.atexit = False
+        self._threads: list[threading.Thread] = []
+        weakref.finalize(self, _release, self._tasks, count).atexit = False
         _live.add(self)
+        try:
+            for number in range(count):
+                name = f"dali_pipes-reader-{number}"
+                thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:  # the system has no more threads, for one: those that run must not wait for ever
+            self.stop()
+            raise
         if not _at_exit:  # registered after DALI's own handler, so it runs before that one
             _at_exit.append(atexit.register(_stop_all))
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         """Run `function` in one of the threads; does not block. After `stop` the future fails at once."""
         future: Future[Any] = Future()
-        with self._lock:
-            if not self._stopped:
-                self._tasks.put((future, function, arguments))
-                return future
-        future.set_exception(LoaderClosedError(_AT_EXIT))
+        self._tasks.put((future, function, arguments))
+        if self._stopped and future.cancel():  # it may lie behind the marks that end the threads
+            future = Future()
+            future.set_exception(LoaderClosedError(_AT_EXIT))
         return future
 
     @property
@@ -76,15 +80,19 @@ class ReaderThreads:
         done.acquire()
         future.add_done_callback(lambda _: done.release())
         while not (done.acquire(timeout=_ALIVE_S) or future.done()):
-            if not self._stopped and not self.are_alive:
+            # Threads that have been stopped end one by one, and one of them may have the task.
+            is_lost = not any(thread.is_alive() for thread in self._threads) if self._stopped else not self.are_alive
+            if is_lost and not future.done():
                 raise RuntimeError("a reader thread died: something outside of dali_pipes ended it")
 
     def stop(self, wait_s: float | None = None) -> None:
-        """End the threads behind the tasks submitted so far (cancel those that need not run); waits. Idempotent."""
-        with self._lock:
-            self._stopped = True
-        self._finish()
-        for thread in self._threads:
+        """End the threads behind the tasks submitted so far (cancel those that need not run); waits, `wait_s` for each.
+
+        Idempotent; where an interrupt cut it short, the next call does it all.
+        """
+        self._stopped = True
+        _release(self._tasks, self._count)
+        for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(wait_s)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import DocumentRows
 from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
@@ -53,6 +54,12 @@ class Plan:
     pieces: Pieces | None = None
     widths: Int64Array | None = None
     """(R,): positions of each row, with length buckets: the same for all rows of a step, on every rank."""
+
+    def protect(self) -> None:
+        """Let nobody write to the arrays, who may have been handed a view of them."""
+        for array in (self.row_ids, self.starts, self.widths, *(self.pieces or ())):
+            if array is not None:
+                array.flags.writeable = False
 
     def rows(self, steps: StepRange, begin: int, end: int) -> "Plan":
         """The plan of rows begin ... end - 1, which are those of `steps`."""
@@ -225,6 +232,17 @@ def steps_reading(schedule: Schedule, steps: StepRange, position: int, width: in
     return sorted({step for row in rows if (step := first + (row - base) // schedule.global_rows) < end})
 
 
+def locate_row(corpus: Corpus, plan: Plan, step: int, row: int) -> RowLocation:
+    """Where row `row` of the plan of step `step` comes from. Raises `ConfigError` for one that comes from nowhere."""
+    if not 0 <= row < len(plan.row_ids):
+        raise ConfigError(f"row {row}: step {step} has rows 0 to {len(plan.row_ids) - 1} on this rank")
+    if plan.row_ids[row] == PADDING:
+        raise ConfigError(f"row {row} of step {step} is padding: it comes from no file and its labels are ignored")
+    position = int(plan.starts[row])
+    place = corpus.locate(position)
+    return RowLocation(place.file, place.offset, 0, position, int(plan.row_ids[row]))
+
+
 class PlanCache:
     """Plans of ranges of steps, computed for about `PLAN_ROWS` rows at a time; safe for several threads.
 
@@ -260,7 +278,9 @@ class PlanCache:
                 while len(self._plans) >= PLANS_KEPT:
                     del self._plans[next(iter(self._plans))]
                 whole_steps = steps._replace(first_step=first_step, num_steps=end - first_step)
-                self._plans[key] = plan_rows(self._schedule, whole_steps, self._layout)
+                plan = plan_rows(self._schedule, whole_steps, self._layout)
+                plan.protect()  # before it is kept: blocks are told their rows, and batches theirs, as views of it
+                self._plans[key] = plan
             return self._plans[key]
 
     def plan_behind(self, plan: Plan) -> None:

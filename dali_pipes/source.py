@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -152,8 +152,7 @@ class BlockSource:
         self._closed = False
         self.delivered = 0
         """Blocks handed out so far, over all epochs and restarts."""
-        self._times = BlockTimes()
-        self._times_lock = threading.Lock()
+        self._times: dict[int, BlockTimes] = {}  # of each thread, so that none has to wait for another to add to them
 
     def __call__(self, info: BlockInfo) -> tuple[Array, ...]:
         self.check_usable()
@@ -167,27 +166,22 @@ class BlockSource:
         if key is None:
             self.placement.check(info.iteration)  # perhaps nobody asks again
             raise StopIteration
-        threads = self._threads
-        if threads is None:
-            self.check_usable()
-        assert threads is not None, "whoever has something to read has threads"
         asked = time.perf_counter()
         try:
-            slot = threads.result(self._pending[key])
-        except CancelledError:  # closed from a signal handler or another thread while this call waited
+            assert self._threads is not None, "whoever has something to read has threads"
+            slot = self._threads.result(self._pending[key])
+            self.check_usable()
+            del self._pending[key]
+        except Exception:  # closed from a signal handler or another thread meanwhile: no other error tells that
             self.check_usable()
             raise
-        self.check_usable()
-        del self._pending[key]
         self._delivered = slot
         steps = self.steps(info)
         assert steps is not None
         begin = time.perf_counter()
         with self._ranges.around("deliver"):
             arrays = self.placement.deliver(slot, steps, info.iteration)
-        with self._times_lock:
-            self._times.wait_s += begin - asked
-            self._times.kernels_s += time.perf_counter() - begin
+        self._add_times(BlockTimes(wait_s=begin - asked, kernels_s=time.perf_counter() - begin))
         self.delivered += 1
         return tuple(arrays[name] for name in self.outputs)
 
@@ -214,8 +208,9 @@ class BlockSource:
         self._blocks = Blocks(self.schedule, self.batches_per_run, position)
         self._origin = iteration
         self.placement.restart()
-        if self._threads is not None and not self._threads.are_alive:
-            self._threads.stop()
+        threads = self._threads
+        if threads is not None and not threads.are_alive:
+            threads.stop()
             self._threads = None
         for key in list(self._pending):
             self._discard(key)
@@ -225,23 +220,38 @@ class BlockSource:
         return sum(future.done() for future in list(self._pending.values()))
 
     def block_times(self) -> BlockTimes:
-        """Seconds spent so far, by part."""
-        with self._times_lock:
-            return BlockTimes(**vars(self._times))
+        """Seconds spent so far, by part. Does not block."""
+        total = BlockTimes()
+        for times in list(self._times.values()):
+            total.add(times)
+        return total
+
+    def end(self) -> None:
+        """Read nothing more, and hand nothing out, from now on; does not wait for the reads under way. Idempotent."""
+        self._closed = True  # before the threads are looked for: who starts some looks at it behind that
+        self.corpus.end_retries()
+        for future in list(self._pending.values()):
+            future.cancel()
+        threads = self._threads
+        if threads is not None and not self.is_forked:
+            threads.stop(0)
 
     def close(self) -> None:
         """Stop the reader threads (waiting for reads under way) and free the buffers; idempotent."""
-        self._closed = True
-        self.corpus.end_retries()
-        for future in self._pending.values():
-            future.cancel()
-        if self._threads is not None and _forks == self._forks:
-            self._threads.stop()
+        self.end()
+        threads = self._threads
+        if threads is not None and not self.is_forked:
+            threads.stop()
         self._threads = None
         self._pending.clear()
         self._free.clear()
         self._delivered = None
         self.placement.close()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy, in a forked process, of a source whose threads are in another one."""
+        return _forks != self._forks
 
     def check_usable(self) -> None:
         """Raise `LoaderClosedError` where the source is closed, or belongs to the process this one was forked from."""
@@ -262,13 +272,16 @@ class BlockSource:
         wanted = range(block, block + self._num_threads + 1)
         for key in [key for key in self._pending if key[0] != epoch_index or key[1] not in wanted]:
             self._discard(key)
-        if self._threads is None:
-            self._threads = ReaderThreads(self._num_threads)
+        threads = self._threads
+        if threads is None:
+            threads = self._threads = ReaderThreads(self._num_threads)
+            if self._closed:  # meanwhile, by someone who has not seen these
+                threads.stop()
         for number in wanted:
             steps = self._blocks.steps(number, epoch_index)
             if steps is not None and (epoch_index, number) not in self._pending:
                 slot = self._free.popleft() if self._free else None
-                self._pending[epoch_index, number] = self._threads.submit(self._prepare, steps, slot)
+                self._pending[epoch_index, number] = threads.submit(self._prepare, steps, slot)
         return epoch_index, block
 
     def _discard(self, key: tuple[int | None, int]) -> None:
@@ -293,7 +306,8 @@ class BlockSource:
         if slot.plan is not None:
             with self._ranges.around("plan"):
                 self.plans.plan_behind(slot.plan)
-        with self._times_lock:
-            for name, value in vars(times).items():
-                setattr(self._times, name, getattr(self._times, name) + value)
+        self._add_times(times)
         return slot
+
+    def _add_times(self, times: BlockTimes) -> None:
+        self._times.setdefault(threading.get_ident(), BlockTimes()).add(times)

@@ -21,6 +21,11 @@ class BlockTimes:
     wait_s: float = 0.0
     """The trainer's thread waited for a reader thread: the part of `data_wait_s` that planning and reading cost."""
 
+    def add(self, other: "BlockTimes") -> None:
+        """Add another thread's."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
 
 @dataclass(frozen=True)
 class MemoryHeld:

@@ -415,7 +415,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
     """Put the stand-in where CuPy, CUDA and DALI's GPU pipeline would be. `capacity`: bytes of its device memory."""
     gpu = StandInGpu(order, seed, capacity)
 
-    def fill(static: Any, batch: Mapping[str, torch.Tensor], real: Any = batches.StaticBatch.fill) -> Any:
+    def fill(static: Any, batch: Mapping[str, torch.Tensor], real: Any = batches.StaticBatch.copied) -> Any:
         gpu.consume(gpu.consumer)
         return real(static, batch)
 
@@ -430,9 +430,9 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setattr(device, "as_lent", lambda output: output.memory.array(output.shape, output.dtype))
         patch.setattr(device, "_loans", {})
         patch.setattr(block_queue, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph))
-        patch.setattr(loader, "current_stream", lambda number: gpu.consumer)
+        patch.setattr(loader, "current_stream", lambda number: None if number is None else gpu.consumer)
         patch.setattr(loader, "why_no_cuda", lambda: None)
-        patch.setattr(batches.StaticBatch, "fill", fill)
+        patch.setattr(batches.StaticBatch, "copied", fill)
         patch.setattr(batches.RowShare, "of", share)
         patch.setattr(loader.TokenLoader, "device", property(lambda self: torch.device("cpu")))
         _kernel._load.cache_clear()

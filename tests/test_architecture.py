@@ -54,7 +54,7 @@ ALLOWED = {
     "length_buckets": Imports("operators", "numpy"),
     "document_rows": Imports("documents length_buckets schedule operators", "numpy"),
     "plan_reports": Imports("announce document_rows corpus operators progress user_cache"),
-    "row_plan": Imports("document_rows documents schedule operators", "numpy"),
+    "row_plan": Imports("document_rows documents schedule corpus operators", "numpy"),
     "row_outputs": Imports("documents operators", "numpy"),
     "source": Imports("profiling readers row_plan schedule corpus stats", "numpy"),
     "cpu_placements": Imports("source row_outputs row_plan schedule corpus operators stats", "numpy"),

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from at_lines import AtLine, lines_of
 from oracle import epoch_batches
 
+from dali_pipes import source as source_module
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import LoaderClosedError, TokenRangeError
 from dali_pipes.pipeline import BuiltSource, batches_per_run
@@ -160,3 +162,17 @@ def test_batches_per_run_follows_the_byte_target_and_its_cap() -> None:
     assert choose(batches_per_run=5, max_block_bytes=1) == 1
     assert choose(batch_size=64, seq_len=10**6) == 1
     assert choose(rows=24) == 3  # never more than an epoch has
+
+
+def test_a_signal_handler_asks_for_times(counting: Callable[..., Any]) -> None:
+    """At any line of a call: it waits for no one, and for itself least of all."""
+    corpus = counting(41)
+    source = build(corpus, endless=True)
+    source(BlockInfo(0, 0))
+    lines = [line for line in lines_of(lambda: source(BlockInfo(1, 0))) if line[0] == source_module.__file__]
+    assert len(lines) > 20
+    for number, line in enumerate(lines, 2):
+        with AtLine(line, source.block_times):
+            source(BlockInfo(number, 0))
+    assert source.block_times().blocks >= len(lines)
+    source.close()

@@ -220,6 +220,44 @@ def test_writing_to_a_batch_reaches_nothing_else(
     assert all_same(load(corpus, **order), epoch_batches(corpus.tokens, **order))
 
 
+MADE: dict[str, dict[str, Any]] = {
+    "windows": {},
+    "windows in pieces": {"outputs": ("input_ids", "labels", "row_ids", "position_ids", "cu_seqlens")},
+    "windows with padding rows": {"world_size": 3, "rank": 2, "drop_last": False, "eos_id": 0},
+    "packed": {"rows": "pack", "outputs": ("input_ids", "labels", "row_ids", "segment_ids", "loss_mask")},
+    "padded": {"rows": "pad", "outputs": ("input_ids", "labels", "row_ids", "position_ids", "attention_mask")},
+    "buckets": {"rows": "pad", "length_buckets": (4, 8, T)},
+    "shared rows": {"context_parallel": (1, 2), "outputs": ("input_ids", "labels", "row_ids", "position_ids")},
+    "static buffers": {"static_buffers": True, "rows": "pack"},
+    "a graph": {"graph": dict},
+    "a graph of packed rows": {"graph": dict, "rows": "pack"},
+}
+
+
+@pytest.mark.parametrize("per_run", [1, 4])
+@pytest.mark.parametrize("made", MADE)
+def test_what_is_kept_is_out_of_reach(counting: Callable[..., Any], load: Load, made: str, per_run: int) -> None:
+    """Every output of every batch is written to, and later epochs are what they were: plans are kept over epochs."""
+    corpus = counting(642, dtype="uint16", vocab_size=11)  # documents of 11 tokens
+    settings = {"eos_id": 0, "batch_size": 3, "seq_len": T, "batches_per_run": per_run, "drop_last": False}
+    loader = load(corpus, **{**settings, **MADE[made]})
+    start = loader.state_dict()
+    expected = [_values(batch) for batch in loader]
+    assert len(expected) > 3
+    for _ in range(2):
+        loader.load_state_dict(start)
+        for number, batch in enumerate(loader):
+            assert _values(batch) == expected[number], number
+            for value in batch.values():
+                if isinstance(value, torch.Tensor):
+                    value.fill_(-1)
+    assert loader.locate(1, 0, epoch=0).row_id == expected[1]["row_ids"][0]
+
+
+def _values(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
 def take_lazily(loader: Any, count: int) -> Any:
     """Like `take`, but each batch is asked for only when it is wanted."""
     stream = loader_stream(loader)

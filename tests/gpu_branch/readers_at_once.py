@@ -19,5 +19,5 @@ class EagerReaders:
     def result(self, future: "Future[Any]") -> Any:
         return future.result()
 
-    def stop(self) -> None:
+    def stop(self, wait_s: float | None = None) -> None:
         pass

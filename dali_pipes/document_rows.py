@@ -150,7 +150,7 @@ class DocumentRows:
         ):
             return False
         with self._lock:
-            self._counts.begin(self._numbered(epoch), mark)
+            self._counts.begin(self._numbered(epoch), mark, row)
         return True
 
     def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:

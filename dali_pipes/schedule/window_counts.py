@@ -27,6 +27,9 @@ class WindowCount:
     """`ends[i]` rows are in the windows up to first.window + i. Only ever appended to."""
 
     first: WindowMark
+    first_row: int
+    """Rows from this one on have the marks that a count from the beginning tells. At the border of two windows that
+    may be the one before `first`, if it is without rows."""
     ends: list[int] = field(default_factory=list)
 
     @property
@@ -58,19 +61,19 @@ class WindowCounts:
     def known(self, epoch: int, row: int) -> WindowCount | None:
         """A count that tells the window of `row`. From any thread: what it looks at is replaced, or appended to."""
         for counted in self._epochs.get(epoch, ()):
-            if counted.first.rows_before <= row <= counted.known:
+            if counted.first_row <= row <= counted.known:
                 return counted
         return None
 
     def furthest(self, epoch: int, row: int | None = None) -> WindowCount:
-        """Of the counts that begin before `row` (None: anywhere), the one that has come furthest; maybe a new one."""
+        """Of the counts that tell of `row` (None: of any), the one that has come furthest; maybe a new one."""
         furthest: WindowCount | None = None
         for counted in self.of(epoch):
-            if (row is None or counted.first.rows_before <= row) and (
+            if (row is None or counted.first_row <= row) and (
                 furthest is None or counted.next_window > furthest.next_window
             ):
                 furthest = counted
-        return self._begin(epoch, WindowMark(0, 0)) if furthest is None else furthest
+        return self._begin(epoch, WindowCount(WindowMark(0, 0), 0)) if furthest is None else furthest
 
     def of(self, epoch: int) -> tuple[WindowCount, ...]:
         """All counts of an epoch."""
@@ -78,10 +81,10 @@ class WindowCounts:
             self._epochs.move_to_end(epoch)
         return self._epochs.get(epoch, ())
 
-    def begin(self, epoch: int, mark: WindowMark) -> None:
-        """Count from a mark on, unless that is done already."""
-        if not any(counted.passes(mark) for counted in self.of(epoch)):
-            self._begin(epoch, mark)
+    def begin(self, epoch: int, mark: WindowMark, row: int) -> None:
+        """Count from the mark of a row on, unless that is done already."""
+        if not any(counted.first_row <= row and counted.passes(mark) for counted in self.of(epoch)):
+            self._begin(epoch, WindowCount(mark, min(row, mark.rows_before + 1)))
 
     def note(self, epoch: int, window: int, num_rows: int) -> None:
         """Count the rows of a window where it is the next one."""
@@ -92,8 +95,7 @@ class WindowCounts:
                 end = counted.mark(number).rows_before + num_rows
                 counted.ends[number : number + 1] = [end]  # not appended: a signal's handler may have counted it too
 
-    def _begin(self, epoch: int, mark: WindowMark) -> WindowCount:
-        counted = WindowCount(mark)
+    def _begin(self, epoch: int, counted: WindowCount) -> WindowCount:
         self._epochs[epoch] = (*self.of(epoch), counted)[-_COUNTS_KEPT:]
         for oldest in list(self._too_many()):
             self._epochs.pop(oldest, None)

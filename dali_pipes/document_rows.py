@@ -15,7 +15,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -26,14 +26,23 @@ from dali_pipes.documents import Pieces
 from dali_pipes.errors import ConfigError
 from dali_pipes.length_buckets import LengthBuckets
 from dali_pipes.operators import permute
-from dali_pipes.schedule import LongDocuments, Packing, PackingCounts, WindowMark, narrow, pack, rows_of_documents
+from dali_pipes.schedule import (
+    LongDocuments,
+    Packing,
+    PackingCounts,
+    WindowCount,
+    WindowCounts,
+    WindowMark,
+    narrow,
+    pack,
+    rows_of_documents,
+)
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
 
 _WINDOWS_KEPT = 6
 """As many as a step of 65,536 packed rows may span, so that none is planned again after its rows were counted."""
-_EPOCHS_KEPT = 3
 
 
 @dataclass(frozen=True)
@@ -72,22 +81,6 @@ def split_documents(offsets: Int64Array, split: str, validation_fraction: float)
     return part
 
 
-@dataclass
-class _Epoch:
-    """Rows counted so far: `ends[i]` rows are in the windows up to first.window + i."""
-
-    first: WindowMark
-    ends: list[int] = field(default_factory=list)
-
-    @property
-    def known(self) -> int:
-        return self.ends[-1] if self.ends else self.first.rows_before
-
-    def mark(self, number: int) -> WindowMark:
-        """The window `number` behind the first one."""
-        return WindowMark(self.first.window + number, self.ends[number - 1] if number else self.first.rows_before)
-
-
 class DocumentRows:
     """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
 
@@ -113,7 +106,7 @@ class DocumentRows:
         self._shuffle, self._seed = shuffle, seed
         self.num_documents = len(offsets) - 1
         self.num_windows = -(-self.num_documents // window_documents)
-        self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
+        self._counts = WindowCounts()
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
         # Of all the above, never held while a window is planned. A signal handler that asks for a state may come to any
         # line that holds it, and take it again: what happens there must bear being done in the midst of itself.
@@ -124,28 +117,26 @@ class DocumentRows:
         """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
         while True:
             with self._lock:
-                counted = self._counted(epoch)
+                counted = self._counts.furthest(self._numbered(epoch))
                 if self._complete(counted) or (at_least is not None and counted.known >= at_least):
                     return counted.known
-                window = counted.first.window + len(counted.ends)
+                window = counted.next_window
             self._plan(epoch, window)
 
     def is_complete(self, epoch: int) -> bool:
         """Whether all rows of an epoch have been counted. Plans nothing."""
         with self._lock:
-            counted = self._epochs.get(self._numbered(epoch))
-            return counted is not None and self._complete(counted)
+            return any(map(self._complete, self._counts.of(self._numbered(epoch))))
 
     def mark(self, epoch: int, row: int) -> WindowMark:
         """The window that `row` is in, or the one behind the first with which the rows before it are complete.
 
-        The same whatever else has been planned. Plans nothing while the epoch is one of the last ones used.
+        The same whatever else has been planned. Plans nothing while the epoch is one of the last ones used, wherever in
+        it rows have been asked for meanwhile.
         """
         if row == 0:
             return WindowMark(0, 0)
-        counted = self._epochs.get(self._numbered(epoch))  # without the lock: it is only ever appended to
-        if counted is None or not counted.first.rows_before <= row <= counted.known:
-            counted = self._counted_to(epoch, row)
+        counted = self._counts.known(self._numbered(epoch), row) or self._counted_to(epoch, row)
         if row == counted.first.rows_before:
             return counted.first
         number = bisect_left(counted.ends, row)
@@ -162,17 +153,12 @@ class DocumentRows:
         ):
             return False
         with self._lock:
-            self._count_from(epoch, mark)
+            self._counts.begin(self._numbered(epoch), mark, row)
         return True
 
     def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:
         """Pieces of rows (rising; -1, at the end, is a row without any) of an epoch."""
         real = row_ids[row_ids >= 0]
-        if len(real):
-            with self._lock:
-                if real[0] < self._counted(epoch).first.rows_before:  # before the place where a saved state began
-                    self._count_from(epoch, WindowMark(0, 0))
-            self.count(epoch, int(real[-1]) + 1)
         parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
         done = 0
@@ -226,22 +212,20 @@ class DocumentRows:
         window = self._window_of(epoch, row).window + 1
         if window < self.num_windows:
             self._plan(epoch, window)
-        elif self._numbered(epoch + 1) not in self._epochs:
-            self.count(epoch + 1, 1)
+        else:
+            self._counted_to(epoch + 1, 1)
 
     def estimate(self, epoch: int) -> int:
         """Rows of an epoch: exact once they have been counted, else by the windows planned so far, at least one."""
         with self._lock:
-            before = self._counted(epoch).first.rows_before
+            before = self._counts.furthest(self._numbered(epoch)).first.rows_before
         self.count(epoch, before + 1)
         with self._lock:
-            counted = self._counted(epoch)
+            counted = self._counts.furthest(self._numbered(epoch))
             if self._complete(counted) or not counted.ends:
                 return counted.known
             rows = counted.known - counted.first.rows_before
-            return counted.known + rows * (self.num_windows - counted.first.window - len(counted.ends)) // len(
-                counted.ends
-            )
+            return counted.known + rows * (self.num_windows - counted.next_window) // len(counted.ends)
 
     def plan_bytes(self) -> int:
         """Bytes of the plans that are kept, at most six windows."""
@@ -255,7 +239,7 @@ class DocumentRows:
         for window in range(self.num_windows):
             packing = self._kept_plan(self._numbered(epoch), window) or self._make_plan(epoch, window)
             with self._lock:
-                self._note(epoch, window, packing)
+                self._counts.note(self._numbered(epoch), window, packing.num_rows)
             rows += packing.num_rows
             places += self._places(packing)
             pieces_tokens += int(packing.piece_lengths.sum())
@@ -273,37 +257,22 @@ class DocumentRows:
             **counts._asdict(),
         )
 
-    def _complete(self, counted: _Epoch) -> bool:
-        return counted.first.window + len(counted.ends) >= self.num_windows
-
-    def _counted(self, epoch: int) -> _Epoch:
-        known = self._epochs.get(self._numbered(epoch))
-        if known is None:
-            return self._count_from(epoch, WindowMark(0, 0))
-        _touch(self._epochs, self._numbered(epoch))
-        return known
-
-    def _count_from(self, epoch: int, mark: WindowMark) -> _Epoch:
-        self._epochs[self._numbered(epoch)] = counted = _Epoch(mark)
-        _touch(self._epochs, self._numbered(epoch))
-        while len(self._epochs) > _EPOCHS_KEPT:
-            self._epochs.popitem(last=False)
-        return counted
+    def _complete(self, counted: WindowCount) -> bool:
+        return counted.next_window >= self.num_windows
 
     def _numbered(self, epoch: int) -> int:
         """The number that an epoch's plan is known by: without a shuffle all epochs are one."""
         return epoch if self._shuffle else 0
 
-    def _counted_to(self, epoch: int, row: int) -> _Epoch:
-        """An epoch whose rows before `row` have been counted, as far as it has so many. Only ever appended to."""
+    def _counted_to(self, epoch: int, row: int) -> WindowCount:
+        """A count of an epoch in which the rows before `row` have been counted, as far as it has so many."""
         while True:
             with self._lock:
-                counted = self._counted(epoch)
-                if row < counted.first.rows_before:  # before a saved mark
-                    counted = self._count_from(epoch, WindowMark(0, 0))
+                counted = self._counts.furthest(self._numbered(epoch), row)
                 if row <= counted.known or self._complete(counted):
                     return counted
-            self.count(epoch, row)  # forgotten since
+                window = counted.next_window
+            self._plan(epoch, window)
 
     def _window_of(self, epoch: int, row: int) -> WindowMark:
         """The window that holds `row`, unless that has not been counted, or is no more: then the one to plan next."""
@@ -322,7 +291,7 @@ class DocumentRows:
         with self._lock:
             while len(self._plans) > _WINDOWS_KEPT:
                 self._plans.popitem(last=False)
-            self._note(epoch, window, packing)
+            self._counts.note(epoch, window, packing.num_rows)
         return packing
 
     def _kept_plan(self, epoch: int, window: int) -> Packing | None:
@@ -331,14 +300,6 @@ class DocumentRows:
             if packing is not None:
                 _touch(self._plans, (epoch, window))
             return packing
-
-    def _note(self, epoch: int, window: int, packing: Packing) -> None:
-        """Count the rows of a window if it is the next one."""
-        counted = self._counted(epoch)
-        number = window - counted.first.window
-        if number == len(counted.ends):
-            end = counted.mark(number).rows_before + packing.num_rows
-            counted.ends[number : number + 1] = [end]  # not appended: a handler may just have counted it too
 
     def _make_plan(self, epoch: int, window: int) -> Packing:
         begin = window * self._window_documents

@@ -100,6 +100,7 @@ class BuiltSource:
             outputs=staging if self.staged else tuple(name for name in config.outputs if name != "max_seqlen"),
             batches_per_run=self.batches_per_run,
             num_threads=config.num_threads,
+            prefetch_queue_depth=config.prefetch_queue_depth,
             endless=endless,
             layout=self.layout,
             ranges=self.ranges,

@@ -26,8 +26,6 @@ PLAN_ROWS = 1024
 STEP_ROWS_PLANNED = 1 << 16
 """Rows made of documents, over all ranks, that are planned at once, though at least a block of steps. Every rank plans
 the windows of a whole step, so a first batch among 1,024 ranks waited seconds for the plans of 128 steps."""
-PLANS_KEPT = 16
-"""More than the blocks on their way: a loader asks for a block's pieces again when it hands the block out."""
 
 
 class RowLocation(NamedTuple):
@@ -248,14 +246,30 @@ class PlanCache:
 
     A permutation costs some 150 small NumPy calls whatever the number of rows, so planning a block of 64 rows by itself
     costs nearly as much as planning 1,024: measured 2 us a row against 0.3.
+
+    num_threads, queue_depth: how many plan blocks ahead, and how many blocks then wait to be handed out. A loader asks
+    for a block's pieces again when it hands it out, and no plan is made twice for blocks that are asked for in order.
     """
 
-    def __init__(self, schedule: Schedule, batches_per_run: int, layout: Layout = None) -> None:
-        self._schedule, self._layout = schedule, layout
+    def __init__(
+        self,
+        schedule: Schedule,
+        batches_per_run: int,
+        layout: Layout = None,
+        *,
+        num_threads: int = 1,
+        queue_depth: int = 1,
+    ) -> None:
+        self._schedule, self._layout, self._batches_per_run = schedule, layout, batches_per_run
         blocks = PLAN_ROWS // (batches_per_run * schedule.batch_size)
         if isinstance(layout, PackedPieces):
             blocks = min(blocks, STEP_ROWS_PLANNED // (batches_per_run * schedule.global_rows))
-        self._steps_per_plan = max(1, blocks) * batches_per_run
+        blocks = max(1, blocks)
+        self._steps_per_plan = blocks * batches_per_run
+        # The oldest plan goes first. While a block is on its way, threads may plan `num_threads` blocks before it and
+        # all that are read ahead by the time it is handed out, each with the rest of its plan; after a restart, also
+        # the blocks that were on their way from the place left.
+        self._blocks_kept = 3 * (num_threads + 1) + queue_depth + 4 * blocks
         self._plans: dict[tuple[int, int, int], Plan] = {}
         self._lock = threading.Lock()
 
@@ -274,14 +288,25 @@ class PlanCache:
         first_step = key[2] * self._steps_per_plan
         with self._lock:
             if key not in self._plans:
-                end = self._schedule.steps(steps.base, steps.epoch, most=first_step + self._steps_per_plan)
-                while len(self._plans) >= PLANS_KEPT:
-                    del self._plans[next(iter(self._plans))]
+                end = first_step + self._steps_per_plan
+                _, length = next(self._schedule.runs(steps.base, steps.epoch))  # up to the next step that is left out
+                end = self._schedule.steps(steps.base, steps.epoch, most=end if length is None else min(end, length))
                 whole_steps = steps._replace(first_step=first_step, num_steps=end - first_step)
                 plan = plan_rows(self._schedule, whole_steps, self._layout)
                 plan.protect()  # before it is kept: blocks are told their rows, and batches theirs, as views of it
                 self._plans[key] = plan
+                self._drop_oldest()
             return self._plans[key]
+
+    def _drop_oldest(self) -> None:
+        """As long as the plans behind it are those of enough blocks."""
+        blocks = {key: -(-plan.steps.num_steps // self._batches_per_run) for key, plan in self._plans.items()}
+        behind = sum(blocks.values())
+        for key, count in blocks.items():
+            behind -= count
+            if behind < self._blocks_kept:
+                return
+            del self._plans[key]
 
     def plan_behind(self, plan: Plan) -> None:
         """See that nobody will have to wait for the documents behind a plan to be packed. Blocks."""

@@ -134,6 +134,7 @@ class BlockSource:
         outputs: tuple[str, ...],
         batches_per_run: int,
         num_threads: int,
+        prefetch_queue_depth: int,
         endless: bool,
         layout: Layout = None,
         ranges: Ranges,
@@ -141,7 +142,9 @@ class BlockSource:
         self.corpus, self.schedule, self.placement = corpus, schedule, placement
         self.outputs, self.batches_per_run, self.endless = outputs, batches_per_run, endless
         self._num_threads, self._ranges = num_threads, ranges
-        self.plans = PlanCache(schedule, batches_per_run, layout)
+        self.plans = PlanCache(
+            schedule, batches_per_run, layout, num_threads=num_threads, queue_depth=prefetch_queue_depth
+        )
         self._blocks = Blocks(schedule, batches_per_run, Position(0, 0))
         self._origin = 0
         self._pending: dict[tuple[int | None, int], Future[Slot]] = {}

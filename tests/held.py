@@ -35,7 +35,13 @@ def read_contexts() -> int:
 
 def children() -> set[str]:
     """Numbers of the processes that this one has started."""
-    return {child for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()}
+    numbers: set[str] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        try:
+            numbers |= set(path.read_text().split())
+        except OSError:  # the thread has ended since
+            continue
+    return numbers
 
 
 class Held(NamedTuple):

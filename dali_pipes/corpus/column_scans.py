@@ -4,7 +4,7 @@ import contextvars
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Self, TypeVar
 
 from dali_pipes.progress import ProgressBar
@@ -28,6 +28,7 @@ class ColumnScans:
         self._lock = threading.Lock()
         self._pools: dict[str, ReaderThreads] = {}
         self._futures: set[Future[Any]] = set()
+        self._ended = False
 
     def for_files(self, function: Callable[[_Item], _Result], files: Iterable[_Item]) -> list[_Result]:
         """What `function` returns for each file, in order. It may call `for_chunks`. Blocks."""
@@ -55,11 +56,13 @@ class ColumnScans:
 
     def __exit__(self, *exception: object) -> None:
         with self._lock:
-            futures = list(self._futures)
+            self._ended = True  # a file that is being opened in a thread may come to its chunks only now
+            pools, futures = dict(self._pools), list(self._futures)
         for future in futures:
             future.cancel()
-        for pool in self._pools.values():
-            pool.stop()
+        for kind in ("files", "chunks"):  # the former may wait for the latter
+            if kind in pools:
+                pools[kind].stop()
         self._progress.close()
 
     def _run(self, kind: str, tasks: Sequence[tuple[Callable[..., _Result], tuple[Any, ...]]]) -> list[_Result]:
@@ -67,6 +70,8 @@ class ColumnScans:
             function, arguments = tasks[0]
             return [function(*arguments)]
         with self._lock:
+            if self._ended:
+                raise CancelledError("the scans have ended: one of them failed, or was interrupted")
             if kind not in self._pools:
                 # Files wait for their chunks, so the two have threads of their own.
                 cores = min(_MOST_THREADS, os.cpu_count() or 1)

@@ -2,6 +2,7 @@
 
 from dali_pipes.schedule.packing import LongDocuments, Packing, PackingCounts, narrow, pack, rows_of_documents
 from dali_pipes.schedule.schedule import PADDING, Blocks, Position, Schedule, StepRange, WindowMark
+from dali_pipes.schedule.window_counts import WindowCount, WindowCounts
 from dali_pipes.schedule.windows import Windows, split_windows
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "Position",
     "Schedule",
     "StepRange",
+    "WindowCount",
+    "WindowCounts",
     "WindowMark",
     "Windows",
     "narrow",

@@ -1,8 +1,14 @@
 """Ids that are decoded chunk by chunk: the stream is the same as that of the plain ids, and what is kept is bounded."""
 
+import itertools
+import linecache
+import sys
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dali_pipes.corpus import chunks as chunks_module
 from dali_pipes.corpus.chunks import ChunkCache
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.datafile import DataFile
@@ -146,6 +153,115 @@ def test_an_error_reaches_whoever_asked_and_the_next_one_tries_again() -> None:
     with pytest.raises(CorpusReadError, match="gone"):
         cache.get(0, 0, decode)
     assert cache.get(0, 0, decode).tolist() == [0, 1, 2, 3, 4]
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt before one of the lines of a module that a function comes to, counted from 0."""
+
+    def __init__(self, module: ModuleType, at: int) -> None:
+        self._file, self._left = str(module.__file__), at
+        self._last: dict[FrameType, int] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> "Interrupts | None":
+        if frame.f_code.co_filename != self._file:
+            return None
+        last, self._last[frame] = self._last.get(frame, 0), frame.f_lineno
+        line = linecache.getline(self._file, frame.f_lineno).lstrip()
+        # At the end of a `with`, Python takes no signal before the lock is released.
+        if event == "line" and not (line.startswith("with ") and last > frame.f_lineno):
+            self._left -= 1
+            if self._left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted(function: Callable[[], object], at: int) -> bool:
+    """Call a function and interrupt it before one of its lines; False if it has no more than `at` of them."""
+    traced = sys.gettrace()
+    try:
+        sys.settrace(Interrupts(chunks_module, at))
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(traced)
+    return False
+
+
+def in_thread(cache: ChunkCache, chunk: int, decode: Callable[[int], Ids], found: list[Ids]) -> threading.Thread:
+    """One that asks for a chunk and puts it into `found`, and does not keep the tests alive if it waits for ever."""
+    thread = threading.Thread(target=lambda: found.append(cache.get(0, chunk, decode)), daemon=True)
+    thread.start()
+    return thread
+
+
+def test_an_interrupt_at_any_line_leaves_no_chunk_that_nobody_decodes() -> None:
+    """Ctrl-C before each line that decodes a chunk, keeps it and drops others: it can be had, and sums are right."""
+
+    def decode(chunk: int) -> Ids:
+        return np.full(50, chunk, np.uint16)  # 100 bytes
+
+    for at in itertools.count():
+        cache, found = ChunkCache(most_bytes=250), list[Ids]()
+        for chunk in range(2):
+            cache.get(0, chunk, decode)
+        was_interrupted = interrupted(partial(cache.get, 0, 2, decode), at)
+        assert cache.stats().num_bytes == 100 * len(cache._kept), f"interrupted before line {at}"
+        for chunk in (2, 3, 1, 2):
+            in_thread(cache, chunk, decode, found).join(60)
+        assert [int(ids[0]) for ids in found] == [2, 3, 1, 2], f"interrupted before line {at}"
+        assert cache.stats().num_bytes == 200
+        if not was_interrupted:
+            break
+    assert at > 15
+
+
+def test_an_interrupt_of_one_that_waits_reaches_nobody_else() -> None:
+    """Before any line that it comes to, and some that it does not."""
+    started, go_on = threading.Event(), threading.Event()
+
+    def decode(chunk: int) -> Ids:
+        started.set()
+        assert go_on.wait(60)
+        return np.arange(5)
+
+    for at in range(16):
+        cache, found = ChunkCache(), list[Ids]()
+        started.clear()
+        go_on.clear()
+        threads = [in_thread(cache, 7, decode, found) for _ in range(3)]
+        assert started.wait(60)
+        threads.append(threading.Timer(0.001, go_on.set))  # or this one would wait for ever where it does wait
+        threads[-1].start()
+        interrupted(partial(cache.get, 0, 7, decode), at)
+        for thread in threads:
+            thread.join(60)
+        assert len(found) == 3, f"interrupted before line {at}"
+
+
+class CountedSteps(OrderedDict[tuple[int, int], Any]):
+    """Counts the keys that somebody has walked over."""
+
+    steps = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for key in super().__iter__():
+            self.steps += 1
+            yield key
+
+
+@pytest.mark.parametrize("room", [3, 1000, 10**9])
+def test_to_keep_one_more_looks_at_few_others(room: int) -> None:
+    """However many are kept, with room for more of them or without."""
+    ids = np.zeros(50, np.uint16)
+    cache = ChunkCache(most_bytes=room * ids.nbytes)
+    cache._kept = counted = CountedSteps()
+    for chunk in range(3000):
+        cache.get(0, chunk, lambda _: ids)
+        assert counted.steps <= 2
+        counted.steps = 0
+    assert len(counted) == min(room, 3000)
 
 
 @pytest.mark.parametrize("now", [np.zeros(3, np.uint16), np.zeros(4, np.int32)])

@@ -9,6 +9,7 @@ from at_lines import AtLine, lines_of
 
 from dali_pipes import document_rows
 from dali_pipes.document_rows import DocumentRows
+from dali_pipes.schedule import window_counts
 
 LENGTHS = [3, 9, 1, 4, 2, 7, 8, 8]
 
@@ -36,12 +37,14 @@ def use(rows: DocumentRows) -> list[Any]:
 def test_it_may_ask_at_any_line(monkeypatch: pytest.MonkeyPatch, shuffle: bool) -> None:
     """For places that have been counted and others, in as many epochs as are kept: all are told what they would be."""
     monkeypatch.setattr(document_rows, "_WINDOWS_KEPT", 2)
-    monkeypatch.setattr(document_rows, "_EPOCHS_KEPT", 2)
+    monkeypatch.setattr(window_counts, "_FEWEST_EPOCHS", 2)
+    monkeypatch.setattr(window_counts, "_MOST_EPOCHS", 2)
     untouched = make(shuffle)
     places = [(epoch, row) for epoch in (0, 2) for row in (1, 4)]
     marks = [untouched.mark(*place) for place in places]
     expected, fresh = use(make(shuffle)), make(shuffle)
-    lines = [line for line in lines_of(lambda: use(fresh)) if line[0] == document_rows.__file__]
+    files = document_rows.__file__, window_counts.__file__
+    lines = [line for line in lines_of(lambda: use(fresh)) if line[0] in files]
     assert len(lines) > 100
     for line in lines:
         rows = make(shuffle)

@@ -75,6 +75,14 @@ class Plan:
             ([0], np.cumsum(np.full(len(self.row_ids), width) if self.widths is None else self.widths))
         )
 
+    def first_token(self, row: int, step: int) -> int:
+        """Where in the corpus a row begins, of a plan of step number `step`. Raises `ConfigError` where it does not."""
+        if not 0 <= row < len(self.row_ids):
+            raise ConfigError(f"row {row}: step {step} has rows 0 to {len(self.row_ids) - 1} on this rank")
+        if self.row_ids[row] == PADDING:
+            raise ConfigError(f"row {row} of step {step} is padding: it comes from no file and its labels are ignored")
+        return int(self.starts[row])
+
     def position(self, row: int, column: int) -> int:
         """Where in the corpus the token at `column` of a row comes from."""
         if self.pieces is None or self.starts[row] < 0:

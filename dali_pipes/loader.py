@@ -173,7 +173,7 @@ class TokenLoader(NotADataSet):
         A fresh, JSON-able dict, the same on every rank, with the corpus fingerprint and the settings that decide the
         order: under 1 KB, but for loss masks and `length_buckets`. Behind the last batch it says the next epoch.
         """
-        if self._loaded is not None or (not self._ranks.settled and _group_exists()):
+        if self._loaded is not None:
             self._settle()
         return self._states.at(self._position)
 

@@ -199,9 +199,9 @@ def test_steps_are_left_out_of_the_rows_there_are_now(
                 assert not is_behind
                 assert f"skip_step_rows = {now}" in str(error)  # noqa: PT017
             else:
-                assert in_rows  # noqa: PT017
-                assert row % now  # noqa: PT017
-                assert end * now > row  # noqa: PT017
+                assert in_rows
+                assert row % now
+                assert end * now > row
             return
         assert counted != "nothing" or is_behind
         assert loader.state_change is not None
@@ -214,9 +214,7 @@ def test_steps_are_left_out_of_the_rows_there_are_now(
     assert found == [number for number in range(row, most) if number not in left_out]
 
 
-def test_the_line_names_the_row_behind_steps_that_are_left_out(
-    corpus: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_line_names_the_row_behind_steps_that_are_left_out(corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     """From 30 rows of 16 tokens to row 15 of 32, on which a step of five rows begins, number 3."""
     say_once.cache_clear()
     state = state_after(corpus, 15)

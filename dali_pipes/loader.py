@@ -165,7 +165,7 @@ class TokenLoader(NotADataSet):
         self._settle(again=True)
         self._run += 1
         self._running = False
-        return self._built.ranges.each("next", self._batches_from(self._next(), self._run))
+        return self._built.ranges.each("next", self._batches_from(self._run))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: behind the last batch handed out, whatever has been prefetched. Does not block.
@@ -281,12 +281,12 @@ class TokenLoader(NotADataSet):
             return self._schedule.epoch_behind(self._position.epoch)
         return self._position
 
-    def _batches_from(self, start: Position, run: int) -> Iterator[Batch]:
+    def _batches_from(self, run: int) -> Iterator[Batch]:
         try:
             asked = time.perf_counter()
             self._check_current(run)
-            if self._settle():
-                start = self._next()
+            self._settle()
+            start = self._next()
             self._stream.seek(start)
             while True:
                 steps = self._stream.peek()
@@ -373,20 +373,18 @@ class TokenLoader(NotADataSet):
         self.state_change = saved.change
         say_resumed(self.config, self._schedule, self._resumed, saved.step_rows, saved.change)
 
-    def _settle(self, again: bool = False) -> bool:
+    def _settle(self, again: bool = False) -> None:
         """As `_follow_process_group`, and refuse a loaded state whose steps may be others for the ranks there are."""
-        followed = self._follow_process_group(again)
+        self._follow_process_group(again)
         if self._loaded is not None:
             self._states.check_steps(self._loaded)
             if self._ranks.settled or self._batches:
                 self._loaded = None
-        return followed
 
-    def _follow_process_group(self, again: bool = False) -> bool:
-        """Become the rank of a process group that came after the loader was built without any; whether that was so."""
-        return not self._closed and self._ranks.follow(
-            self.config, self._become_late, handed_out=self._batches > 0, again=again
-        )
+    def _follow_process_group(self, again: bool = False) -> None:
+        """Become the rank of a process group that came after the loader was built without any."""
+        if not self._closed:
+            self._ranks.follow(lambda: self.config, self._become_late, handed_out=self._batches > 0, again=again)
 
     def _become_late(self) -> None:
         before = self._stream

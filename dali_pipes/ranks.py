@@ -95,23 +95,24 @@ class RankWatch:
         """Whether a process group has agreed, so that it need not be asked at every batch."""
         self._lock = threading.RLock()
 
-    def follow(self, config: LoaderConfig, become: Callable[[], None], *, handed_out: bool, again: bool) -> bool:
-        """Whether a process group came after `config` was resolved without any; then `become` has been called.
+    def follow(
+        self, config: Callable[[], LoaderConfig], become: Callable[[], None], *, handed_out: bool, again: bool
+    ) -> None:
+        """Call `become` if a process group came after `config` was resolved without any, which it then says.
 
         again: also ask where a group has agreed before, since another may have taken its place. Raises `ConfigError`
         where batches have been handed out since, and where that group or the launcher's variables had said something
         else.
         """
         if self.given or (self.settled and not again):
-            return False
+            return
         with self._lock:
-            now = process_group()
+            now, built = process_group(), config()
             if now is None:
-                return False
-            late = now != (config.rank, config.world_size)
-            if late:
+                return
+            if now != (built.rank, built.world_size):
                 were_ranks = (
-                    f"this loader was built as rank {config.rank} of {config.world_size}, but torch.distributed now "
+                    f"this loader was built as rank {built.rank} of {built.world_size}, but torch.distributed now "
                     f"says rank {now[0]} of {now[1]}"
                 )
                 if handed_out:
@@ -119,13 +120,12 @@ class RankWatch:
                         f"{were_ranks}, and batches have been handed out; build the loader, or first iterate it, after "
                         "init_process_group, or pass rank and world_size"
                     )
-                if self.settled or (config.rank, config.world_size) != (0, 1):
+                if self.settled or (built.rank, built.world_size) != (0, 1):
                     raise ConfigError(
                         f"{were_ranks}; build the loader after init_process_group, or pass rank and world_size"
                     )
                 become()
             self.settled = True
-        return late
 
 
 def process_group() -> tuple[int, int] | None:

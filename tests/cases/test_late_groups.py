@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -146,6 +147,41 @@ def test_a_state_for_nobody_s_ranks_moves_nothing(counting: Callable[..., Any], 
             loader.load_state_dict({**state, "version": 7})
         with pytest.raises(StateError, match="of 4 rows each in this run, but of 2"):
             next(iter(loader))
+
+
+@pytest.mark.parametrize("use", USES)
+def test_an_iterator_from_before_the_group(counting: Callable[..., Any], group: Groups, use: str) -> None:
+    """Whatever makes the loader follow: its first batch is that of the ranks there are then."""
+    with make(counting(401), skip_steps=[[0, 2]]) as loader:
+        iterator = iter(loader)
+        group.now = (1, 2)
+        if use != "rows":
+            USES[use](loader)
+        assert next(iterator)["row_ids"].tolist() == [9, 11]
+
+
+def test_two_threads_follow_at_once(counting: Callable[..., Any], group: Groups) -> None:
+    """The one that comes second finds the loader as the first has left it."""
+    with make(counting(401)) as loader:
+        become, started, results = loader._become_late, threading.Event(), []
+
+        def second() -> None:
+            started.set()
+            results.append(attempt(lambda: next(iter(loader))["row_ids"].tolist()))
+
+        other = threading.Thread(target=second)
+
+        def become_watched() -> None:
+            if not other.ident:
+                other.start()
+                started.wait(60)
+            become()
+
+        loader._become_late = become_watched  # type: ignore[method-assign]
+        group.now = (1, 2)
+        assert loader.state_dict()["step_rows"] == 4
+        other.join(60)
+        assert results == [[1, 3]]
 
 
 @pytest.mark.parametrize("use", ["iter", "load"])

@@ -48,6 +48,15 @@ def speaks_for_all(config: LoaderConfig) -> bool:
     return not config.rank and (config.context_parallel is None or config.context_parallel[0] == 0)
 
 
+def say_start(config: LoaderConfig, summary: Callable[[], str], warning: str | None) -> None:
+    """Say what a loader starts with, unless it is to be quiet, and what its user should know about the documents."""
+    if speaks_for_all(config):
+        if not config.quiet:
+            say_once(summary())
+        if warning is not None:
+            say_once(warning)
+
+
 def start_text(
     config: LoaderConfig,
     corpus: Corpus,
@@ -88,7 +97,8 @@ def start_text(
 def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None) -> str:
     """What is said where a run goes on with rows of another length, or within an epoch with other steps; else ""."""
     if change is not None:
-        return change.line()
+        left_out = place != (change.epoch, change.rows)  # or nothing is left of the epoch
+        return change.line() + f"; the next row is {place.rows} of epoch {place.epoch}" * left_out
     if not place.rows or saved_rows in (None, schedule.global_rows):
         return ""
     return (
@@ -96,6 +106,15 @@ def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change
         f"{saved_rows}): its next step is number {schedule.step_number(place.rows)}, and a trainer that has counted "
         "the steps of this epoch itself has another"
     )
+
+
+def say_resumed(
+    config: LoaderConfig, schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None
+) -> None:
+    """Say `resumed_text`; a quiet loader says so much of it as its user may not want."""
+    text = resumed_text(schedule, place, saved_rows, change)
+    if text and speaks_for_all(config) and not (config.quiet and change is None):
+        say_once(text)
 
 
 def _shown(text: str, columns: int, *, keep_end: bool = False) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from dali_pipes.announce import WaitWatch, resumed_text, say_once, speaks_for_all, start_text
+from dali_pipes.announce import WaitWatch, say_resumed, say_start, start_text
 from dali_pipes.batches import Batch, RowShare, StaticBatch, current_stream, sliced, why_no_cuda
 from dali_pipes.block_queue import BlockStream, Piece
 from dali_pipes.config import LoaderConfig
@@ -26,11 +26,11 @@ from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.not_a_data_set import NotADataSet, refuse_workers
 from dali_pipes.pipeline import BuiltSource, Graph
 from dali_pipes.plan_reports import PlanReports
-from dali_pipes.ranks import is_late, process_group, ranks_on_mesh, resolve_ranks, were_ranks
+from dali_pipes.ranks import RankWatch, ranks_on_mesh, resolve_ranks
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.row_plan import PackedPieces, RowLocation, locate_row, plan_step
 from dali_pipes.schedule import Position, StepRange
-from dali_pipes.state import OnChange, States
+from dali_pipes.state import OnChange, Saved, States
 from dali_pipes.state_change import StateChange
 from dali_pipes.stats import LoaderStats
 
@@ -41,9 +41,8 @@ class TokenLoader(NotADataSet):
     """An iterable over batches; each `for` is one epoch, in its own order (all epochs, with `repeat`).
 
     Batches are dicts of int64 tensors (B, T), contiguous, on `loader.device`; `row_ids` is (B,). With `length_buckets`
-    T is the width of the batch, the same on all ranks at the same step. They are views of a
-    block of several batches that stays alive and unchanged as long as any of them is held, and that no one else
-    writes to; `clone()` a batch that you keep for long.
+    T is the width of the batch, the same on all ranks at the same step. They are views of a block of several batches
+    that stays alive and unchanged as long as any of them is held; `clone()` a batch that you keep for long.
 
     Leaving a `for` early ends that epoch for this object: the next `for` is the next epoch. `state_dict()` still points
     behind the last batch handed out, so a resume goes on there. After an error in `next()` the next `for` goes on there
@@ -62,6 +61,12 @@ class TokenLoader(NotADataSet):
     Raises `ConfigError`, `CorpusError` and `BackendError` before the first batch for all that can be known by then.
     """
 
+    state_change: StateChange | None
+    """What `on_change = "nearest"` changed when the last state was loaded; None where that state fitted."""
+    _behind: Position | tuple[StepRange, int]  # the last batch handed out; or behind so many of a block
+    _loaded: Saved | None  # until the ranks are settled
+    _last_epoch: int | None  # of the last batch handed out, since a state was loaded
+
     def __init__(
         self,
         config: LoaderConfig | None = None,
@@ -77,24 +82,16 @@ class TokenLoader(NotADataSet):
         elif settings:
             config = config.replace(**settings)
         config = ranks_on_mesh(config, mesh, data_dims, context_dim)
-        self._ranks_given = config.rank is not None
-        refuse_workers(ranks_given=self._ranks_given)
+        self._ranks = RankWatch(given=config.rank is not None)
+        refuse_workers(ranks_given=self._ranks.given)
         self._graph = graph
         self._closed = self._close_behind = False
         self._open(resolve_ranks(config))
-        self._begin = Position(0, 0)  # of this object, before any steps that are left out
-        self._behind: Position | tuple[StepRange, int] = self._schedule.normalise(self._begin)  # or so many of a block
-        self._resumed = self._position  # where the epoch that a state was loaded into began for this object
-        self.state_change: StateChange | None = None
-        """What `on_change = "nearest"` changed when the last state was loaded; None where that state fitted."""
-        self._run = 0  # number of the newest iterator; older ones are superseded
+        self._go_on(self._states.start(), 0)
         self._iterator: Callable[[], Generator[Batch, None, None] | None] = lambda: None  # the newest one, unless gone
-        self._running = False  # the newest iterator has handed out a batch and has not ended
-        self._begun = False  # the epoch of `_position` was begun by this object and is not complete
-        self._last_epoch: int | None = None  # of the last batch handed out, since a state was loaded
         self._batches = self._tokens = 0
         self._wait_s = self._wall_s = 0.0
-        self._announce()
+        say_start(self.config, self.summary, self._built.warning)
 
     def _open(self, config: LoaderConfig) -> None:
         self._built = built = BuiltSource(config, endless=True, for_loader=self._graph is None, why_not=why_no_cuda)
@@ -102,22 +99,12 @@ class TokenLoader(NotADataSet):
         self._schedule, self._source = built.schedule, built.source
         self._states = States(config, built.source.corpus, built.schedule)
         self._stream = BlockStream(built, config, self._graph)
-        layout, order = built.layout, config.order_settings()
-        self._reports = (
-            PlanReports(layout.documents, built.source.corpus, order) if isinstance(layout, PackedPieces) else None
-        )
-        self._share = (
-            None if config.context_parallel is None else RowShare(*config.context_parallel, config.context_split)
-        )
+        documents = built.layout.documents if isinstance(built.layout, PackedPieces) else None
+        order, parallel = config.order_settings(), config.context_parallel
+        self._reports = None if documents is None else PlanReports(documents, built.source.corpus, order)
+        self._share = None if parallel is None else RowShare(*parallel, config.context_split)
         self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
         self._watch = WaitWatch(config)
-
-    def _announce(self) -> None:
-        if speaks_for_all(self.config):
-            if not self.config.quiet:
-                say_once(self.summary())
-            if self._built.warning is not None:
-                say_once(self._built.warning)
 
     @property
     def corpus(self) -> Corpus:
@@ -127,29 +114,29 @@ class TokenLoader(NotADataSet):
     @property
     def device(self) -> torch.device:
         """Where batches are delivered."""
-        number = self._built.device
-        return torch.device("cpu") if number is None else torch.device("cuda", number)
+        return torch.device("cpu" if self._built.device is None else f"cuda:{self._built.device}")
 
     @property
     def epoch(self) -> int:
         """Epoch of the next batch, from 0."""
+        self._settle()
         return self._next().epoch
 
     @property
     def step(self) -> int:
         """Number of the next batch within its epoch, as `locate` counts them."""
-        self._follow_process_group()
+        self._settle()
         return self._schedule.step_number(self._next().rows)
 
     def __len__(self) -> int:
         """Batches in the epoch of the next batch, without those of `skip_steps`: exact, and the same on every rank.
 
-        Where a run goes on within an epoch with steps of another size, they are counted as `step` counts them, so that
-        so many less `step` are left. Rows made of documents have to be planned to be counted, all of the epoch's, as
-        `plan_report()` does: that blocks once an epoch, unless it is known already (`length_is_known`).
+        Where a run goes on within an epoch with steps of another size, they are counted as `step` counts them: so many
+        less `step` are left, and less those of `skip_steps`, which `step` counts. Rows made of documents have to be
+        planned to be counted, all of the epoch's, as `plan_report()` does: that blocks once an epoch, unless it is
+        known already (`length_is_known`).
         """
-        self._follow_process_group()
-        schedule, epoch = self._schedule, self.epoch
+        epoch, schedule = self.epoch, self._schedule
         rows = schedule.rows_known(epoch) if self._reports is None else self._reports.rows(epoch)
         base = schedule.counted_from(self._resumed, epoch)
         return schedule.left_of(schedule.step_number(base) + schedule.steps_of(rows - base), epoch)
@@ -172,19 +159,21 @@ class TokenLoader(NotADataSet):
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
-        self._follow_process_group()
+        self._settle(again=True)
         self._run += 1
         self._running = False
-        iterator = self._batches_from(self._next(), self._run)
+        iterator = self._batches_from(self._run)
         self._iterator = weakref.ref(iterator)
         return self._built.ranges.each("next", iterator)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: behind the last batch handed out, whatever has been prefetched. Does not block.
 
-        A fresh, JSON-able dict under 1 KB, the same on every rank; it holds the corpus fingerprint and the settings
-        that decide the order. After the last batch of an epoch it is the start of the next one.
+        A fresh, JSON-able dict, the same on every rank, with the corpus fingerprint and the settings that decide the
+        order: under 1 KB, but for loss masks and `length_buckets`. Behind the last batch it says the next epoch.
         """
+        if self._loaded is not None:
+            self._settle()
         return self._states.at(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> None:
@@ -193,18 +182,15 @@ class TokenLoader(NotADataSet):
         The world size, batch size, block size, threads, device and placement may differ from the saving run, and with
         `on_change` "nearest" (None: the setting's) the lengths of rows: the run then goes on at the row nearest to the
         same count of tokens, says so on standard error, and keeps what changed as `state_change`. Ends an iteration in
-        progress. Raises `StateError` listing the differences when the corpus or the order has changed.
+        progress. Raises `StateError` listing the differences when the corpus or the order has changed. What
+        `skip_steps` count depends on the ranks: where a process group may yet come, the next use raises that.
         """
         self._check_open()
-        self._follow_process_group()
-        begin, change = self._states.read(state, on_change)
-        behind = self._schedule.normalise(begin)
-        text = resumed_text(self._schedule, behind, state.get("step_rows"), change)
-        self._run += 1  # all from here to the message is done or not done, wherever an interrupt comes
-        self._begin, self._behind, self._resumed, self.state_change = begin, behind, behind, change
-        self._running, self._begun, self._last_epoch = False, False, None
-        if text and speaks_for_all(self.config) and not (self.config.quiet and change is None):
-            say_once(text)
+        self._follow_process_group(again=True)
+        saved = self._states.read(state, on_change)
+        if self._ranks.settled or self._batches:
+            self._states.check_steps(saved)
+        self._go_on(saved, self._run + 1)
 
     def row_positions(self, width: int | None = None) -> torch.Tensor:
         """Which positions of a row of `width` (None: seq_len) the columns of a batch are: int64 (T,), on the CPU.
@@ -224,7 +210,7 @@ class TokenLoader(NotADataSet):
         Any past or future step; reads no data. Raises `ConfigError` for a step or row that does not exist, and for
         steps before a resume that changed the number of rows in a step.
         """
-        self._follow_process_group()
+        self._settle()
         if epoch is None:
             epoch = self.epoch if self._last_epoch is None else self._last_epoch
         base = self._schedule.counted_from(self._resumed, epoch)
@@ -264,7 +250,7 @@ class TokenLoader(NotADataSet):
             self.config,
             self.corpus,
             self._schedule,
-            self.state_dict(),
+            self._states.at(self._position),
             device=str(self.device),
             placement=self._built.placement,
             reason=self._built.placement_reason,
@@ -298,12 +284,12 @@ class TokenLoader(NotADataSet):
             return self._schedule.epoch_behind(self._position.epoch)
         return self._position
 
-    def _batches_from(self, start: Position, run: int) -> Generator[Batch, None, None]:
+    def _batches_from(self, run: int) -> Generator[Batch, None, None]:
         try:
             asked = time.perf_counter()
             self._check_current(run)
-            if self._follow_process_group():
-                start = self._next()
+            self._settle()
+            start = self._next()
             self._stream.seek(start)
             while True:
                 steps = self._stream.peek()
@@ -323,7 +309,7 @@ class TokenLoader(NotADataSet):
                     yield batch
                     asked = time.perf_counter()
                     self._check_current(run)
-                    if not self._ranks_given and _group_exists():
+                    if not self._ranks.settled and _group_exists():
                         self._follow_process_group()
                     self._wall_s += asked - handed_out
                     if self._wall_s >= self._watch.next_s:
@@ -378,23 +364,37 @@ class TokenLoader(NotADataSet):
                 "this iterator was superseded: the loader was iterated again or a state was loaded; use the newest one"
             )
 
-    def _follow_process_group(self) -> bool:
-        """Become the rank of a process group that came after the loader was built without any; whether that was so."""
-        now = None if self._ranks_given or self._closed else process_group()
-        if now is None:
-            return False
-        if not is_late(self.config, now):
-            self._ranks_given = True  # the group agrees: it need not be asked at every batch
-            return False
-        if self._batches:
-            raise ConfigError(
-                f"{were_ranks(self.config, now)}, and batches have been handed out; build the loader, or first iterate "
-                "it, after init_process_group, or pass rank and world_size"
-            )
+    def _go_on(self, saved: Saved, run: int) -> None:
+        behind = self._schedule.normalise(saved.position)
+        # All of it or nothing, wherever an interrupt comes: there is no call before the message.
+        self._run = run  # number of the newest iterator; older ones are superseded
+        self._behind = self._resumed = behind  # the latter is where this object began, and its epoch
+        self._loaded, self.state_change = saved, saved.change
+        self._running = False  # the newest iterator has handed out a batch and has not ended
+        self._begun = False  # the epoch of `_position` was begun by this object and is not complete
+        self._last_epoch = None
+        say_resumed(self.config, self._schedule, behind, saved.step_rows, saved.change)
+
+    def _settle(self, again: bool = False) -> None:
+        """As `_follow_process_group`, and refuse a loaded state whose steps may be others for the ranks there are."""
+        self._follow_process_group(again)
+        if self._loaded is not None:
+            self._states.check_steps(self._loaded)
+            if self._ranks.settled or self._batches:
+                self._loaded = None
+
+    def _follow_process_group(self, again: bool = False) -> None:
+        """Become the rank of a process group that came after the loader was built without any."""
+        if not self._closed:
+            self._ranks.follow(lambda: self.config, self._become_late, handed_out=self._batches > 0, again=again)
+
+    def _become_late(self) -> None:
         before = self._stream
         self._open(resolve_ranks(self.config.replace(rank=None, world_size=None)))
         before.close()
-        self._ranks_given = True
-        self._behind = self._resumed = self._schedule.normalise(self._begin)
-        self._announce()
-        return True
+        try:
+            self._go_on(self._states.again(self._loaded), self._run)
+        except BaseException:  # the data have changed since
+            self.close()
+            raise
+        say_start(self.config, self.summary, self._built.warning)

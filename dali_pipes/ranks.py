@@ -8,7 +8,8 @@ torch.distributed, else RANK and WORLD_SIZE of the launcher's environment, else 
 
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dali_pipes.config import LoaderConfig
@@ -82,26 +83,49 @@ def _place(mesh: Any, name: str, argument: str) -> tuple[int, int]:
     return line.get_local_rank(), line.size()
 
 
-def is_late(config: LoaderConfig, now: tuple[int, int]) -> bool:
-    """Whether a process group that says `now` came after `config` was resolved without any.
+class RankWatch:
+    """Asks torch.distributed for a loader whether it still is the rank that it was built as. Safe for several threads.
 
-    Raises `ConfigError` where the launcher's variables had said something else.
+    `given`: its ranks are those that it was told, and nobody is asked.
     """
-    if now == (config.rank, config.world_size):
-        return False
-    if (config.rank, config.world_size) != (0, 1):
-        raise ConfigError(
-            f"{were_ranks(config, now)}; build the loader after init_process_group, or pass rank and world_size"
-        )
-    return True
 
+    def __init__(self, *, given: bool) -> None:
+        self.given = given
+        self.settled = given
+        """Whether a process group has agreed, so that it need not be asked at every batch."""
+        self._lock = threading.RLock()
 
-def were_ranks(config: LoaderConfig, now: tuple[int, int]) -> str:
-    """What a loader took itself for, and what it is."""
-    return (
-        f"this loader was built as rank {config.rank} of {config.world_size}, but torch.distributed now says rank "
-        f"{now[0]} of {now[1]}"
-    )
+    def follow(
+        self, config: Callable[[], LoaderConfig], become: Callable[[], None], *, handed_out: bool, again: bool
+    ) -> None:
+        """Call `become` if a process group came after `config` was resolved without any, which it then says.
+
+        again: also ask where a group has agreed before, since another may have taken its place. Raises `ConfigError`
+        where batches have been handed out since, and where that group or the launcher's variables had said something
+        else.
+        """
+        if self.given or (self.settled and not again):
+            return
+        with self._lock:
+            now, built = process_group(), config()
+            if now is None:
+                return
+            if now != (built.rank, built.world_size):
+                were_ranks = (
+                    f"this loader was built as rank {built.rank} of {built.world_size}, but torch.distributed now "
+                    f"says rank {now[0]} of {now[1]}"
+                )
+                if handed_out:
+                    raise ConfigError(
+                        f"{were_ranks}, and batches have been handed out; build the loader, or first iterate it, after "
+                        "init_process_group, or pass rank and world_size"
+                    )
+                if self.settled or (built.rank, built.world_size) != (0, 1):
+                    raise ConfigError(
+                        f"{were_ranks}; build the loader after init_process_group, or pass rank and world_size"
+                    )
+                become()
+            self.settled = True
 
 
 def process_group() -> tuple[int, int] | None:

@@ -3,7 +3,8 @@
 [[100, 120], [110, 130], [7, 9, 2]]   ->   (100, 130, 0), (7, 9, 2)          first, end, epoch
 
 Steps are counted by their rows over all ranks, so a range means other rows in a run of another step size. Which are
-meant has to be said there: `skip_step_rows`.
+meant has to be said there: `skip_step_rows`. The rows are this run's; where those of the run before had another length
+(`on_change = "nearest"`), no number of them would be that run's steps.
 """
 
 from typing import Any

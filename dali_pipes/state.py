@@ -1,9 +1,11 @@
-"""The saved state of a loader: arithmetic, JSON-able, under 1 KB, and refused where it does not fit.
+"""The saved state of a loader: arithmetic, JSON-able, small, and refused where it does not fit.
 
     {"version": 1, "order": "philox24-v1", "config": {...}, "corpus": {...}, "epoch": 3, "rows": 40960, "step_rows": 64}
 
 `rows` counts the rows of the epoch that all ranks together have consumed, so a run may go on with another number of
 ranks or another batch size. `step_rows`, the rows of a step, tells a run with `skip_steps` which steps those count.
+However many files there are it is under 1 KB, but for digests of loss masks, a few hundred bytes at most, and for
+`length_buckets`, which are all written out.
 Rows made of documents add two entries:
 
     "window": [11, 40712], "check": "5d0c9a42"
@@ -15,19 +17,35 @@ there, and a hash of all that decides the place, which tells it at once.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
-from dali_pipes.config import LoaderConfig
+from dali_pipes.config import DOCUMENT_ORDER_FIELDS, LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.operators.permute import ORDER_NAME
 from dali_pipes.schedule import Position, Schedule, WindowMark
-from dali_pipes.state_change import MAY_CHANGE, StateChange, changed_settings, nearest_position
+from dali_pipes.state_change import MAY_CHANGE, StateChange, changed_settings, is_count, nearest_position, short
 
 OnChange = Literal["refuse", "nearest"]
 VERSION = 1
 SEQUENTIAL = "sequential-v1"
 _MAY_BE_MISSING = ("window", "check", "step_rows")  # entries of one kind of rows, and what older states did not have
+_MOST_BYTES = 1 << 16
+
+
+class Saved(NamedTuple):
+    """What a state says to the loader that reads it."""
+
+    position: Position
+    """The row at which it goes on, before any steps that are left out."""
+    change: StateChange | None = None
+    """What was changed so that the state fits."""
+    step_rows: int | None = None
+    """Rows of a step of the saving run; None where an older release left that out."""
+    state: Mapping[str, Any] = MappingProxyType({})
+    """A copy of what was read, and how: see `States.again`."""
+    on_change: OnChange | None = None
 
 
 class States:
@@ -50,7 +68,7 @@ class States:
         self._checked = _checked_part(self._order, self._settings, corpus.fingerprint)
 
     def at(self, position: Position) -> dict[str, Any]:
-        """A fresh dict that shares nothing with the loader, under 1 KB; some 10 microseconds."""
+        """A fresh dict that shares nothing with the loader; some 10 microseconds."""
         settings = {name: [*value] if isinstance(value, list) else value for name, value in self._settings.items()}
         state: dict[str, Any] = {
             "version": VERSION,
@@ -66,8 +84,9 @@ class States:
             state["check"] = _check_value(self._checked, position, state["window"])
         return state
 
-    def read(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> tuple[Position, StateChange | None]:
-        """The position in a state, and with "nearest" what was changed so that it fits; None: as the setting says.
+    def read(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> Saved:
+        """What a state says; with "nearest" the nearest place, if that was of rows of another length; None: as the
+        setting says. `check_steps` is to be asked, too, once the number of ranks is known for good.
 
         Raises `StateError` listing every difference that would change the data order.
         """
@@ -75,30 +94,96 @@ class States:
         if on_change not in ("refuse", "nearest"):
             raise ConfigError(f'on_change = {on_change!r}: expected "refuse" or "nearest"')
         if not isinstance(state, Mapping) or "version" not in state:
-            raise StateError(f"this is not a loader state: expected a dict from state_dict(), found {_short(state)}")
+            raise StateError(f"this is not a loader state: expected a dict from state_dict(), found {short(state)}")
+        state = plain(state)
         if state["version"] != VERSION:
-            raise StateError(f"state version {state['version']!r} is not known; this release reads version {VERSION}")
+            raise StateError(f"state version {short(state['version'])} is not known; this release reads {VERSION}")
         expected = self.at(Position(0, 0))
         missing = [name for name in expected if name not in state and name not in _MAY_BE_MISSING]
         if missing:
             raise StateError(f"the state is incomplete: {', '.join(missing)} missing")
         for name in ("config", "corpus"):
             if not isinstance(state[name], Mapping):
-                raise StateError(f"the state is damaged: {name} is {_short(state[name])}, expected a table")
+                raise StateError(f"the state is damaged: {name} is {short(state[name])}, expected a table")
         changed = self._refuse_differences(state, expected, on_change)
-        epoch, rows = state["epoch"], state["rows"]
+        epoch, rows, step_rows = state["epoch"], state["rows"], state.get("step_rows")
         most = self._schedule.windows.count
-        within = rows <= most if _is_count(rows) else False
-        if not (_is_count(epoch) and _is_count(rows) and (within or changed or self._schedule.documents is not None)):
-            raise StateError(f"epoch {epoch!r}, rows {rows!r}: expected whole numbers, rows at most {most}")
+        within = rows <= most if is_count(rows) else False
+        if not (is_count(epoch) and is_count(rows) and (within or changed or self._schedule.documents is not None)):
+            raise StateError(f"epoch {short(epoch)}, rows {short(rows)}: expected whole numbers, rows at most {most}")
+        if step_rows is not None and not (is_count(step_rows) and step_rows > 0):
+            raise StateError(f"the state is damaged: step_rows is {short(step_rows)}, expected a whole number above 0")
         position = Position(epoch, rows)
         if self._schedule.documents is not None:
             self._read_window(state, position, {name: saved for name, (saved, _) in changed.items()})
-        self._refuse_other_steps(state.get("step_rows"), position)
         if not changed:
-            return position, None
+            return Saved(position, None, step_rows, state, on_change)
         change = nearest_position(position, state["config"], changed, self._schedule)
-        return Position(epoch, change.rows), change
+        return Saved(Position(epoch, change.rows), change, step_rows, state, on_change)
+
+    def start(self) -> Saved:
+        """Where a run begins without a state."""
+        return Saved(Position(0, 0), step_rows=self._schedule.global_rows)
+
+    def again(self, saved: Saved | None) -> Saved:
+        """The same for this loader, where one with another number of ranks has read it."""
+        return self.read(saved.state, saved.on_change) if saved is not None and saved.state else self.start()
+
+    def check_steps(self, saved: Saved) -> None:
+        """Refuse steps to be left out ahead of where a run goes on, if they may count other rows than its own.
+
+        Of all that is refused this alone depends on the number of ranks.
+        """
+        position, change, step_rows = saved.position, saved.change, saved.step_rows
+        now, counted, skip_steps = self._schedule.global_rows, self._counted_rows, self._schedule.skip_steps
+        if counted is None:
+            if step_rows == now and change is None:
+                return
+            had = position if change is None else Position(position.epoch, change.rows_before)
+            behind = [
+                epoch < position.epoch
+                or (step_rows is not None and (epoch, end * now) <= position and (epoch, end * step_rows) <= had)
+                for _, end, epoch in skip_steps
+            ]
+            if not all(behind):  # whichever they count
+                raise StateError(self._other_steps(saved))
+            return
+        is_ahead = any(e == position.epoch and end * now > position.rows for _, end, e in skip_steps)
+        if counted == now or not is_ahead:
+            return
+        if position.rows % now:
+            raise StateError(
+                f"this run goes on at row {position.rows} with steps of {now} rows, so none begins where those of "
+                f"{counted} rows that skip_steps count do; count them in this run's, skip_step_rows = {now} "
+                "(`dali-pipes explain --state` shows which step has which rows)"
+            )
+        if change is None and step_rows == counted and position.rows % counted:
+            raise StateError(
+                f"the run that saved the state had steps of {counted} rows that do not begin at multiples of that: "
+                f"at row {position.rows}, for one, since it had itself gone on within the epoch. skip_steps count them "
+                "from the epoch's first row: say the rows themselves, as ranges of steps of one row, skip_step_rows = 1"
+            )
+
+    def _other_steps(self, saved: Saved) -> str:
+        """Why it is not known which rows `skip_steps` mean, and what to do."""
+        now, step_rows = self._schedule.global_rows, saved.step_rows
+        if saved.change is not None:
+            return (
+                "skip_steps leave steps out, whose rows have another length in this run than in the one that saved the "
+                f"state: {saved.change.differences()}. Take out those that the saving run has left behind, count the "
+                f"others in rows of this run, {now} in each of its steps, and say so: skip_step_rows = {now}"
+            )
+        if step_rows is None:
+            return (
+                "skip_steps leave steps out, and the state, of an older release, does not say how many rows those of "
+                "the run that saved it had: say which they count, skip_step_rows = its batch_size times its ranks, or "
+                f"skip_step_rows = {now} as this run counts them"
+            )
+        return (
+            f"skip_steps leave steps out, of {now} rows each in this run, but of {step_rows} in the run that "
+            f"saved the state: say which they count, skip_step_rows = {step_rows} or skip_step_rows = {now}, "
+            "the latter as this run counts them (`dali-pipes explain --state` shows which has which rows)"
+        )
 
     def _refuse_differences(
         self, state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange
@@ -106,8 +191,11 @@ class States:
         """The settings that differ and may, with `on_change`: what was saved, and what is set now."""
         differences = []
         if state["order"] != expected["order"]:
-            differences.append(f"order: saved {state['order']!r}, now {expected['order']!r}")
-        of_settings = _differences("", state["config"], expected["config"])
+            differences.append(f"order: saved {short(state['order'])}, now {expected['order']!r}")
+        saved, now = state["config"], expected["config"]
+        if ("rows" in saved) != ("rows" in now):  # a stream's state leaves out what says how documents make rows
+            saved, now = map(_without_documents, (saved, now))
+        of_settings = _differences("", saved, now)
         differences += of_settings.values()
         if state["corpus"].get("fingerprint") != expected["corpus"]["fingerprint"]:
             differences += _corpus_differences(state["corpus"], expected["corpus"], self._corpus)
@@ -123,39 +211,11 @@ class States:
             )
         return changed_settings(state["config"], expected["config"])
 
-    def _refuse_other_steps(self, saved: Any, position: Position) -> None:
-        """Where steps that are left out lie ahead, and may be counted in other rows than this run's."""
-        now, counted = self._schedule.global_rows, self._counted_rows
-        if counted is None and saved not in (None, now):
-            most = max(now, saved) if _is_count(saved) else now  # whichever they count, none of them may be ahead
-            if all((epoch, end * most) <= position for _, end, epoch in self._schedule.skip_steps):
-                return
-            raise StateError(
-                f"skip_steps leave steps out, of {now} rows each in this run, but of {_short(saved)} in the run that "
-                f"saved the state: say which they count, skip_step_rows = {_short(saved)} or skip_step_rows = {now}, "
-                "the latter as this run counts them (`dali-pipes explain --state` shows which has which rows)"
-            )
-        is_ahead = any(e == position.epoch and end * now > position.rows for _, end, e in self._schedule.skip_steps)
-        if counted in (None, now) or not is_ahead:
-            return
-        if position.rows % now:
-            raise StateError(
-                f"this run goes on at row {position.rows} with steps of {now} rows, so none begins where those of "
-                f"{counted} rows that skip_steps count do; count them in this run's, skip_step_rows = {now} "
-                "(`dali-pipes explain --state` shows which step has which rows)"
-            )
-        if saved == counted and position.rows % counted:
-            raise StateError(
-                f"the run that saved the state had steps of {counted} rows that do not begin at multiples of that: "
-                f"at row {position.rows}, for one, since it had itself gone on within the epoch. skip_steps count them "
-                "from the epoch's first row: say the rows themselves, as ranges of steps of one row, skip_step_rows = 1"
-            )
-
     def _read_window(self, state: Mapping[str, Any], position: Position, saved: Mapping[str, Any]) -> None:
         """Check the window of a state, and count rows on from there unless other settings were `saved` with it."""
         window = state.get("window")
-        if not (isinstance(window, list | tuple) and len(window) == 2 and all(map(_is_count, window))):
-            raise StateError(f"window {_short(window)}: expected two whole numbers")
+        if not (isinstance(window, list | tuple) and len(window) == 2 and all(map(is_count, window))):
+            raise StateError(f"window {short(window)}: expected two whole numbers")
         settings = {**self._settings, **saved}
         checked = _checked_part(self._order, settings, self._corpus.fingerprint)
         right = _check_value(checked, position, list(window))
@@ -163,7 +223,7 @@ class States:
         if found != right:
             raise StateError(
                 f"epoch {position.epoch}, rows {position.rows} and window {list(window)} are not of one state with "
-                f"these settings, as its check value {_short(found)} says: it was damaged or changed by hand; use an "
+                f"these settings, as its check value {short(found)} says: it was damaged or changed by hand; use an "
                 "unchanged copy"
             )
         documents = self._schedule.documents
@@ -172,6 +232,23 @@ class States:
             raise StateError(
                 f"rows {position.rows} of epoch {position.epoch} are not in window {window[0]} after {window[1]} rows"
             )
+
+
+def plain(value: Any, depth: int = 4) -> Any:
+    """A fresh copy in Python's own types, of what a checkpoint library may have made NumPy's or torch's of."""
+    if not depth:
+        return value
+    if isinstance(value, Mapping):
+        return {name: plain(entry, depth - 1) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry, depth - 1) for entry in value]
+    if not hasattr(value, "tolist"):
+        return value
+    try:
+        small = getattr(value, "nbytes", 0) <= _MOST_BYTES
+        return plain(value.tolist(), depth - 1) if small else f"a {type(value).__name__} of {value.nbytes} bytes"
+    except (RuntimeError, TypeError, ValueError):  # a tensor without data, or laid out in another way
+        return f"a {type(value).__name__}"
 
 
 def _checked_part(order: str, settings: Mapping[str, Any], fingerprint: str) -> str:
@@ -187,13 +264,23 @@ def _check_value(checked: str, position: Position, window: list[int]) -> str:
     return hashlib.sha256(f"{text}]".encode()).hexdigest()[:8]
 
 
+def _without_documents(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that say how documents make rows, but whether they do."""
+    others = {name: value for name, value in settings.items() if name not in DOCUMENT_ORDER_FIELDS}
+    return {**others, "rows": settings.get("rows", "stream")}
+
+
 def _differences(prefix: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """A line for each entry that differs, by its name."""
     return {
-        name: f"{prefix}{name}: saved {_short(saved.get(name, 'nothing'))}, now {_short(now.get(name, 'nothing'))}"
+        name: f"{prefix}{name}: saved {_shown(name, saved)}, now {_shown(name, now)}"
         for name in dict.fromkeys([*now, *saved])
         if saved.get(name) != now.get(name)
     }
+
+
+def _shown(name: str, settings: Mapping[str, Any]) -> str:
+    return short(settings.get(name, None if name == "length_buckets" else "nothing"))
 
 
 def _corpus_differences(saved: Mapping[str, Any], now: Mapping[str, Any], corpus: Corpus) -> list[str]:
@@ -219,8 +306,10 @@ def _corpus_differences(saved: Mapping[str, Any], now: Mapping[str, Any], corpus
     return lines or ["corpus: the same files in another order"]
 
 
-def _mask_differences(saved: str | None, now: str | None, names: Sequence[str]) -> list[str]:
+def _mask_differences(saved: Any, now: str | None, names: Sequence[str]) -> list[str]:
     """How the loss masks of the same data files differ."""
+    if not isinstance(saved, str | None):
+        return [f"loss masks: saved {short(saved)}, which are no digests"]
     if saved is None or now is None:
         return (
             []
@@ -235,12 +324,3 @@ def _mask_differences(saved: str | None, now: str | None, names: Sequence[str]) 
         for number in range(min(len(old), len(new)))
         if old[number] != new[number]
     ]
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -36,13 +36,16 @@ class StateChange:
     """Whether the tokens of the epoch lie in the same order, so that none but those between the two counts come again
     or are missed; with `shuffle`, and with rows made of documents, any of the epoch may."""
 
+    def differences(self) -> str:
+        """The settings that differ, for a message."""
+        return ", ".join(f"{name} {saved!r} is now {now!r}" for name, (saved, now) in self.settings.items())
+
     def line(self) -> str:
         """All of it, in one line for a log."""
-        differences = ", ".join(f"{name} {saved!r} is now {now!r}" for name, (saved, now) in self.settings.items())
         warning = "" if self.is_exact else "; tokens of this epoch may come again or be missed, its order is another"
         return (
-            f"the state was saved with rows of another length ({differences}): going on in epoch {self.epoch} at row "
-            f"{self.rows} for {self.rows_before}, {self.tokens} tokens for {self.tokens_before}{warning}"
+            f"the state was saved with rows of another length ({self.differences()}): going on in epoch {self.epoch} "
+            f"at row {self.rows} for {self.rows_before}, {self.tokens} tokens for {self.tokens_before}{warning}"
         )
 
 
@@ -58,7 +61,7 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[s
         damaged["length_buckets"] = buckets
     if damaged:
         name, value = next(iter(damaged.items()))
-        raise StateError(f"the state is damaged: {name} is {str(value)[:80]!r}, expected whole numbers above 0")
+        raise StateError(f"the state is damaged: {name} is {short(value)}, expected whole numbers above 0")
     return {name: (saved.get(name), now.get(name)) for name in MAY_CHANGE if saved.get(name) != now.get(name)}
 
 
@@ -83,5 +86,19 @@ def nearest_position(
     return StateChange(settings, epoch, rows_before, rows, tokens_before, rows * tokens_a_row, is_exact)
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value of a state is a whole number that a run can have got to."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def short(value: Any) -> str:
+    """A value of a state for a message, whatever it is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits, lists in lists
+        text = f"a {type(value).__name__} too long to be shown"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def _is_length(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return is_count(value) and value > 0

@@ -143,8 +143,8 @@ def counted_from(state: Path | None, config: LoaderConfig, built: BuiltSource, e
         raise StateError(f"{state}: cannot read the state: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise StateError(f"{state}: not JSON: {error}; write what state_dict() returns with json.dump") from error
-    position, _ = States(config, built.source.corpus, built.schedule).read(saved)
-    return built.schedule.counted_from(position, epoch)
+    found = States(config, built.source.corpus, built.schedule).read(saved)
+    return built.schedule.counted_from(found.position, epoch)
 
 
 def one_row(origin: BatchOrigin, row: int) -> RowOrigin:

@@ -18,6 +18,7 @@ runs of steps, each with a base of its own. Without step 1, the epoch above is t
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -247,14 +248,15 @@ class Blocks:
 
     def __init__(self, schedule: Schedule, batches_per_run: int, start: Position) -> None:
         self.schedule, self.batches_per_run, self.start = schedule, batches_per_run, start
-        self._walked = (0, 0)  # an epoch, counted from the start, and the number of its first block
+        self._firsts = [0]  # number of the first block of each epoch walked to, counted from the start
         self._begins = [start]  # of epochs, as far as they are known, where they are not all alike
 
     def steps(self, block: int, epoch_index: int | None = None) -> StepRange | None:
         """Steps of a block. `epoch_index` None: blocks are numbered on through all epochs.
 
         Otherwise they are numbered within the epoch_index-th epoch from the start, and None says that it has no such
-        block. Cheap at any block for windows; with documents or `skip_steps`, for blocks asked for in order.
+        block. Cheap at any block for windows; with documents or `skip_steps` the epochs before it are walked through,
+        once.
         """
         if epoch_index is None:
             walks = self.schedule.documents is not None or self.schedule.skip_steps
@@ -293,11 +295,13 @@ class Blocks:
 
     def _walk(self, block: int) -> tuple[int, int]:
         """The same where they are not: an epoch's end is met when its rows have been counted."""
-        epoch_index, first_block = self._walked if block >= self._walked[1] else (0, 0)
+        # Blocks are asked for again, from further back than the last one: an epoch that was walked to is not again.
+        epoch_index = bisect_right(self._firsts, block) - 1
         while True:
+            first_block = self._firsts[epoch_index]
             found = self._in_epoch(epoch_index, block - first_block)
             if isinstance(found, StepRange):
-                self._walked = epoch_index, first_block
                 return epoch_index, block - first_block
-            first_block += found
             epoch_index += 1
+            if epoch_index == len(self._firsts):
+                self._firsts.append(first_block + found)

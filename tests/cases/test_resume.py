@@ -297,7 +297,7 @@ def test_a_state_is_not_aliased(counting: Callable[..., Any], load: Load) -> Non
 
 
 def test_a_state_is_small_json(counting: Callable[..., Any], load: Load) -> None:
-    """Under 1 KB, whatever the number of files and however long the settings are."""
+    """Under 1 KB without loss masks and buckets, whatever the number of files and however long the settings are."""
     for number, shards in enumerate((1, 24, 25, 1000)):
         corpus = counting(*[9] * shards, name=f"data_{number}")
         loader = load(

@@ -40,6 +40,29 @@ def load(corpus: str, **how: Any) -> TokenLoader:
     return TokenLoader(corpus=corpus, **{**common, **how})
 
 
+@pytest.mark.parametrize("repeat", [False, True])
+def test_late_epochs_plan_no_earlier_ones(
+    corpus: str, queue: None, monkeypatch: pytest.MonkeyPatch, repeat: bool
+) -> None:
+    """Counts of three epochs are kept, so a trainer that walked through the earlier ones again would wait for them."""
+    planned: list[tuple[int, int]] = []
+    make_plan = DocumentRows._make_plan
+
+    def counted_plan(rows: DocumentRows, epoch: int, window: int) -> Any:
+        planned.append((epoch, window))
+        return make_plan(rows, epoch, window)
+
+    monkeypatch.setattr(DocumentRows, "_make_plan", counted_plan)
+    how: dict[str, Any] = {"window_documents": 1000, "batches_per_run": 8, "repeat": repeat}
+    with load(corpus, **how) as loader:
+        while loader.epoch < 30:
+            for _ in loader:
+                if loader.epoch == 30:
+                    break
+    assert set(planned) >= {(epoch, 0) for epoch in range(30)}
+    assert len(planned) <= 3 * 32
+
+
 @pytest.mark.parametrize(
     "how",
     [

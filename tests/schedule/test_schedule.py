@@ -180,6 +180,44 @@ class UnevenEpochs:
         raise NotImplementedError
 
 
+class WatchedEpochs(UnevenEpochs):
+    """Keeps which epochs were counted."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(rows)
+        self.asked: set[int] = set()
+
+    def count(self, epoch: int, at_least: int | None = None) -> int:
+        self.asked.add(epoch)
+        return super().count(epoch, at_least)
+
+
+@given(data=st.data())
+def test_blocks_asked_for_again_do_not_look_at_epochs_long_past(data: st.DataObject) -> None:
+    """Readers ask ahead of the trainer, who asks again. A plan of an epoch that is counted anew takes seconds."""
+    draw = data.draw
+    documents = WatchedEpochs(draw(st.lists(st.integers(2, 12), min_size=1, max_size=3)))
+    spans = st.tuples(st.integers(0, 9), st.integers(10, 12), st.integers(1, 30))
+    skip = merged_ranges([(first, end, epoch) for first, end, epoch in draw(st.lists(spans, max_size=4))])
+    schedule = make(12, 2, documents=documents, skip_steps=skip)
+    per_run, start = draw(st.integers(1, 4)), Position(draw(st.integers(0, 2)), 0)
+    listed, blocks = Blocks(schedule, per_run, start), Blocks(schedule, per_run, start)
+    in_order = [listed.steps(number) for number in range(120)]
+    at = 0
+    for ahead, back in draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=20, max_size=60)):
+        at = min(at + ahead, len(in_order) - 1)
+        before = at - ahead
+        for number in (at, max(0, at - back)):
+            documents.asked.clear()
+            steps = blocks.steps(number)
+            assert steps is not None
+            assert steps == in_order[number]
+            first = in_order[max(0, min(number, before))]
+            assert first is not None
+            left_out = sum(first.epoch <= epoch <= steps.epoch for _, _, epoch in skip)
+            assert len(documents.asked) <= steps.epoch - first.epoch + 2 + left_out, (number, before)
+
+
 Step = tuple[int, int, list[int]]  # epoch, number, rows
 
 

@@ -101,7 +101,7 @@ class LoaderConfig(BaseModel):
         None,
         gt=0,
         description="rows of a step, over all ranks, that skip_steps count; None: this run's, and a state that was "
-        "saved with another number of them is refused",
+        "saved with another number of them, without it or with rows of another length is refused",
     )
     on_change: Literal["refuse", "nearest"] = Field(
         "refuse",

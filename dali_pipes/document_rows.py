@@ -142,6 +142,11 @@ class DocumentRows:
         number = bisect_left(counted.ends, row)
         return counted.mark(number + (counted.ends[number] == row))
 
+    @property
+    def is_busy_here(self) -> bool:
+        """Whether this very thread holds a lock: then a handler of a signal may not wait for one that wants it."""
+        return any(lock._is_owned() for lock in (self._planning, self._lock))  # type: ignore[attr-defined]
+
     def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
         """Count an epoch's rows from a saved mark on. False if `row` cannot be where the mark says it is."""
         if not (0 <= mark.window <= self.num_windows and 0 <= mark.rows_before <= row):

@@ -16,21 +16,21 @@ from typing import Any, Self
 
 import torch
 
-from dali_pipes.announce import WaitWatch, say_resumed, say_start, start_text
-from dali_pipes.batches import Batch, RowShare, StaticBatch, current_stream, sliced, why_no_cuda
-from dali_pipes.block_queue import BlockStream, Piece
+from dali_pipes.announce import say_resumed, say_start, start_text
+from dali_pipes.batches import Batch, current_stream, sliced
+from dali_pipes.block_queue import Piece
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import PlanReport
 from dali_pipes.errors import ConfigError, LoaderClosedError
+from dali_pipes.loader_parts import LoaderParts
 from dali_pipes.not_a_data_set import NotADataSet, refuse_workers
-from dali_pipes.pipeline import BuiltSource, Graph
-from dali_pipes.plan_reports import PlanReports
+from dali_pipes.pipeline import Graph
 from dali_pipes.ranks import RankWatch, ranks_on_mesh, resolve_ranks
 from dali_pipes.readers import end_thread_at_exit
-from dali_pipes.row_plan import PackedPieces, RowLocation, locate_row, plan_step
+from dali_pipes.row_plan import RowLocation, locate_row, plan_step
 from dali_pipes.schedule import Position, StepRange
-from dali_pipes.state import OnChange, Saved, States
+from dali_pipes.state import OnChange, Saved
 from dali_pipes.state_change import StateChange
 from dali_pipes.stats import LoaderStats
 
@@ -86,25 +86,21 @@ class TokenLoader(NotADataSet):
         refuse_workers(ranks_given=self._ranks.given)
         self._graph = graph
         self._closed = self._close_behind = False
+        self._loaded, self._run = None, 0
         self._open(resolve_ranks(config))
-        self._go_on(self._states.start(), 0)
         self._iterator: Callable[[], Generator[Batch, None, None] | None] = lambda: None  # the newest one, unless gone
         self._batches = self._tokens = 0
         self._wait_s = self._wall_s = 0.0
         say_start(self.config, self.summary, self._built.warning)
 
     def _open(self, config: LoaderConfig) -> None:
-        self._built = built = BuiltSource(config, endless=True, for_loader=self._graph is None, why_not=why_no_cuda)
+        parts = LoaderParts.of(config, self._graph, self._loaded)
+        # The configuration last: an interrupt before that leaves it another rank's, and all of this is done again.
+        self._go_on(parts.saved, parts.behind, self._run)
+        self._built, self._schedule, self._source = parts.built, parts.built.schedule, parts.built.source
+        self._stream, self._states, self._reports = parts.stream, parts.states, parts.reports
+        self._share, self._static, self._watch = parts.share, parts.static, parts.watch
         self.config = config
-        self._schedule, self._source = built.schedule, built.source
-        self._states = States(config, built.source.corpus, built.schedule)
-        self._stream = BlockStream(built, config, self._graph)
-        documents = built.layout.documents if isinstance(built.layout, PackedPieces) else None
-        order, parallel = config.order_settings(), config.context_parallel
-        self._reports = None if documents is None else PlanReports(documents, built.source.corpus, order)
-        self._share = None if parallel is None else RowShare(*parallel, config.context_split)
-        self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
-        self._watch = WaitWatch(config)
 
     @property
     def corpus(self) -> Corpus:
@@ -190,7 +186,8 @@ class TokenLoader(NotADataSet):
         saved = self._states.read(state, on_change)
         if self._ranks.settled or self._batches:
             self._states.check_steps(saved)
-        self._go_on(saved, self._run + 1)
+        self._go_on(saved, self._schedule.normalise(saved.position), self._run + 1)
+        self._say_resumed(saved)
 
     def row_positions(self, width: int | None = None) -> torch.Tensor:
         """Which positions of a row of `width` (None: seq_len) the columns of a batch are: int64 (T,), on the CPU.
@@ -260,15 +257,17 @@ class TokenLoader(NotADataSet):
         """Stop the threads and close the files; idempotent. Batches already handed out stay valid.
 
         A `for` that runs meanwhile, in another thread or under a signal handler, ends by `LoaderClosedError`. What is
-        open when the handler interrupts `next()` itself is closed as `next()` is left.
+        open when the handler interrupts `next()` itself is closed as `next()` is left; where it interrupts another call
+        in planning documents, when the loader is gone.
         """
         self._closed = True
         self._run += 1
         self._running = False
         iterator = self._iterator()
         is_in_next = iterator is not None and inspect.getgeneratorstate(iterator) == inspect.GEN_RUNNING
-        if is_in_next and self._stream.user == threading.get_ident():
-            self._close_behind = True  # a lock may be held under this call that a reader thread waits for
+        documents = self._schedule.documents
+        if (is_in_next and self._stream.user == threading.get_ident()) or (documents and documents.is_busy_here):
+            self._close_behind = is_in_next  # a lock may be held under this call that a reader thread waits for
             self._source.end()
         else:
             self._stream.close()
@@ -317,7 +316,7 @@ class TokenLoader(NotADataSet):
                 assert taken == steps.num_steps, "a block has a batch for each of its steps"
                 del batch, batches  # or the block would be held here while the next one is made
         except Exception as error:  # an interrupt may as well come in the loop's body, so there it ends the epoch too
-            if run == self._run:
+            if run == self._run and self._running:
                 self._begun = False  # the trainer did not leave this epoch: its next `for` goes on in it
             if not isinstance(error, LoaderClosedError):
                 self._check_open()  # whatever it met while another thread or a signal handler closed all there is
@@ -364,22 +363,23 @@ class TokenLoader(NotADataSet):
                 "this iterator was superseded: the loader was iterated again or a state was loaded; use the newest one"
             )
 
-    def _go_on(self, saved: Saved, run: int) -> None:
-        behind = self._schedule.normalise(saved.position)
-        # All of it or nothing, wherever an interrupt comes: there is no call before the message.
+    def _go_on(self, saved: Saved, behind: Position, run: int) -> None:
         self._run = run  # number of the newest iterator; older ones are superseded
         self._behind = self._resumed = behind  # the latter is where this object began, and its epoch
         self._loaded, self.state_change = saved, saved.change
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
         self._last_epoch = None
-        say_resumed(self.config, self._schedule, behind, saved.step_rows, saved.change)
+
+    def _say_resumed(self, saved: Saved) -> None:
+        say_resumed(self.config, self._schedule, self._resumed, saved.step_rows, saved.change)
 
     def _settle(self, again: bool = False) -> None:
         """As `_follow_process_group`, and refuse a loaded state whose steps may be others for the ranks there are."""
         self._follow_process_group(again)
-        if self._loaded is not None:
-            self._states.check_steps(self._loaded)
+        loaded = self._loaded
+        if loaded is not None:
+            self._states.check_steps(loaded)
             if self._ranks.settled or self._batches:
                 self._loaded = None
 
@@ -392,9 +392,9 @@ class TokenLoader(NotADataSet):
         before = self._stream
         self._open(resolve_ranks(self.config.replace(rank=None, world_size=None)))
         before.close()
-        try:
-            self._go_on(self._states.again(self._loaded), self._run)
-        except BaseException:  # the data have changed since
-            self.close()
-            raise
+        if self._closed:  # by a signal's handler or another thread meanwhile, who knew the stream before alone
+            self._stream.close()
+            self._check_open()
+        if self._loaded is not None:
+            self._say_resumed(self._loaded)
         say_start(self.config, self.summary, self._built.warning)

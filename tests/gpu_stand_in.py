@@ -33,7 +33,7 @@ import torch
 sys.path.append(str(Path(__file__).parent / "operators"))
 import cuda_on_cpu
 
-from dali_pipes import batches, block_queue, device, loader, pipeline
+from dali_pipes import batches, block_queue, device, loader, loader_parts, pipeline
 from dali_pipes.operators import _kernel
 from dali_pipes.source import BlockInfo
 
@@ -431,7 +431,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setattr(device, "_loans", {})
         patch.setattr(block_queue, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph))
         patch.setattr(loader, "current_stream", lambda number: None if number is None else gpu.consumer)
-        patch.setattr(loader, "why_no_cuda", lambda: None)
+        patch.setattr(loader_parts, "why_no_cuda", lambda: None)
         patch.setattr(batches.StaticBatch, "copied", fill)
         patch.setattr(batches.RowShare, "of", share)
         patch.setattr(loader.TokenLoader, "device", property(lambda self: torch.device("cpu")))

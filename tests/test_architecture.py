@@ -81,10 +81,13 @@ ALLOWED = {
     "announce": Imports("config corpus ranks schedule stats state_change"),
     "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
-        "announce batches block_queue not_a_data_set plan_reports ranks readers state state_change pipeline row_plan "
+        "announce batches block_queue loader_parts not_a_data_set ranks readers state state_change pipeline row_plan "
         "document_rows schedule corpus config stats",
         "torch",
     ),
+    "loader_parts": Imports(
+        "announce batches block_queue plan_reports state pipeline row_plan schedule config"
+    ),  # what a loader of one rank is made of
     "huggingface": Imports("announce attention loader schedule config", "torch transformers"),
     "not_a_data_set": Imports("", "torch"),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
@@ -117,7 +120,10 @@ ONLY_INSIDE_FUNCTIONS = {
 }
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
-WITH_TORCH = {name for name, imports in ALLOWED.items() if "torch" in imports.outside.split()} | {"__init__"}
+WITH_TORCH = {name for name, imports in ALLOWED.items() if "torch" in imports.outside.split()} | {
+    "__init__",
+    "loader_parts",
+}
 
 NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}
 """What the schedule has no use for: ways to files, processes, threads and the environment."""

@@ -121,7 +121,8 @@ class OpenFile:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "descriptor"):  # else opening it failed, or was interrupted
+            self.close()
 
 
 class DescriptorPool:

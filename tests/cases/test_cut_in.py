@@ -13,7 +13,9 @@ import pytest
 from at_lines import AtLine, Line, lines_of
 
 from dali_pipes import TokenLoader
+from dali_pipes.document_rows import DocumentRows
 from dali_pipes.errors import CorpusError, LoaderClosedError
+from dali_pipes.readers import ReaderThreads
 
 Load = Callable[..., TokenLoader]
 PACKED = {"rows": "pack", "eos_id": 0, "window_documents": 20}
@@ -128,6 +130,28 @@ def test_a_handler_closes(
         assert reader_threads() == [], line
         with pytest.raises(CorpusError, match="closed"):
             loader.corpus.tokens(0, 1)
+
+
+def test_a_handler_closes_while_documents_are_planned(
+    counting: Callable[..., Any], load: Load, reader_threads: Callable[[], list[threading.Thread]]
+) -> None:
+    """In `len()` or `locate()`, with a reader waiting for the plan that the handler has interrupted."""
+    corpus = counting(400, 401, dtype="uint16", vocab_size=7)
+    loader = load(corpus, batch_size=4, seq_len=16, quiet=True, **{**PACKED, "window_documents": 3})
+    documents = loader._schedule.documents
+    assert isinstance(documents, DocumentRows)
+    assert not documents.is_busy_here
+    threads = loader._source._threads = ReaderThreads(1)
+    with documents._planning:  # here a handler interrupts this thread
+        waiting = threads.submit(documents._plan, 7, 0)
+        while not waiting.running():
+            time.sleep(0.001)
+        loader.close()
+    with pytest.raises(LoaderClosedError):
+        next(iter(loader))
+    loader.close()
+    assert reader_threads() == []
+    assert waiting.result()
 
 
 def test_another_thread_closes(

@@ -1,5 +1,6 @@
 """A process group that comes after a loader was built, or in another's place: nothing depends on when it came."""
 
+import contextlib
 import itertools
 import json
 import sys
@@ -8,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from at_lines import AtLine, Line, lines_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dali_pipes import TokenLoader
-from dali_pipes.errors import ConfigError, DaliPipesError, StateError
+from dali_pipes.errors import ConfigError, CorpusError, DaliPipesError, LoaderClosedError, StateError
 
 State = dict[str, Any]
 Group = tuple[int, int] | None
@@ -116,6 +118,64 @@ def test_a_group_that_comes_late_is_as_if_it_had_been_there(
         with make(corpus, **how, rank=now[0], world_size=now[1]) as fresh:
             fresh.load_state_dict({**kept, "rows": 0})
             assert rows(late) == rows(fresh)
+
+
+PACKED: dict[str, Any] = {"rows": "pack", "eos_id": 0, "window_documents": 5}
+SLOWLY = pytest.param(PACKED, marks=pytest.mark.slow)
+BECOMING = ("loader.py", "loader_parts.py", "ranks.py")
+
+
+def becoming(corpus: Any, group: Groups, how: dict[str, Any]) -> list[Line]:
+    """The lines that a loader comes to when an iterator is asked for and it becomes another rank."""
+    group.now = None
+    with make(corpus, **how) as loader:
+        group.now = (1, 2)
+        return [line for line in lines_of(lambda: iter(loader)) if line[0].endswith(BECOMING)]
+
+
+@pytest.mark.parametrize("how", [{}, {"skip_steps": [[0, 2]]}, SLOWLY], ids=["plain", "skip", "packed"])
+def test_an_interrupt_while_it_becomes_another_rank(
+    counting: Callable[..., Any], group: Groups, how: dict[str, Any]
+) -> None:
+    """Whatever is done by then, the next use ends with the rows of that rank."""
+    corpus = counting(401, dtype="uint16", vocab_size=7)
+    with make(corpus, **how, rank=1, world_size=2) as given:
+        expected = rows(given)
+    lines = becoming(corpus, group, how)
+    assert len(lines) > 40
+    for line in lines:
+        group.now = None
+        with make(corpus, **how) as loader:
+            group.now = (1, 2)
+            with AtLine(line, interrupt) as cut, contextlib.suppress(KeyboardInterrupt):
+                iter(loader)
+            assert cut.acted, line
+            assert rows(loader) == expected, line
+
+
+@pytest.mark.parametrize("how", [{}, SLOWLY], ids=["plain", "packed"])
+def test_a_handler_closes_while_it_becomes_another_rank(
+    counting: Callable[..., Any], group: Groups, how: dict[str, Any]
+) -> None:
+    corpus = counting(401, dtype="uint16", vocab_size=7)
+    before = set(threading.enumerate())
+    for line in becoming(corpus, group, how):
+        group.now = None
+        loader = make(corpus, **how)
+        group.now = (1, 2)
+        iterator = None
+        with AtLine(line, loader.close) as cut, contextlib.suppress(LoaderClosedError):
+            iterator = iter(loader)
+        assert cut.acted, line
+        with pytest.raises(LoaderClosedError):
+            next(iter(loader) if iterator is None else iterator)
+        assert {thread for thread in threading.enumerate() if "dali_pipes" in thread.name} <= before, line
+        with pytest.raises(CorpusError, match="closed"):
+            loader.corpus.tokens(0, 1)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def test_without_any_group_a_state_of_other_ranks_is_refused_at_its_first_use(

@@ -90,6 +90,25 @@ def test_an_outage_that_lasts(
     assert all_same(loader, epoch_batches(corpus.tokens, epoch=1, **ORDER))
 
 
+@pytest.mark.parametrize("taken", [1, 4])
+def test_an_epoch_that_was_left_is_not_gone_back_to(
+    counting: Callable[..., Any], load: Load, engine: str, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """An error in the first batch of the next one: the `for` behind it begins that, not the rest of the one before."""
+    corpus = counting(400 * T + 1)
+    loader = load(corpus, batches_per_run=2, **ORDER)
+    assert len(take(loader, taken)) == taken
+    state = loader.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(Corpus, "read_rows", lambda *arguments: 1 // 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                next(iter(loader))
+            assert (loader.epoch, loader.state_dict()) == (1, state)
+    assert all_same(loader, epoch_batches(corpus.tokens, epoch=1, **ORDER))
+    assert loader.state_dict()["epoch"] == 2
+
+
 @pytest.mark.parametrize(
     ("raised", "seen", "message"),
     [

@@ -8,7 +8,7 @@ import gpu_stand_in
 import pytest
 import torch
 
-from dali_pipes import LoaderConfig, TokenLoader, announce, batches, build_pipeline, choice, device, loader
+from dali_pipes import LoaderConfig, TokenLoader, announce, batches, build_pipeline, choice, device, loader_parts
 from dali_pipes.errors import BackendError
 
 
@@ -50,7 +50,7 @@ def test_a_device_that_is_not_visible(monkeypatch: pytest.MonkeyPatch, requested
 def test_a_torch_that_cannot_use_the_device(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
     """A build for the CPU beside a CuPy that works: a few lines later it would have an error without an explanation."""
     with gpu_stand_in.installed():
-        monkeypatch.setattr(loader, "why_no_cuda", batches.why_no_cuda)  # the real one
+        monkeypatch.setattr(loader_parts, "why_no_cuda", batches.why_no_cuda)  # the real one
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         with TokenLoader(**settings, device="auto") as on_cpu:
             assert on_cpu.stats().placement == "host"

@@ -188,9 +188,8 @@ def test_a_large_order_needs_no_table(late_gpu: gpu_stand_in.StandInGpu, tmp_pat
         file.truncate(2 * tokens)
         file.seek(2 * (2**31 + 3))
         file.write(np.array([7, 8, 9], np.uint16).tobytes())
-    with TokenLoader(
-        corpus=str(tmp_path), batch_size=2, seq_len=2, stride=1, shuffle=False, device="cuda", placement="host"
-    ) as loader:
+    settings: dict[str, Any] = {"batch_size": 2, "seq_len": 2, "stride": 1, "shuffle": False, "batches_per_run": 4}
+    with TokenLoader(corpus=str(tmp_path), **settings, device="cuda", placement="host") as loader:
         state = loader.state_dict()
         loader.load_state_dict({**state, "rows": 2**31 + 2})
         batch = next(iter(loader))

@@ -8,8 +8,13 @@ from collections.abc import Iterator, Mapping
 import backends
 import cuda_on_cpu
 import pytest
+from hypothesis import settings
 
 from dali_pipes.operators import _kernel
+
+if cuda_on_cpu.SANITISE_VARIABLE in os.environ:  # several times as slow, and drawn anew in every run
+    settings.register_profile("sanitised", settings.default, max_examples=30)
+    settings.load_profile("sanitised")
 
 
 @pytest.fixture(scope="session")

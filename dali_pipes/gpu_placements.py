@@ -79,6 +79,7 @@ class GpuPlacement:
         self._label_shift, self._vocab_size, self._outputs = label_shift, vocab_size, outputs
         self._layout, self._row_outputs = layout, row_outputs
         self._seq_len = schedule.windows.seq_len
+        self._width = self._seq_len + label_shift if layout is None else layout.width  # tokens that a row reads
         if row_outputs is None:
             for name in ("input_ids", "labels"):
                 self._arrays[name] = gpu.empty((max_rows, self._seq_len), np.int64)
@@ -177,17 +178,16 @@ class GpuPlacement:
             if reading.found[0]:
                 plan = plan_rows(self._schedule, reading.steps, self._layout)
                 place = self._bad_place(plan, int(reading.found[1]))
-                width = self._seq_len + self._label_shift if self._layout is None else self._layout.width
-                raise range_error(self._corpus, self._schedule, plan, *place, self._vocab_size, width=width)
+                raise range_error(self._corpus, self._schedule, plan, *place, self._vocab_size, width=self._width)
             self._unused.append(self._unread.popleft())
 
     def _bad_place(self, plan: Plan, found: int) -> tuple[int, int]:
         """Row and column of a block's first bad id, which its kernel found at position `found`."""
         if self._layout is None:
-            return divmod(found, self._seq_len + self._label_shift)
+            return divmod(found, self._width)
         # Labels behind a piece have no position of their own, and rows of each width were counted by themselves: what
         # was read says which id it was.
-        places = plan.places(self._layout.width)
+        places = plan.places(self._width)
         tokens = np.empty(int(places[-1]), self._corpus.dtype)
         read_rows(self._corpus, plan, self._layout, tokens)
         bad = find_bad_id(tokens, self._vocab_size)
@@ -233,7 +233,6 @@ class HostPlacement(GpuPlacement):
 
     def __init__(self, corpus: Corpus, schedule: Schedule, gpu: Gpu, *, max_rows: int, **settings: Any) -> None:
         super().__init__(corpus, schedule, gpu, max_rows=max_rows, **settings)
-        self._width = self._seq_len + self._label_shift if self._layout is None else self._layout.width
         self._tokens = gpu.empty((max_rows * self._width,), corpus.dtype)
         if corpus.loss_mask is not None:
             self._learn = gpu.empty((max_rows * self._width,), np.uint8)

@@ -10,8 +10,8 @@ message stays text (see `special_text`). A token belongs to what is learned if i
 one which spans the border counts, and so do all tokens of one character of several bytes.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -118,27 +118,27 @@ class ChatEncoder:
                 {"role": "user", "content": prompt},
                 {"role": "assistant", "content": completion},
             ]
-            conversation = Conversation(where, tuple(messages), (True, True), 1, conversation.tools)
+            conversation = Conversation(where, tuple(messages), (True, True), 1, conversation.variables)
         messages = conversation.messages
         learned = self._learned_messages(conversation)
         if not learned:
             return _Rendered("", [], False, where)
-        masked, tools = self._text.masked(list(messages)), self._text.masked(conversation.tools)
-        is_masked = masked != list(messages) or tools != conversation.tools
-        text = template.render(masked, tools, where)
+        masked, variables = self._text.masked(list(messages)), self._text.masked(dict(conversation.variables))
+        is_masked = masked != list(messages) or variables != conversation.variables
+        text = template.render(masked, variables, where)
         _check_unicode(text, where)
         if is_masked:
-            as_it_is = template.render(messages, conversation.tools, where)
+            as_it_is = template.render(messages, conversation.variables, where)
             if self._text.unmasked(text) != as_it_is:
                 raise CorpusFormatError(
                     f"{where}: a message holds the text of a special token, and the chat template {template.name} "
                     "acts on it, so that the text cannot be told from the template's own. Remove it from the message"
                 )
-        turns = Turns(template, masked, tools, where, text)
+        turns = Turns(template, masked, variables, where, text)
         for k in learned:
             if messages[k]["role"] == "assistant":
                 turns.refuse_unseen(k)
-        return _Rendered(text, self._spans(turns, conversation, learned, tools, masked), is_masked, where)
+        return _Rendered(text, self._spans(turns, conversation, learned, variables, masked), is_masked, where)
 
     def _learned_messages(self, conversation: Conversation) -> list[int]:
         """Numbers of the messages that are learned; of any role in "all"."""
@@ -153,16 +153,16 @@ class ChatEncoder:
         turns: Turns,
         conversation: Conversation,
         learned: list[int],
-        tools: list[object] | None,
+        variables: Mapping[str, Any],
         masked: Sequence[Message],
     ) -> list[Span]:
         template, text = self._template, turns.text
         assert template is not None, "conversations are rendered with a template"
         if self._learn == "all":
             return _without(len(text), [turns.whole_message(k) for k, w in enumerate(conversation.weights) if not w])
-        if not template.has_generation(tools):
+        if not template.has_generation(variables):
             return [turns.learned(k) for k in learned]
-        blocks = template.generated(masked, tools, conversation.where, text)
+        blocks = template.generated(masked, variables, conversation.where, text)
         if len(learned) == sum(message["role"] == "assistant" for message in masked):
             return blocks
         chosen = [turns.learned(k) for k in learned]

@@ -72,18 +72,20 @@ class ChatTemplate:
                 self._with_generation.add(key)
         self.sha256 = hashlib.sha256(json.dumps([dict(sources), self.tokens], sort_keys=True).encode()).hexdigest()
 
-    def has_generation(self, tools: list[Any] | None) -> bool:
+    def has_generation(self, variables: Mapping[str, Any]) -> bool:
         """Whether the template itself says, with `{% generation %}`, what an assistant writes."""
-        return self._which(tools) in self._with_generation
+        return self._which(variables) in self._with_generation
 
-    def render(self, messages: Sequence[Message], tools: list[Any] | None, where: str, *, prompt: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], where: str, *, prompt: bool = False
+    ) -> str:
         """The conversation as text; with `prompt`, followed by what asks the assistant to speak.
 
         Raises CorpusFormatError, naming `where`, for whatever goes wrong in the template.
         """
-        return self._render(messages, tools, where, prompt, False)
+        return self._render(messages, variables, where, prompt, False)
 
-    def generated(self, messages: Sequence[Message], tools: list[Any] | None, where: str, text: str) -> list[Span]:
+    def generated(self, messages: Sequence[Message], variables: Mapping[str, Any], where: str, text: str) -> list[Span]:
         """Spans of the `{% generation %}` blocks in `text`, the rendered conversation, in order.
 
         Raises CorpusFormatError where marks around the blocks change the text: something trims or measures it.
@@ -91,7 +93,7 @@ class ChatTemplate:
         pieces: list[str] = []
         spans: list[Span] = []
         length = 0
-        for number, part in enumerate(self._render(messages, tools, where, False, True).split(OPEN)):
+        for number, part in enumerate(self._render(messages, variables, where, False, True).split(OPEN)):
             inside, is_closed, behind = part.partition(CLOSE)
             if bool(number) != bool(is_closed):
                 raise CorpusFormatError(f"{where}: {{% generation %}} blocks of {self.name} are nested or cut")
@@ -106,18 +108,17 @@ class ChatTemplate:
             )
         return spans
 
-    def _which(self, tools: list[Any] | None) -> str:
-        return "tool_use" if tools and "tool_use" in self._compiled else "default"
+    def _which(self, variables: Mapping[str, Any]) -> str:
+        return "tool_use" if variables.get("tools") and "tool_use" in self._compiled else "default"
 
     def _render(
-        self, messages: Sequence[Message], tools: list[Any] | None, where: str, prompt: bool, mark: bool
+        self, messages: Sequence[Message], variables: Mapping[str, Any], where: str, prompt: bool, mark: bool
     ) -> str:
         try:
-            return self._compiled[self._which(tools)].render(
+            return self._compiled[self._which(variables)].render(
                 **self.tokens,
+                **({"tools": None, "documents": None} | dict(variables)),
                 messages=list(messages),
-                tools=tools,
-                documents=None,
                 add_generation_prompt=prompt,
                 strftime_now=self.now.strftime,
                 mark_generated_=mark,

@@ -11,7 +11,7 @@ tables have them in every row, templates ask whether a key is there.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
@@ -45,13 +45,14 @@ class Conversation:
     """where: file and line. texts: prompt and completion where they are strings; there are no messages then.
     messages: each with "role" and "content", a string or None. weights: whether a message may be learned.
     num_prompt: so many messages at the start are context, their assistant turns not learned.
+    variables: what the chat template gets beside the messages, such as "tools"; names without a value are left out.
     """
 
     where: str
     messages: tuple[Message, ...] = ()
     weights: tuple[bool, ...] = ()
     num_prompt: int = 0
-    tools: list[Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
     texts: tuple[str, str] | None = None
 
 
@@ -66,6 +67,7 @@ def parse_conversation(record: Mapping[str, Any], where: str) -> Conversation:
     if not isinstance(record, Mapping):
         raise CorpusFormatError(f"{where}: found {_shown(record)} where a JSON object with a conversation was expected")
     tools = _tools(record.get("tools"), where)
+    variables = {"tools": tools} if tools else {}
     for key in ("messages", "conversations"):
         if record.get(key) is not None:
             messages, weights = _messages(record[key], where, key)
@@ -73,15 +75,15 @@ def parse_conversation(record: Mapping[str, Any], where: str) -> Conversation:
             if isinstance(system, str) and system and not any(m["role"] == "system" for m in messages):
                 messages.insert(0, {"role": "system", "content": system})
                 weights.insert(0, True)
-            return Conversation(where, tuple(messages), tuple(weights), tools=tools)
+            return Conversation(where, tuple(messages), tuple(weights), variables=variables)
     prompt, completion = record.get("prompt"), record.get("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
-        return Conversation(where, tools=tools, texts=(prompt, completion))
+        return Conversation(where, variables=variables, texts=(prompt, completion))
     if isinstance(prompt, list) and isinstance(completion, list):
         before, weights_before = _messages(prompt, where, "prompt")
         after, weights_after = _messages(completion, where, "completion")
         return Conversation(
-            where, (*before, *after), (*weights_before, *weights_after), num_prompt=len(before), tools=tools
+            where, (*before, *after), (*weights_before, *weights_after), num_prompt=len(before), variables=variables
         )
     found = ", ".join(f"{key} ({type(value).__name__})" for key, value in record.items()) or "none"
     raise CorpusFormatError(

@@ -14,7 +14,7 @@ White space behind the end marker ("\\n" after `<|im_end|>`) is not learned: the
 white space is all there is behind the content, it is the end marker.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
@@ -29,9 +29,9 @@ class Turns:
     """The turns of one conversation, rendered as `text`. Each method raises CorpusFormatError, naming `where`."""
 
     def __init__(
-        self, template: ChatTemplate, messages: Sequence[Message], tools: list[Any] | None, where: str, text: str
+        self, template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any], where: str, text: str
     ) -> None:
-        self._template, self._messages, self._tools, self._where = template, messages, tools, where
+        self._template, self._messages, self._variables, self._where = template, messages, variables, where
         self.text = text
 
     def learned(self, k: int) -> Span:
@@ -63,7 +63,7 @@ class Turns:
         bare = {key: value for key, value in message.items() if key not in unseen}
         messages = [*self._messages[:k], bare, *self._messages[k + 1 :]]
         try:
-            text = self._template.render(messages, self._tools, self._where)
+            text = self._template.render(messages, self._variables, self._where)
         except CorpusFormatError:
             return  # it does look at them
         if text == self.text:
@@ -133,7 +133,7 @@ class Turns:
         for message in _marked_messages(self._messages[k]):
             messages = [*self._messages[:k], message, *self._messages[k + 1 : number]]
             try:
-                text = self._template.render(messages, self._tools, self._where)
+                text = self._template.render(messages, self._variables, self._where)
             except CorpusFormatError:
                 continue
             if text.count(END) != 1 or text.count(START) > 1 or text.replace(START, "").replace(END, "") != expected:
@@ -147,7 +147,7 @@ class Turns:
 
     def _prompt(self, k: int) -> str | None:
         try:
-            return self._template.render(self._messages[:k], self._tools, self._where, prompt=True)
+            return self._template.render(self._messages[:k], self._variables, self._where, prompt=True)
         except CorpusFormatError:
             if k:
                 raise
@@ -156,7 +156,7 @@ class Turns:
     def _render(self, number: int) -> str:
         if number == len(self._messages):
             return self.text
-        return self._template.render(self._messages[:number], self._tools, self._where)
+        return self._template.render(self._messages[:number], self._variables, self._where)
 
     def _render_or_none(self, number: int) -> str | None:
         try:

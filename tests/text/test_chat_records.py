@@ -61,10 +61,10 @@ def test_parts_of_text_are_joined_and_null_keys_are_gone() -> None:
 
 def test_tools_are_a_list_or_its_json() -> None:
     for tools in ([{"name": "add"}], '[{"name": "add"}]'):
-        assert parse_conversation({"messages": [], "tools": tools}, "x").tools == [{"name": "add"}]
+        assert parse_conversation({"messages": [], "tools": tools}, "x").variables == {"tools": [{"name": "add"}]}
     nothing: Any
     for nothing in (None, "", "[]", []):
-        assert parse_conversation({"messages": [], "tools": nothing}, "x").tools is None
+        assert parse_conversation({"messages": [], "tools": nothing}, "x").variables == {}
 
 
 CALL = {"function": {"name": "f", "arguments": {}}}

@@ -19,7 +19,9 @@ ASK = [{"role": "user", "content": "<b>é"}]
 
 
 def render(source: str, **more: Any) -> str:
-    return ChatTemplate("t", {"default": source}, TOKENS, NOW).render(ASK, more.pop("tools", None), "x:1", **more)
+    return ChatTemplate("t", {"default": source}, TOKENS, NOW).render(
+        ASK, {"tools": more.pop("tools", None)}, "x:1", **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,17 +52,17 @@ def test_generation_blocks_are_found_where_they_are() -> None:
     blocks = "é{% generation %}{{ m.content }}{% endgeneration %}|{% generation %}{% endgeneration %}"
     source = "{% for m in messages %}" + blocks + "{% endfor %}"
     template = ChatTemplate("t", {"default": source}, {}, NOW)
-    text = template.render(ASK * 2, None, "x")
+    text = template.render(ASK * 2, {}, "x")
     assert text == "é<b>é|é<b>é|"
-    assert template.has_generation(None)
-    spans = template.generated(ASK * 2, None, "x", text)
+    assert template.has_generation({})
+    spans = template.generated(ASK * 2, {}, "x", text)
     assert [text[start:end] for start, end in spans] == ["<b>é", "", "<b>é", ""]
-    assert not ChatTemplate("t", {"default": "{# {% generation %} #}"}, {}, NOW).has_generation(None)
+    assert not ChatTemplate("t", {"default": "{# {% generation %} #}"}, {}, NOW).has_generation({})
 
 
 def test_a_template_with_tools_is_used_for_tools() -> None:
     template = ChatTemplate("t", {"default": "d", "tool_use": "u", "rag": "r"}, {}, NOW)
-    assert [template.render(ASK, tools, "x") for tools in (None, [1])] == ["d", "u"]
+    assert [template.render(ASK, {"tools": tools}, "x") for tools in (None, [1])] == ["d", "u"]
 
 
 def test_the_hash_is_that_of_source_and_tokens() -> None:
@@ -84,7 +86,7 @@ BOS = {"content": "<s>", "lstrip": False}
 
 
 def shown(template: ChatTemplate) -> str:
-    return template.render(ASK, None, "x")
+    return template.render(ASK, {}, "x")
 
 
 def test_templates_beside_the_tokenizer(tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_templates_from_a_file(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "d{{ eos_token }}"}, {"name": "tool_use", "template": "u"}]
     config = write(tmp_path / "a" / "config.json", {"chat_template": named, "eos_token": "</s>", "bos_token": None})
     assert shown(load_template(None, config)) == "d</s>"
-    assert load_template(None, str(config)).render(ASK, [1], "x") == "u"
+    assert load_template(None, str(config)).render(ASK, {"tools": [1]}, "x") == "u"
     source = write(tmp_path / "b" / "mine.jinja", "m{{ eos_token }}")
     write(tmp_path / "c" / "tokenizer_config.json", {"eos_token": "<eos>", "chat_template": "other"})
     assert shown(load_template(tmp_path / "c" / "tokenizer.json", source)) == "m<eos>"
@@ -112,7 +114,7 @@ def test_templates_from_a_file(tmp_path: Path) -> None:
 def test_chatml_has_a_name() -> None:
     template = load_template(None, "chatml", now=NOW)
     messages = [{"role": "user", "content": "a\n"}, {"role": "assistant", "content": ""}]
-    assert template.render(messages, None, "x", prompt=True) == (
+    assert template.render(messages, {}, "x", prompt=True) == (
         "<|im_start|>user\na\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n"
     )
 

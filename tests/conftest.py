@@ -1,30 +1,43 @@
-"""Shared fixtures: a watchdog around every test, counting corpora, an oracle, and scripts in a process of their own."""
+"""Shared fixtures: a watchdog for all tests, counting corpora, an oracle, and scripts in a process of their own."""
 
-import faulthandler
+import os
 import subprocess
 import sys
 import tarfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from counting import CountingCorpus
 from hypothesis import settings
+from watchdog import Watchdog
 
 settings.register_profile("untimed", deadline=None)  # how long an example takes depends on what else the machine does
 settings.load_profile("untimed")
 
-HANG_S = 240
 ARCHIVES = Path(__file__).parent / "data" / "corpus"
+WATCHDOG = pytest.StashKey[Watchdog]()
 
 
-@pytest.fixture(autouse=True)
-def watchdog() -> Iterator[None]:
-    """A test that hangs ends the run with a stack dump of every thread."""
-    faulthandler.dump_traceback_later(HANG_S, exit=True, file=sys.__stderr__ or sys.stderr)
-    yield
-    faulthandler.cancel_dump_traceback_later()
+def pytest_configure(config: pytest.Config) -> None:
+    """A test that hangs ends with the stacks of all its processes; those that only hand out tests are not watched."""
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # a Python process that is aborted writes its stacks
+    runs_tests = hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
+    if runs_tests and not config.getoption("usepdb"):
+        config.stash[WATCHDOG] = Watchdog()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if WATCHDOG in config.stash:
+        config.stash[WATCHDOG].end()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if WATCHDOG in item.config.stash:
+        item.config.stash[WATCHDOG].begin(item.nodeid)
+    return (yield)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -60,22 +73,14 @@ def counting(tmp_path: Path) -> Callable[..., CountingCorpus]:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python source in a fresh process; a hang fails the test with the stacks of that process."""
+    """Run Python source in a fresh process; one that hangs is aborted and returns with its stacks."""
 
     def run(
-        source: str, *arguments: object, timeout_s: float = 60, environment: dict[str, str] | None = None
+        source: str, *arguments: object, environment: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         script = tmp_path / f"script_{len(list(tmp_path.glob('script_*')))}.py"
-        prefix = f"import faulthandler; faulthandler.dump_traceback_later({timeout_s}, exit=True)\n"
-        script.write_text(prefix + textwrap.dedent(source))
-        return subprocess.run(
-            [sys.executable, str(script), *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s + 30,
-            env=environment,
-            cwd=tmp_path,
-            check=False,
-        )
+        script.write_text("import faulthandler; faulthandler.enable()\n" + textwrap.dedent(source))
+        command = [sys.executable, str(script), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
 
     return run

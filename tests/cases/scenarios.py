@@ -11,16 +11,20 @@ def load(path=None, **settings):
     return TokenLoader(**common | settings)
 
 def slow_reads(seconds, after=0):
-    read_rows, count = Corpus.read_rows, [0]
+    # Gives an event: a read has begun that is slow.
+    read_rows, count, begun = Corpus.read_rows, [0], threading.Event()
     def slow(self, starts, out):
         count[0] += 1
         if count[0] > after:
+            begun.set()
             time.sleep(seconds)
         read_rows(self, starts, out)
     Corpus.read_rows = slow
+    return begun
 
-def interrupt_after(seconds):
+def interrupt_after(seconds, event):
     def send():
+        event.wait()
         time.sleep(seconds)
         os.kill(os.getpid(), signal.SIGINT)
     threading.Thread(target=send, daemon=True).start()

@@ -66,7 +66,6 @@ def in_child(work, user=None):
     # How a child ended that did it, as another user if this one is root, whom modes do not bind.
     pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
         code = 1
         try:
             if user is not None and os.geteuid() == 0:

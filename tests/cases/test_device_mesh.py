@@ -16,7 +16,7 @@ from dali_pipes import TokenLoader
 
 rank, world_size, corpus, store = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 dist.init_process_group(
-    "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+    "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
 )
 settings = {"corpus": corpus, "dtype": "uint32", "batch_size": 2, "seq_len": 8, "device": "cpu"}
 settings["outputs"] = ["input_ids", "row_ids"]

@@ -1,7 +1,6 @@
 """B01: an epoch of 3 000 000 000 rows is planned, read, saved and resumed without an array of that size anywhere."""
 
 import json
-import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,9 +138,7 @@ def test_a_million_rows_of_the_epoch_are_all_different(sparse: Path) -> None:
     windows = Windows(first=0, count=ROWS, seq_len=T, stride=1, num_tokens=ROWS + T)
     schedule = Schedule(windows, batch_size=10_000)
     blocks = Blocks(schedule, 10, Position(3, 2_147_000_000))
-    begin = time.process_time()
     starts = np.concatenate(
         [plan_rows(schedule, steps).starts for number in range(10) if (steps := blocks.steps(number))]
     )
     assert len(np.unique(starts)) == len(starts) == 1_000_000
-    assert time.process_time() > begin

@@ -234,13 +234,13 @@ def test_two_threads_follow_at_once(counting: Callable[..., Any], group: Groups)
         def become_watched() -> None:
             if not other.ident:
                 other.start()
-                started.wait(60)
+                started.wait()
             become()
 
         loader._become_late = become_watched  # type: ignore[method-assign]
         group.now = (1, 2)
         assert loader.state_dict()["step_rows"] == 4
-        other.join(60)
+        other.join()
         assert results == [[1, 3]]
 
 

@@ -90,7 +90,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def ended(run_scenarios: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    return run_scenarios(PREAMBLE + CHECK, RUNS, limit_s=30)
+    return run_scenarios(PREAMBLE + CHECK, RUNS)
 
 
 @pytest.mark.parametrize("name", RUNS)

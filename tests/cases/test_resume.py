@@ -166,9 +166,12 @@ def test_states_taken_by_another_thread_all_the_time(counting: Callable[..., Any
     thread.start()
     iterator = iter(loader)
     try:
-        for _ in range(500):
+        for number in range(500):
             asked_for += 3
             next(iterator)
+            before = len(taken)
+            while number % 4 == 0 and len(taken) == before and thread.is_alive():
+                time.sleep(0)
     finally:
         stop.set()
         thread.join()

@@ -168,7 +168,7 @@ def test_a_row_that_does_not_exist_is_one_line(
 def test_the_installed_command_reports_without_a_traceback(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("dali-pipes")), "inspect", "none.bin"]
     result = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.defpath}
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env={"PATH": os.defpath}
     )
     assert (result.returncode, result.stdout) == (2, "")
     assert re.fullmatch(r"error: .*none\.bin: [^\n]+\n", result.stderr)

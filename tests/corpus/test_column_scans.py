@@ -66,7 +66,7 @@ def test_the_error_names_the_damaged_file(
 
     def wait(path: Path, *arguments: Any, **options: Any) -> Any:
         if are_late and files.index(path) > damaged:
-            assert stopping.wait(60)
+            stopping.wait()
         return inspect(path, *arguments, **options)
 
     monkeypatch.setattr(opening, "_inspect", wait)

@@ -125,7 +125,6 @@ def test_more_files_than_descriptors(tmp_path: Path) -> None:
         [sys.executable, "-X", "dev", "-W", "error", "-c", MANY_FILES, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -394,7 +394,7 @@ def test_what_one_of_several_left_is_removed_by_those_that_waited(
         monkeypatch.setattr(fcntl, "flock", noticed)
         waiting = threading.Thread(target=find, args=(data,))
         waiting.start()
-        assert waits.wait(60)
+        waits.wait()
         flock(of_killed, fcntl.LOCK_UN)
         waiting.join()
     assert [leftover.name.split(".")[1] for leftover in path.parent.glob("*.tmp")] == ["4567"]
@@ -405,7 +405,7 @@ def scan_in_process(data: Path, start: Barrier, results: Any) -> None:
         patch.setattr(scan, "CHUNK_BYTES", 2 * len(TOKENS) // CHUNKS)
         counted = count_reads(patch, wait_s=0.1)
         with open_corpus(data, format="flat", eos_id=E) as corpus:
-            start.wait(60)
+            start.wait()
             documents = find_documents(corpus)
         results.put((len(counted), hashlib.sha256(documents.offsets.tobytes()).hexdigest(), documents.warning))
 
@@ -416,9 +416,9 @@ def test_of_four_processes_that_start_at_once_one_scans(tmp_path: Path, data: Pa
     processes = [context.Process(target=scan_in_process, args=(data, start, results)) for _ in range(4)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=100) for _ in processes]
+    found = [results.get() for _ in processes]
     for process in processes:
-        process.join(60)
+        process.join()
         assert process.exitcode == 0
     assert sorted(reads for reads, _, _ in found) == [0, 0, 0, CHUNKS]
     assert {digest for _, digest, _ in found} == {hashlib.sha256(OFFSETS.astype(np.int64).tobytes()).hexdigest()}
@@ -434,7 +434,7 @@ def test_those_that_waited_for_nothing_scan_side_by_side(tmp_path: Path) -> None
     both_scan = threading.Barrier(2)
 
     def make() -> Any:
-        both_scan.wait(30)
+        both_scan.wait()
         return OFFSETS
 
     found: list[Any] = []
@@ -448,7 +448,7 @@ def test_those_that_waited_for_nothing_scan_side_by_side(tmp_path: Path) -> None
     assert found == []
     os.close(holder)
     for thread in waiting:
-        thread.join(60)
+        thread.join()
     assert [why for _, why in found] == [None, None]
     np.testing.assert_array_equal(found[0][0], OFFSETS)
     assert names(tmp_path) == [".lock", ".npy"]
@@ -483,7 +483,8 @@ def test_an_interrupt_in_the_scan(tmp_path: Path, data: Path) -> None:
 
             def slow(self, starts, out):
                 os.write(1, b"reading\\n")
-                time.sleep(0.2)
+                while not os.path.exists("interrupted"):
+                    time.sleep(0.01)
                 read_rows(self, starts, out)
 
             Corpus.read_rows = slow
@@ -491,13 +492,13 @@ def test_an_interrupt_in_the_scan(tmp_path: Path, data: Path) -> None:
             """
         )
     )
-    with subprocess.Popen(
-        [sys.executable, str(script), str(data)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, str(script), str(data)], cwd=tmp_path, text=True, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "reading\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        (tmp_path / "interrupted").touch()
+        _, errors = process.communicate()
     assert process.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in errors
     assert names(tmp_path / "cache") == [".lock"]

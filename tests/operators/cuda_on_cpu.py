@@ -128,7 +128,7 @@ def build(
     unit, library = folder / f"{operator}.cpp", folder / f"{operator}.so"
     unit.write_text(f'#include "{SHIM}"\n#include "{operator}.cu"\n{entries}\n')
     command = [compiler, *_kernel.OPTIONS, "-O1", "-fPIC", "-shared", *WARNINGS, *flags, str(unit), "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
     loaded = ctypes.CDLL(str(library))

@@ -3,7 +3,6 @@
 import itertools
 import random
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -236,10 +235,5 @@ def test_rows_of_an_epoch_whose_count_was_pushed_out(lengths: list[int], window:
         return found
 
     pushed.count = counted  # type: ignore[method-assign]
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(pushed.pieces(1, rows)), daemon=True)
-    thread.start()
-    thread.join(60)
-    assert len(found) == 1, "a watchdog: it never ends"
-    for mine, theirs in zip(found[0], whole.pieces(1, rows), strict=True):
+    for mine, theirs in zip(pushed.pieces(1, rows), whole.pieces(1, rows), strict=True):
         assert mine.tolist() == theirs.tolist()

@@ -211,7 +211,8 @@ def test_an_interrupt_leaves_a_run_to_go_on_with(gpt2: Path, tmp_path: Path, tru
             def slow(self, documents):
                 if documents[0].file.name == "in-1.jsonl":
                     print("here", flush=True)
-                    time.sleep(1.5)
+                    while not pathlib.Path("interrupted").exists():
+                        time.sleep(0.01)
                 return encode(self, documents)
             TextEncoder.encode = slow
             app()
@@ -220,12 +221,15 @@ def test_an_interrupt_leaves_a_run_to_go_on_with(gpt2: Path, tmp_path: Path, tru
     )
     arguments = ["tokenize", f"{tmp_path}/in-*.jsonl", "--tokenizer", gpt2, "--out", tmp_path / "out"]
     command = [sys.executable, script, *arguments]
-    running = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        list(map(str, command)), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert running.stdout is not None
     assert running.stdout.readline() == "here\n"
     time.sleep(0.2)
     running.send_signal(signal.SIGINT)
-    out, error = running.communicate(timeout=60)
+    (tmp_path / "interrupted").touch()
+    out, error = running.communicate()
     assert running.returncode == 130
     assert out == ""
     assert error.splitlines()[1:] == ["interrupted; start the same command again to go on"]

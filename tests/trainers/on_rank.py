@@ -4,7 +4,6 @@ torchrun ... on_rank.py all FOLDER CORPUS HEADING...     each unbroken, and stop
 torchrun ... on_rank.py kill FOLDER CORPUS STOP_AT       the one for DDP, killed in a step
 """
 
-import faulthandler
 import json
 import os
 import signal
@@ -17,7 +16,6 @@ from recipes import Run, recipe, weights
 
 DDP = "A loop with DDP"
 STOP_AT = 7
-LIMIT_S = 150
 
 
 ON_CPUS = {
@@ -72,7 +70,6 @@ def write(folder: Path, report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     what, folder, corpus, *others = sys.argv[1:]
     if what == "all":
         write(Path(folder), stop_and_start(Path(folder), corpus, others))

@@ -12,20 +12,28 @@ PYTEST_ARGS ?=
 WORKERS ?= auto
 FUZZ_S ?= 60
 
+# The order is that of tests/conftest.py: files that take long come first, so that no process is left with one at the end.
+IN_PARALLEL = $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder)
+FAST := tests/corpus tests/schedule tests/test_config.py tests/test_loader.py tests/test_state.py tests/cases/test_resume.py \
+  $(addprefix tests/operators/test_,rows.py permute.py segments.py)
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu gpu-check soak fuzz check style format bench clean
+.PHONY: demo test test-fast test-slow test-gpu gpu-check soak fuzz check style format bench clean
 
 demo: $(READY)  ## train a small GPT on real text
 	$(BIN)/python benchmarks/train_gpt.py
 
 test: $(READY)  ## all tests that need no GPU and no long time
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --maxprocesses 8 --dist loadfile) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS)
 
-test-slow: $(READY)  ## the long ones
-	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+test-fast: $(READY)  ## those of corpora, the schedule, the operators and the loader's basics, in a minute
+	$(BIN)/python -m pytest -m "not slow and not gpu" --hypothesis-profile fast $(IN_PARALLEL) $(FAST) $(PYTEST_ARGS)
+
+test-slow: $(READY)  ## the long ones, and more random examples
+	$(BIN)/python -m pytest -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-gpu: $(READY)  ## on a CUDA host
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)

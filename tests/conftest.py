@@ -13,10 +13,39 @@ from counting import CountingCorpus
 from hypothesis import settings
 from watchdog import Watchdog
 
-settings.register_profile("untimed", deadline=None)  # how long an example takes depends on what else the machine does
-settings.load_profile("untimed")
+# How long an example takes depends on what else the machine does: no deadline.
+settings.register_profile("quick", deadline=None, max_examples=50)
+settings.register_profile("fast", settings.get_profile("quick"), max_examples=10)  # make test-fast
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=200)  # make test-slow
+settings.load_profile("quick")
+# Test processes share the cores; threads of theirs would wait for one another there.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 ARCHIVES = Path(__file__).parent / "data" / "corpus"
+LONG_FILES = [
+    "test_gpu_check.py",
+    "test_launched.py",
+    "test_forks_and_interrupts.py",
+    "test_faults.py",
+    "test_teardown.py",
+    "test_kill_and_restart.py",
+    "test_distributed_checkpoints.py",
+    "test_validation.py",
+    "test_recipes.py",
+    "test_kernels_sanitised.py",
+    "test_many_ranks.py",
+    "test_train_gpt.py",
+    "test_attention.py",
+    "test_chat_runs.py",
+    "test_gpt.py",
+    "test_printed.py",
+    "test_random_state.py",
+    "test_trainer_resume.py",
+    "test_torchrun.py",
+    "test_ranks.py",
+]
+"""They run first, so that no worker has one left when the others are done."""
 WATCHDOG = pytest.StashKey[Watchdog]()
 
 
@@ -38,6 +67,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if WATCHDOG in item.config.stash:
         item.config.stash[WATCHDOG].begin(item.nodeid)
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long first; and of what runs with both engines, DALI runs each test with its first parameters."""
+    seen: set[str] = set()
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            name = item.nodeid.partition("[")[0]
+            if item.callspec.params.get("engine") == "dali":
+                if name in seen:
+                    item.add_marker(pytest.mark.slow)
+                seen.add(name)
+    rank = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
 @pytest.fixture(autouse=True, scope="session")

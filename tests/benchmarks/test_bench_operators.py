@@ -49,6 +49,7 @@ def test_segments(tmp_path: Path) -> None:
     assert all(entry["pieces"] > entry["rows"] == 3 and entry["baseline"] == "rows" for entry in on_cpu)
 
 
+@pytest.mark.slow
 def test_document_rows(tmp_path: Path) -> None:
     command = [sys.executable, bench_document_rows.__file__, "--quick"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

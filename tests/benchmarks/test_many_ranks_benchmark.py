@@ -6,6 +6,7 @@ import many_ranks
 import pytest
 
 
+@pytest.mark.slow
 def test_small_run(capsys: pytest.CaptureFixture[str]) -> None:
     many_ranks.main(world_sizes=[1, 3000], batch_sizes=[8], documents=100_000, rounds=1)
     entries = json.loads(capsys.readouterr().out.splitlines()[-1])["entries"]

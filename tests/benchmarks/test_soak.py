@@ -18,6 +18,7 @@ def samples(rss: Any, threads: Any = 5.0) -> soak.Samples:
     return {"batch": list(range(0, 100 * count, 100)), **{name: list(column) for name, column in columns.items()}}
 
 
+@pytest.mark.slow
 def test_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each loader goes through a small corpus more than once, but ends too early for its memory to be judged."""
     with pytest.MonkeyPatch.context() as patch:

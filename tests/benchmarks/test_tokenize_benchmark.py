@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import tokenize_text
 from decode import load_pieces
 from gpt2_tokenizer import tokenizer_json
@@ -12,6 +13,7 @@ from gpt2_tokenizer import tokenizer_json
 SCRIPT = Path(tokenize_text.__file__)
 
 
+@pytest.mark.slow
 def test_quick_run(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)

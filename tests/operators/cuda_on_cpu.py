@@ -137,11 +137,12 @@ def build(
 
 def stand_in_for_cupy(kernels: Mapping[str, Mapping[str, CpuKernel]]) -> SimpleNamespace:
     """What `import cupy` gives while a test runs the kernels on the CPU. `kernels`: operator -> name -> kernel."""
-    by_source = {_kernel.source_of(operator): built for operator, built in kernels.items()}
+    operators = {_kernel.source_of(operator): operator for operator in kernels}
 
     def raw_module(*, code: str, options: tuple[str, ...], name_expressions: list[str]) -> SimpleNamespace:
         assert options == _kernel.OPTIONS
-        return SimpleNamespace(get_function={name: by_source[code][name] for name in name_expressions}.__getitem__)
+        built = kernels[operators[code]]
+        return SimpleNamespace(get_function={name: built[name] for name in name_expressions}.__getitem__)
 
     def contiguous(array: DeviceArray) -> DeviceArray:
         return DeviceArray(np.ascontiguousarray(array._host))

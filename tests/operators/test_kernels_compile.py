@@ -15,7 +15,7 @@ import pytest
 from dali_pipes.operators import _kernel
 from dali_pipes.operators.permute import bijection
 
-ARCHITECTURES = ("80", "90", "100")
+QUICK_ARCHITECTURE = [pytest.param("80", marks=pytest.mark.slow), "90", pytest.param("100", marks=pytest.mark.slow)]
 OPERATORS = sorted(cuda_on_cpu.kernel_names())
 
 
@@ -55,7 +55,7 @@ def compile_with_nvrtc(operator: str, source: str, names: list[str], target: str
         nvrtc.destroyProgram(program)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", QUICK_ARCHITECTURE)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_compiles_with_nvrtc_and_spills_no_register(operator: str, architecture: str) -> None:
     names = cuda_on_cpu.kernel_names()[operator]
@@ -125,9 +125,7 @@ def test_nvrtc_refuses_a_broken_source() -> None:
         compile_with_nvrtc("permute", source, ["permute"], "sm_90")
 
 
-@pytest.mark.parametrize(
-    "architecture", [one if one == "90" else pytest.param(one, marks=pytest.mark.slow) for one in ARCHITECTURES]
-)
+@pytest.mark.parametrize("architecture", QUICK_ARCHITECTURE)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_compiles_with_nvcc(operator: str, architecture: str, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")

@@ -50,10 +50,14 @@ def sanitised(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
-def test_kernels_are_clean_on_random_and_edge_inputs() -> None:
-    files = [str(HERE / f"test_{operator}.py") for operator in cuda_on_cpu.kernel_names()]
+@pytest.mark.parametrize(
+    "operator",
+    [name if name == "rows" else pytest.param(name, marks=pytest.mark.slow) for name in cuda_on_cpu.kernel_names()],
+)
+def test_kernels_are_clean_on_random_and_edge_inputs(operator: str) -> None:
     # `random` of Hypothesis draws anew in every run; a failure prints its example
-    done = sanitised(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cuda_on_cpu", *files])
+    file = str(HERE / f"test_{operator}.py")
+    done = sanitised(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cuda_on_cpu", file])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout

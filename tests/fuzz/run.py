@@ -10,6 +10,7 @@ files are findings too. A finding is kept as a .zip of the files that reproduce 
 import argparse
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -24,7 +25,7 @@ from random import Random
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "corpus")]
 CASE_S = 20
-"""A case takes some milliseconds."""
+"""A case takes some milliseconds; on a loaded machine it gets more, see `_limit`."""
 MOST_MEMORY = 3 << 30
 
 
@@ -119,7 +120,7 @@ def fuzz(kind: str, seed: int, seconds: float, out: Path) -> tuple[int, list[str
 
 
 class _limit(contextlib.AbstractContextManager[list[int]]):
-    """Interrupts a blocking read after some seconds; what it gives is not empty then."""
+    """Interrupts a blocking read after some seconds, times the processes a core; what it gives is not empty then."""
 
     def __init__(self, seconds: int) -> None:
         self._seconds, self._late = seconds, list[int]()
@@ -129,8 +130,10 @@ class _limit(contextlib.AbstractContextManager[list[int]]):
             self._late.append(1)
             raise TimeoutError
 
+        from watchdog import processes_per_core
+
         signal.signal(signal.SIGALRM, ring)
-        signal.alarm(self._seconds)
+        signal.alarm(math.ceil(self._seconds * max(1.0, processes_per_core())))
         return self._late
 
     def __exit__(self, kind: object, *_: object) -> bool:

@@ -1,8 +1,10 @@
 """The fuzzer itself: it counts cases, tells a crash, a hang and an exception, and keeps what reproduces them."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import run
@@ -13,7 +15,7 @@ while [ "$1" != --first ]; do shift; done
 n=$2
 echo $n
 if [ $n = 0 ]; then echo '"AssertionError: 17 bytes"'; echo 1; echo 2; kill -SEGV $$; fi
-if [ $n = 3 ]; then exec sleep 60; fi
+if [ $n = 3 ]; then exec sleep infinity; fi
 echo $((n + 1))
 sleep 0.3
 """
@@ -24,7 +26,8 @@ def test_findings_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fake.write_text(FAKE)
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
-    monkeypatch.setattr(run, "CASE_S", 1)
+    monkeypatch.setattr(run, "CASE_S", 3)
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=itertools.count(0, 0.2).__next__))  # so long each child
     cases, findings = run.fuzz("npy", 5, 1.2, tmp_path / "out")
     assert cases >= 4
     first_lines = [finding.splitlines()[0] for finding in findings]

@@ -90,7 +90,10 @@ def pairs_of_documents(tokens: IntArray) -> list[tuple[int, int]]:
     return pairs
 
 
-@settings(max_examples=settings.default.max_examples // 25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=max(1, settings().max_examples // 25),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     lengths=st.lists(st.integers(2, 3 * T), min_size=6, max_size=20),
     batch_size=st.integers(1, 5),

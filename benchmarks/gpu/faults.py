@@ -121,7 +121,9 @@ def exits_and_forks(session: Session) -> None:
         code, words = wanted[scenario]
         name = f"process: {scenario}, {on_gpu['placement']}"
         try:
-            output, errors = child.communicate(timeout=min(_CHILD_LIMIT_S, max(1.0, session.left_s - 4)))
+            output, errors = child.communicate(
+                timeout=min(session.pick(_CHILD_LIMIT_S, session.left_s), max(1.0, session.left_s - 4))
+            )
         except subprocess.TimeoutExpired:
             child.kill()
             session.verify(name, "hangs", child.communicate()[1][-2000:])

@@ -19,7 +19,7 @@ from watchdog import processes_per_core
 NEEDS_COMPILER = pytest.mark.skipif(gpu_stand_in.why_not() is not None, reason=str(gpu_stand_in.why_not()))
 
 NO_LIMIT_S = 86_400.0
-HANGS_AFTER_S = round(4.0 * (1 + 2 * processes_per_core()), 0)
+HANGS_AFTER_S = float(round(2.5 * (1 + processes_per_core())))
 """Enough to start a process and to import the checks, also on a machine that does much else."""
 
 BROKEN = {

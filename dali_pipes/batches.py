@@ -3,8 +3,8 @@
 The arrays are cut, not tensors over them: each batch's tensor has its own storage, which is as large as the tensor and
 keeps the block alive. Views of one tensor would share a storage, and `torch.save` writes whole storages.
 
-A trainer's modes (inference, fake tensors, a default device) hold for what the trainer makes. The batches of a block are
-made together, so a mode that is on at one `next()` would reach the others: they are made outside of all modes.
+A trainer's modes (inference, fake tensors, a default device) are meant for what the trainer makes. The batches of a
+block are made together, so a mode that is on at one `next()` would reach the others: they are made outside all modes.
 """
 
 import functools
@@ -164,7 +164,7 @@ def as_cut(array: Any, device: int | None) -> Any:
 
 
 def cut(array: Any, sizes: Sequence[int], device: int | None) -> list[torch.Tensor]:
-    """Tensors over parts of an array, of `sizes` in its first axis; each holds the array as long as a view of it lives."""
+    """Tensors over parts of an array, of `sizes` in its first axis; each holds the array as long as a view lives."""
     parts = [array]
     if len(sizes) > 1:
         parts = [array[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]

@@ -30,7 +30,9 @@ class NotADataSet:
                 "returns it unchanged). To go on within an epoch, save loader.state_dict() and use load_state_dict(); "
                 "to leave batches out, set skip_steps"
             )
-        raise AttributeError("a TokenLoader does not wrap a data set: it takes the place of a DataLoader, so iterate it as it is")
+        raise AttributeError(
+            "a TokenLoader does not wrap a data set: it takes the place of a DataLoader, so iterate it as it is"
+        )
 
     def __reduce__(self) -> NoReturn:
         """What copies and pickles ask for. Raises TypeError."""

@@ -1,7 +1,7 @@
 """Settings and hooks of transformers' `Trainer` that would change what is learned and that a loader decides: refused.
 
-Some say what `Trainer` would do with a data set: order it, cut it, put its samples together. Others take the labels of a
-batch, and shift them: what they were written for are labels that equal the inputs.
+Some say what `Trainer` would do with a data set: order it, cut it, put its samples together. Others take the labels of
+a batch, and shift them: they were written for labels that equal the inputs.
 """
 
 import inspect
@@ -81,9 +81,7 @@ def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: A
             "either; set label_shift = True"
         )
     if config.label_shift and hook is None and not smoothed and not trainer.model_accepts_loss_kwargs:
-        raise ConfigError(
-            f"{name} takes no labels that are shifted already (`shift_labels`): set label_shift = False"
-        )
+        raise ConfigError(f"{name} takes no labels that are shifted already (`shift_labels`): set label_shift = False")
 
 
 def refuse_hook(name: str, hook: Callable[..., Any] | None, config: LoaderConfig) -> None:

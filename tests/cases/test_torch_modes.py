@@ -80,13 +80,13 @@ def _train_on(batch: dict[str, Any]) -> None:
 
 
 EVERYWHERE = ("inference", "a default device", "fake tensors")
-CASES = [(kind, mode) for kind in KINDS for mode in MODES if mode in EVERYWHERE or kind in ("windows", "static buffers")]
+CASES = [
+    (kind, mode) for kind in KINDS for mode in MODES if mode in EVERYWHERE or kind in ("windows", "static buffers")
+]
 
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)
-def test_a_mode_at_one_batch(
-    counting: Callable[..., Any], load: Load, engine: str, kind: str, mode: str
-) -> None:
+def test_a_mode_at_one_batch(counting: Callable[..., Any], load: Load, engine: str, kind: str, mode: str) -> None:
     """At the first of a block, at one in the middle, at the first of an epoch, and around the loader's making."""
     settings = settings_of(kind)
     if engine == "direct" and "graph" in settings:

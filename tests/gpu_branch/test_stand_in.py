@@ -1,13 +1,14 @@
 """The stand-in plays CuPy as it is: what the package calls exists there, under that name and with those arguments."""
 
 import inspect
+import weakref
 from typing import Any
 
 import gpu_stand_in
 import numpy as np
 import pytest
 
-from dali_pipes import batches, device
+from dali_pipes import device
 
 CALLED = [  # everything that dali_pipes/device.py and operators/ take from CuPy
     "RawModule",

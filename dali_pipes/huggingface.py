@@ -217,6 +217,8 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
         refuse_loss(own, loader.config, own.model, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
     class LoaderTrainer(trainer):  # type: ignore[misc, valid-type]
+        label_smoother: Any
+
         def __init__(self, *arguments: Any, **options: Any) -> None:
             given = inspect.signature(super().__init__).bind(*arguments, **options).arguments
             super().__init__(*arguments, **options)
@@ -279,6 +281,8 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
             def smoothed(outputs: Any, _: Any, shift_labels: bool = False, **counts: Any) -> Any:
                 return smoother(outputs, labels, **counts)  # Trainer would shift those of a causal model
 
+            if not self.model_accepts_loss_kwargs:  # nor needs it to, as its loss is not its own
+                inputs = {name: value for name, value in inputs.items() if name != "shift_labels"}
             self.label_smoother = smoothed
             try:
                 return super().compute_loss(model, inputs, *others, **options)

@@ -42,7 +42,7 @@ class PieceMemory:
         # NumPy lets a view of a view refer to the array that the first is a view of, here that would be `buffer`, but
         # not beyond an array that is over other memory than an array's: so every part of what is returned, and every
         # tensor over one, holds `whole`, and the reference dies with the last of them.
-        whole = np.frombuffer(memoryview(buffer), np.int64)
+        whole = np.frombuffer(buffer.data, np.int64)
         # The callback is a C function: no interrupt can hit it, which one in Python would swallow.
         reference = _BufferOf(whole, self._dropped.append)
         reference.buffer = buffer

@@ -51,7 +51,7 @@ def llama() -> Any:
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.5}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.5}
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **sizes, **heads))
 
 
@@ -73,14 +73,14 @@ def trainer_of(folder: Path, model: Any, hooks: dict[str, Any] | None = None, **
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Notes(TrainerCallback):
-        def on_pre_optimizer_step(self, *_: Any, model: Any, **others: Any) -> None:
-            trainer.gradients.append([value.grad.clone() for value in model.parameters()])
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            trainer.gradients.append([value.grad.clone() for value in others["model"].parameters()])
 
     data = {name: arguments.pop(name) for name in ("train_dataset", "eval_dataset") if name in arguments}
     settings: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
     settings |= {"logging_steps": 1, "learning_rate": 0.0, "max_grad_norm": 0.0, "max_steps": 3}
     whole = TrainingArguments(str(folder), **{**settings, **arguments})
-    trainer = loader_trainer(Trainer)(model, whole, callbacks=[Notes()], **data, **(hooks or {}))
+    trainer: Any = loader_trainer(Trainer)(model, whole, callbacks=[Notes()], **data, **(hooks or {}))
     trainer.gradients = []
     return trainer
 
@@ -105,7 +105,7 @@ def expected_steps(model: Any, loader: TokenLoader, smoothing: float, accumulati
         for _ in range(steps):
             parts = [summed(model, next(batches), smoothing, loader.config.label_shift) for _ in range(accumulation)]
             loss = torch.stack([part for part, _ in parts]).sum() / sum(count for _, count in parts)
-            found.append((float(loss), torch.autograd.grad(loss, list(model.parameters()))))
+            found.append((loss.item(), torch.autograd.grad(loss, list(model.parameters()))))
     return found
 
 
@@ -126,7 +126,10 @@ def test_steps_are_means_over_their_labels(
 ) -> None:
     model = llama()
     with loader_of(corpus, **KINDS[kind]) as loader:
-        arguments = {"label_smoothing_factor": smoothing, "gradient_accumulation_steps": accumulation}
+        arguments: dict[str, Any] = {
+            "label_smoothing_factor": smoothing,
+            "gradient_accumulation_steps": accumulation,
+        }
         trainer = trainer_of(tmp_path, model, train_dataset=loader, **arguments)
         trainer.train()
         assert_steps(trainer, expected_steps(model, loader, smoothing, accumulation, 3))
@@ -171,11 +174,11 @@ def test_a_loss_function(corpus: str, tmp_path: Path, label_shift: bool, smoothi
         logits = outputs["logits"]
         if not label_shift:
             logits, labels = logits[:, :-1], labels[:, 1:]
-        loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        loss: torch.Tensor = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         return loss / num_items_in_batch
 
-    arguments = {"label_smoothing_factor": smoothing, "gradient_accumulation_steps": accumulation}
-    changes = {"mask_boundaries": True} if label_shift else {"label_shift": False}
+    arguments: dict[str, Any] = {"label_smoothing_factor": smoothing, "gradient_accumulation_steps": accumulation}
+    changes: dict[str, Any] = {"mask_boundaries": True} if label_shift else {"label_shift": False}
     with loader_of(corpus, **changes) as loader:
         hooks = {"compute_loss_func": loss_of}
         if label_shift:

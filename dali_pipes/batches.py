@@ -137,7 +137,7 @@ def _first_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
         return tensor.detach()  # another object over the same storage
     storage = tensor.untyped_storage()[: rows * tensor.stride(0) * tensor.itemsize]
     part = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return part.set_(storage, 0, (rows, *tensor.shape[1:]), tensor.stride())  # type: ignore[call-overload, no-any-return]
+    return part.set_(storage, 0, (rows, *tensor.shape[1:]), tensor.stride())
 
 
 def why_no_cuda() -> str | None:

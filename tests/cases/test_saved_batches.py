@@ -78,7 +78,8 @@ def test_a_batch_that_moves_leaves_the_others_where_they_were(batches: TokenLoad
     held = []
     for number, batch in enumerate(batches):
         if number % 2:
-            for tensor in tensors(batch).values():
+            shared: list[Any] = list(tensors(batch).values())
+            for tensor in shared:
                 tensor.share_memory_()  # what sending it does
                 assert tensor.is_shared()
         assert same(batch, expected[number])

@@ -34,6 +34,12 @@ def default_dtype() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextlib.contextmanager
+def _both(one: Any, other: Any) -> Iterator[None]:
+    with one, other:
+        yield
+
+
 class Doubling(TorchFunctionMode):
     """Changes what every function of torch returns."""
 
@@ -55,12 +61,6 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-@contextlib.contextmanager
-def _both(one: Any, other: Any) -> Iterator[None]:
-    with one, other:
-        yield
-
-
 def _values(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
@@ -68,7 +68,7 @@ def _values(batch: dict[str, Any]) -> dict[str, Any]:
 def _train_on(batch: dict[str, Any]) -> None:
     """What an inference tensor refuses: to be kept for a backward pass, and to be written to."""
     weight = torch.ones(200, 1, requires_grad=True)
-    torch.nn.functional.embedding(batch["input_ids"], weight).sum().backward()
+    torch.autograd.grad(torch.nn.functional.embedding(batch["input_ids"], weight).sum(), weight)
     for tensor in batch.values():
         if isinstance(tensor, torch.Tensor):
             assert type(tensor) is torch.Tensor

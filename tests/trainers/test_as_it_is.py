@@ -30,13 +30,12 @@ def own_rows(loader: TokenLoader) -> list[list[int]]:
 
 
 def accelerate_calls() -> dict[str, Callable[[Any, TokenLoader], Any]]:
-    from accelerate import skip_first_batches
-    from accelerate.data_loader import prepare_data_loader
+    accelerate: Any = pytest.importorskip("accelerate")
 
     return {
-        "skip_first_batches": lambda accelerator, loader: skip_first_batches(loader, 3),
+        "skip_first_batches": lambda accelerator, loader: accelerate.skip_first_batches(loader, 3),
         "its method": lambda accelerator, loader: accelerator.skip_first_batches(loader, 3),
-        "prepare_data_loader": lambda accelerator, loader: prepare_data_loader(loader),
+        "prepare_data_loader": lambda accelerator, loader: accelerate.data_loader.prepare_data_loader(loader),
         "that method": lambda accelerator, loader: accelerator.prepare_data_loader(loader),
     }
 
@@ -44,20 +43,18 @@ def accelerate_calls() -> dict[str, Callable[[Any, TokenLoader], Any]]:
 @pytest.mark.needs("accelerate")
 @pytest.mark.parametrize("call", ["skip_first_batches", "its method", "prepare_data_loader", "that method"])
 def test_accelerate_says_what_to_do(loader: TokenLoader, call: str) -> None:
-    from accelerate import Accelerator
-
+    accelerate: Any = pytest.importorskip("accelerate")
     with pytest.raises(TypeError, match=rf"{ITERATE}.*load_state_dict.*skip_steps"):
-        accelerate_calls()[call](Accelerator(cpu=True), loader)
+        accelerate_calls()[call](accelerate.Accelerator(cpu=True), loader)
     assert rows(loader) == own_rows(loader), "it is as it was"
 
 
 @pytest.mark.needs("accelerate")
 def test_what_accelerate_is_told_is_what_it_wants(loader: TokenLoader) -> None:
     """Go on behind batch 3: by a state, and by steps that are left out."""
-    from accelerate import Accelerator
-
+    accelerate: Any = pytest.importorskip("accelerate")
     expected = own_rows(loader)[3:]
-    prepared = Accelerator(cpu=True).prepare(loader)
+    prepared = accelerate.Accelerator(cpu=True).prepare(loader)
     assert prepared is loader
     batches = iter(loader)
     for _ in range(3):
@@ -111,10 +108,9 @@ def test_torchdata(loader: TokenLoader) -> None:
 @pytest.mark.needs("lightning")
 def test_fabric(loader: TokenLoader) -> None:
     """Its own sentence; a loop over the loader itself needs no `setup_dataloaders`."""
-    from lightning.fabric import Fabric
-
+    fabric: Any = pytest.importorskip("lightning.fabric")
     with pytest.raises(TypeError, match="Only PyTorch DataLoader are currently supported"):
-        Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
+        fabric.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
 
 
 @pytest.mark.needs("transformers", "accelerate")
@@ -122,7 +118,8 @@ def test_trainer_without_loader_trainer(loader: TokenLoader, tmp_path: Path) -> 
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True)
-    for data in ({"train_dataset": loader}, {"eval_dataset": loader}):
+    several: list[dict[str, Any]] = [{"train_dataset": loader}, {"eval_dataset": loader}]
+    for data in several:
         trainer = Trainer(torch.nn.Linear(1, 1), arguments, **data)
         with pytest.raises(TypeError, match=rf"{INDEXED}.*loader_trainer"):
             (trainer.train if "train_dataset" in data else trainer.evaluate)()

@@ -175,7 +175,8 @@ def test_a_loss_function(corpus: str, tmp_path: Path, label_shift: bool, smoothi
         if not label_shift:
             logits, labels = logits[:, :-1], labels[:, 1:]
         loss: torch.Tensor = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-        return loss / num_items_in_batch
+        mean: torch.Tensor = loss / num_items_in_batch
+        return mean
 
     arguments: dict[str, Any] = {"label_smoothing_factor": smoothing, "gradient_accumulation_steps": accumulation}
     changes: dict[str, Any] = {"mask_boundaries": True} if label_shift else {"label_shift": False}

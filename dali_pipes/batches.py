@@ -1,7 +1,17 @@
-"""Blocks of arrays cut into batches of tensors: views, no copies, unless they must be at fixed addresses."""
+"""Blocks of arrays cut into batches of tensors: no copies, unless they must be at fixed addresses.
 
+The arrays are cut, not tensors over them: each batch's tensor has its own storage, which is as large as the tensor and
+keeps the block alive. Views of one tensor would share a storage, and `torch.save` writes whole storages.
+
+A trainer's modes (inference, fake tensors, a default device) are meant for what the trainer makes. The batches of a
+block are made together, so a mode that is on at one `next()` would reach the others: they are made outside all modes.
+"""
+
+import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -17,23 +27,45 @@ Batch = dict[str, Any]
 """Tensors by output name; `max_seqlen` and `num_segments` are whole numbers."""
 
 
+Arguments = ParamSpec("Arguments")
+Made = TypeVar("Made")
+
+
+def outside_modes(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
+    """A function that makes ordinary tensors whatever modes of torch the calling thread has turned on."""
+
+    @functools.wraps(make)
+    def made(*arguments: Arguments.args, **options: Arguments.kwargs) -> Made:
+        if not (
+            torch.is_inference_mode_enabled()
+            or torch._C._len_torch_dispatch_stack()  # FakeTensorMode and its like
+            or torch._C._len_torch_function_stack()  # a default device, and its like
+        ):
+            return make(*arguments, **options)  # entering the three costs more than a tensor
+        with torch.inference_mode(False), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            return make(*arguments, **options)
+
+    return made
+
+
+@outside_modes
 def sliced(piece: Piece, names: Sequence[str], device: int | None, row_outputs: RowOutputs | None) -> Iterator[Batch]:
-    """The batches of a piece, one after another, as views of its memory. Does not block."""
+    """The batches of a piece, one after another, in its memory. Does not block."""
     columns: dict[str, Sequence[Any]] = {}
     for name in names:
         if name not in piece.arrays:
             columns[name] = [values[name] for values in piece.values]
             continue
-        tensor = as_tensor(piece.arrays[name], device)
+        array = as_cut(piece.arrays[name], device)
         if piece.is_flat and name != "row_ids":
             assert row_outputs is not None
-            columns[name] = row_outputs.unfolded(name, tensor, list(zip(piece.sizes, piece.widths, strict=True)))
-        elif len(piece.sizes) == 1:
-            columns[name] = [tensor]
+            shapes = [row_outputs.shape(name, *part) for part in zip(piece.sizes, piece.widths, strict=True)]
+            flat = cut(array, [math.prod(shape) for shape in shapes], device)
+            columns[name] = [values.view(shape) for values, shape in zip(flat, shapes, strict=True)]
         else:
-            columns[name] = tensor.split([1] * len(piece.sizes) if name == "cu_seqlens" else piece.sizes)
+            columns[name] = cut(array, [1] * len(piece.sizes) if name == "cu_seqlens" else piece.sizes, device)
         if name == "cu_seqlens":
-            columns[name] = [bounds[0] for bounds in columns[name]]
+            columns[name] = [bounds.view(-1) for bounds in columns[name]]
     return (dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True))
 
 
@@ -47,6 +79,7 @@ class RowShare:
         self.size = size
         self._rank, self._split = rank, split
 
+    @outside_modes
     def of(self, batch: Batch) -> Batch:
         """The share of a batch. On a GPU it is copied on torch's current stream; does not block."""
         return {name: self.columns(value) if name in ROW_OUTPUTS else value for name, value in batch.items()}
@@ -56,6 +89,13 @@ class RowShare:
         ranges = shared_ranges(rows.shape[1], self._rank, self.size, self._split)
         parts = [rows[:, first:end] for first, end in ranges]
         return parts[0].clone(memory_format=torch.contiguous_format) if len(parts) == 1 else torch.cat(parts, 1)
+
+
+@outside_modes
+def row_positions(width: int, share: RowShare | None) -> torch.Tensor:
+    """Which positions of a row of `width` the columns of a batch are: int64 (T,), on the CPU."""
+    positions = torch.arange(width)
+    return positions if share is None else share.columns(positions[None])[0]
 
 
 class StaticBatch:
@@ -76,6 +116,7 @@ class StaticBatch:
         self._stream = stream
         return self.copied(batch)
 
+    @outside_modes
     def copied(self, batch: Batch) -> Batch:
         """The same, where what reads the last batch has been queued on the same stream."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
@@ -85,9 +126,18 @@ class StaticBatch:
             if key not in self._tensors:
                 shape = tensor.shape if name == "cu_seqlens" else (self._batch_size, *tensor.shape[1:])
                 self._tensors[key] = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-            filled[name] = self._tensors[key][: len(tensor)]
+            filled[name] = _first_rows(self._tensors[key], len(tensor))
             filled[name].copy_(tensor, non_blocking=True)
         return filled
+
+
+def _first_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """The first rows, at the same address, with a storage of their size."""
+    if rows == len(tensor):
+        return tensor.detach()  # another object over the same storage
+    storage = tensor.untyped_storage()[: rows * tensor.stride(0) * tensor.itemsize]
+    part = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return part.set_(storage, 0, (rows, *tensor.shape[1:]), tensor.stride())
 
 
 def why_no_cuda() -> str | None:
@@ -105,11 +155,22 @@ def current_stream(device: int | None) -> int | None:
     return torch._C._cuda_getCurrentRawStream(device)
 
 
-def as_tensor(array: Any, device: int | None) -> Any:
-    """A tensor over an array's memory, which holds the array as long as any view of it lives."""
-    if isinstance(array, np.ndarray):
-        assert array.flags.writeable, "a kept plan's arrays are not: the trainer would change what later batches are"
-        return torch.from_numpy(array)
-    if device is None:  # DALI's own output, on the CPU
-        return torch.utils.dlpack.from_dlpack(array)
-    return torch.as_tensor(array, device=torch.device("cuda", device))
+def as_cut(array: Any, device: int | None) -> Any:
+    """An array as one that can be cut: DALI's own output on the CPU cannot."""
+    if device is None and not isinstance(array, np.ndarray):
+        return torch.utils.dlpack.from_dlpack(array).numpy()
+    assert device is not None or array.flags.writeable, "a kept plan's arrays are not: later batches are made of them"
+    return array
+
+
+def cut(array: Any, sizes: Sequence[int], device: int | None) -> list[torch.Tensor]:
+    """Tensors over parts of an array, of `sizes` in its first axis; each holds the array as long as a view lives."""
+    parts = [array]
+    if len(sizes) > 1:
+        parts = [array[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+    return [torch.from_numpy(part) if device is None else on_gpu(part, device) for part in parts]
+
+
+def on_gpu(part: Any, device: int) -> torch.Tensor:
+    """A tensor over memory of a GPU."""
+    return torch.as_tensor(part, device=torch.device("cuda", device))

@@ -24,6 +24,7 @@ library's.
 
 import contextlib
 import ctypes
+import math
 import threading
 import weakref
 from collections import deque
@@ -214,6 +215,23 @@ class _Lent:
             "strides": None,
         }
 
+    def __getitem__(self, part: slice) -> "_LentPart":
+        return _LentPart(self, part)
+
+
+class _LentPart:
+    """Some of the first axis of a lent output, which it holds."""
+
+    def __init__(self, whole: _Lent, part: slice) -> None:
+        given = whole.__cuda_array_interface__
+        length, *others = given["shape"]
+        begin, end, step = part.indices(length)
+        assert step == 1
+        (address, is_read_only), size = given["data"], math.prod(others) * np.dtype(given["typestr"]).itemsize
+        data = address + begin * size, is_read_only
+        self.__cuda_array_interface__ = {**given, "shape": (max(0, end - begin), *others), "data": data}
+        self._whole = whole
+
 
 class Loan:
     """A block in the hands of a consumer, on the streams that it was handed out for."""
@@ -262,7 +280,7 @@ class Loans:
             loan = Loan(outputs, size, stream, self._record(stream))
             self._live[id(loan)] = loan
             try:
-                lent = [as_lent(output) for output in outputs]
+                lent = [_Lent(output) for output in outputs]
                 for owner in lent:
                     reference = _LoanReference(owner, self._dropped.append)  # in C: no interrupt comes into the call
                     reference.loan = loan
@@ -321,8 +339,3 @@ def loans_of(device: int) -> Loans:
     if device not in _loans:
         _loans.setdefault(device, Loans(device))
     return _loans[device]
-
-
-def as_lent(output: Any) -> Any:
-    """What torch gets of a DALI output."""
-    return _Lent(output)

@@ -12,6 +12,7 @@ had, is given as many numbers, and no data is read for them. Epochs of packed ro
 one epoch without an end and is told to count nothing off; where the run stands is for the loader's state to say.
 """
 
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,7 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import BackendError, ConfigError, StateError
 from dali_pipes.loader import TokenLoader
 from dali_pipes.schedule import Position
+from dali_pipes.trainer_settings import refuse_hook, refuse_loss, refuse_old_liger, refuse_settings
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -135,12 +137,17 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
     accumulated batches run on from one epoch into the next, and what Trainer does at an epoch's end is done behind the
     step that reaches it.
 
+    `label_smoothing_factor` smooths the labels that the loader hands out, all T of a row. Hooks that take labels
+    (`compute_loss_func`, `compute_metrics`, `preprocess_logits_for_metrics`) get them as the loader shifts them, which
+    they have to say they know: `compute_metrics.labels_are_shifted = True`. `label_ids` of `predict()` are those too.
+
     Where epochs are equally long `train()` raises `StateError` if it resumes with another accumulation or other rows of
     a step (ranks times batch size), which Trainer's own count of steps does not follow. Building one raises
-    `ConfigError` for a model that cannot be told that labels are shifted already, and for a loader with `skip_steps`;
-    this raises `BackendError` without transformers.
+    `ConfigError` for a model or a hook that would shift labels a second time, for a loader with `skip_steps`, and for
+    settings that only a data set could follow; this raises `BackendError` without transformers.
     """
     try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         from transformers.trainer_callback import DefaultFlowCallback, ExportableState, TrainerCallback
     except ImportError as error:
         raise BackendError('transformers is not installed: pip install "dali-pipes[trainers]"') from error
@@ -198,13 +205,22 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
         # Its own generator: an iterator draws a seed, which would come from random states that a resume has restored.
         return torch.utils.data.DataLoader(batches, batch_size=None, generator=torch.Generator())
 
-    def one_pass(loader: TokenLoader) -> Any:
+    def one_pass(own: Any, loader: TokenLoader) -> Any:
         if loader.config.repeat:
             raise ConfigError("repeat = True: evaluation would never end; leave it out for the loader of it")
+        refuse_labels(own, loader)
+        refuse_hook("compute_metrics", own.compute_metrics, loader.config)
+        refuse_hook("preprocess_logits_for_metrics", own.preprocess_logits_for_metrics, loader.config)
         return whole(Batches(loader))
 
+    def refuse_labels(own: Any, loader: TokenLoader) -> None:
+        refuse_loss(own, loader.config, own.model, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
     class LoaderTrainer(trainer):  # type: ignore[misc, valid-type]
+        label_smoother: Any
+
         def __init__(self, *arguments: Any, **options: Any) -> None:
+            given = inspect.signature(super().__init__).bind(*arguments, **options).arguments
             super().__init__(*arguments, **options)
             for data, name in (
                 (self.train_dataset, "per_device_train_batch_size"),
@@ -214,15 +230,16 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
                     setattr(self.args, name, data.config.batch_size)
                     if data is self.train_dataset:
                         self._train_batch_size = data.config.batch_size  # a copy that Trainer made of it just now
-                    if data.config.label_shift and not self.model_accepts_loss_kwargs:
-                        raise ConfigError(
-                            f"{type(self.model).__name__} takes no labels that are shifted already (`shift_labels`): "
-                            "set label_shift = False"
-                        )
+                    refuse_labels(self, data)
                     change = _keep_apart(data.config, self.model, self.args.use_cache)
                     if change:
                         _say(data.config, f'rows = "pack": the documents of a row will attend to each other; {change}')
+            if isinstance(self.eval_dataset, TokenLoader):
+                one_pass(self, self.eval_dataset)
             if isinstance(self.train_dataset, TokenLoader):
+                is_alone = self.eval_dataset is None or isinstance(self.eval_dataset, TokenLoader)
+                collator = given.get("data_collator", options.get("data_collator")) if is_alone else None
+                refuse_settings(self, self.train_dataset.config, collator)
                 if self.train_dataset.config.skip_steps:
                     raise ConfigError(
                         "skip_steps: Trainer takes every epoch for as long as the first, and counts off what it has "
@@ -246,13 +263,31 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
             data = self.train_dataset
             if not isinstance(data, TokenLoader):
                 return super().get_train_dataloader()
+            if self.args.use_liger_kernel and data.config.label_shift:
+                refuse_old_liger(self.model)
             self.train_batches = EndlessBatches(data) if _epochs_differ(data) else Batches(data)
             return whole(self.train_batches)
 
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             data = self.eval_dataset if eval_dataset is None else eval_dataset
             data = self.eval_dataset[data] if isinstance(data, str) else data
-            return one_pass(data) if isinstance(data, TokenLoader) else super().get_eval_dataloader(eval_dataset)
+            return one_pass(self, data) if isinstance(data, TokenLoader) else super().get_eval_dataloader(eval_dataset)
+
+        def compute_loss(self, model: Any, inputs: Any, *others: Any, **options: Any) -> Any:
+            smoother, labels = self.label_smoother, inputs.get("shift_labels")
+            if smoother is None or labels is None:
+                return super().compute_loss(model, inputs, *others, **options)
+
+            def smoothed(outputs: Any, _: Any, shift_labels: bool = False, **counts: Any) -> Any:
+                return smoother(outputs, labels, **counts)  # Trainer would shift those of a causal model
+
+            if not self.model_accepts_loss_kwargs:  # nor needs it to, as its loss is not its own
+                inputs = {name: value for name, value in inputs.items() if name != "shift_labels"}
+            self.label_smoother = smoothed
+            try:
+                return super().compute_loss(model, inputs, *others, **options)
+            finally:
+                self.label_smoother = smoother
 
         def num_examples(self, dataloader: Any) -> int:
             batches = getattr(dataloader, "dataset", None)
@@ -263,7 +298,7 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
 
         def get_test_dataloader(self, test_dataset: Any) -> Any:
             is_ours = isinstance(test_dataset, TokenLoader)
-            return one_pass(test_dataset) if is_ours else super().get_test_dataloader(test_dataset)
+            return one_pass(self, test_dataset) if is_ours else super().get_test_dataloader(test_dataset)
 
     LoaderTrainer.__name__ = LoaderTrainer.__qualname__ = f"Loader{trainer.__name__}"
     return LoaderTrainer

@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 
 from dali_pipes.announce import say_resumed, say_start, start_text
-from dali_pipes.batches import Batch, current_stream, sliced
+from dali_pipes.batches import Batch, current_stream, row_positions, sliced
 from dali_pipes.block_queue import Piece
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
@@ -195,8 +195,7 @@ class TokenLoader(NotADataSet):
         0, 1, ..., or with `context_parallel` this rank's share of them. Positions within documents are the output
         `position_ids`.
         """
-        positions = torch.arange(self.config.seq_len if width is None else width)
-        return positions if self._share is None else self._share.columns(positions[None])[0]
+        return row_positions(self.config.seq_len if width is None else width, self._share)
 
     def locate(self, step: int, row: int, epoch: int | None = None) -> RowLocation:
         """Where row `row` of this rank's batch number `step` comes from.

@@ -1,5 +1,6 @@
 """What is done with data sets elsewhere, and with a loader would be wrong or go wrong: refused in words."""
 
+import sys
 from typing import NoReturn
 
 import torch
@@ -15,6 +16,22 @@ class NotADataSet:
         raise TypeError(
             "a TokenLoader is iterated, not indexed: it takes the place of a DataLoader, so hand it to the trainer "
             "as it is (transformers' Trainer: dali_pipes.huggingface.loader_trainer)"
+        )
+
+    @property
+    def dataset(self) -> NoReturn:
+        """What a DataLoader has: others look whether there is one, and go on without (AttributeError).
+
+        Raises TypeError for Accelerate, which takes a DataLoader apart to share its batches out or to skip some.
+        """
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("accelerate."):
+            raise TypeError(
+                "a TokenLoader already delivers the batches of this rank: iterate it as it is (accelerator.prepare "
+                "returns it unchanged). To go on within an epoch, save loader.state_dict() and use load_state_dict(); "
+                "to leave batches out, set skip_steps"
+            )
+        raise AttributeError(
+            "a TokenLoader does not wrap a data set: it takes the place of a DataLoader, so iterate it as it is"
         )
 
     def __reduce__(self) -> NoReturn:

@@ -39,10 +39,12 @@ class PieceMemory:
                 self._free.append(reference.buffer)
         # The one used last is the likeliest to be in the cache.
         buffer = self._free.pop() if self._free else np.empty(self._size, np.int64)
-        array = buffer[: math.prod(shape)].reshape(shape)
-        # A tensor made from `array` holds `array` itself, so the reference dies with the last view. The callback is a C
-        # function: no interrupt can hit it, which one in Python would swallow.
-        reference = _BufferOf(array, self._dropped.append)
+        # NumPy lets a view of a view refer to the array that the first is a view of, here that would be `buffer`, but
+        # not beyond an array that is over other memory than an array's: so every part of what is returned, and every
+        # tensor over one, holds `whole`, and the reference dies with the last of them.
+        whole = np.frombuffer(buffer.data, np.int64)
+        # The callback is a C function: no interrupt can hit it, which one in Python would swallow.
+        reference = _BufferOf(whole, self._dropped.append)
         reference.buffer = buffer
         self._used[id(reference)] = reference
-        return array
+        return whole[: math.prod(shape)].reshape(shape)

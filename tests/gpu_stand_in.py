@@ -167,7 +167,21 @@ class DaliTensor:
 
     def __init__(self, gpu: "StandInGpu", shape: tuple[int, ...], typestr: str) -> None:
         self.memory = Memory(gpu, int(np.prod(shape)) * np.dtype(typestr).itemsize)
-        self.shape, self.dtype = shape, np.dtype(typestr)
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": typestr,
+            "data": (self.memory.address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+class OnHost:
+    """Memory of the device as NumPy takes it; holds what torch would hold."""
+
+    def __init__(self, lent: Any) -> None:
+        self.__array_interface__ = {**lent.__cuda_array_interface__, "version": 3}
+        self.lent = lent
 
 
 class Pipeline:
@@ -427,7 +441,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setitem(sys.modules, "cupy", gpu.cupy())
         patch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=gpu.empty_pinned))
         patch.setattr(device, "cuda_driver_present", lambda: True)
-        patch.setattr(device, "as_lent", lambda output: output.memory.array(output.shape, output.dtype))
+        patch.setattr(batches, "on_gpu", lambda part, number: torch.from_numpy(np.asarray(OnHost(part))))
         patch.setattr(device, "_loans", {})
         patch.setattr(block_queue, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph))
         patch.setattr(loader, "current_stream", lambda number: None if number is None else gpu.consumer)

@@ -89,7 +89,8 @@ ALLOWED = {
     "loader_parts": Imports(
         "announce batches block_queue plan_reports state pipeline row_plan schedule config"
     ),  # what a loader of one rank is made of
-    "huggingface": Imports("announce attention loader schedule config", "torch transformers"),
+    "huggingface": Imports("announce attention loader schedule trainer_settings config", "torch transformers"),
+    "trainer_settings": Imports("config"),
     "not_a_data_set": Imports("", "torch"),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "reports": Imports(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kinds import KINDS, settings_of
 from oracle import epoch_batches
 from streams import all_same, loader_stream, oracle_stream, take
 
@@ -220,27 +221,12 @@ def test_writing_to_a_batch_reaches_nothing_else(
     assert all_same(load(corpus, **order), epoch_batches(corpus.tokens, **order))
 
 
-MADE: dict[str, dict[str, Any]] = {
-    "windows": {},
-    "windows in pieces": {"outputs": ("input_ids", "labels", "row_ids", "position_ids", "cu_seqlens")},
-    "windows with padding rows": {"world_size": 3, "rank": 2, "drop_last": False, "eos_id": 0},
-    "packed": {"rows": "pack", "outputs": ("input_ids", "labels", "row_ids", "segment_ids", "loss_mask")},
-    "padded": {"rows": "pad", "outputs": ("input_ids", "labels", "row_ids", "position_ids", "attention_mask")},
-    "buckets": {"rows": "pad", "length_buckets": (4, 8, T)},
-    "shared rows": {"context_parallel": (1, 2), "outputs": ("input_ids", "labels", "row_ids", "position_ids")},
-    "static buffers": {"static_buffers": True, "rows": "pack"},
-    "a graph": {"graph": dict},
-    "a graph of packed rows": {"graph": dict, "rows": "pack"},
-}
-
-
 @pytest.mark.parametrize("per_run", [1, 4])
-@pytest.mark.parametrize("made", MADE)
-def test_what_is_kept_is_out_of_reach(counting: Callable[..., Any], load: Load, made: str, per_run: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_is_out_of_reach(counting: Callable[..., Any], load: Load, kind: str, per_run: int) -> None:
     """Every output of every batch is written to, and later epochs are what they were: plans are kept over epochs."""
     corpus = counting(642, dtype="uint16", vocab_size=11)  # documents of 11 tokens
-    settings = {"eos_id": 0, "batch_size": 3, "seq_len": T, "batches_per_run": per_run, "drop_last": False}
-    loader = load(corpus, **{**settings, **MADE[made]})
+    loader = load(corpus, **settings_of(kind), batches_per_run=per_run)
     start = loader.state_dict()
     expected = [_values(batch) for batch in loader]
     assert len(expected) > 3

@@ -1,0 +1,104 @@
+"""Settings and hooks of transformers' `Trainer` that would change what is learned and that a loader decides: refused.
+
+Some say what `Trainer` would do with a data set: order it, cut it, put its samples together. Others take the labels of
+a batch, and shift them: they were written for labels that equal the inputs.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.errors import ConfigError
+
+SHIFTED = "labels_are_shifted"
+"""An attribute of a hook: it takes labels as they are, the one at position t for the logits at t."""
+
+
+def refuse_settings(trainer: Any, config: LoaderConfig, data_collator: Any) -> None:
+    """Raise `ConfigError` for settings of a `Trainer` that a loader to train on would leave without effect."""
+    args = trainer.args
+    seed, drop_last, accelerator = args.data_seed, args.dataloader_drop_last, args.accelerator_config
+    refusals = {
+        "data_collator": data_collator is not None and "a loader's batches are complete; leave it out",
+        f"data_seed = {seed}": seed not in (None, config.seed)
+        and f"the order is the loader's; set seed = {seed} there and leave it out here",
+        f'train_sampling_strategy = "{args.train_sampling_strategy}"': args.train_sampling_strategy != "random"
+        and 'the order is the loader\'s; leave it out, and for rows of about equal length use rows = "pad" with '
+        "length_buckets",
+        "dataloader_drop_last = True": drop_last
+        and not config.drop_last
+        and "the loader has drop_last = False; set it to True there and leave it out here",
+        "auto_find_batch_size = True": args.auto_find_batch_size
+        and "the batch size is the loader's, which a smaller one of Trainer's does not change; leave it off",
+        "accelerator_config: split_batches = True": accelerator.split_batches
+        and "the loader's batches are of one rank already; leave it off, and divide batch_size by the number of ranks",
+        "accelerator_config: dispatch_batches = True": accelerator.dispatch_batches
+        and "every rank has its own loader; leave it out",
+    }
+    for setting, why in refusals.items():
+        if why:
+            raise ConfigError(f"{setting}: {why}")
+    _refuse_shared_rows(trainer, config)
+
+
+def _refuse_shared_rows(trainer: Any, config: LoaderConfig) -> None:
+    """Ranks that work on the same rows need loaders that hand out the same rows."""
+    parallel = getattr(trainer.accelerator, "parallelism_config", None)
+    if parallel is not None and (parallel.cp_size > 1 or parallel.sp_size > 1):
+        raise ConfigError(
+            "parallelism_config with cp_size or sp_size: Trainer would cut labels twice that are shifted already; use "
+            "the loader's context_parallel in a training loop instead"
+        )
+    tensor_parallel, processes = trainer.get_tp_size(), trainer.accelerator.num_processes
+    if tensor_parallel > 1 and (config.world_size or 1) * tensor_parallel != processes:
+        raise ConfigError(
+            f"{tensor_parallel} of the {processes} ranks share their rows (tensor parallelism), but the loader has "
+            f"{config.world_size or 1} ranks; give it mesh and data_dims, or rank and world_size = "
+            f"{processes // tensor_parallel}"
+        )
+
+
+def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: Any) -> None:
+    """Raise `ConfigError` where `Trainer` or the model would shift labels that are shifted, or none that are not.
+
+    causal_models: names of the classes whose labels Trainer's label smoother shifts.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    name, hook = type(inner).__name__, trainer.compute_loss_func
+    if "labels" not in config.outputs:
+        return
+    refuse_hook("compute_loss_func", hook, config)
+    smoothed = trainer.label_smoother is not None and hook is None
+    if smoothed and trainer.args.use_liger_kernel and config.label_shift:
+        raise ConfigError(
+            "label_smoothing_factor and use_liger_kernel: Liger makes no logits from labels that are shifted already; "
+            "set one of them off, or label_shift = False"
+        )
+    if smoothed and not config.label_shift and name not in causal_models:
+        raise ConfigError(
+            f"label_smoothing_factor: Trainer does not shift the labels of {name}, and label_shift = False does not "
+            "either; set label_shift = True"
+        )
+    if config.label_shift and hook is None and not smoothed and not trainer.model_accepts_loss_kwargs:
+        raise ConfigError(f"{name} takes no labels that are shifted already (`shift_labels`): set label_shift = False")
+
+
+def refuse_hook(name: str, hook: Callable[..., Any] | None, config: LoaderConfig) -> None:
+    """Raise `ConfigError` for a hook that may shift labels that are shifted already."""
+    if hook is not None and config.label_shift and "labels" in config.outputs and not getattr(hook, SHIFTED, False):
+        raise ConfigError(
+            f"{name}: the labels it gets are shifted already, the one at position t is for the logits at t. If it "
+            f"takes them so, set {name}.{SHIFTED} = True; if it shifts them, set label_shift = False in the loader"
+        )
+
+
+def refuse_old_liger(model: Any) -> None:
+    """Raise `ConfigError` where Liger's loss, which has been put into a model, would shift labels once more."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    code = getattr(inspect.unwrap(inner.forward), "__code__", None)
+    if code is not None and "shift_labels" not in (*code.co_consts, *code.co_varnames[: code.co_argcount]):
+        raise ConfigError(
+            "use_liger_kernel: this version of liger-kernel would shift the labels a second time; update it, or set "
+            "label_shift = False"
+        )

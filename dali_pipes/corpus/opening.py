@@ -10,7 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.corpus import arrow_messages, datatrove, flat, huggingface, litdata, llmc, mds, megatron, npy, parquet
+from dali_pipes.corpus import (
+    arrow_messages,
+    datatrove,
+    flat,
+    huggingface,
+    litdata,
+    llmc,
+    mds,
+    megatron,
+    npy,
+    parquet,
+    synthetic,
+)
 from dali_pipes.corpus.arrayrecord import inspect_arrayrecord
 from dali_pipes.corpus.arrow import open_arrow
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
@@ -46,6 +58,7 @@ def open_corpus(
     eager: bool = False,
     verify: bool = False,
     read_retries: int = DEFAULT_RETRIES,
+    vocab_size: int | None = None,
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
@@ -53,7 +66,8 @@ def open_corpus(
     whole at the first opening, and the lengths are kept in the user's cache folder; with a progress bar on a terminal
     where that takes longer than a second.
 
-    paths:  a file, a folder, a glob, or a list of these. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
+    paths:  a file, a folder, a glob, or a list of these; or "synthetic:10B" for ids by formula, without files, which
+            `dali_pipes.corpus.synthetic` tells of. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
             and leave out side files; a list keeps its own order. `dali_pipes.corpus.discover` has the rules.
     format: "auto" recognises each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy" or
             "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet", "arrow" (file or stream; also a folder
@@ -73,6 +87,7 @@ def open_corpus(
     verify:       compare the checksums that the format records (MDS) with the files, which reads all of them
     read_retries: how often a read that fails for a reason that may pass is tried again, now and later; see
                   `dali_pipes.corpus.read_retries`
+    vocab_size:   of a synthetic corpus, 50257 if not given. Ids of files are not compared with it here.
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -80,6 +95,8 @@ def open_corpus(
     Raises ConfigError for arguments that cannot be, CorpusReadError for what is missing or unreadable,
     CorpusFormatError for files that are damaged, unsupported, or not all of one format and id type.
     """
+    if synthetic.is_synthetic(paths, format):
+        return _open_synthetic(paths, vocab_size, dtype, eos_id, loss_masks, token_column, verify)
     with ReadRetries(read_retries).in_use():
         return _open_corpus(
             paths, format, dtype, eos_id, loss_masks, token_column, cache_bytes, eager=eager, verify=verify
@@ -124,6 +141,26 @@ def _open_corpus(
     if eager:
         corpus.decode_all()
     return corpus
+
+
+def _open_synthetic(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    vocab_size: int | None,
+    dtype: str | np.dtype[Any] | None,
+    eos_id: int | None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+    token_column: str | None,
+    verify: bool,
+) -> Corpus:
+    of_files = {"loss_masks": loss_masks or None, "token_column": token_column, "verify_checksums": verify or None}
+    for name, value in of_files.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} = {value!r} is for files, and a synthetic corpus does not have any; leave it out"
+            )
+    id_type = None if dtype is None else _id_type(dtype, synthetic.FORMAT)
+    file, end_id = synthetic.open_synthetic(paths, vocab_size, id_type, eos_id)
+    return Corpus([file], end_id)
 
 
 def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:

@@ -85,7 +85,7 @@ def open_synthetic(
     name = str(paths if isinstance(paths, str | os.PathLike) else paths[0])
     ids = SyntheticIds(parse_size(name), DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size, eos_id)
     smallest = np.dtype(np.uint16 if ids.is_short else np.uint32)
-    stored = smallest if dtype is None else dtype.newbyteorder("=")
+    stored: np.dtype[Any] = smallest if dtype is None else dtype.newbyteorder("=")
     largest = ids.vocab_size - 1
     if largest > np.iinfo(stored).max or stored == np.uint64:
         raise ConfigError(

@@ -33,7 +33,7 @@ from dali_pipes.corpus.discover import find_files
 from dali_pipes.corpus.eager import decoded_bytes
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.loss_mask import open_loss_mask
-from dali_pipes.corpus.manifests import refuse_lost_files
+from dali_pipes.corpus.manifests import Manifests
 from dali_pipes.corpus.read_retries import DEFAULT_RETRIES, ReadRetries
 from dali_pipes.corpus.reader import OpenFile, modified_ns
 from dali_pipes.corpus.sets import kind_of_index
@@ -76,7 +76,8 @@ def open_corpus(
     dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Needed
             for ids that are bytes of an MDS column, or records of an ArrayRecord file. Other formats state it
             themselves, and it is compared.
-    eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
+    eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here. Of flat files that `dali-pipes tokenize` wrote it
+            is known from their manifest.json.
     loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
             default a mask is the file named like the data file with .loss behind it, if there is one; one that the
             folder's manifest.json lists has to be there.
@@ -129,7 +130,8 @@ def _open_corpus(
             file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
         ]
     files = [replace(file, modified_ns=modified_ns(file.path)) for file in files]
-    refuse_lost_files(files, masks=loss_masks is None, indexes=format == "auto")
+    manifests = Manifests()
+    manifests.refuse_lost_files(files, masks=loss_masks is None, indexes=format == "auto")
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
@@ -137,7 +139,10 @@ def _open_corpus(
     if token_column is not None and files[0].format not in _WITH_COLUMNS:
         raise ConfigError(f"token_column = {token_column!r}: files of format {files[0].format} have no columns")
     mask = open_loss_mask(files, loss_masks)
-    corpus = Corpus(files, eos_id, mask, cache_bytes=max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes)
+    recorded = manifests.end_id(files, eos_id) if files[0].format == "flat" else None
+    end_id, manifest = recorded if recorded is not None and eos_id is None else (eos_id, None)
+    cache_bytes = max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes
+    corpus = Corpus(files, end_id, mask, cache_bytes=cache_bytes, eos_id_from=manifest)
     if eager:
         corpus.decode_all()
     return corpus

@@ -264,7 +264,14 @@ def as_file(tmp_path: Any) -> Callable[..., str]:
 def test_a_loader_serves_what_it_serves_from_a_file_of_the_same_ids(
     options: dict[str, Any], as_file: Callable[..., str]
 ) -> None:
-    common = {"batch_size": 3, "seq_len": 128, "eos_id": 50_256, "vocab_size": 50_257, "device": "cpu", "quiet": True}
+    common: dict[str, Any] = {
+        "batch_size": 3,
+        "seq_len": 128,
+        "eos_id": 50_256,
+        "vocab_size": 50_257,
+        "device": "cpu",
+        "quiet": True,
+    }
     with TokenLoader(corpus="synthetic:40K", **(common | options)) as loader:
         batches = served(loader)
         places = [(place.position, place.row_id) for place in (loader.locate(1, row) for row in range(3))]
@@ -309,6 +316,6 @@ def test_any_size_starts_at_once_and_reaches_any_step() -> None:
 
 
 def test_a_corpus_of_too_many_documents_says_so() -> None:
-    common = {"batch_size": 2, "seq_len": 1024, "device": "cpu", "eos_id": 50_256}
+    common: dict[str, Any] = {"batch_size": 2, "seq_len": 1024, "device": "cpu", "eos_id": 50_256}
     with pytest.raises(ConfigError, match=r'synthetic:100B: its documents are too many .* such as "synthetic:50B"'):
         TokenLoader(corpus="synthetic:100B", rows="pack", **common)

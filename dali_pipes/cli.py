@@ -206,8 +206,9 @@ def explain(
 ) -> None:
     """Say what a step held: rows, tokens, padding, documents, files, and where each piece of each row comes from."""
     with errors_as_one_line():
-        options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
-        checked = of_one_rank(settings_given(given, assignments, options, "explain"), any_rank=True)
+        given_rank = 0 if rank is None and world_size is not None else rank  # it is one of all ranks
+        options = {"batch_size": batch_size, "seq_len": seq_len, "rank": given_rank, "world_size": world_size}
+        checked = of_one_rank(settings_given(given, assignments, options, "explain"))
         report = reports.explain_step(checked, step, epoch, all_ranks=rank is None, most=rows, state=state)
         if as_json:
             terminal.show_json(report.as_dict())

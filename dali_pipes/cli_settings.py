@@ -69,13 +69,8 @@ def settings_given(
     return sources
 
 
-def of_one_rank(sources: Sequence[Source], *, any_rank: bool = False) -> LoaderConfig:
-    """The configuration of one rank, which is in it, without a GPU. any_rank: a world size alone is that of rank 0."""
-    settings = merged(sources)
-    if any_rank and settings.get("world_size") is not None and settings.get("rank") is None:
-        sources = [*sources, Source("", {"rank": 0})]
-    elif (settings.get("rank") is None) != (settings.get("world_size") is None):
-        raise ConfigError("--rank and --world-size go together: give both")
+def of_one_rank(sources: Sequence[Source]) -> LoaderConfig:
+    """The configuration of one rank, which is in it, without a GPU."""
     # Neither changes which token is where, and a GPU may be out of reach or busy.
     return resolve_ranks(LoaderConfig.from_sources(*sources, Source("", {"device": "cpu", "placement": "host"})))
 

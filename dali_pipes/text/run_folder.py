@@ -72,6 +72,7 @@ class RunFolder:
         }
         self._inputs = [str(file.path) for file in inputs]
         self._made_by = made_by
+        self._compared: tuple[int, int, int] | None = None
 
     def begin(self) -> dict[str, Any] | None:
         """Make the folder and leave the plan there, or find that what is there has the same. The manifest if finished.
@@ -223,7 +224,12 @@ class RunFolder:
                 unlock(held)
 
     def _compare_plan(self) -> None:
-        self._compare(_read_json(self.work / "plan.json", _check_plan), "an unfinished run")
+        plan = self.work / "plan.json"
+        about = os.stat(plan)
+        version = about.st_ino, about.st_mtime_ns, about.st_size
+        if version != self._compared:  # of many inputs it takes tens of ms to read, and is asked for at each of them
+            self._compare(_read_json(plan, _check_plan), "an unfinished run")
+            self._compared = version
 
     def _is_without_result(self) -> bool:
         """Whether a run here has finished no shard, and nobody is at work on one: the lock of the plan is held.

@@ -119,8 +119,8 @@ def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(
         (["--rank", 2, "--world-size", 2], "--rank 2, --world-size 2: rank 2 is not below world_size 2"),
         (["--rank", -1, "--world-size", 2], "--rank -1: rank: Input should be"),
         (["--rank", 0, "--world-size", 0], "--world-size 0: world_size: Input should be"),
-        (["--rank", 1], "--rank and --world-size go together"),
-        (["--set", "rank=1"], "--rank and --world-size go together"),
+        (["--rank", 1], "--rank 1: rank and world_size go together: give both or neither"),
+        (["--set", "rank=1"], "--set rank=1: rank and world_size go together"),
     ],
 )
 @pytest.mark.parametrize("command", ["preview", "explain", "locate"])
@@ -128,6 +128,12 @@ def test_a_wrong_rank_is_not_blamed_on_the_file(
     base: Path, command: str, arguments: list[object], message: str
 ) -> None:
     assert one_line_error(command, base, *STEPS[command], *arguments).startswith(f"error: {message}")
+
+
+def test_half_a_rank_is_blamed_on_the_file_that_has_it(base: Path) -> None:
+    with base.open("a") as file:
+        file.write("rank = 0\n")
+    assert one_line_error("preview", base).startswith(f"error: {base}: rank and world_size go together")
 
 
 def test_the_rank_of_a_file_may_be_replaced_alone(base: Path) -> None:

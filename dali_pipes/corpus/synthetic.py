@@ -215,7 +215,7 @@ class SyntheticIds:
         columns = np.minimum(_boundaries(numbers), self.num_tokens) - 1 - positions[pieces]
         inside = (columns >= 0) & (columns < lengths[pieces])
         out[targets[pieces[inside]] + columns[inside]] = self.end_id
-        last = np.flatnonzero(positions + lengths == self.num_tokens)
+        last = np.flatnonzero((positions + lengths == self.num_tokens) & (lengths > 0))
         out[targets[last] + lengths[last] - 1] = self.end_id
 
 

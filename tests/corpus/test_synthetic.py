@@ -63,8 +63,8 @@ def test_ids_are_those_of_the_formula(size: int, vocab_size: int, data: st.DataO
     """Also where documents end, and at both ends of the corpus."""
     eos_id = data.draw(st.none() | st.integers(0, vocab_size - 1))
     near = st.integers(1, max(1, size // 1024)).map(lambda k: boundary(k) - 2)
-    wanted = data.draw(st.lists(st.integers(0, size - 1) | near | st.just(size - 1) | st.just(0), min_size=1))
-    starts = [max(0, min(start, size - 1)) for start in wanted]
+    wanted = data.draw(st.lists(st.integers(0, size - 1) | near | st.integers(size - 9, size) | st.just(0), min_size=1))
+    starts = [max(0, min(start, size)) for start in wanted]  # at the end is a piece of no id
     lengths = [min(size - start, data.draw(st.integers(0, 9))) for start in starts]
     corpus = open_corpus(f"synthetic:{size}", vocab_size=vocab_size, eos_id=eos_id)
     out = np.full(sum(lengths), 7, corpus.dtype)
@@ -222,6 +222,9 @@ def test_what_lies_outside_is_an_error() -> None:
     with pytest.raises(CorpusError, match="positions 0 to 999"):
         corpus.tokens(998, 3)
     assert corpus.tokens(1000, 0).tolist() == []
+    out = np.full(2, 7, np.uint16)
+    corpus.read_pieces(np.array([5, 1000]), np.array([1, 0]), np.array([1, 1]), out)
+    assert out.tolist() == [7, id_at(5, 1000, 50_257)]
     assert (str(corpus.locate(999).file), corpus.locate(999).offset) == ("synthetic:1K", 999)
     assert corpus.cache_stats() is None
 

@@ -33,7 +33,9 @@ EXIT_STATUS = (
     "130 interrupted; 141 the reader of the output went away."
 )
 
-Paths = Annotated[list[str], typer.Argument(help="Files, folders or glob patterns, read as one corpus; or synthetic:10B.")]
+Paths = Annotated[
+    list[str], typer.Argument(help="Files, folders or glob patterns, read as one corpus; or synthetic:10B.")
+]
 Format = Annotated[str, typer.Option(help=f"auto, {', '.join(FORMATS)}.")]
 Dtype = Annotated[str | None, typer.Option(help="Integer type of files that do not state it.")]
 EndId = Annotated[int | None, typer.Option("--eos", min=0, help="Id that ends every document.")]

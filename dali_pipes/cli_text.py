@@ -19,6 +19,7 @@ import typer
 
 from dali_pipes import __version__
 from dali_pipes.cli_errors import INTERRUPTED, errors_as_one_line
+from dali_pipes.cli_help import FLAG
 from dali_pipes.errors import ConfigError
 from dali_pipes.text import Encoder, Job, Summary, TextEncoder, find_text_files, load_tokenizer, tokenize_files
 from dali_pipes.text.chat import Learn, load_template
@@ -44,7 +45,7 @@ def tokenize(
     eos: Annotated[
         int | None, typer.Option(help="Id behind each document; by default the end-of-text token, if there is one.")
     ] = None,
-    no_eos: Annotated[bool, typer.Option("--no-eos", help="Put no id behind the documents.")] = False,
+    no_eos: Annotated[bool, typer.Option("--no-eos", metavar=FLAG, help="Put no id behind the documents.")] = False,
     text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
     separator: Annotated[
         str | None,
@@ -53,14 +54,23 @@ def tokenize(
             show_default=False,
         ),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Records are conversations: ids and masks.")] = False,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat/--no-chat", metavar=FLAG, show_default=False, help="Records are conversations: ids and masks."
+        ),
+    ] = False,
     chat_template: Annotated[
         str | None,
         typer.Option(help="Jinja file, tokenizer_config.json, chatml, or none; by default what lies beside tokenizer."),
     ] = None,
     learn: Annotated[
         Learn | None,
-        typer.Option(help="What of a conversation is learned: turns of the assistant.", show_default="assistant"),
+        typer.Option(
+            metavar="TURNS",
+            help="What is learned: assistant (its turns, the default), last (the last of them) or all.",
+            show_default=False,
+        ),
     ] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
     shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,

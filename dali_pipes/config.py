@@ -11,17 +11,16 @@ names the setting that is spelt nearly like it, or what other loaders' name for 
 import itertools
 import json
 import os
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dali_pipes.context_parallel import shared_ranges
 from dali_pipes.errors import NO_WEIGHTS, ConfigError
 from dali_pipes.other_loaders import unknown_setting
+from dali_pipes.setting_sources import MISSING, Source, blamed, merged, read_file, read_preset
 from dali_pipes.skipped_steps import SkippedRange, merged_ranges
 
 OUTPUT_NAMES = (
@@ -51,7 +50,9 @@ class LoaderConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
 
-    corpus: tuple[str, ...] = Field(description="files, folders or glob patterns", min_length=1)
+    corpus: tuple[str, ...] = Field(
+        description="files, folders or glob patterns; or synthetic:10B, ids by formula", min_length=1
+    )
     format: str = Field("auto", description="corpus format; auto recognises it by content")
     dtype: str | None = Field(None, description="integer type of headerless ids; None: uint16 for flat files")
     token_column: str | None = Field(
@@ -166,8 +167,10 @@ class LoaderConfig(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {_message(e)}" for e in error.errors())
-            raise ConfigError(problems) from None
+            problems = tuple((".".join(map(str, e["loc"])), _message(e)) for e in error.errors())
+            refused = ConfigError("; ".join(f"{name or 'config'}: {problem}" for name, problem in problems))
+            refused.problems = problems
+            raise refused from None
 
     @field_validator("corpus", "loss_masks", mode="before")
     @classmethod
@@ -286,19 +289,36 @@ class LoaderConfig(BaseModel):
         So a preset of a model and one of a machine combine: `from_file("configs/gpt2_124m.toml", "configs/h100.toml")`.
         Raises `ConfigError` naming the file.
         """
-        _refuse_unknown(overrides)
-        settings: dict[str, Any] = {}
-        for path in map(Path, paths):
-            found = _read_settings(path)
+        return cls.from_sources(*map(read_file, map(Path, paths)), Source("", overrides))
+
+    @classmethod
+    def from_preset(cls, *names: str, **overrides: Any) -> Self:
+        """Put presets of this package together, which `dali-pipes config` lists; later ones, then keywords, go first.
+
+        `from_preset("gpt2_124m", "h100", corpus="data/*.bin")`. Raises `ConfigError` with the names that there are.
+        """
+        return cls.from_sources(*map(read_preset, names), Source("", overrides))
+
+    @classmethod
+    def from_sources(cls, *sources: Source) -> Self:
+        """As `from_file`, from settings and the names of the places where they are written, which an error names."""
+        for source in sources:
             try:
-                _refuse_unknown(found)
+                _refuse_unknown(source.settings)
             except ConfigError as error:
-                raise ConfigError(f"{path}: {error}") from None
-            settings.update(found)
+                raise ConfigError(f"{source.name}: {error}" if source.name else str(error)) from None
         try:
-            return cls(**{**settings, **overrides})
+            return cls(**merged(sources))
         except ConfigError as error:
-            raise ConfigError(f"{', '.join(map(str, paths))}: {error}") from None
+            raise blamed(error, sources, cls._problems) from None
+
+    @classmethod
+    def _problems(cls, settings: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+        try:
+            cls(**settings)
+        except ConfigError as error:
+            return error.problems
+        return ()
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, checked again."""
@@ -321,29 +341,6 @@ class LoaderConfig(BaseModel):
         return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8, so this is no configuration") from error
-    try:
-        if path.suffix == ".toml":
-            settings: Any = tomllib.loads(text)
-        elif path.suffix in {".yaml", ".yml"}:
-            settings = yaml.safe_load(text)
-        elif path.suffix == ".json":
-            settings = json.loads(text)
-        else:
-            raise ConfigError(f"{path}: unknown suffix {path.suffix!r}; expected .toml, .yaml, .yml or .json")
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: expected a table of settings, found {type(settings).__name__}")
-    return settings
-
-
 def _refuse_unknown(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in LoaderConfig.model_fields:
@@ -352,6 +349,6 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
 
 def _message(error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
-        return "is missing"
+        return MISSING
     text = str(error["msg"]).removeprefix("Value error, ")
     return text if error["type"] == "value_error" else f"{text}, found {error['input']!r}"

@@ -27,6 +27,9 @@ class DaliPipesError(Exception):
 class ConfigError(DaliPipesError, ValueError):
     """A setting is unknown, missing, out of range, or does not go with another."""
 
+    problems: tuple[tuple[str, str], ...] = ()
+    """Of a configuration: each setting that is wrong, and why; "" where several do not go together."""
+
 
 class CorpusError(DaliPipesError, ValueError):
     """The corpus is not what it should be."""

@@ -10,7 +10,7 @@ from dali_pipes.pipeline import BuiltSource, Graph
 from dali_pipes.plan_reports import PlanReports
 from dali_pipes.row_plan import PackedPieces
 from dali_pipes.schedule import Position
-from dali_pipes.state import Saved, States
+from dali_pipes.state import Saved, States, order_settings
 
 
 class LoaderParts(NamedTuple):
@@ -38,7 +38,7 @@ class LoaderParts(NamedTuple):
             states = States(config, built.source.corpus, built.schedule)
             saved = states.again(loaded)
             documents = built.layout.documents if isinstance(built.layout, PackedPieces) else None
-            order, parallel = config.order_settings(), config.context_parallel
+            order, parallel = order_settings(config, built.source.corpus), config.context_parallel
             return cls(
                 built,
                 stream,

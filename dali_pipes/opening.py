@@ -31,6 +31,7 @@ def open_corpus(
     eager: bool = False,
     verify: bool = False,
     read_retries: int = DEFAULT_RETRIES,
+    vocab_size: int | None = None,
 ) -> Corpus:
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
@@ -60,6 +61,7 @@ def open_corpus(
             eager=eager,
             verify=verify,
             read_retries=read_retries,
+            vocab_size=vocab_size,
         )
     only_tokens = {
         "dtype": dtype,

@@ -80,6 +80,7 @@ class BuiltSource:
             eager=config.eager,
             verify=config.verify_checksums,
             read_retries=config.read_retries,
+            vocab_size=config.vocab_size,
         )
         try:
             self.schedule, self.layout, self.warning = make_schedule(config, corpus)

@@ -55,7 +55,7 @@ class States:
         self._corpus, self._schedule, self._on_change = corpus, schedule, config.on_change
         self._counted_rows = config.skip_step_rows
         self._order = ORDER_NAME if schedule.shuffle else SEQUENTIAL
-        self._settings = config.order_settings()
+        self._settings = order_settings(config, corpus)
         self._about_corpus: dict[str, Any] = {
             "fingerprint": corpus.fingerprint,
             "format": corpus.format,
@@ -232,6 +232,14 @@ class States:
             raise StateError(
                 f"rows {position.rows} of epoch {position.epoch} are not in window {window[0]} after {window[1]} rows"
             )
+
+
+def order_settings(config: LoaderConfig, corpus: Corpus) -> dict[str, Any]:
+    """The settings that decide the order; an end id that a manifest tells is there as if it had been set."""
+    settings = config.order_settings()
+    if "eos_id" in settings and corpus.eos_id_from is not None and config.document_start_id is None:
+        settings["eos_id"] = corpus.eos_id
+    return settings
 
 
 def plain(value: Any, depth: int = 4) -> Any:

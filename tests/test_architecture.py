@@ -40,7 +40,8 @@ ALLOWED = {
     "skipped_steps": Imports(""),
     "other_loaders": Imports(""),
     "fields": Imports(""),
-    "config": Imports("context_parallel other_loaders skipped_steps", "pydantic yaml"),
+    "setting_sources": Imports("", "yaml"),  # files and presets; a mistake names the one that has it
+    "config": Imports("context_parallel other_loaders setting_sources skipped_steps", "pydantic"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
@@ -100,8 +101,13 @@ ALLOWED = {
     ),  # what the command shows, as plain data
     "terminal": Imports("reports", "rich"),
     "cli_errors": Imports("terminal", "typer"),
-    "cli_text": Imports("cli_errors text __init__", "typer"),
-    "cli": Imports("cli_errors cli_text terminal reports progress ranks corpus config __init__", "typer"),
+    "cli_help": Imports("", "typer"),
+    "cli_settings": Imports("setting_sources ranks corpus config", "typer"),  # what a command is given
+    "cli_text": Imports("cli_errors cli_help text __init__", "typer"),
+    "cli": Imports(
+        "cli_errors cli_help cli_settings cli_text terminal reports progress setting_sources corpus config __init__",
+        "typer",
+    ),
     "__main__": Imports("cli"),
     "__init__": Imports(
         "loader pipeline opening row_plan corpus config stats"

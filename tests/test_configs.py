@@ -10,6 +10,8 @@ from counting import CountingCorpus
 from oracle import epoch_batches, same
 
 from dali_pipes import LoaderConfig, TokenLoader
+from dali_pipes.errors import ConfigError
+from dali_pipes.setting_sources import presets
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 MODELS = ["cpu_test", "gpt2_124m", "llama3_8b"]
@@ -42,7 +44,7 @@ def settings_of(name: str) -> dict[str, object]:
 
 
 def test_every_preset_is_tested() -> None:
-    assert sorted(path.name for path in CONFIGS.iterdir()) == sorted(f"{name}.toml" for name in MODELS + MACHINES)
+    assert sorted(path.name for path in CONFIGS.glob("*.toml")) == sorted(f"{name}.toml" for name in MODELS + MACHINES)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -112,3 +114,25 @@ def test_a_loader_runs_from_the_machine_presets_that_need_no_gpu(
     expected = list(epoch_batches(corpus.tokens, batch_size=16, seq_len=1024))
     assert len(batches) == len(expected) == 2
     assert all(same(batch, truth) for batch, truth in zip(batches, expected, strict=True))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_presets_are_found_by_name(machine: str) -> None:
+    corpus = ["a.bin", "b.bin"]
+    by_name = LoaderConfig.from_preset("gpt2_124m", machine, corpus=corpus, seed=5)
+    assert by_name == LoaderConfig.from_file(preset("gpt2_124m"), preset(machine), corpus=corpus, seed=5)
+
+
+def test_every_preset_is_listed_with_what_it_is_for() -> None:
+    listed = presets()
+    assert list(listed) == sorted(MODELS + MACHINES)
+    assert all(len(about) >= SHORTEST_REASON and "#" not in about for about in listed.values())
+
+
+def test_a_preset_that_does_not_exist_is_answered_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match=r"preset 'gpt2' is not known; choose from a100, .*, workstation$"):
+        LoaderConfig.from_preset("h100", "gpt2")
+    with pytest.raises(ConfigError, match=r"^preset h100: corpus: is missing"):
+        LoaderConfig.from_preset("h100")
+    with pytest.raises(ConfigError, match=r"^batch_size: Input should be greater than 0"):
+        LoaderConfig.from_preset("gpt2_124m", batch_size=0)

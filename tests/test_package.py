@@ -40,7 +40,7 @@ class Built(NamedTuple):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The sdist of a clean copy of the tree, and the wheel that is built from that sdist. Needs no network."""
     tree = tmp_path_factory.mktemp("tree")
-    for folder in ("dali_pipes", "operators"):
+    for folder in ("dali_pipes", "operators", "configs"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tree / folder, symlinks=True, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -53,9 +53,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def files_of_the_tree() -> set[str]:
-    """Names in a wheel of every file of the two folders, except caches and an editor's hidden files."""
+    """Names in a wheel of every file of the three folders, except caches and an editor's hidden files."""
     found = set()
-    for folder, prefix in (("dali_pipes", ""), ("operators", "dali_pipes/")):
+    for folder, prefix in (("dali_pipes", ""), ("operators", "dali_pipes/"), ("configs", "dali_pipes/")):
         for path in (ROOT / folder).rglob("*"):  # does not follow the link
             name = path.relative_to(ROOT).as_posix()
             if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
@@ -88,6 +88,7 @@ def test_the_sdist_holds_each_source_once(built: Built) -> None:
         names = [name.partition("/")[2] for name in archive.getnames()]
     assert len(names) == len(set(names))
     assert [name for name in names if name.endswith("/rows.cu")] == ["operators/rows.cu"]
+    assert [name for name in names if name.endswith("h100.toml")] == ["configs/h100.toml"]
 
 
 def test_the_wheel_works_from_a_plain_folder(
@@ -105,6 +106,8 @@ def test_the_wheel_works_from_a_plain_folder(
         import dali_pipes.corpus, dali_pipes.pipeline
         print(dali_pipes.operators.__file__)
         assert "__global__" in _kernel.source_of("rows")
+        from dali_pipes import LoaderConfig
+        assert LoaderConfig.from_preset("gpt2_124m", "h100", batch_size=3).device == "cuda"
         """,
         tmp_path / "site",
     )

@@ -50,8 +50,10 @@ class Corpus:
     num_documents: documents by the format's own index, None if the format has none
     dtype:         native integer type of the ids as they are handed out (int64 for files of uint64)
     format:        one of `FORMATS`
-    eos_id:        as given to `open_corpus`
-    files:         data files in reading order, absolute
+    eos_id:        as given to `open_corpus`; else the id that the formula of a synthetic corpus ends documents with, or
+                   the one that the manifest of flat files says ends them
+    eos_id_from:   that manifest, None where the id does not come from one
+    files:         data files in reading order, absolute; of a synthetic corpus its name
     extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
@@ -71,6 +73,7 @@ class Corpus:
         loss_mask: "LossMask | None" = None,
         *,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        eos_id_from: Path | None = None,
     ) -> None:
         stored = files[0].stored
         native = stored.newbyteorder("=")
@@ -97,6 +100,7 @@ class Corpus:
         self._raw = RawReads(self._pool, self._itemsize)
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
+        self._generate = files[0].generate  # ids by formula: no file is read
         self._turns = itertools.count()
         self._chunks = ChunkCache(cache_bytes, decoded_bytes(files))
         self._documents_lock = threading.Lock()
@@ -108,6 +112,7 @@ class Corpus:
         self.dtype: Final[np.dtype[Any]] = np.dtype(np.int64) if self._is_uint64 else native
         self.format: Final = files[0].format
         self.eos_id: Final = eos_id
+        self.eos_id_from: Final = eos_id_from
         self.files: Final = tuple(file.path for file in files)
         self.extents: Final = (self._starts, self._file_numbers)
         self.loss_mask: Final = loss_mask
@@ -117,6 +122,11 @@ class Corpus:
         self.content_key: Final = digest_content(self.fingerprint.encode(), [file.modified_ns for file in files])
         self.file_digests: Final = short_digests(digests)
         self.mask_digests: Final = short_digests(of_masks, MOST_MASK_DIGESTS)
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the ids come from a formula, so that there is no file to look at."""
+        return self._generate is not None
 
     @property
     def document_offsets(self) -> Int64Array | None:
@@ -252,6 +262,9 @@ class Corpus:
             return
         lowest, furthest = int(positions.min()), int((positions + lengths).argmax())
         self._check_range(lowest, int(positions[furthest]), int(lengths[furthest]))
+        if self._generate is not None:
+            self._generate(positions, lengths, targets, out)
+            return
         view = out.data.cast("B")
         if len(self._first_bytes) == 1 and self._is_decoded is None:
             numbers = np.full(len(positions), self._file_numbers[0])

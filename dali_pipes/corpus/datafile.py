@@ -12,7 +12,19 @@ from dali_pipes.corpus.reader import check_unchanged
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
-FORMATS = ("arrayrecord", "arrow", "datatrove", "flat", "litdata", "llmc", "mds", "megatron", "npy", "parquet")
+FORMATS = (
+    "arrayrecord",
+    "arrow",
+    "datatrove",
+    "flat",
+    "litdata",
+    "llmc",
+    "mds",
+    "megatron",
+    "npy",
+    "parquet",
+    "synthetic",
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,8 @@ class DataFile:
     decode:      None for ids that can be read as they lie; else a chunk's number in, its ids out: all of them, one
                  axis, contiguous, `stored`. Blocks, is safe for several threads, and raises CorpusReadError or
                  CorpusFormatError for a file that is not what it was at opening
+    generate:    None, or what makes ids by a formula, which `path` names: for each piece its position, its length and
+                 its place in an array, then that array, which it fills; safe for several threads
     modified_ns: time of the last change when the corpus was opened, None: not known
     loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
     """
@@ -57,6 +71,7 @@ class DataFile:
     num_documents: int | None = None
     read_document_offsets: Callable[[], Int64Array] | None = None
     decode: Callable[[int], npt.NDArray[Any]] | None = None
+    generate: Callable[[Int64Array, Int64Array, Int64Array, npt.NDArray[Any]], None] | None = None
     loss_mask: "DataFile | None" = None
     modified_ns: int | None = None
 

@@ -10,7 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.corpus import arrow_messages, datatrove, flat, huggingface, litdata, llmc, mds, megatron, npy, parquet
+from dali_pipes.corpus import (
+    arrow_messages,
+    datatrove,
+    flat,
+    huggingface,
+    litdata,
+    llmc,
+    mds,
+    megatron,
+    npy,
+    parquet,
+    synthetic,
+)
 from dali_pipes.corpus.arrayrecord import inspect_arrayrecord
 from dali_pipes.corpus.arrow import open_arrow
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
@@ -21,7 +33,7 @@ from dali_pipes.corpus.discover import find_files
 from dali_pipes.corpus.eager import decoded_bytes
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.loss_mask import open_loss_mask
-from dali_pipes.corpus.manifests import refuse_lost_files
+from dali_pipes.corpus.manifests import Manifests
 from dali_pipes.corpus.read_retries import DEFAULT_RETRIES, ReadRetries
 from dali_pipes.corpus.reader import OpenFile, modified_ns
 from dali_pipes.corpus.sets import kind_of_index
@@ -46,6 +58,7 @@ def open_corpus(
     eager: bool = False,
     verify: bool = False,
     read_retries: int = DEFAULT_RETRIES,
+    vocab_size: int | None = None,
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
@@ -53,7 +66,8 @@ def open_corpus(
     whole at the first opening, and the lengths are kept in the user's cache folder; with a progress bar on a terminal
     where that takes longer than a second.
 
-    paths:  a file, a folder, a glob, or a list of these. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
+    paths:  a file, a folder, a glob, or a list of these; or "synthetic:10B" for ids by formula, without files, which
+            `dali_pipes.corpus.synthetic` tells of. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
             and leave out side files; a list keeps its own order. `dali_pipes.corpus.discover` has the rules.
     format: "auto" recognises each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy" or
             "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet", "arrow" (file or stream; also a folder
@@ -62,7 +76,8 @@ def open_corpus(
     dtype:  integer type of the ids of flat files, uint16 if not given; ">u2" and the like for big-endian ones. Needed
             for ids that are bytes of an MDS column, or records of an ArrayRecord file. Other formats state it
             themselves, and it is compared.
-    eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
+    eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here. Of flat files that `dali-pipes tokenize` wrote it
+            is known from their manifest.json.
     loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
             default a mask is the file named like the data file with .loss behind it, if there is one; one that the
             folder's manifest.json lists has to be there.
@@ -73,6 +88,7 @@ def open_corpus(
     verify:       compare the checksums that the format records (MDS) with the files, which reads all of them
     read_retries: how often a read that fails for a reason that may pass is tried again, now and later; see
                   `dali_pipes.corpus.read_retries`
+    vocab_size:   of a synthetic corpus, 50257 if not given. Ids of files are not compared with it here.
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -80,6 +96,8 @@ def open_corpus(
     Raises ConfigError for arguments that cannot be, CorpusReadError for what is missing or unreadable,
     CorpusFormatError for files that are damaged, unsupported, or not all of one format and id type.
     """
+    if synthetic.is_synthetic(paths, format):
+        return _open_synthetic(paths, vocab_size, dtype, eos_id, loss_masks, token_column, verify)
     with ReadRetries(read_retries).in_use():
         return _open_corpus(
             paths, format, dtype, eos_id, loss_masks, token_column, cache_bytes, eager=eager, verify=verify
@@ -112,7 +130,8 @@ def _open_corpus(
             file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
         ]
     files = [replace(file, modified_ns=modified_ns(file.path)) for file in files]
-    refuse_lost_files(files, masks=loss_masks is None, indexes=format == "auto")
+    manifests = Manifests()
+    manifests.refuse_lost_files(files, masks=loss_masks is None, indexes=format == "auto")
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
@@ -120,10 +139,33 @@ def _open_corpus(
     if token_column is not None and files[0].format not in _WITH_COLUMNS:
         raise ConfigError(f"token_column = {token_column!r}: files of format {files[0].format} have no columns")
     mask = open_loss_mask(files, loss_masks)
-    corpus = Corpus(files, eos_id, mask, cache_bytes=max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes)
+    recorded = manifests.end_id(files, eos_id) if files[0].format == "flat" else None
+    end_id, manifest = recorded if recorded is not None and eos_id is None else (eos_id, None)
+    cache_bytes = max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes
+    corpus = Corpus(files, end_id, mask, cache_bytes=cache_bytes, eos_id_from=manifest)
     if eager:
         corpus.decode_all()
     return corpus
+
+
+def _open_synthetic(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    vocab_size: int | None,
+    dtype: str | np.dtype[Any] | None,
+    eos_id: int | None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+    token_column: str | None,
+    verify: bool,
+) -> Corpus:
+    of_files = {"loss_masks": loss_masks or None, "token_column": token_column, "verify_checksums": verify or None}
+    for name, value in of_files.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} = {value!r} is for files, and a synthetic corpus does not have any; leave it out"
+            )
+    id_type = None if dtype is None else _id_type(dtype, synthetic.FORMAT)
+    file, end_id = synthetic.open_synthetic(paths, vocab_size, id_type, eos_id)
+    return Corpus([file], end_id)
 
 
 def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:

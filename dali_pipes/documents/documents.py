@@ -62,6 +62,11 @@ def find_documents(corpus: Corpus, *, start_id: int | None = None, cache_dir: Pa
     offsets = corpus.document_offsets
     if offsets is not None:
         return Documents(offsets, "index")
+    if corpus.is_synthetic:
+        raise ConfigError(
+            f"{corpus.files[0]}: its documents are too many to keep where each of them begins; rows of documents need "
+            'a smaller one, such as "synthetic:50B"; or use rows = "stream" without outputs that tell of documents'
+        )
     delimiter = _delimiter(corpus, start_id)
     source = f"{delimiter.kind} id {delimiter.token_id}"
     limits = np.iinfo(corpus.dtype)
@@ -80,7 +85,7 @@ def find_documents(corpus: Corpus, *, start_id: int | None = None, cache_dir: Pa
 
 
 def _delimiter(corpus: Corpus, start_id: int | None) -> Delimiter:
-    end_id = corpus.eos_id
+    end_id = corpus.eos_id if start_id is None or corpus.eos_id_from is None else None  # what the user says goes first
     if start_id is not None and end_id is not None:
         raise ConfigError(
             f"eos_id = {end_id} and document_start_id = {start_id} are both set; documents are told apart by one of "

@@ -14,6 +14,7 @@ from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.reports.checksums import recorded_files, wrong_files
 from dali_pipes.reports.document_lengths import measure_lengths
 from dali_pipes.reports.findings import (
+    FORMULA_NOTE,
     add_document_problems,
     add_file_problems,
     add_id_problems,
@@ -22,7 +23,7 @@ from dali_pipes.reports.findings import (
     documents_of,
     expected_ids,
 )
-from dali_pipes.reports.id_scan import all_spans, scan_ids
+from dali_pipes.reports.id_scan import all_spans, sample_spans, scan_ids
 from dali_pipes.reports.problem import Problem, Problems
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -77,6 +78,7 @@ def check_corpus(
     """
     problems = Problems()
     settings = {"format": format, "dtype": dtype, "eos_id": eos_id, "token_column": token_column}
+    settings["vocab_size"] = vocab_size  # of a synthetic corpus
     corpus, found = _open_what_can_be(paths, settings, problems)
     with corpus or nullcontext():
         recorded = recorded_files(found)
@@ -109,10 +111,13 @@ def _check_opened(
     documents = documents_of(corpus, start_id, problems, notes)
     expected = expected_ids(corpus, documents, start_id)
     width = corpus.dtype.itemsize
-    with progress("reading ids", corpus.num_tokens * width) as advance:
+    if corpus.is_synthetic:
+        notes.append(FORMULA_NOTE)
+    spans = sample_spans(corpus.num_tokens) if corpus.is_synthetic else all_spans(corpus)
+    with progress("reading ids", min(corpus.num_tokens, len(spans.firsts) * spans.length) * width) as advance:
         scan = scan_ids(
             corpus,
-            all_spans(corpus),
+            spans,
             vocab_size=vocab_size,
             expected=expected,
             advance=lambda ids: advance(ids * width),
@@ -142,7 +147,7 @@ def _open_what_can_be(
     except CorpusFormatError as error:
         together = error
     else:
-        return corpus, list(corpus.files)
+        return corpus, [] if corpus.is_synthetic else list(corpus.files)
     found, good = find_files(paths, use_indexes=settings["format"] != "flat"), []
     for path in found:
         try:

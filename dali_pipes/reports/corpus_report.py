@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from dali_pipes.corpus import Corpus
 from dali_pipes.reports.document_lengths import LengthReport, measure_lengths
 from dali_pipes.reports.findings import (
+    FORMULA_NOTE,
     add_document_problems,
     add_file_problems,
     add_id_problems,
@@ -84,7 +85,9 @@ def inspect_corpus(
     problems = Problems()
     notes: list[str] = []
     documents = documents_of(corpus, start_id, problems, notes)
-    spans = all_spans(corpus) if full else sample_spans(corpus.num_tokens)
+    if corpus.is_synthetic:
+        notes.append(FORMULA_NOTE)
+    spans = all_spans(corpus) if full and not corpus.is_synthetic else sample_spans(corpus.num_tokens)
     expected = expected_ids(corpus, documents, start_id)
     scan = scan_ids(corpus, spans, vocab_size=vocab_size, expected=expected, advance=advance)
     lengths = None if documents is None else measure_lengths(corpus, documents)

@@ -16,6 +16,7 @@ Int64Array = npt.NDArray[np.int64]
 
 LARGEST_VOCABULARY = 1 << 22
 """No published tokenizer comes near; ids beyond are rather those of another type."""
+FORMULA_NOTE = "the ids come from a formula and are not read: a sample of them was looked at"
 _MASK_PART = 1 << 22
 _FEWEST_IDS = 64  # that tell something about their type
 
@@ -30,7 +31,7 @@ def tokens_in_files(corpus: Corpus) -> Int64Array:
 
 def documents_of(corpus: Corpus, start_id: int | None, problems: Problems, notes: list[str]) -> Documents | None:
     """The documents, None if nothing tells where they end or they cannot be read; a warning goes to `notes`. Blocks."""
-    if corpus.num_documents is None and corpus.eos_id is None and start_id is None:
+    if corpus.num_documents is None and (corpus.is_synthetic or (corpus.eos_id is None and start_id is None)):
         return None
     try:
         documents = find_documents(corpus, start_id=start_id)

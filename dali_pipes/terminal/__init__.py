@@ -3,12 +3,14 @@
 from dali_pipes.terminal.batch_text import show_preview, show_row, show_step
 from dali_pipes.terminal.console import printable, show_json
 from dali_pipes.terminal.corpus_text import show_check, show_corpus
+from dali_pipes.terminal.preset_text import show_presets
 
 __all__ = [
     "printable",
     "show_check",
     "show_corpus",
     "show_json",
+    "show_presets",
     "show_preview",
     "show_row",
     "show_step",

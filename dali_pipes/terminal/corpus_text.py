@@ -46,7 +46,8 @@ def _facts(report: CorpusReport) -> Iterator[tuple[str, str]]:
     yield "dtype", report.dtype
     if report.loss_masks:
         yield "loss masks", f"{report.loss_masks} of {len(report.files)} files"
-    looked_at = "of all ids" if report.is_full else f"of {report.ids_looked_at} ids looked at; --full reads all"
+    hint = "" if report.format == "synthetic" else "; --full reads all"
+    looked_at = "of all ids" if report.is_full else f"of {report.ids_looked_at} ids looked at{hint}"
     yield "largest id", "none could be read" if report.largest_id is None else f"{report.largest_id} ({looked_at})"
     yield "fingerprint", report.fingerprint
 

@@ -1,11 +1,13 @@
 """What a run leaves in its output folder, so that a broken one goes on and a finished one is known.
 
-    OUT/_tokenize/plan.json                  settings and inputs: a run goes on only with the same
+    OUT/_tokenize/plan.json                  settings and inputs: a run goes on only with the same, unless no shard is
+                                             finished, and nobody at work: then a run with others begins anew
+    OUT/_tokenize/plan.lock                  held while a plan is replaced, and while a lock of an item is taken
     OUT/_tokenize/tokens-00003-0001.bin ...  finished files, and unfinished ones that end in .tmp
     OUT/_tokenize/tokens-00003-0001.json     the receipt of a finished shard: written last, so its files are whole
     OUT/_tokenize/item-00003.lock            held by the process that is at work on this input
     OUT/tokens-00003-0001.bin ...            everything, moved here when all inputs are done
-    OUT/manifest.json                        written last; then _tokenize is removed
+    OUT/manifest.json                        written last, if there is a token; then _tokenize is removed
 
 A shard is one input, or a part of it where it has more tokens than a shard may have. A half-made corpus cannot be
 opened: before the end there is no token file in OUT.
@@ -70,6 +72,7 @@ class RunFolder:
         }
         self._inputs = [str(file.path) for file in inputs]
         self._made_by = made_by
+        self._compared: tuple[int, int, int] | None = None
 
     def begin(self) -> dict[str, Any] | None:
         """Make the folder and leave the plan there, or find that what is there has the same. The manifest if finished.
@@ -107,7 +110,16 @@ class RunFolder:
                 if not plan.exists():
                     own.rename(plan)
             own.unlink(missing_ok=True)
-            self._compare(_read_json(plan, _check_plan), "an unfinished run")
+        with self._plan_held() as is_held:
+            try:
+                self._compare_plan()
+            except ConfigError:
+                if not (is_held and self._is_without_result()):
+                    raise
+                with writing(plan):
+                    for receipt in self.work.glob("tokens-*.json"):
+                        receipt.unlink()
+                    write_whole(plan, _as_json(self._plan).encode())
         return None
 
     def manifest(self) -> dict[str, Any] | None:
@@ -123,7 +135,14 @@ class RunFolder:
     def item(self, number: int) -> Iterator[None]:
         """Hold the lock of an item. What a killed process left of it, apart from finished shards, is removed first."""
         try:
-            held, _ = lock(self.work / f"item-{number:05d}.lock", wait=False)
+            with self._plan_held():
+                held, _ = lock(self.work / f"item-{number:05d}.lock", wait=False)
+                try:
+                    self._compare_plan()  # a run with other settings may have begun here since `begin`
+                except BaseException:
+                    if held is not None:
+                        unlock(held)
+                    raise
         except BlockingIOError:
             raise ConfigError(
                 f"{self.out}: another process is at work on input {number} ({self._inputs_of(number)}); wait for it, "
@@ -156,7 +175,10 @@ class RunFolder:
         write_whole(self._receipt_path(item, part), _as_json(vars(receipt)).encode())
 
     def publish(self, num_items: int) -> dict[str, Any] | None:
-        """Move the shards in place and write the manifest, if all items are done; None if not. Blocks for a lock."""
+        """Move the shards in place and write the manifest, if all items are done; None if not. Blocks for a lock.
+
+        The manifest of a run that made no token is returned, and not left there: a run with other settings may follow.
+        """
         held, _ = lock(self.work / "publish.lock")
         try:
             if (manifest := self.manifest()) is not None:
@@ -166,6 +188,8 @@ class RunFolder:
             if not all(receipts and receipts[-1].last for receipts in found):
                 return None
             receipts = [receipt for item in found for receipt in item]
+            if not any(receipt.files for receipt in receipts):
+                return self._manifest(receipts)
             for name in (name for receipt in receipts for name in receipt.files):
                 # A run that was killed while it did this has moved some already.
                 if not (self.out / name).exists():
@@ -188,6 +212,41 @@ class RunFolder:
             "paths": self._inputs,
             "shards": [{name: getattr(receipt, name) for name in ("files", *_COUNTS)} for receipt in receipts],
         }
+
+    @contextlib.contextmanager
+    def _plan_held(self) -> Iterator[bool]:
+        """Hold the lock of the plan; False where there are no locks to be had. Blocks while another has it."""
+        held, _ = lock(self.work / "plan.lock")
+        try:
+            yield held is not None
+        finally:
+            if held is not None:
+                unlock(held)
+
+    def _compare_plan(self) -> None:
+        plan = self.work / "plan.json"
+        about = os.stat(plan)
+        version = about.st_ino, about.st_mtime_ns, about.st_size
+        if version != self._compared:  # of many inputs it takes tens of ms to read, and is asked for at each of them
+            self._compare(_read_json(plan, _check_plan), "an unfinished run")
+            self._compared = version
+
+    def _is_without_result(self) -> bool:
+        """Whether a run here has finished no shard, and nobody is at work on one: the lock of the plan is held.
+
+        Raises ConfigError for a receipt that cannot be read.
+        """
+        for path in self.work.glob("tokens-*.json"):
+            if _read_json(path, partial(_check_receipt, f"{path.stem}."))["files"]:
+                return False
+        for path in self.work.glob("item-*.lock"):
+            try:
+                held, _ = lock(path, wait=False)
+            except BlockingIOError:
+                return False
+            if held is not None:
+                unlock(held)
+        return True
 
     def _compare(self, there: Mapping[str, Any], what: str) -> None:
         differences = [

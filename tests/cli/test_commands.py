@@ -154,7 +154,7 @@ def test_locate_needs_no_gpu_even_for_a_gpu_preset(base: Path, counting: Countin
         (["--step", 99, "--row", 0], "step 99 of epoch 0: expected 0 to"),
         (["--step", 0, "--row", 4], "row 4: step 0 has rows 0 to 3"),
         (["--step", 0, "--row", 0, "--epoch", -1], "epoch -1"),
-        (["--step", 0, "--row", 0, "--rank", 1], "--rank and --world-size go together"),
+        (["--step", 0, "--row", 0, "--rank", 1], "--rank 1: rank and world_size go together"),
         (["--step", 0, "--row", 0, "--set", "seq_len=5000"], "5000"),
     ],
 )

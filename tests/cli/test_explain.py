@@ -156,7 +156,7 @@ def test_what_is_no_state_is_one_line(config: Path, tmp_path: Path, content: byt
     ("arguments", "message"),
     [
         (["--step", 99], "step 99 of epoch 0: expected 0 to"),
-        (["--step", 0, "--rank", 1], "--rank and --world-size go together"),
+        (["--step", 0, "--rank", 1], "--rank 1: rank and world_size go together"),
         (["--step", 0, "--rank", 3, "--world-size", 3], "rank 3 is not below world_size 3"),
     ],
 )

@@ -115,5 +115,5 @@ def test_types_that_are_no_ids_are_refused(dtype: str) -> None:
 
 def test_public_names() -> None:
     assert corpus_package.__all__ == ["FORMATS", "Corpus", "LossMask", "TokenLocation", "open_corpus"]
-    others = {"arrayrecord", "arrow", "datatrove", "litdata", "mds", "parquet"}
+    others = {"arrayrecord", "arrow", "datatrove", "litdata", "mds", "parquet", "synthetic"}
     assert list(corpus_package.FORMATS) == sorted({*FORMATS, *others})

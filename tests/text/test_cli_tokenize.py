@@ -180,7 +180,9 @@ def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
     assert "holds no text file" in one_line_error(tmp_path / "data", "--tokenizer", tokenizer, "--out", tmp_path / "o")
     other = tmp_path / "other.jsonl"
     write_jsonl(other, ["other"])
-    assert "of other settings or inputs" in one_line_error(other, "--tokenizer", tokenizer, "--out", tmp_path / "out")
+    corrected = tokenize(other, *base)  # nothing was finished there
+    assert corrected.exit_code == 0, corrected.output
+    assert "of other settings or inputs" in one_line_error(source, *base)
 
 
 def test_an_edit_behind_a_finished_run_is_refused(source: Path, gpt2: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from dali_pipes import open_corpus
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError, CorpusWriteError
 from dali_pipes.text import Document, Encoded, Encoder, Job, Summary, find_text_files, tokenize_files
 from dali_pipes.text import tokenize as tokenize_module
+from dali_pipes.text.run_folder import RunFolder
 
 DROP = "drop"
 
@@ -383,3 +384,148 @@ def test_progress_adds_up(tmp_path: Path) -> None:
         tokenize_files(job, tmp_path / "out", "test", advance=lambda *step: steps.append(step))  # noqa: B023
         assert sum(done for done, _ in steps) == (total if tokens else 0)
         assert sum(count for _, count in steps) == tokens
+
+
+class Failing(CharacterEncoder):
+    """Fails at the first document of an input whose name is in `names`, or drops all documents."""
+
+    def __init__(self, *names: str, drops: bool = False) -> None:
+        super().__init__()
+        self._names, self._drops = names, drops
+
+    def encode(self, documents: Sequence[Document]) -> list[Encoded | None]:
+        if any(document.file.name in self._names for document in documents):
+            raise CorpusFormatError("broken")
+        return [None for _ in documents] if self._drops else super().encode(documents)
+
+
+def test_a_run_without_a_finished_shard_does_not_block_the_corrected_command(tmp_path: Path) -> None:
+    """With other settings, and with other inputs: it leaves the bytes of a run in a new folder."""
+    inputs, _ = make_inputs(tmp_path / "in")
+    out = tmp_path / "out"
+    for other in ({}, {"shard_tokens": 30}, {"format": "flat"}):
+        with pytest.raises(CorpusFormatError, match="broken"):
+            run(inputs, out, Failing("in-0.jsonl"), **other)
+    (inputs / "in-5.jsonl").unlink()
+    run(inputs, out, shard_tokens=35)
+    run(inputs, tmp_path / "whole", shard_tokens=35)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_run_that_made_no_token_does_not_block_the_corrected_command(tmp_path: Path) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+    out = tmp_path / "out"
+    for _ in range(2):  # the same again is the same error
+        with pytest.raises(CorpusError, match=r"hold no token: .* dropped"):
+            run(inputs, out, Failing(drops=True))
+        assert not (out / "manifest.json").exists()
+    run(inputs, out, format="flat")
+    run(inputs, tmp_path / "whole", format="flat")
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_one_finished_shard_blocks_other_settings(tmp_path: Path) -> None:
+    """Also where the inputs before it made none, or hold no token."""
+    inputs, _ = make_inputs(tmp_path / "in")
+    out = tmp_path / "out"
+    with pytest.raises(CorpusFormatError, match="broken"):
+        run(inputs, out, Failing("in-3.jsonl"), shard=(3, 6))
+    run(inputs, out, shard=(2, 6))  # an input without a document
+    run(inputs, out, shard_tokens=41, shard=(2, 6))
+    run(inputs, out, shard_tokens=41, shard=(1, 6))
+    before = files_of(out)
+    with pytest.raises(ConfigError, match=r"holds an unfinished run of other settings .*shard_tokens was 41 and is 40"):
+        run(inputs, out)
+    assert files_of(out) == before
+    run(inputs, out, shard_tokens=41)
+    run(inputs, tmp_path / "whole", shard_tokens=41)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_run_at_work_is_not_taken_over(tmp_path: Path) -> None:
+    """Another with other settings is refused while it works, and it goes on undisturbed."""
+    inputs, _ = make_inputs(tmp_path / "in")
+
+    class Watched(CharacterEncoder):
+        refused = 0
+
+        def encode(self, documents: Sequence[Document]) -> list[Encoded | None]:
+            with pytest.raises(ConfigError, match="of other settings or inputs: shard_tokens was 40 and is 41"):
+                run(inputs, tmp_path / "out", shard_tokens=41)
+            Watched.refused += 1
+            return super().encode(documents)
+
+    run(inputs, tmp_path / "out", Watched())
+    assert Watched.refused
+    run(inputs, tmp_path / "whole")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_run_that_was_taken_over_before_its_first_shard_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has found its own plan, and before it takes an input another run replaces the plan."""
+    inputs, _ = make_inputs(tmp_path / "in")
+    begin, out = RunFolder.begin, tmp_path / "out"
+
+    def begin_and_be_taken_over(self: RunFolder) -> dict[str, Any] | None:
+        manifest = begin(self)
+        monkeypatch.undo()
+        with pytest.raises(CorpusFormatError, match="broken"):
+            run(inputs, out, Failing("in-0.jsonl"), shard_tokens=41)
+        return manifest
+
+    monkeypatch.setattr(RunFolder, "begin", begin_and_be_taken_over)
+    with pytest.raises(ConfigError, match="of other settings or inputs: shard_tokens was 41 and is 40"):
+        run(inputs, out)
+    assert not list(out.rglob("tokens-*"))
+    run(inputs, out)
+    run(inputs, tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_without_locks_nothing_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, _ = make_inputs(tmp_path / "in")
+    monkeypatch.setattr("dali_pipes.text.run_folder.lock", lambda path, wait=True: (None, False))
+    with pytest.raises(CorpusFormatError, match="broken"):
+        run(inputs, tmp_path / "out", Failing("in-0.jsonl"))
+    with pytest.raises(ConfigError, match="shard_tokens was 40 and is 41"):
+        run(inputs, tmp_path / "out", shard_tokens=41)
+    run(inputs, tmp_path / "out")
+
+
+TAKERS = """
+    import pathlib, sys
+    sys.path.insert(0, sys.argv[1])
+    from test_text_runs import run
+    from dali_pipes.errors import ConfigError
+    inputs, out, tokens, part = pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+    try:
+        run(inputs, out, shard_tokens=tokens, shard=(part, 2))
+    except ConfigError as error:
+        print(error)
+        sys.exit(3)
+"""
+
+
+def test_of_several_that_take_over_at_once_one_kind_wins(tmp_path: Path) -> None:
+    """Two parts of one command and two of another, over a run that failed: what comes out is all of one command."""
+    inputs, _ = make_inputs(tmp_path / "in")
+    for tokens in (30, 50):
+        run(inputs, tmp_path / f"whole-{tokens}", shard_tokens=tokens)
+    script = tmp_path / "taker.py"
+    script.write_text(textwrap.dedent(TAKERS))
+    out = tmp_path / "out"
+    with pytest.raises(CorpusFormatError, match="broken"):
+        run(inputs, out, Failing("in-0.jsonl"))
+    commands = [
+        [*map(str, (sys.executable, script, Path(__file__).parent, inputs, out, tokens, part))]
+        for part in (0, 1)
+        for tokens in (30, 50)
+    ]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    outputs = [process.communicate()[0] for process in started]
+    codes = [process.returncode for process in started]
+    assert set(codes) <= {0, 3}, (codes, outputs)
+    winner = next(tokens for code, tokens in zip(codes, (30, 50, 30, 50), strict=True) if code == 0)
+    for part in (0, 1):  # a part that came too early, while the other command was at work
+        run(inputs, out, shard_tokens=winner, shard=(part, 2))
+    assert files_of(out) == files_of(tmp_path / f"whole-{winner}")

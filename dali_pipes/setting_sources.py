@@ -1,0 +1,117 @@
+"""Where settings are written: files, presets, options of a command. Put together, and a mistake names its place.
+
+Source("base.toml", {"batch_size": 8, "seq_len": 1024})
+Source("--set batch_size=0", {"batch_size": 0})            --set batch_size=0: batch_size: Input should be greater ...
+Source("", {"seed": 7})                                    keywords of a call, which need no name
+"""
+
+import importlib.resources
+import json
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from dali_pipes.errors import ConfigError
+
+CONFIG_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+MISSING = "is missing"
+"""The problem of a setting that has to be given and is not."""
+
+
+class Source(NamedTuple):
+    """Settings, and what the user calls the place where they are written."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+def read_file(path: Path) -> Source:
+    """The settings of a `.toml`, `.yaml`, `.yml` or `.json` file. ConfigError naming it."""
+    if path.suffix not in CONFIG_SUFFIXES:
+        raise ConfigError(
+            f"{path}: unknown suffix {path.suffix!r}; a configuration ends in {', '.join(CONFIG_SUFFIXES)}. Data is "
+            f"named as corpus={str(path)!r}, beside batch_size and seq_len."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8, so this is not a configuration") from error
+    try:
+        if path.suffix == ".toml":
+            settings: Any = tomllib.loads(text)
+        elif path.suffix == ".json":
+            settings = json.loads(text)
+        else:
+            settings = yaml.safe_load(text)
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: expected a table of settings, found {type(settings).__name__}")
+    return Source(str(path), settings)
+
+
+def presets() -> dict[str, str]:
+    """The presets that come with the package, by name, each with the first line of its comment."""
+    texts = {
+        file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")
+        for file in importlib.resources.files("dali_pipes.configs").iterdir()
+        if file.name.endswith(".toml")
+    }
+    return {name: texts[name].partition("\n")[0].removeprefix("#").strip() for name in sorted(texts)}
+
+
+def read_preset(name: str) -> Source:
+    """The settings of a preset. ConfigError with the names that there are."""
+    known = presets()
+    if name not in known:
+        raise ConfigError(f"preset {name!r} is not known; choose from {', '.join(known)}")
+    file = importlib.resources.files("dali_pipes.configs").joinpath(f"{name}.toml")
+    return Source(f"preset {name}", tomllib.loads(file.read_text(encoding="utf-8")))
+
+
+def merged(sources: Sequence[Source]) -> dict[str, Any]:
+    """All settings; later sources replace what earlier ones say."""
+    return {name: value for source in sources for name, value in source.settings.items()}
+
+
+def blamed(
+    error: ConfigError, sources: Sequence[Source], check: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
+) -> ConfigError:
+    """The error of a configuration that was made of `sources`, each problem with the place where it was written.
+
+    check: the problems of other settings, as `error.problems`
+
+    That is the last source that sets what is wrong, all of them where a setting is missing, and where settings do not
+    go together those that set what would have to go.
+    """
+    parts: dict[str, list[str]] = {}
+    for setting, problem in error.problems:
+        names = {setting.partition(".")[0]} if setting else _causes(problem, sources, check)
+        text = f"{setting}: {problem}" if setting else problem
+        parts.setdefault(_place(names, sources), []).append(text)
+    return ConfigError("; ".join(f"{place}: " * bool(place) + "; ".join(texts) for place, texts in parts.items()))
+
+
+def _place(names: Collection[str], sources: Sequence[Source]) -> str:
+    last = {name: number for number, source in enumerate(sources) for name in source.settings if name in names}
+    found = sorted(set(last.values())) or range(len(sources))
+    return ", ".join(dict.fromkeys(sources[number].name for number in found if sources[number].name))
+
+
+def _causes(
+    problem: str, sources: Sequence[Source], check: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
+) -> list[str]:
+    """Settings without which, or with what an earlier source says of them, there is not this problem."""
+    causes = []
+    for name in merged(sources):
+        at = max(number for number, source in enumerate(sources) if name in source.settings)
+        less = {key: value for key, value in sources[at].settings.items() if key != name}
+        left = check(merged([*sources[:at], sources[at]._replace(settings=less), *sources[at + 1 :]]))
+        if ("", problem) not in left and all(other != MISSING for _, other in left):
+            causes.append(name)
+    return causes

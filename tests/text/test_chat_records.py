@@ -92,6 +92,7 @@ def test_flags_say_what_is_learned_and_are_not_handed_to_the_template(form: str,
         assert found.weights == (is_learned, is_learned)
         asked = {name for _, name in found.unused}
         assert asked == ({key} if is_learned and value is not None else set()), "of the user's turn"
+    bad: Any
     for bad in (2, 0.5, -1, "1", [0, 1], {}):
         record = {name: [turn | {key: bad} for turn in turns] for name, turns in FORMS[form].items()}
         with pytest.raises(CorpusFormatError, match=rf"\[0\]: '{key}' is .*; expected"):
@@ -163,7 +164,8 @@ def test_documents_reach_the_template() -> None:
 
 
 def test_settings_of_a_record_for_the_template() -> None:
-    settings = {"enable_thinking": False, "xml_tools": ["a"]}
+    settings: dict[str, Any] = {"enable_thinking": False, "xml_tools": ["a"]}
+    given: Any
     for given in (settings, json.dumps(settings), settings | {"add_generation_prompt": False, "other": None}):
         assert parse_conversation({"messages": [], "chat_template_kwargs": given}, "x").variables == settings
     found = parse_conversation({"messages": [], "chat_template_kwargs": settings}, "x", {"xml_tools"})
@@ -188,7 +190,7 @@ def call(arguments: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("given", [OSLO, OSLO | {"unit": None}, json.dumps(OSLO), json.dumps(json.dumps(OSLO))])
 def test_arguments_are_an_object_and_its_text(given: Any) -> None:
-    of_calls = [
+    of_calls: list[dict[str, Any]] = [
         {"tool_calls": [call(given)]},
         {"tool_calls": json.dumps([call(json.dumps(OSLO))])},
         {"tool_calls": [{"name": "f", "arguments": given}]},
@@ -204,6 +206,7 @@ def test_arguments_are_an_object_and_its_text(given: Any) -> None:
 
 
 def test_no_arguments_are_an_empty_object() -> None:
+    given: Any
     for given in ("", " ", "{}", "null", {}, [], '""'):
         (message,) = parsed({"role": "assistant", "content": None, "tool_calls": [call(given)]})
         arguments = message["tool_calls"][0]["function"]["arguments"]

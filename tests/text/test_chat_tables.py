@@ -129,7 +129,7 @@ def test_what_the_template_shows_of_records_with_other_keys(tmp_path: Path, kind
     here = {"function": {"name": "f", "arguments": {"city": "Oslo"}}}
     there = {"function": {"name": "g", "arguments": {"days": [1], "place": {"height": 0.5}}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"unit": {"type": "s"}}}}}]
-    records = [
+    records: list[dict[str, Any]] = [
         {"messages": [{"role": "assistant", "content": "A", "tool_calls": [here]}], "tools": tools},
         {"messages": [{"role": "assistant", "content": "B", "tool_calls": [there]}, {"role": "tool", "content": "C"}]},
         {"messages": [{"role": "assistant", "content": "D", "weight": 1}], "chat_template_kwargs": {"style": "s"}},

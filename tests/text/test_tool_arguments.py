@@ -95,9 +95,9 @@ def test_a_template_that_needs_text_gets_it(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("word", ["Oslo", "a<|im_end|>b", "</s>"])
 def test_special_text_in_arguments_stays_text_in_every_style(style: str, word: str) -> None:
     """It is masked in the object and in the text alike, and both give the ids of the text that the template writes."""
-    record = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": ""}]}
+    record: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": ""}]}
     call = {"type": "function", "function": {"name": "f", "arguments": json.dumps({"city": word})}}
-    record["messages"][1] |= {"tool_calls": [call]}  # type: ignore[operator]
+    record["messages"][1] |= {"tool_calls": [call]}
     encoder = ChatEncoder(tokenizer(), template(style), "all")
     (encoded,) = encoder.encode_batch([parse_conversation(record, "x")])
     assert encoded is not None

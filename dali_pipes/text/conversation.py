@@ -184,15 +184,16 @@ def _message(item: Any, where: str) -> tuple[Message, bool, Unused]:
     _refuse_media(item, where)
     flags = _flags(item, where)
     rest = without_nulls({key: value for key, value in item.items() if key not in (*names, *flags)})
+    for key, parsed in (("tool_calls", parsed_calls), ("function_call", _older_call)):
+        if key in rest:
+            rest[key] = parsed(rest[key], f"{where}, {key}")
+    rest = {key: value for key, value in rest.items() if value is not None}
     content = None if item.get(names[1]) is None else _text(item[names[1]], where, names[1])
     if content is None and not any(rest.get(key) for key in MAY_REPLACE_CONTENT):
         raise CorpusFormatError(
             f"{where}: no '{names[1]}' (keys: {', '.join(item)}); only a message with one of "
             f"{', '.join(MAY_REPLACE_CONTENT)} may be without"
         )
-    for key, parsed in (("tool_calls", parsed_calls), ("function_call", _older_call)):
-        if key in rest:
-            rest[key] = parsed(rest[key], f"{where}, {key}")
     not_used = [("tool calls, where it is null,", name) for call in _given_arguments(item) for name in null_keys(call)]
     if ROLES[role] != "assistant":
         not_used += [(OF_OTHERS, key) for key, is_learned in flags.items() if is_learned]

@@ -213,6 +213,13 @@ def test_no_arguments_are_an_empty_object() -> None:
         assert (arguments, str(arguments)) == ({}, "{}")
 
 
+@pytest.mark.parametrize("nothing", ["", " ", "[]", "null", None, []])
+def test_no_calls_as_a_text_are_no_calls(nothing: Any) -> None:
+    assert not parsed(ASSISTANT | {"tool_calls": nothing})[0].get("tool_calls")
+    with pytest.raises(CorpusFormatError, match="no 'content'"):
+        parsed({"role": "assistant", "content": None, "tool_calls": nothing})
+
+
 def test_text_of_arguments_is_as_it_was_written() -> None:
     text = '{"city":  "\\u00c5lesund"}'
     (message,) = parsed({"role": "assistant", "content": "", "tool_calls": [call(text)]})

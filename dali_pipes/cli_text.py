@@ -13,19 +13,22 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dali_pipes import __version__
 from dali_pipes.cli_errors import INTERRUPTED, errors_as_one_line
 from dali_pipes.cli_help import FLAG
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import ConfigError, CorpusFormatError
+from dali_pipes.fields import TEMPLATE_OWN
 from dali_pipes.text import Encoder, Job, Summary, TextEncoder, find_text_files, load_tokenizer, tokenize_files
 from dali_pipes.text.chat import Learn, load_template
 from dali_pipes.text.chat_run import ConversationEncoder
-from dali_pipes.text.chat_template import CHATML_MARKERS
+from dali_pipes.text.chat_template import CHATML_MARKERS, ChatTemplate
+from dali_pipes.text.conversation import template_settings
 from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.notes import Notes
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.shard_writer import Format
 from dali_pipes.text.streams import ByteMeter, read_chunks
@@ -64,6 +67,13 @@ def tokenize(
         str | None,
         typer.Option(help="Jinja file, tokenizer_config.json, chatml, or none; by default what lies beside tokenizer."),
     ] = None,
+    chat_template_kwargs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Variables for the template, such as '{\"enable_thinking\": false}'; those of a record come first.",
+        ),
+    ] = None,
     learn: Annotated[
         Learn | None,
         typer.Option(
@@ -89,13 +99,18 @@ def tokenize(
             raise ConfigError("--separator: expected a text that is not empty; leave it out for a document a file")
         if shard_tokens < 1:
             raise ConfigError(f"--shard-tokens {shard_tokens}: expected a number above 0")
-        for option, value in (("--chat-template", chat_template), ("--learn", learn)):
+        for option, value in (
+            ("--chat-template", chat_template),
+            ("--chat-template-kwargs", chat_template_kwargs),
+            ("--learn", learn),
+        ):
             if value is not None and not chat:
                 raise ConfigError(f"{option} {value}: is for conversations; add --chat, or leave it out")
         loaded = load_tokenizer(tokenizer)
         if eos is not None and (no_eos or eos < 0):
             raise ConfigError(f"--eos {eos}: expected an id, 0 or above, and no --no-eos beside it")
         template = load_template(loaded.path, chat_template) if chat and chat_template != "none" else None
+        variables = _template_variables(chat_template_kwargs, template)
         ending = "no id behind each document"
         if template is not None:
             if eos is not None or no_eos:
@@ -112,7 +127,7 @@ def tokenize(
         if separator is not None:
             _check_separator(separator, files)
         encoder: Encoder = (
-            ConversationEncoder(loaded, template, learn or "assistant", eos)
+            ConversationEncoder(loaded, template, learn or "assistant", eos, variables)
             if chat
             else TextEncoder(loaded, eos, ends_empty=format == "flat", text_key=text_key)
         )
@@ -123,8 +138,29 @@ def tokenize(
         with show_progress("tokenising", total) as advance:
             summary = tokenize_files(job, out, f"dali_pipes {__version__}", part, advance)
     _show(summary, out, time.monotonic() - start)
+    for line in Notes.from_json(summary.notes).lines():
+        typer.echo(f"warning: {line}", err=True)
     if job.settings["id_type"] == "uint32":
         typer.echo('flat files do not say their type: open them with dtype = "uint32"')
+
+
+def _template_variables(text: str | None, template: ChatTemplate | None) -> dict[str, Any]:
+    """The variables of --chat-template-kwargs. Raises ConfigError for what is not an object, and without a template."""
+    if text is None:
+        return {}
+    if template is None:
+        raise ConfigError(f"--chat-template-kwargs {text}: needs a chat template; leave it out")
+    try:
+        found = template_settings(text, f"--chat-template-kwargs {text}")
+    except CorpusFormatError as error:
+        raise ConfigError(str(error)) from None
+    for name in sorted(set(found) - template.variables):
+        typer.echo(
+            f"warning: --chat-template-kwargs: the chat template {template.name} does not use {name!r}; it uses "
+            f"{', '.join(sorted(template.variables - TEMPLATE_OWN)) or 'none'}",
+            err=True,
+        )
+    return found
 
 
 def _check_separator(separator: str, files: Sequence[TextFile]) -> None:

@@ -22,6 +22,34 @@ _NAMES = """
 BOOKKEEPING = frozenset(_NAMES.split())
 """Names that say where a sample comes from or what it measures: not part of what is learned."""
 
+# Keys of chat records, of their messages and of tool calls.
+
+CHAT_FORMS = (("messages",), ("conversations",), ("prompt", "completion"))
+"""What holds the turns of a record: the first of these that is there."""
+SYSTEM_TEXTS = ("system", "system_prompt")
+"""The text of a system turn, beside any of the forms."""
+TOOL_LISTS = ("tools", "functions", "tool_defs")
+"""The tools of a conversation; templates call them `tools`."""
+DOCUMENTS = "documents"
+TEMPLATE_SETTINGS = "chat_template_kwargs"
+"""Variables for the template."""
+_OWN = """
+    messages add_generation_prompt continue_final_message strftime_now raise_exception mark_generated_ bos_token
+    eos_token unk_token sep_token pad_token cls_token mask_token
+"""
+TEMPLATE_OWN = frozenset(_OWN.split())
+"""Variables of a template that are not settings: the run gives them."""
+MEDIA = frozenset(("audio", "audios", "image", "images", "pixel_values", "video", "videos"))
+"""What is shown beside the text, and cannot be made into tokens here."""
+LEARNED_FLAGS = ("weight", "train", "loss", "loss_mask", "loss_weight", "loss_scale")
+"""On a message: 1 or true where it is learned."""
+MASKED_FLAG = "masked"
+"""On a message: true where it is not learned."""
+MESSAGE_LINKS = frozenset(("call_id", "index", "parent_id", "tool_call_id"))
+"""On a message or a tool call: what it belongs to, as an identifier."""
+CALL_KEYS = frozenset(("arguments", "function", "id", "name", "type"))
+"""What a tool call is made of."""
+
 
 def holds_nothing(value: Any) -> bool:
     """Whether a value says nothing: None, an empty text or list, or a list or mapping of such values."""
@@ -30,6 +58,21 @@ def holds_nothing(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(holds_nothing(item) for item in value)
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+def without_nulls(value: Any) -> Any:
+    """The same JSON value without the keys that are null, at any depth; nulls in lists stay."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def null_keys(value: Any) -> list[str]:
+    """Names of the keys that `without_nulls` takes out."""
+    if isinstance(value, Mapping):
+        here = [key for key, item in value.items() if item is None]
+        return here + [name for item in value.values() for name in null_keys(item)]
+    return [name for item in value for name in null_keys(item)] if isinstance(value, list) else []
 
 
 def unused(fields: Mapping[str, Any], used: Collection[str]) -> list[str]:
@@ -53,10 +96,14 @@ class UnusedFields:
 
     _seen: dict[tuple[str, str], _Seen] = field(default_factory=dict)
 
-    def add(self, kind: str, names: Collection[str], where: str) -> None:
+    def add(self, kind: str, names: Collection[str], where: str, count: int = 1) -> None:
         """kind: what has the fields, in the plural: "records", "messages". where: file and line, or file."""
         for name in names:
-            self._seen.setdefault((kind, name), _Seen(where)).count += 1
+            self._seen.setdefault((kind, name), _Seen(where)).count += count
+
+    def entries(self) -> list[tuple[str, str, str, int]]:
+        """(kind, name, where it was first, how often), in the order of first use: what `add` takes elsewhere."""
+        return [(kind, name, seen.first, seen.count) for (kind, name), seen in self._seen.items()]
 
     def lines(self) -> list[str]:
         """A sentence for each name, in the order of first use."""

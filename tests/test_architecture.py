@@ -103,7 +103,7 @@ ALLOWED = {
     "cli_errors": Imports("terminal", "typer"),
     "cli_help": Imports("", "typer"),
     "cli_settings": Imports("setting_sources ranks corpus config", "typer"),  # what a command is given
-    "cli_text": Imports("cli_errors cli_help text __init__", "typer"),
+    "cli_text": Imports("cli_errors cli_help fields text __init__", "typer"),
     "cli": Imports(
         "cli_errors cli_help cli_settings cli_text terminal reports progress setting_sources corpus config __init__",
         "typer",

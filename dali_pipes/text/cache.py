@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.encoder import TextEncoder
 from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.notes import Notes
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.run_folder import MANIFEST
 from dali_pipes.text.tokenize import Job, check_has_tokens, tokenize_files
@@ -72,7 +74,9 @@ def kept_tokens(
                 # Without locks two processes may be at it at once: each in a folder of its own then.
                 work = folder if held is not None else folder.with_suffix(f".{uuid.uuid4().hex}.tmp")
                 with show_progress("tokenising", sum(file.size for file in inputs)) as advance:
-                    tokenize_files(job, work, made_by, advance=advance)
+                    summary = tokenize_files(job, work, made_by, advance=advance)
+                for line in Notes.from_json(summary.notes).lines():
+                    print(f"dali_pipes: {line}", file=sys.stderr)
                 if work != folder:
                     _move(work, folder)
         finally:

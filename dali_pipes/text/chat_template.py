@@ -48,6 +48,9 @@ class ChatTemplate:
     name: for messages. sources: Jinja source by name: "default", and perhaps "tool_use" for conversations with tools.
     tokens: texts of `bos_token`, `eos_token` and so on, for the template. now: the one time that `strftime_now` tells.
 
+    variables: what the sources read that they do not set. names: every attribute, key and text in them: a key of a
+    message that is not among these is shown only where a message is shown as a whole.
+
     Raises BackendError without jinja2, ConfigError for a source that is not Jinja.
     """
 
@@ -61,6 +64,7 @@ class ChatTemplate:
         self._compiled = {}
         self._with_generation = set()
         self.variables: set[str] = set()
+        self.names: set[str] = set()
         for key in sources:
             try:
                 tree = environment.parse(sources[key])
@@ -68,6 +72,7 @@ class ChatTemplate:
             except TemplateSyntaxError as error:
                 raise ConfigError(f"chat template: {name}, line {error.lineno}: {error.message}") from None
             self.variables |= meta.find_undeclared_variables(tree)
+            self.names |= _names_in(tree)
             if any(node.name == "_generated" for node in tree.find_all(nodes.ExtensionAttribute)):
                 self._with_generation.add(key)
         self.sha256 = hashlib.sha256(json.dumps([dict(sources), self.tokens], sort_keys=True).encode()).hexdigest()
@@ -128,6 +133,13 @@ class ChatTemplate:
                 f"{where}: the chat template {self.name} cannot render this conversation: {error}. Mend or remove the "
                 "conversation, or give another template"
             ) from error
+
+
+def _names_in(tree: Any) -> set[str]:
+    from jinja2 import nodes
+
+    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+    return attributes | {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
 
 
 @functools.cache

@@ -4,17 +4,36 @@
     {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}         (ShareGPT)
     {"prompt": "Hi", "completion": "Hello"}                             or two lists of messages
 
-A record with several of these is read as the first of them. What a message holds besides its role and content
-(`name`, `tool_calls`, `reasoning_content`, ...) is handed to the chat template as it is, but for keys that are null:
-tables have them in every row, templates ask whether a key is there.
+A record with several of these is read as the first of them. Beside any of them: `system` or `system_prompt`, the text
+of a system turn; `tools`, `functions` or `tool_defs`, `documents`, and `chat_template_kwargs`, for the template. What a
+message holds besides its role and content (`name`, `tool_calls`, `reasoning_content`, ...) is handed to the template,
+but for flags that say what is learned.
+
+Keys that are null are left out, at any depth: a table has the keys of all rows in every row, and only without them do
+a table and a file of JSON lines say the same. A null that matters is kept in arguments that are JSON text.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
+from dali_pipes.fields import (
+    CHAT_FORMS,
+    DOCUMENTS,
+    LEARNED_FLAGS,
+    MASKED_FLAG,
+    MEDIA,
+    SYSTEM_TEXTS,
+    TEMPLATE_OWN,
+    TEMPLATE_SETTINGS,
+    TOOL_LISTS,
+    holds_nothing,
+    null_keys,
+    unused,
+    without_nulls,
+)
+from dali_pipes.text.tool_calls import decoded, parsed_call, parsed_calls, parsed_tools, shown
 
 ROLES = {
     "system": "system",
@@ -37,7 +56,12 @@ CALLS = ("tool_calls", "function_call")
 MAY_REPLACE_CONTENT = (*CALLS, "reasoning_content", "reasoning", "thinking")
 """A message with one of these may have no content."""
 
+OF_OTHERS = "turns that are not the assistant's"
+"""Kind of unused fields: flags that ask to learn turns that are learned only where all is."""
+
 Message = dict[str, Any]
+Unused = tuple[tuple[str, str], ...]
+"""Kinds and names of unused fields, as `UnusedFields` counts them."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +70,7 @@ class Conversation:
     messages: each with "role" and "content", a string or None. weights: whether a message may be learned.
     num_prompt: so many messages at the start are context, their assistant turns not learned.
     variables: what the chat template gets beside the messages, such as "tools"; names without a value are left out.
+    unused: fields of the record and flags of its messages that play no part.
     """
 
     where: str
@@ -54,110 +79,251 @@ class Conversation:
     num_prompt: int = 0
     variables: Mapping[str, Any] = field(default_factory=dict)
     texts: tuple[str, str] | None = None
+    unused: Unused = field(default=(), compare=False)
 
 
-def parse_conversation(record: Mapping[str, Any], where: str) -> Conversation:
+def parse_conversation(
+    record: Mapping[str, Any], where: str, template_variables: Collection[str] | None = None
+) -> Conversation:
     """Bring a record into one form. `where` is the file and line that errors name.
 
-    A `weight` or `train` of 0 or false on a message means that it is not learned. Content as a list of parts
+    A flag on a message says whether it is learned: one of `weight`, `train`, `loss`, `loss_mask`, `loss_weight` and
+    `loss_scale` that is 0 or false, or `masked` that is true, that it is not. Content as a list of parts
     {"type": "text", "text": ...} is joined. A conversation without messages is one: it has nothing to learn.
 
-    Raises CorpusFormatError for a record in none of the forms, unknown roles, content that is not text.
+    template_variables: those that the template reads: what is for others is not used. None: it may read all.
+
+    Raises CorpusFormatError for a record in none of the forms, unknown roles, content that is not text, images and
+    sound, flags other than 0 and 1, and fields that contradict one another.
     """
     if not isinstance(record, Mapping):
-        raise CorpusFormatError(f"{where}: found {_shown(record)} where a JSON object with a conversation was expected")
-    tools = _tools(record.get("tools"), where)
-    variables = {"tools": tools} if tools else {}
-    for key in ("messages", "conversations"):
-        if record.get(key) is not None:
-            messages, weights = _messages(record[key], where, key)
-            system = record.get("system") if key == "conversations" else None
-            if isinstance(system, str) and system and not any(m["role"] == "system" for m in messages):
-                messages.insert(0, {"role": "system", "content": system})
-                weights.insert(0, True)
-            return Conversation(where, tuple(messages), tuple(weights), variables=variables)
-    prompt, completion = record.get("prompt"), record.get("completion")
-    if isinstance(prompt, str) and isinstance(completion, str):
-        return Conversation(where, variables=variables, texts=(prompt, completion))
-    if isinstance(prompt, list) and isinstance(completion, list):
-        before, weights_before = _messages(prompt, where, "prompt")
-        after, weights_after = _messages(completion, where, "completion")
-        return Conversation(
-            where, (*before, *after), (*weights_before, *weights_after), num_prompt=len(before), variables=variables
-        )
+        raise CorpusFormatError(f"{where}: found {shown(record)} where a JSON object with a conversation was expected")
+    _refuse_media(record, where)
+    form = next((keys for keys in CHAT_FORMS if all(record.get(key) is not None for key in keys)), ())
+    values = [record[key] for key in form]
+    texts: tuple[str, str] | None = None
+    if form == ("prompt", "completion") and all(isinstance(value, str) for value in values):
+        texts = (values[0], values[1])
+        values = [[{"role": "user", "content": texts[0]}], [{"role": "assistant", "content": texts[1]}]]
+    if not form or (len(form) > 1 and not all(isinstance(value, list) for value in values)):
+        raise CorpusFormatError(_no_form(record, where))
+    parts = [[_message(*item) for item in _items(value, where, key)] for key, value in zip(form, values, strict=True)]
+    num_prompt = len(parts[0]) if len(form) > 1 else 0
+    turns = [turn for part in parts for turn in part]
+    system = _system(record, where, [message for message, _, _ in turns])
+    if system is not None:
+        turns.insert(0, (system, True, ()))
+        num_prompt += len(form) > 1
+        texts = None
+    messages = tuple(message for message, _, _ in turns)
+    variables, unread = _variables(record, where, template_variables)
+    return Conversation(
+        where,
+        () if texts else messages,
+        () if texts else tuple(is_learned for _, is_learned, _ in turns),
+        0 if texts else num_prompt,
+        variables,
+        texts,
+        (*_unused(record, form, messages), *unread, *(one for _, _, notes in turns for one in notes)),
+    )
+
+
+def template_settings(value: Any, where: str) -> dict[str, Any]:
+    """Variables for a template, of an object or its JSON text. Raises CorpusFormatError."""
+    found = decoded(value, where)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise CorpusFormatError(f"{where} is {shown(found)}; expected a JSON object, name to value")
+    settings = dict(found)
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if settings.get(name) is False:  # as it is here anyway
+            del settings[name]
+    own = [name for name in settings if name in TEMPLATE_OWN]
+    if own:
+        raise CorpusFormatError(f"{where} sets {', '.join(own)}, which the run sets itself; remove it there")
+    for name in ("tools", DOCUMENTS):
+        if name in settings:
+            settings[name] = _FOR_TEMPLATES[name](settings[name], f"{where}, '{name}'")
+    return settings
+
+
+def _no_form(record: Mapping[str, Any], where: str) -> str:
     found = ", ".join(f"{key} ({type(value).__name__})" for key, value in record.items()) or "none"
-    raise CorpusFormatError(
+    return (
         f"{where}: no conversation among the keys {found}. Expected 'messages' (a list of objects with role and "
         "content), 'conversations' (a list of objects with from and value), or 'prompt' and 'completion' (two strings "
         "or two lists of messages)"
     )
 
 
-def _messages(value: Any, where: str, key: str) -> tuple[list[Message], list[bool]]:
+def _refuse_media(item: Mapping[str, Any], where: str) -> None:
+    found = [name for name, value in item.items() if name.lower() in MEDIA and not holds_nothing(value)]
+    if found:
+        raise CorpusFormatError(
+            f"{where}: '{found[0]}' is {shown(item[found[0]])}; only text can be tokenized. Remove the conversations "
+            "with images, sound or video, or the field where the text makes sense without it"
+        )
+
+
+def _items(value: Any, where: str, key: str) -> Iterator[tuple[Any, str]]:
     if not isinstance(value, list):
-        raise CorpusFormatError(f"{where}: '{key}' is {_shown(value)}; expected a list of messages")
-    messages, weights = [], []
-    for number, item in enumerate(value):
-        message, weight = _message(item, f"{where}, {key}[{number}]")
-        messages.append(message)
-        weights.append(weight)
-    return messages, weights
+        raise CorpusFormatError(f"{where}: '{key}' is {shown(value)}; expected a list of messages")
+    yield from ((item, f"{where}, {key}[{number}]") for number, item in enumerate(value))
 
 
-def _message(item: Any, where: str) -> tuple[Message, bool]:
+def _message(item: Any, where: str) -> tuple[Message, bool, Unused]:
+    """The message, whether it may be learned, and what of it is not used."""
     if not isinstance(item, Mapping):
-        raise CorpusFormatError(f"{where}: found {_shown(item)}; expected an object with role and content")
+        raise CorpusFormatError(f"{where}: found {shown(item)}; expected an object with role and content")
     names = ("from", "value") if "from" in item and "role" not in item else ("role", "content")
     role = item.get(names[0])
     if not isinstance(role, str) or role not in ROLES:
-        found = f"'{names[0]}' is {_shown(role)}" if names[0] in item else f"the keys are {', '.join(item) or 'none'}"
+        found = f"'{names[0]}' is {shown(role)}" if names[0] in item else f"the keys are {', '.join(item) or 'none'}"
         raise CorpusFormatError(f"{where}: {found}; expected '{names[0]}' with one of {', '.join(ROLES)}")
-    message: Message = {"role": ROLES[role], "content": None}
-    rest = {key: value for key, value in item.items() if value is not None and key not in (*names, "weight", "train")}
-    content = item.get(names[1])
-    if isinstance(content, list):
-        content = "".join(_part(part, f"{where}, {names[1]}[{number}]") for number, part in enumerate(content))
-    if content is not None and not isinstance(content, str):
-        raise CorpusFormatError(f"{where}: '{names[1]}' is {_shown(content)}; expected text or a list of text parts")
+    _refuse_media(item, where)
+    flags = _flags(item, where)
+    rest = without_nulls({key: value for key, value in item.items() if key not in (*names, *flags)})
+    for key, parsed in (("tool_calls", parsed_calls), ("function_call", _older_call)):
+        if key in rest:
+            rest[key] = parsed(rest[key], f"{where}, {key}")
+    rest = {key: value for key, value in rest.items() if value is not None}
+    content = None if item.get(names[1]) is None else _text(item[names[1]], where, names[1])
     if content is None and not any(rest.get(key) for key in MAY_REPLACE_CONTENT):
         raise CorpusFormatError(
             f"{where}: no '{names[1]}' (keys: {', '.join(item)}); only a message with one of "
             f"{', '.join(MAY_REPLACE_CONTENT)} may be without"
         )
-    message["content"] = content
-    return message | rest, _weight(item, "weight", where) and _weight(item, "train", where)
+    not_used = [("tool calls, where it is null,", name) for call in _given_arguments(item) for name in null_keys(call)]
+    if ROLES[role] != "assistant":
+        not_used += [(OF_OTHERS, key) for key, is_learned in flags.items() if is_learned]
+    return {"role": ROLES[role], "content": content} | rest, all(flags.values()), tuple(not_used)
+
+
+def _older_call(call: Any, where: str) -> Any:
+    return parsed_call(decoded(call, where), where)
+
+
+def _given_arguments(item: Mapping[str, Any]) -> Iterator[Any]:
+    """The arguments of the calls of a message as the record has them."""
+    calls = item.get("tool_calls")
+    for call in (*(calls if isinstance(calls, list) else ()), item.get("function_call")):
+        if isinstance(call, Mapping):
+            function = call.get("function")
+            yield (function if isinstance(function, Mapping) else call).get("arguments")
+
+
+def _text(content: Any, where: str, key: str) -> str:
+    if isinstance(content, list):
+        return "".join(_part(part, f"{where}, {key}[{number}]") for number, part in enumerate(content))
+    if not isinstance(content, str):
+        raise CorpusFormatError(f"{where}: '{key}' is {shown(content)}; expected text or a list of text parts")
+    return content
 
 
 def _part(part: Any, where: str) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    kind = f"a part of type {_shown(part.get('type'))}" if isinstance(part, Mapping) else _shown(part)
+    kind = f"a part of type {shown(part.get('type'))}" if isinstance(part, Mapping) else shown(part)
     raise CorpusFormatError(
         f'{where}: found {kind}; only text can be tokenised: {{"type": "text", "text": ...}}. Remove the other parts '
         "or the conversation"
     )
 
 
-def _weight(item: Mapping[str, Any], key: str, where: str) -> bool:
-    weight = item.get(key)
-    if weight is None:
-        return True
-    if not isinstance(weight, int | float) or weight not in (0, 1):
-        raise CorpusFormatError(f"{where}: '{key}' is {_shown(weight)}; expected 0 (do not learn) or 1")
-    return bool(weight)
+def _flags(item: Mapping[str, Any], where: str) -> dict[str, bool]:
+    """The flags of a message by name, each as whether it is to be learned."""
+    found = {}
+    for key in (*LEARNED_FLAGS, MASKED_FLAG):
+        value = item.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or value not in (0, 1):
+            not_learned, learned = ("1", "0") if key == MASKED_FLAG else ("0", "1")
+            raise CorpusFormatError(
+                f"{where}: '{key}' is {shown(value)}; expected {not_learned} (do not learn) or {learned}"
+            )
+        found[key] = bool(value) != (key == MASKED_FLAG)
+    if len(set(found.values())) > 1:
+        values = " and ".join(f"'{key}' is {item[key]!r}" for key in found)
+        raise CorpusFormatError(f"{where}: {values}, which contradict each other about learning it; remove one")
+    return found
 
 
-def _tools(tools: Any, where: str) -> list[Any] | None:
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools) if tools.strip() else None
-        except ValueError as error:
-            raise CorpusFormatError(f"{where}: 'tools' is a text that is not JSON: {error}") from None
-    if tools is not None and not isinstance(tools, list):
-        raise CorpusFormatError(f"{where}: 'tools' is {_shown(tools)}; expected a list of tool descriptions")
-    return tools or None
+def _system(record: Mapping[str, Any], where: str, messages: Sequence[Message]) -> Message | None:
+    """The system turn that the record has beside its messages; None where they have it."""
+    texts = {key: _text(record[key], where, key) for key in SYSTEM_TEXTS if not holds_nothing(record.get(key))}
+    if not texts:
+        return None
+    if len({text.strip() for text in texts.values()}) > 1:
+        raise CorpusFormatError(f"{where}: {' and '.join(map(repr, texts))} are different texts; remove one")
+    key, text = next(iter(texts.items()))
+    there = [number for number, message in enumerate(messages) if message["role"] == "system"]
+    if any((messages[number]["content"] or "").strip() == text.strip() for number in there):
+        return None
+    if there:
+        raise CorpusFormatError(
+            f"{where}: '{key}' is {shown(text)}, but message {there[0]} is a system message with another text; remove "
+            "one of them"
+        )
+    return {"role": "system", "content": text}
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+def _variables(
+    record: Mapping[str, Any], where: str, template_variables: Collection[str] | None
+) -> tuple[dict[str, Any], Unused]:
+    """What the record gives the template beside the messages, and the fields of that which it does not read."""
+    found: dict[str, Any] = {}
+    not_used: list[tuple[str, str]] = []
+    given_by: dict[str, str] = {}
+
+    def give(name: str, value: Any, key: str) -> None:
+        if holds_nothing(value) and name in ("tools", DOCUMENTS):
+            return
+        if name in found and found[name] != value:
+            raise CorpusFormatError(f"{where}: '{given_by[name]}' and '{key}' are different {name}; remove one of them")
+        found[name], given_by[name] = value, key
+
+    for key in (*TOOL_LISTS, DOCUMENTS):
+        value, name = record.get(key), "tools" if key in TOOL_LISTS else key
+        if holds_nothing(value):
+            continue
+        if template_variables is not None and name not in template_variables:
+            not_used.append(("records", key))
+            continue
+        not_used += [(f"{name}, where it is null,", one) for one in dict.fromkeys(null_keys(value))]
+        give(name, _FOR_TEMPLATES[name](without_nulls(value), f"{where}: '{key}'"), key)
+    settings = template_settings(without_nulls(record.get(TEMPLATE_SETTINGS)), f"{where}: '{TEMPLATE_SETTINGS}'")
+    for name, value in settings.items():
+        if template_variables is not None and name not in template_variables:
+            not_used.append((TEMPLATE_SETTINGS, name))
+        else:
+            give(name, value, TEMPLATE_SETTINGS)
+    return found, tuple(not_used)
+
+
+def _documents(value: Any, where: str) -> list[Any]:
+    value = decoded(value, where)
+    if holds_nothing(value):
+        return []
+    if not isinstance(value, list):
+        raise CorpusFormatError(f"{where} is {shown(value)}; expected a list of documents")
+    found = [decoded(one, f"{where}[{number}]") for number, one in enumerate(value)]
+    for number, one in enumerate(found):
+        if not isinstance(one, Mapping):
+            raise CorpusFormatError(
+                f"{where}[{number}] is {shown(one)}; expected an object, such as {{'title': ..., 'text': ...}}"
+            )
+    return found
+
+
+_FOR_TEMPLATES = {"tools": parsed_tools, DOCUMENTS: _documents}
+
+
+def _unused(record: Mapping[str, Any], form: tuple[str, ...], messages: Sequence[Message]) -> Unused:
+    """Fields that no template sees, but for texts that stand in a message too."""
+    names = unused(record, (*form, *SYSTEM_TEXTS, *TOOL_LISTS, DOCUMENTS, TEMPLATE_SETTINGS))
+    contents = {(message["content"] or "").strip() for message in messages} if names else set()
+    return tuple(
+        ("records", name) for name in names if not (isinstance(record[name], str) and record[name].strip() in contents)
+    )

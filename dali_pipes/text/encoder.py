@@ -13,18 +13,21 @@ import numpy.typing as npt
 
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import Document
+from dali_pipes.text.lost_characters import LostCharacters
+from dali_pipes.text.notes import Notes
 from dali_pipes.text.tokenizer import LoadedTokenizer
 
 
 class Encoded(NamedTuple):
     """One document as it is stored: ids, integers (n,), and which of them to learn, uint8 (n,) of 0 and 1, if known.
 
-    is_empty: it has no id but those that end a document
+    is_empty: it has no id but those that end a document. notes: what the run has to say of it at its end, if anything
     """
 
     ids: npt.NDArray[Any]
     mask: npt.NDArray[np.uint8] | None = None
     is_empty: bool = False
+    notes: Notes | None = None
 
 
 class Encoder(Protocol):
@@ -65,6 +68,7 @@ class TextEncoder:
         self._tokenizer = tokenizer.library
         self._eos = [] if eos_id is None else [eos_id]
         self._ends_empty = ends_empty
+        self._lost = LostCharacters(tokenizer.library, special_is_text=True) if tokenizer.can_lose_characters else None
         self.record_key = text_key
         self.largest_id = tokenizer.largest_id
         self.settings: Mapping[str, str | int | None] = {
@@ -74,7 +78,9 @@ class TextEncoder:
         }
 
     def encode(self, documents: Sequence[Document]) -> list[Encoded | None]:
-        """Raises CorpusFormatError for a text with half of a surrogate pair, which UTF-8 cannot hold."""
+        """Raises CorpusFormatError for a text with half of a surrogate pair, which UTF-8 cannot hold, and for one that
+        the tokenizer cannot encode.
+        """
         texts = [document.content for document in documents]
         try:
             # Without offsets into the text, which nobody asks for: a tenth faster.
@@ -82,6 +88,7 @@ class TextEncoder:
         except Exception:  # of a kind that differs between releases of the library
             for document in documents:
                 _check_unicode(document)
+            self._refuse_unknown(documents)
             raise
         found: list[Encoded | None] = []
         for encoding in encodings:
@@ -90,7 +97,28 @@ class TextEncoder:
             if not is_empty or self._ends_empty:
                 ids.extend(self._eos)
             found.append(Encoded(np.array(ids, np.uintc), is_empty=is_empty))
-        return found
+        return found if self._lost is None else self._with_notes(self._lost, texts, encodings, found)
+
+    def _with_notes(
+        self, lost: LostCharacters, texts: Sequence[str], encodings: Sequence[Any], found: Sequence[Encoded | None]
+    ) -> list[Encoded | None]:
+        noted: list[Encoded | None] = []
+        ids = [encoding.ids for encoding in encodings]
+        for text, encoded, of_text in zip(texts, found, lost.find(texts, ids), strict=True):
+            notes = Notes()
+            notes.count(text, of_text)
+            noted.append(None if encoded is None else encoded._replace(notes=notes))
+        return noted
+
+    def _refuse_unknown(self, documents: Sequence[Document]) -> None:
+        """Of a model that has no unknown token, but needs one."""
+        lost = [] if self._lost is None else self._lost.find([document.content for document in documents])
+        for document, found in zip(documents, lost, strict=False):
+            if found is not None:
+                raise CorpusFormatError(
+                    f"{document.place}: {next(iter(found.pieces))!r} is not in the vocabulary of the tokenizer, which "
+                    "does not have an unknown token either. Use a tokenizer that can encode any text"
+                )
 
 
 def _check_unicode(document: Document) -> None:

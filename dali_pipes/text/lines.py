@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
+from dali_pipes.fields import CHAT_FORMS
 from dali_pipes.text.documents import Document
 
 _BOM = codecs.BOM_UTF8
 _MOST_SHOWN = 60
 _MOST_KEYS_SHOWN = 20
-_CHAT_KEYS = (("messages",), ("conversations",), ("prompt", "completion"))
 
 
 def read_jsonl(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[Document]:
@@ -93,7 +93,7 @@ def missing_column(key: str, names: list[str]) -> str:
 
 def _as_chat(keys: Sequence[str]) -> str:
     """What to do with records of these keys if they are those of conversations, else nothing."""
-    if not any(set(kind) <= set(keys) for kind in _CHAT_KEYS):
+    if not any(set(kind) <= set(keys) for kind in CHAT_FORMS):
         return ""
     return (
         "These are conversations: make ids and loss masks of them with `dali-pipes tokenize --chat`, and name the "

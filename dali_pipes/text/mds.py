@@ -2,7 +2,7 @@
 
 What columns a shard has stands in its own header too, so a shard is read without its index, which gives the order.
 A column of text is `str`, or UTF-8 as `bytes`. Whole records are made of the columns that are `str` or `json`, which is
-parsed; what the others hold is nothing for a conversation.
+parsed; of the others they have the name, so that a conversation with images is not read without them.
 """
 
 import json
@@ -47,9 +47,10 @@ def read_mds(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[D
         names = [key]
     offsets = read_offsets(content, int(np.frombuffer(start, "<u4", 1)[0]))
     found = [locate_samples(content, offsets, parse_bytes_column(header, name)) for name in names]
+    others = {} if key is not None else {n: f"a column of {e!r}" for n, e in encodings.items() if n not in names}
     places = [zip(samples.starts.tolist(), samples.counts.tolist(), strict=True) for samples in found]
     for number in range(1, len(offsets)):
-        place, record = f"{path}: sample {number}", {}
+        place, record = f"{path}: sample {number}", dict(others)
         for name, (begin, size) in zip(names, map(next, places), strict=True):
             record[name] = _parse(f"{place}: column {name!r}", encodings[name], content.data[begin : begin + size])
         yield Document(record if key is None else text_of(record, key, place), path, "sample", number)

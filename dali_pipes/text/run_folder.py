@@ -19,7 +19,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 from dali_pipes.errors import ConfigError, CorpusWriteError
 from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.notes import Notes
 from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, writing
 
 MANIFEST = "manifest.json"
@@ -37,7 +38,9 @@ _COUNTS = ("documents", "tokens", "empty", "dropped")
 
 @dataclass(frozen=True)
 class Receipt:
-    """A finished shard. end: how many documents of its item it and those before it took; last: of its item."""
+    """A finished shard. end: how many documents of its item it and those before it took; last: of its item.
+    notes: what there is to say of its documents, as `Notes.as_json` gives it.
+    """
 
     files: dict[str, dict[str, Any]]
     documents: int
@@ -46,6 +49,7 @@ class Receipt:
     dropped: int
     end: int
     last: bool
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -205,10 +209,12 @@ class RunFolder:
                 unlock(held)
 
     def _manifest(self, receipts: Sequence[Receipt]) -> dict[str, Any]:
+        notes = notes_of(receipts).as_json()
         return {
             "made_by": self._made_by,
             **{name: sum(getattr(receipt, name) for receipt in receipts) for name in _COUNTS},
             **self._plan,
+            **({"notes": notes} if notes else {}),
             "paths": self._inputs,
             "shards": [{name: getattr(receipt, name) for name in ("files", *_COUNTS)} for receipt in receipts],
         }
@@ -277,6 +283,14 @@ class RunFolder:
         return self._inputs[number] if number < len(self._inputs) else "?"
 
 
+def notes_of(receipts: Sequence[Receipt]) -> Notes:
+    """What there is to say of all of them."""
+    notes = Notes()
+    for receipt in receipts:
+        notes.add(Notes.from_json(receipt.notes))
+    return notes
+
+
 def shard_name(item: int, part: int) -> str:
     """Name of a shard without suffix; natural order of names is the order of the documents."""
     return f"tokens-{item:05d}-{part:04d}"
@@ -309,6 +323,7 @@ def _check_plan(found: Any) -> None:
 def _check_manifest(found: Any) -> None:
     _check_plan(found)
     _check_counts(found)
+    Notes.from_json(found.get("notes", {}))
     shards = found.get("shards")
     _expect(isinstance(shards, list), "it lists no shards")
     _expect(all(isinstance(one, dict) and isinstance(one.get("files"), dict) for one in shards), "a shard has no files")
@@ -316,7 +331,9 @@ def _check_manifest(found: Any) -> None:
 
 def _check_receipt(prefix: str, found: Any) -> None:
     _expect(isinstance(found, dict), "it is no object")
-    _expect(set(found) == {field.name for field in fields(Receipt)}, f"it has {', '.join(found)}")
+    names = {field.name for field in fields(Receipt)}
+    _expect(names - {"notes"} <= set(found) <= names, f"it has {', '.join(found)}")  # none in those of older releases
+    Notes.from_json(found.get("notes", {}))
     _check_counts(found)
     _expect(type(found["end"]) is int and type(found["last"]) is bool, "end or last is missing")
     # Files are moved by these names.

@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import BackendError, CorpusFormatError
+from dali_pipes.text.conversation import ROLES
+from dali_pipes.text.tool_calls import Arguments
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -78,7 +80,8 @@ class SpecialText:
             return [self.masked(item) for item in value]
         if isinstance(value, dict):
             # Roles come from a list of names, and templates build tokens from them.
-            return {self._masked_text(k): v if k == "role" else self.masked(v) for k, v in value.items()}
+            found = {self._masked_text(k): v if _is_role(k, v) else self.masked(v) for k, v in value.items()}
+            return Arguments(found, self._masked_text(value.text)) if isinstance(value, Arguments) else found
         return value
 
     def unmasked(self, text: str) -> str:
@@ -163,6 +166,10 @@ class SpecialText:
                     f"alias {number} has id {twin.token_to_id(text)}, not {self._first_alias + number}"
                 )
         return twin
+
+
+def _is_role(key: str, value: Any) -> bool:
+    return key == "role" and isinstance(value, str) and value in ROLES.values()
 
 
 def _tokenizer(settings: str, *, special_is_text: bool) -> "Tokenizer":

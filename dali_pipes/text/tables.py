@@ -11,6 +11,7 @@ from typing import Any
 
 from dali_pipes.corpus.token_columns import NAMES, choose_columns, import_pyarrow
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
+from dali_pipes.fields import without_nulls
 from dali_pipes.text.documents import Document
 from dali_pipes.text.lines import missing_column
 from dali_pipes.text.streams import ByteMeter
@@ -19,7 +20,8 @@ _BATCH_ROWS = 1024
 
 
 def read_table(path: Path, kind: str, size: int, key: str | None, meter: ByteMeter) -> Iterator[Document]:
-    """The texts of column `key`; the whole rows as dicts if `key` is None.
+    """The texts of column `key`; the whole rows as dicts if `key` is None, without what is null at any depth: every
+    row has the fields of all rows, so that a null says no more than a key that is not there.
 
     kind: "parquet" or "arrow". size: bytes of the file, spread evenly over its rows for the meter.
     Raises CorpusFormatError for a column that is not there or holds no text, and for damaged files.
@@ -27,7 +29,7 @@ def read_table(path: Path, kind: str, size: int, key: str | None, meter: ByteMet
     number, before = 1, meter.done
     with _table_errors(path), contextlib.closing(_batches(path, kind, key)) as batches:
         for batch, share in batches:
-            contents = batch.to_pylist() if key is None else _texts(path, batch.column(0), number)
+            contents = _records(batch) if key is None else _texts(path, batch.column(0), number)
             for content in contents:
                 yield Document(content, path, "row", number)
                 number += 1
@@ -140,6 +142,21 @@ def _texts(path: Path, column: Any, number: int) -> list[str]:
                 raise CorpusFormatError(f"{path}: row {number + at}: the text is not UTF-8: {error}") from None
         texts.append("" if value is None else value)
     return texts
+
+
+def _records(batch: Any) -> list[Any]:
+    return [without_nulls(_plain(row)) for row in batch.to_pylist()]
+
+
+def _plain(value: Any) -> Any:
+    """The value with maps, which come as lists of pairs, as dicts."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    if value and all(isinstance(item, tuple) for item in value):
+        return {key: _plain(item) for key, item in value}
+    return [_plain(item) for item in value]
 
 
 def _first_line(error: Exception) -> str:

@@ -12,15 +12,16 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import ConfigError, CorpusError, CorpusWriteError
 from dali_pipes.text.encoder import Encoded, Encoder
 from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.notes import Notes
 from dali_pipes.text.reading import Batch, read_batches
-from dali_pipes.text.run_folder import Receipt, RunFolder, shard_name
+from dali_pipes.text.run_folder import Receipt, RunFolder, notes_of, shard_name
 from dali_pipes.text.shard_writer import Format, ShardWriter, id_type
 
 SHARD_TOKENS = 1 << 28
@@ -69,6 +70,7 @@ class Summary:
     """The state of the output folder behind a run. The counts are those of all finished inputs.
 
     documents: all that were read, the empty and the dropped included. missing: inputs that other processes have to do.
+    notes: what there is to say of them, as `Notes.as_json` gives it.
     """
 
     documents: int
@@ -77,6 +79,7 @@ class Summary:
     dropped: int
     shards: int
     missing: int
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tokenize_files(
@@ -111,7 +114,7 @@ def tokenize_files(
         check_has_tokens(manifest, job.inputs)
         shards = sum(1 for shard in manifest["shards"] if shard["files"])
         counts = {name: manifest[name] for name in ("documents", "tokens", "empty", "dropped")}
-        return Summary(**counts, shards=shards, missing=0)
+        return Summary(**counts, shards=shards, missing=0, notes=manifest.get("notes", {}))
     return _unfinished(folder, items)
 
 
@@ -123,6 +126,7 @@ def check_has_tokens(manifest: Mapping[str, Any], inputs: Sequence[TextFile]) ->
         raise CorpusError(
             f"{names}{more}: hold no token: {manifest['documents']} documents, {manifest['empty']} of them empty, "
             f"{manifest['dropped']} dropped{_why_dropped(manifest)}"
+            + "".join(f". {line}" for line in Notes.from_json(manifest.get("notes", {})).lines())
         )
 
 
@@ -145,6 +149,7 @@ def _unfinished(folder: RunFolder, items: Sequence[Sequence[TextFile]]) -> Summa
         dropped=sum(receipt.dropped for receipt in receipts),
         shards=sum(1 for receipt in receipts if receipt.files),
         missing=sum(map(len, missing)),
+        notes=notes_of(receipts).as_json(),
     )
 
 
@@ -177,6 +182,7 @@ class _Shards:
         self._waiting: list[Encoded] = []
         self._part = len(receipts)
         self._size = self._documents = self._empty = self._dropped = 0
+        self._notes = Notes()
         self._writer = self._new_writer()
 
     def add(self, document: Encoded | None) -> None:
@@ -185,6 +191,7 @@ class _Shards:
             self._close(last=False)
             self._part += 1
             self._size = self._documents = self._empty = self._dropped = 0
+            self._notes = Notes()
             self._writer = self._new_writer()
         self.end += 1
         self._documents += 1
@@ -192,6 +199,8 @@ class _Shards:
             self._dropped += 1
             return
         self._empty += document.is_empty
+        if document.notes is not None:
+            self._notes.add(document.notes)
         self._size += len(document.ids)
         self.tokens += len(document.ids)
         self._waiting.append(document)
@@ -216,7 +225,8 @@ class _Shards:
     def _close(self, *, last: bool) -> None:
         self.flush()
         files = self._writer.finish()
-        receipt = Receipt(files, self._documents, self._size, self._empty, self._dropped, self.end, last)
+        counts = self._documents, self._size, self._empty, self._dropped
+        receipt = Receipt(files, *counts, self.end, last, self._notes.as_json())
         self._folder.keep(self._item, self._part, receipt)
 
 

@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.text.lost_characters import can_lose_characters
 
 END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "<EOT>")
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedTokenizer:
-    """library: the library's `Tokenizer`. sha256: of the file. largest_id: of the vocabulary and all added tokens."""
+    """library: the library's `Tokenizer`. sha256: of the file. largest_id: of the vocabulary and all added tokens.
+    can_lose_characters: whether there may be text that it cannot encode.
+    """
 
     library: Any
     path: Path
     sha256: str
     largest_id: int
+    can_lose_characters: bool
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
@@ -42,7 +46,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
         raise ConfigError(
             f"tokenizer: {file} is not a tokenizer.json that this release of tokenizers can load: {error}"
         ) from error
-    for token in json.loads(data)["added_tokens"]:
+    settings = json.loads(data)
+    for token in settings["added_tokens"]:
         # The library numbers added tokens anew that its model does not have, if their ids leave a gap.
         if tokenizer.token_to_id(token["content"]) != token["id"]:
             raise ConfigError(
@@ -55,7 +60,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
         raise ConfigError(f"tokenizer: {file} has an empty vocabulary")
-    return LoadedTokenizer(tokenizer, file, hashlib.sha256(data).hexdigest(), max(vocabulary.values()))
+    digest = hashlib.sha256(data).hexdigest()
+    return LoadedTokenizer(tokenizer, file, digest, max(vocabulary.values()), can_lose_characters(settings))
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Path, bytes]:

@@ -250,7 +250,7 @@ def test_only_the_last_turn_or_everything() -> None:
         assert whole[1] == [1] * len(whole[0])
 
 
-@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"train": True, "weight": 0}])
+@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"masked": True, "weight": 0}])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "thinking"])
 def test_messages_of_weight_0_are_not_learned(name: str, off: dict[str, Any]) -> None:
     messages = [said("user", "a"), said("assistant", "b"), said("user", "c"), said("assistant", "d")]

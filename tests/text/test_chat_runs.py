@@ -69,7 +69,7 @@ def test_chatml_markers_that_are_no_tokens_are_named(tmp_path: Path, known: list
     path = write_records(tmp_path / "in.jsonl", samples()["messages"][:2])
     result = tokenize(path, "--tokenizer", words, "--out", tmp_path / "out", "--chat-template", "chatml")
     assert result.exit_code == 0, result.stderr
-    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: --chat-template")]
     assert len(warnings) == (known != markers)
     for marker in markers:
         assert all(
@@ -159,3 +159,152 @@ def test_texts_are_no_conversations(tmp_path: Path, tokenizer: Path) -> None:
     )
     assert result.exit_code == 2
     assert "holds texts; conversations are records of" in result.stderr
+
+
+SHOWS = (
+    "{%- if tools %}{{- tools | tojson }}{%- endif %}{%- if brief is defined and brief %}{{- 'BRIEF ' }}{%- endif %}"
+    "{%- for m in messages %}{%- if m.role != 'developer' %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') }}"
+    "{%- for c in m.tool_calls or [] %}{{- c.function.name + (c.function.arguments | tojson) }}{%- endfor %}"
+    "{{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+FUNCTION_CALL = {"name": "clock", "arguments": '{"zone": "CET"}'}
+CALL = {"type": "function", "function": FUNCTION_CALL}
+
+
+def run(
+    folder: Path, tokenizer: Path, records: list[Any], *options: str, template: str = SHOWS
+) -> tuple[Result, list[str]]:
+    """The result, and the texts that were written."""
+    (folder / "t.jinja").write_text(template)
+    path = folder / "in.jsonl"
+    if not path.exists():  # a run goes on with the same file only
+        write_records(path, records)
+    arguments = [path, "--tokenizer", tokenizer, "--chat-template", folder / "t.jinja", "--out", folder / "out"]
+    result = tokenize(*arguments, *options)
+    ids = read_documents(folder / "out") if result.exit_code == 0 else []
+    return result, [gpt2().decode(one, skip_special_tokens=False) for one in ids]
+
+
+def warnings_of(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.stderr
+    return [line.removeprefix("warning: ") for line in result.stderr.splitlines() if line.startswith("warning: ")]
+
+
+def test_what_is_not_used_is_mentioned_once_with_its_count(tmp_path: Path, tokenizer: Path) -> None:
+    """Keys of records, messages and calls, texts and settings that the template does not show; bookkeeping is quiet."""
+    call = CALL | {"id": "call_1", "result": "noon"}
+    records: list[Any] = [
+        {"messages": [USER, ASSISTANT], "id": 1, "chosen": "c", "tags": [], "source": "web"},
+        {"messages": [USER | {"train": 1, "tool_call_id": "1"}, ASSISTANT | {"reasoning_content": "so"}]},
+        {"messages": [{"role": "developer", "content": "Be kind."}, USER, ASSISTANT | {"tool_calls": [call, call]}]},
+        {"messages": [USER, ASSISTANT | {"reasoning_content": "why"}], "documents": [{"text": "d"}], "chosen": "d"},
+        {"messages": [USER, ASSISTANT], "chat_template_kwargs": {"brief": True, "loud": True}},
+        {"messages": [USER], "rejected": "of a conversation that is dropped"},
+    ]
+    result, texts = run(tmp_path, tokenizer, records)
+    assert len(texts) == 5
+    place = f"first in {tmp_path / 'in.jsonl'}: line"
+    assert sorted(warnings_of(result)) == sorted(
+        [
+            f"the field 'chosen' of 2 records is not used ({place} 1)",
+            f"the field 'train' of 1 turns that are not the assistant's is not used ({place} 2)",
+            f"the field 'reasoning_content' of 2 messages is not used ({place} 2)",
+            f"the field 'content' of 1 developer messages is not used ({place} 3)",
+            f"the field 'result' of 2 tool calls is not used ({place} 3)",
+            f"the field 'documents' of 1 records is not used ({place} 4)",
+            f"the field 'loud' of 1 chat_template_kwargs is not used ({place} 5)",
+        ]
+    )
+    again, _ = run(tmp_path, tokenizer, records)
+    assert warnings_of(again) == warnings_of(result), "of a run that is finished too"
+
+
+def test_keys_that_a_template_shows_with_the_whole_message_are_used(tmp_path: Path, tokenizer: Path) -> None:
+    template = "{% for m in messages %}{{ m.role + ': ' + m.content }}{{ m | tojson }}|{% endfor %}"
+    calls = [CALL | {"result": "noon"}]
+    records = [{"messages": [USER | {"mood": "good"}, ASSISTANT | {"tool_calls": calls}], "tools": [CALL]}]
+    result, (text,) = run(tmp_path, tokenizer, records, template=template)
+    assert '"mood": "good"' in text
+    assert '"result": "noon"' in text
+    assert warnings_of(result) == [
+        f"the field 'tools' of 1 records is not used (first in {tmp_path / 'in.jsonl'}: line 1)"
+    ]
+
+
+def test_flags_of_other_turns_count_where_all_is_learned(tmp_path: Path, tokenizer: Path) -> None:
+    records = [{"messages": [USER | {"train": True}, ASSISTANT]}]
+    result, _ = run(tmp_path, tokenizer, records, "--learn", "all")
+    assert warnings_of(result) == []
+
+
+def test_calls_of_the_older_form_are_shown_as_those_of_the_newer_one(tmp_path: Path, tokenizer: Path) -> None:
+    older = [USER, ASSISTANT | {"function_call": FUNCTION_CALL}, {"role": "function", "name": "clock", "content": "9"}]
+    result, (text,) = run(tmp_path, tokenizer, [{"messages": [*older, ASSISTANT]}])
+    assert 'Helloclock{"zone": "CET"}<|im_end|>\n<|im_start|>tool\n9<|im_end|>' in text
+    assert warnings_of(result) == []
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "function_call"])
+def test_calls_to_learn_that_are_not_shown_are_refused(tmp_path: Path, tokenizer: Path, key: str) -> None:
+    template = "{% for m in messages %}{{ m.role + ': ' + m.content }}|{% endfor %}"
+    calls = {"tool_calls": [CALL], "function_call": FUNCTION_CALL}
+    answer = ASSISTANT | {key: calls[key]}
+    result, _ = run(tmp_path, tokenizer, [{"messages": [USER, answer]}], template=template)
+    assert result.exit_code == 2
+    assert f"line 1: message 1 has {key}, which the chat template" in result.stderr
+    (tmp_path / "b").mkdir()
+    records = [{"messages": [USER, answer | {"weight": 0}, USER, ASSISTANT]}]
+    result, _ = run(tmp_path / "b", tokenizer, records, template=template)
+    (warning,) = warnings_of(result)
+    assert warning.startswith(f"the field {key!r} of 1 messages is not used")
+
+
+def test_tools_in_the_form_that_the_template_reads(tmp_path: Path, tokenizer: Path) -> None:
+    """A template that reads the name of a tool gets the function itself."""
+    function = {"name": "clock", "description": "tells the time"}
+    template = "{% for t in tools or [] %}{{ t.name }}: {{ t.description }};{% endfor %}" + SHOWS.replace(
+        "c.function.name + (c.function.arguments | tojson)", "c.name"
+    )
+    for number, tool in enumerate((function, {"type": "function", "function": function})):
+        (tmp_path / str(number)).mkdir()
+        records = [{"messages": [USER, ASSISTANT], "tools": [tool]}]
+        _, (text,) = run(tmp_path / str(number), tokenizer, records, template=template)
+        assert text.startswith('clock: tells the time;[{"name": "clock"')
+
+
+def test_settings_of_the_command_for_the_template(tmp_path: Path, tokenizer: Path) -> None:
+    """A record comes first; a run goes on with the same settings only."""
+    records = [{"messages": [USER, ASSISTANT]}, {"messages": [USER, ASSISTANT], "chat_template_kwargs": '{"brief": 0}'}]
+    option = "--chat-template-kwargs"
+    result, texts = run(tmp_path, tokenizer, records, option, '{"brief": true, "brif": 1}')
+    assert [text.startswith("BRIEF") for text in texts] == [True, False]
+    (warning,) = warnings_of(result)
+    assert warning.startswith(f"{option}: the chat template {tmp_path / 't.jinja'} does not use 'brif'; it uses brief")
+    for more in ([], [option, '{"brief": false, "brif": 1}']):
+        result, _ = run(tmp_path, tokenizer, records, *more)
+        assert result.exit_code == 2
+        assert "chat_template_kwargs was" in result.stderr
+    same, _ = run(tmp_path, tokenizer, records, option, '{"brif": 1, "brief": true}')
+    assert same.exit_code == 0
+    for bad, message in (
+        ("{", "is a text that is not JSON"),
+        ("[1]", "expected a JSON object"),
+        ('{"messages": 1}', "sets messages"),
+    ):
+        result, _ = run(tmp_path, tokenizer, records, option, bad)
+        assert result.exit_code == 2
+        assert f"{option} {bad}" in result.stderr.splitlines()[-1]
+        assert message in result.stderr.splitlines()[-1]
+
+
+def test_a_system_text_without_a_template_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    path = write_records(tmp_path / "in.jsonl", [{"prompt": "a", "completion": "b", "system": "Be kind."}])
+    arguments = ["--tokenizer", tokenizer, "--out", tmp_path / "out", "--chat-template", "none", "--no-eos"]
+    result = tokenize(path, *arguments)
+    assert result.exit_code == 2
+    assert "line 1: 'system' needs a chat template" in result.stderr
+    path = write_records(tmp_path / "in.jsonl", [{"prompt": "a", "completion": "b", "tools": [CALL], "system": ""}])
+    (warning,) = warnings_of(tokenize(path, *arguments[:2], "--out", tmp_path / "out2", *arguments[4:]))
+    assert warning.startswith("the field 'tools' of 1 records is not used")

@@ -84,7 +84,11 @@ def test_every_document_is_there_once_and_in_order(
     assert [document for document in found if document] == [document for document in expected(texts) if document]
     assert all(len(shard) == 1 or sum(map(len, shard[:-1])) < limit for shard in shards)
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
-    counts = {"documents": len(texts), "tokens": sum(map(len, expected(texts))), "empty": texts.count("")}
+    counts: dict[str, Any] = {
+        "documents": len(texts),
+        "tokens": sum(map(len, expected(texts))),
+        "empty": texts.count(""),
+    }
     counts["dropped"] = texts.count(DROP)
     assert {name: manifest[name] for name in counts} == counts
     assert summary == Summary(**counts, shards=len(shards), missing=0)

@@ -97,7 +97,8 @@ def test_whole_records_of_a_set(tmp_path: Path, gpt2: Path) -> None:
     columns = {"id": "int", "messages": "json", "picture": "bytes", "source": "str"}
     rows = [{"id": 7, "messages": messages, "picture": b"\xff", "source": "web"}]
     folder = write_mds(tmp_path / "set", columns, [rows])
-    assert contents(folder, None) == [{"messages": messages, "source": "web"}]
+    unread = {"id": "a column of 'int'", "picture": "a column of 'bytes'"}
+    assert contents(folder, None) == [{"messages": messages, "source": "web"} | unread]
     pairs = [{"prompt": "Hi", "completion": "Hello"}]
     as_set = write_mds(tmp_path / "pairs", {"prompt": "str", "completion": "str"}, [pairs])
     lines = tmp_path / "pairs.jsonl"

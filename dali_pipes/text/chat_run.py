@@ -19,11 +19,17 @@ class ConversationEncoder:
     has_mask = True
 
     def __init__(
-        self, tokenizer: LoadedTokenizer, template: ChatTemplate | None, learn: Learn, eos_id: int | None
+        self,
+        tokenizer: LoadedTokenizer,
+        template: ChatTemplate | None,
+        learn: Learn,
+        eos_id: int | None,
+        learn_thoughts: bool = True,
     ) -> None:
-        self._encoder = ChatEncoder(tokenizer.library, template, learn, eos_id=eos_id)
+        self._encoder = ChatEncoder(tokenizer.library, template, learn, eos_id=eos_id, learn_thoughts=learn_thoughts)
         self.largest_id = tokenizer.largest_id
         self.settings: Mapping[str, str | int | None] = {
+            **({} if learn_thoughts else {"learn_thoughts": False}),
             "tokenizer": tokenizer.sha256,
             "eos_id": None if template else eos_id,
             "learn": learn,

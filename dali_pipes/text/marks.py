@@ -35,8 +35,8 @@ class Part(NamedTuple):
 
 
 class Marked:
-    """Messages with marks around their texts, put there in way 0, which marks most, to `WAYS` - 1. only: the number of
-    the one message that is marked.
+    """Messages with marks around their texts, put there in way 0, which marks most, to `WAYS` - 1, or `THOUGHTS_ALONE`.
+    only: the number of the one message that is marked.
     """
 
     def __init__(self, messages: Sequence[Message], way: int = 0, only: int | None = None) -> None:
@@ -59,6 +59,7 @@ class Marked:
             return None
         found: list[Part] = []
         opened: dict[int, int] = {}
+        without_start = set()
         position = 0
         for text, mark in zip(pieces[::2], pieces[1::2], strict=False):
             position += len(text)
@@ -66,8 +67,12 @@ class Marked:
             if not is_close:
                 opened[number] = position
                 continue
+            if number not in opened:
+                without_start.add(number)
             # A template may cut what a text begins with, and its mark; then the part is its end alone.
             found.append(Part(opened.pop(number, position), position, *self._texts[number]))
+        if not without_start.isdisjoint(opened):
+            return None  # written backwards, perhaps
         found += [Part(start, start, *self._texts[number]) for number, start in opened.items()]
         return sorted(found)
 
@@ -87,9 +92,6 @@ class _Marker:
         self._texts.append((self._message, (self._way, len(self._texts) - self._first), is_thought))
         opened, closed = chr(_FIRST + 2 * number), chr(_FIRST + 2 * number + 1)
         return f"{lead}{opened}{core}{closed}{text[len(lead) + len(core) :]}"
-
-    def after(self, text: str) -> str:
-        return f"{text.rstrip()}{self.around('', even_if_empty=True)[1:]}{text[len(text.rstrip()) :]}"
 
     def within(self, text: str) -> str:
         found = _OUTER_TAGS.fullmatch(text)
@@ -153,13 +155,11 @@ _WAYS: Sequence[Callable[[_Marker, Message], Message]] = (
     lambda marker, message: marker.calls(marker.pieces(marker.thoughts(message))),
     lambda marker, message: marker.calls(marker.pieces(marker.thoughts(message)), with_arguments=False),
     lambda marker, message: marker.pieces(marker.thoughts(message)),
-    lambda marker, message: marker.pieces(message),
-    lambda marker, message: marker.content(message, marker.around),
-    lambda marker, message: marker.content(message, marker.after),
-    lambda marker, message: marker.content(message, marker.within),
+    lambda marker, message: marker.content(marker.thoughts(message), marker.around),
+    lambda marker, message: marker.content(marker.thoughts(message), marker.within),
     lambda marker, message: marker.blank(message, is_before=True),
     lambda marker, message: marker.blank(message, is_before=False),
-    lambda marker, message: marker.calls(message, with_arguments=False),
     lambda marker, message: marker.pieces(marker.thoughts(message), is_all=False),
 )
-WAYS = len(_WAYS)
+WITHOUT_CALLS, WAYS, THOUGHTS_ALONE = 2, len(_WAYS) - 1, len(_WAYS) - 1
+"""The first way that leaves calls out; the number of ways that mark all else a message says; the one that does not."""

@@ -24,13 +24,12 @@ white space is all that follows the content, it is the end marker.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.text.chat_template import ChatTemplate, Span
 from dali_pipes.text.conversation import CALLS, MAY_REPLACE_CONTENT, THOUGHTS, Message
-from dali_pipes.text.marks import BARE, WAYS, Marked, Part
+from dali_pipes.text.marks import BARE, THOUGHTS_ALONE, WAYS, WITHOUT_CALLS, Marked, Part
 
 
 class Turns:
@@ -40,6 +39,7 @@ class Turns:
         self, template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any], where: str, text: str
     ) -> None:
         self._template, self._messages, self._variables, self._where = template, messages, variables, where
+        self._found: list[Part] | None = None
         self._rendered: dict[tuple[int, bool], str | None] = {}
         self.text = text
 
@@ -57,7 +57,7 @@ class Turns:
         texts = [message[key] for key in THOUGHTS if message.get(key)]
         if not texts and "</think>" not in (message["content"] or ""):
             return []
-        for way in (0, WAYS - 1):
+        for way in (0, THOUGHTS_ALONE):
             found = self._marked(k, way, self.text)
             if found is not None and all(isinstance(text, str) for text in texts):
                 return [(part.start, part.end) for part in found if part.is_thought]
@@ -93,7 +93,7 @@ class Turns:
         return len(before), len(whole)
 
     def _turn(self, k: int) -> Span:
-        own = [part for part in self._parts if part.message == k]
+        own = [part for part in self._parts(k) if part.message == k]
         prompt, whole = self._render(k, prompt=True), self._render(k + 1)
         if prompt is not None and whole is not None and whole.startswith(prompt) and self.text.startswith(whole):
             start, end = len(prompt), len(whole)
@@ -101,7 +101,7 @@ class Turns:
                 header_end = self._header_end(k, start, own, "")
                 start = start if header_end is None else header_end
         else:
-            own = own or self._own(k, self.text)
+            own = own or self._own(k, k)
             if not own:
                 raise self._refused(k, "it shows the turn differently when others follow, and its text is not found")
             end = self._end(k, own)
@@ -113,29 +113,26 @@ class Turns:
         texts = [part.end for part in own if start <= part.end <= end]
         return start, visible if visible > max([start, *texts]) else end
 
-    @cached_property
-    def _parts(self) -> list[Part]:
-        """Texts of all messages in the conversation, in order."""
-        marked = Marked(self._messages)
-        found = marked.parts(self._try(marked.messages), self.text)
-        if found is None:
-            found = sorted(part for k in range(len(self._messages)) for part in self._own(k, self.text))
-        return found
+    def _parts(self, turn: int) -> list[Part]:
+        """Texts of all messages in the conversation, in order; to find a turn, for errors."""
+        if self._found is None:
+            marked = Marked(self._messages)
+            self._found = marked.parts(self._try(marked.messages), self.text)
+        if self._found is None:
+            self._found = sorted(part for k in range(len(self._messages)) for part in self._own(k, turn))
+        return self._found
 
-    def _own(self, k: int, expected: str) -> list[Part]:
+    def _own(self, k: int, turn: int) -> list[Part]:
         """Texts of message k, marked in the first way that changes nothing else; none if the template shows none."""
-        is_same = not Marked([self._messages[k]]).has_texts
+        is_same = not Marked([self._messages[k]], WITHOUT_CALLS).has_texts
         for way in range(WAYS):
-            found = self._marked(k, way, expected)
-            if found:
-                return found
-            is_same |= found is not None
+            if Marked([self._messages[k]], way).has_texts:
+                found = self._marked(k, way, self.text)
+                if found:
+                    return found
+                is_same |= found is not None
         if not is_same:
-            raise CorpusFormatError(
-                f"{self._where}: message {k} is not found in the rendered conversation, since the chat template "
-                f"{self._template.name} acts on its text, so that what the assistant says cannot be told from the "
-                "rest. Put {% generation %} ... {% endgeneration %} around what it says in the template"
-            )
+            raise self._refused(turn, f"the template acts on the text of message {k}, which is not found")
         return []
 
     def _marked(
@@ -147,14 +144,16 @@ class Turns:
     def _start(self, k: int, prompt: str | None, own: Sequence[Part], end: int) -> int:
         """Where a turn begins that has more or less before its texts than at the end of the conversation."""
         first = own[0].start
-        others = [part for part in self._parts if part.message != k]
+        others = [part for part in self._parts(k) if part.message != k]
         if k and not any(part.message == k - 1 for part in others):
-            others += self._own(k - 1, self.text)  # an empty message, perhaps: its marks change some templates
+            others += self._own(k - 1, k)  # an empty message, perhaps: its marks change some templates
         before = max((part.end for part in others if part.start < first), default=0)
         is_prompted = prompt is not None and prompt != self._render(k) and self.text.startswith(prompt)
         if prompt is not None and is_prompted and before <= len(prompt) <= end:
             return len(prompt)
         request = self._request(k)
+        if request is None:
+            raise self._refused(k, "what asks it to speak is not found")
         is_clear = request.strip() and not _holds(self._variables, request.strip())
         if own[0].start == own[0].end:  # its own text may be before that
             is_clear = is_clear and not _holds(self._messages[k], request.strip())
@@ -188,13 +187,14 @@ class Turns:
         if k + 1 == len(self._messages):
             return len(self.text)
         found: dict[int, int] = {}
-        for prompt, request in ((False, ""), (True, self._request(k))):
+        request = self._request(k)
+        for prompt, behind in ((False, ""), (True, request)) if request else ((False, ""),):
             text = self._render(k + 1, prompt=prompt)
-            if text is None or not text.endswith(request):
+            if text is None or not text.endswith(behind):
                 continue
             parts = self._marked(k, own[0].name[0], text, k + 1, prompt=prompt) or ()
             for last in parts[-1:]:
-                tail = text[last.end : len(text) - len(request)]
+                tail = text[last.end : len(text) - len(behind)]
                 # Several: templates repeat the name of a call before what the tool answers.
                 ends = [part.end for part in own if part.name == last.name and self.text.startswith(tail, part.end)]
                 found |= {end: max(end + len(tail), found.get(end, 0)) for end in ends}
@@ -202,21 +202,21 @@ class Turns:
             raise self._refused(k, "it ends the turn differently when others follow")
         return next(iter(found.values()))
 
-    def _request(self, k: int) -> str:
-        """What asks the assistant to speak before message k; elsewhere, if it cannot be told there."""
+    def _request(self, k: int) -> str | None:
+        """What asks the assistant to speak before message k; elsewhere, if it cannot be told there; None if nowhere."""
         end_of_text = self._template.tokens.get("eos_token", "")  # which some write at the end of all alone
-        for number in (k, len(self._messages), *range(1, len(self._messages))):
+        for number in (k, len(self._messages), *range(len(self._messages))):
             before, prompt = self._render(number), self._render(number, prompt=True)
             if before is None or prompt is None:
                 continue
             for without in (before, before.removesuffix(end_of_text)):
                 if prompt.startswith(without):
                     return prompt[len(without) :]
-        return ""
+        return None
 
     def _prove(self, k: int, start: int, end: int) -> None:
         """Refuse a turn that shares text with another message, or ends within its own."""
-        for part in self._parts:
+        for part in self._parts(k):
             if part.message == k:
                 if part.start < end < part.end:
                     raise self._refused(k, "it ends within its text")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+import pytest
 from chat_cases import TOKENS, Message, Piece, oracle, tokenizer
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -167,6 +168,10 @@ NASTY = st.lists(
 ).map("".join)
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"of": "x"}}}
+CALLING: Message = {"role": "assistant", "content": "a", "tool_calls": [CALL]}
+
+
 @st.composite
 def conversations(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> list[Message]:
     """Also with texts that are the same in several messages, and with none."""
@@ -228,6 +233,7 @@ def test_masks_are_right_or_refused_whatever_messages_hold(style: Style, message
 
 @settings(max_examples=80)
 @given(style=STYLES, messages=conversations(PLAIN))
+@example(Style("nothing", "no turn", last_differs=True), [CALLING, CALLING, CALLING])
 def test_thoughts_are_left_out_and_nothing_else(style: Style, messages: list[Message]) -> None:
     assume(not any(is_empty_turn(style, m) and m.get("reasoning_content") for m in messages))
     ids, mask = oracle(by_hand(style, messages, learn_thoughts=False))
@@ -252,3 +258,127 @@ def test_the_grid_is_not_all_refused() -> None:
                     made = encoder(style, learn_thoughts=learn_thoughts)
                     expected = oracle(by_hand(style, apart, learn_thoughts=learn_thoughts))
                     assert encode(made, apart) == encode(made, together) == expected
+
+
+CHANNELS = """\
+{%- set call = namespace(name=none) %}
+{%- for m in messages %}
+    {%- if m.role == 'assistant' %}
+        {%- set rest = messages[loop.index:] | selectattr('role', 'equalto', 'assistant') | list %}
+        {%- set answers = rest | rejectattr('tool_calls', 'defined') | list %}
+        {%- set is_end = loop.last and not add_generation_prompt %}
+        {%- if m.thinking and (is_end or (m.tool_calls and not answers)) %}
+            {{- '<|start|>assistant<s>analysis</s>' + m.thinking + '<|im_end|>' }}
+        {%- endif %}
+        {%- if m.tool_calls %}
+            {%- set call.name = m.tool_calls[0].function.name %}
+            {{- '<|start|>assistant to=' + call.name + '<s>commentary</s>' }}
+            {{- m.tool_calls[0].function.arguments | tojson + '[INST]' }}
+        {%- else %}
+            {{- '<|start|>assistant<s>final</s>' + m.content + ('<|stop|>' if is_end else '<|im_end|>') }}
+        {%- endif %}
+    {%- elif m.role == 'tool' %}
+        {{- '<|start|>' + call.name + ' to=assistant<s>commentary</s>' + m.content | tojson + '<|im_end|>' }}
+    {%- else %}
+        {{- '<|start|>' + m.role + '</s>' + m.content + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+"""As gpt-oss's: a thought is a message before the answer, kept before a call until there is an answer; names of calls
+come again in what tools say; the last answer alone ends with its own marker."""
+
+END_OF_ALL = """\
+{%- for m in messages %}{{- '<|start|>' + m.role + '[INST]' + m.content + '<|stop|>\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant[INST]' }}{%- else %}{{- eos_token }}{%- endif %}"""
+"""As Phi 3's and Phi 4 mini's."""
+
+ASK: Message = {"role": "user", "content": "a"}
+CALLS: Message = {"role": "assistant", "content": "", "thinking": "why", "tool_calls": [CALL]}
+TOOL: Message = {"role": "tool", "content": "x"}
+SAY: Message = {"role": "assistant", "content": "b", "thinking": "so"}
+CALLED = ' to=add<s>commentary</s>{"of": "x"}[INST]'
+
+
+def pieces_learned(made: ChatEncoder, messages: list[Message]) -> list[str]:
+    """Learned text, turn by turn and cut where something is not learned."""
+    found = encode(made, messages)
+    assert found is not None
+    runs: list[list[int]] = [[]] if found[1][0] else []
+    for k, (token, is_learned) in enumerate(zip(*found, strict=True)):
+        if is_learned and k and not found[1][k - 1]:
+            runs.append([])
+        if is_learned:
+            runs[-1].append(token)
+    return [tokenizer().decode(run, skip_special_tokens=False) for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("messages", "learned"),
+    [
+        ([ASK, SAY], ["<s>analysis</s>so<|im_end|><|start|>assistant<s>final</s>b<|stop|>"]),
+        (
+            [ASK, SAY, ASK, SAY],
+            ["<s>final</s>b<|im_end|>", "<s>analysis</s>so<|im_end|><|start|>assistant<s>final</s>b<|stop|>"],
+        ),
+        ([ASK, CALLS], [f"<s>analysis</s>why<|im_end|><|start|>assistant{CALLED}"]),
+        (
+            [ASK, CALLS, TOOL, CALLS],
+            [f"<s>analysis</s>why<|im_end|><|start|>assistant{CALLED}"] * 2,
+        ),
+        ([ASK, CALLS, TOOL, SAY | {"thinking": None}, ASK], [CALLED, "<s>final</s>b<|im_end|>"]),
+        ([SAY, ASK, SAY | {"weight": 0}], ["<s>final</s>b<|im_end|>"]),
+    ],
+)
+def test_channels_are_learned_as_they_are_shown(messages: list[Message], learned: list[str]) -> None:
+    made = ChatEncoder(tokenizer(), ChatTemplate("t", {"default": CHANNELS}, TOKENS, NOW))
+    assert pieces_learned(made, messages) == learned
+
+
+def test_the_end_of_all_is_no_end_of_a_turn() -> None:
+    made = ChatEncoder(tokenizer(), ChatTemplate("t", {"default": END_OF_ALL}, TOKENS, NOW))
+    assert pieces_learned(made, [ASK, SAY, ASK, SAY]) == ["b<|stop|>", "b<|stop|>\n</s>"]
+    assert pieces_learned(made, [ASK, SAY, ASK]) == ["b<|stop|>"]
+
+
+@pytest.mark.parametrize("learn", ["assistant", "last", "all"])
+def test_only_the_thought_is_left_out(learn: str) -> None:
+    style = Style("nothing", "all turns")
+    thinking = {"role": "assistant", "content": "b", "reasoning": "so"}  # a name that few templates read
+    learned = pieces_learned(encoder(style, learn, False), [ASK, thinking])
+    before = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n" if learn == "all" else ""
+    after = "\n" if learn == "all" else ""
+    assert learned == [before + "<think>\n", "\n</think>\n\nb<|im_end|>" + after]
+
+
+@pytest.mark.parametrize(
+    ("shown", "message", "match"),
+    [
+        (
+            "{{ m.content | upper if loop.last else m.content[::-1] }}",
+            "say",
+            "in message 1 .* acts on the text of message 0",
+        ),
+        ("{{ m.content }}{{ messages[0].content if m.role == 'assistant' }}|", "say", "shares text with message 0"),
+    ],
+)
+def test_a_message_that_is_not_found_or_is_within_a_turn_is_refused(shown: str, message: str, match: str) -> None:
+    source = "{% for m in messages %}" + shown + "{% endfor %}{{ '|' if add_generation_prompt }}"
+    made = ChatEncoder(tokenizer(), ChatTemplate("t", {"default": source}, TOKENS, NOW))
+    with pytest.raises(CorpusFormatError, match=rf"a\.jsonl:1: .*{match}"):
+        encode(made, [{"role": "user", "content": "hello"}, {"role": "assistant", "content": message}])
+
+
+def test_thoughts_that_are_not_found_cannot_be_left_out() -> None:
+    turn = "{% generation %}{{ m.content + (m.reasoning_content or '') | SHOWN | string }}{% endgeneration %}"
+    source = "{% for m in messages %}|" + turn + "{% endfor %}"
+    messages = [{"role": "assistant", "content": "b.", "reasoning_content": "so"}]
+
+    def made(shown: str) -> ChatEncoder:
+        template = ChatTemplate("t", {"default": source.replace("SHOWN", shown)}, TOKENS, NOW)
+        return ChatEncoder(tokenizer(), template, learn_thoughts=False)
+
+    assert pieces_learned(made("replace('o', '0')"), messages) == ["b."]
+    with pytest.raises(
+        CorpusFormatError, match=r"message 0 .*its thoughts, which are not to be learned, are not found"
+    ):
+        encode(made("length"), messages)

@@ -67,6 +67,10 @@ def tokenize(
         str | None,
         typer.Option(help="Jinja file, tokenizer_config.json, chatml, or none; by default what lies beside tokenizer."),
     ] = None,
+    chat_template_name: Annotated[
+        str | None,
+        typer.Option(help="Which of several named templates; by default tool_use for records with tools, or default."),
+    ] = None,
     chat_template_kwargs: Annotated[
         str | None,
         typer.Option(
@@ -82,6 +86,10 @@ def tokenize(
             show_default=False,
         ),
     ] = None,
+    no_learn_thoughts: Annotated[
+        bool,
+        typer.Option("--no-learn-thoughts", help="Leave reasoning that the template shows out of what is learned."),
+    ] = False,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
     shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,
 ) -> None:
@@ -101,15 +109,22 @@ def tokenize(
             raise ConfigError(f"--shard-tokens {shard_tokens}: expected a number above 0")
         for option, value in (
             ("--chat-template", chat_template),
+            ("--chat-template-name", chat_template_name),
             ("--chat-template-kwargs", chat_template_kwargs),
             ("--learn", learn),
+            ("--no-learn-thoughts", no_learn_thoughts or None),
         ):
             if value is not None and not chat:
-                raise ConfigError(f"{option} {value}: is for conversations; add --chat, or leave it out")
+                shown = option if value is True else f"{option} {value}"
+                raise ConfigError(f"{shown}: is for conversations; add --chat, or leave it out")
+        if chat_template == "none" and chat_template_name is not None:
+            raise ConfigError("--chat-template-name: there is no template with --chat-template none; leave one out")
         loaded = load_tokenizer(tokenizer)
         if eos is not None and (no_eos or eos < 0):
             raise ConfigError(f"--eos {eos}: expected an id, 0 or above, and no --no-eos beside it")
-        template = load_template(loaded.path, chat_template) if chat and chat_template != "none" else None
+        template = None
+        if chat and chat_template != "none":
+            template = load_template(loaded.path, chat_template, name=chat_template_name)
         variables = _template_variables(chat_template_kwargs, template)
         ending = "no id behind each document"
         if template is not None:
@@ -127,7 +142,9 @@ def tokenize(
         if separator is not None:
             _check_separator(separator, files)
         encoder: Encoder = (
-            ConversationEncoder(loaded, template, learn or "assistant", eos, variables)
+            ConversationEncoder(
+                loaded, template, learn or "assistant", eos, variables, learn_thoughts=not no_learn_thoughts
+            )
             if chat
             else TextEncoder(loaded, eos, ends_empty=format == "flat", text_key=text_key)
         )

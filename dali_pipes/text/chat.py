@@ -45,6 +45,8 @@ class ChatEncoder:
     learn: "assistant", what assistants say and their end markers: where the template has `{% generation %}` blocks,
     exactly these, else see `turns`. "last": of these, the last turn alone. "all": every token. A message of weight 0
     is not learned; in "all", neither is its header. Assistant turns in a `prompt` are context but for "all".
+    learn_thoughts: whether the thoughts that a template shows are learned: what is in `reasoning_content`, `reasoning`
+    or `thinking`, and up to `</think>` in content. Their tags are learned in any case.
 
     Two strings, prompt and completion, are a question of the user and an answer of the assistant. Without a template
     they are encoded each by itself as ordinary text, followed by `eos_id` if given; the completion and `eos_id` are
@@ -61,6 +63,7 @@ class ChatEncoder:
         learn: Learn = "assistant",
         *,
         eos_id: int | None = None,
+        learn_thoughts: bool = True,
     ) -> None:
         if learn not in get_args(Learn):
             raise ConfigError(f"learn: {learn!r}; expected one of {', '.join(get_args(Learn))}")
@@ -71,7 +74,7 @@ class ChatEncoder:
                     "Give the tokenizer of the template's model"
                 )
         self._text = SpecialText(tokenizer)
-        self._template, self._learn = template, learn
+        self._template, self._learn, self._learn_thoughts = template, learn, learn_thoughts
         self._eos = [] if eos_id is None else [eos_id]
 
     def encode_batch(self, conversations: Sequence[Conversation]) -> list[Encoded | None]:
@@ -135,10 +138,22 @@ class ChatEncoder:
                     "acts on it, so that the text cannot be told from the template's own. Remove it from the message"
                 )
         turns = Turns(template, masked, variables, where, text)
-        for k in learned:
-            if messages[k]["role"] == "assistant":
-                turns.refuse_unseen(k)
-        return _Rendered(text, self._spans(turns, conversation, learned, variables, masked), is_masked, where)
+        spoken = [k for k in learned if messages[k]["role"] == "assistant"]
+        for k in spoken:
+            turns.refuse_unseen(k)
+        spans = self._spans(turns, conversation, learned, variables, masked)
+        if not self._learn_thoughts:
+            for k in spoken:
+                self._check_tags(messages[k]["content"], masked[k]["content"], where, k)
+                spans = _without(spans, turns.thoughts(k))
+        return _Rendered(text, spans, is_masked, where)
+
+    def _check_tags(self, content: str | None, masked: str | None, where: str, k: int) -> None:
+        if "</think>" in (content or "") and "</think>" not in (masked or ""):
+            raise CorpusFormatError(
+                f"{where}: message {k} holds a thought in its content, and </think> is a special token of the "
+                "tokenizer, so that the thought cannot be left out. Put it into reasoning_content"
+            )
 
     def _learned_messages(self, conversation: Conversation) -> list[int]:
         """Numbers of the messages that are learned; of any role in "all"."""
@@ -159,20 +174,24 @@ class ChatEncoder:
         template, text = self._template, turns.text
         assert template is not None, "conversations are rendered with a template"
         if self._learn == "all":
-            return _without(len(text), [turns.whole_message(k) for k, w in enumerate(conversation.weights) if not w])
+            weights = enumerate(conversation.weights)
+            return _without([(0, len(text))], [turns.whole_message(k) for k, weight in weights if not weight])
         if not template.has_generation(variables):
-            return [turns.learned(k) for k in learned]
+            return turns.learned(learned)
         blocks = template.generated(masked, variables, conversation.where, text)
         if len(learned) == sum(message["role"] == "assistant" for message in masked):
             return blocks
-        chosen = [turns.learned(k) for k in learned]
+        chosen = turns.learned(learned)
         return [block for block in blocks if any(block[0] < end and start < block[1] for start, end in chosen)]
 
 
-def _without(length: int, holes: Sequence[Span]) -> list[Span]:
-    """What is left of the characters 0 to `length`; the holes are in order and apart."""
-    edges = [0, *(edge for hole in holes for edge in hole), length]
-    return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
+def _without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
+    """What is left of the spans, which are in order."""
+    left = list(spans)
+    for start, end in holes:
+        cut = [part for a, b in left for part in ((a, min(b, start)), (max(a, end), b))]
+        left = [(a, b) for a, b in cut if a < b]
+    return left
 
 
 def _mask(tokens: Tokens, rendered: _Rendered) -> npt.NDArray[np.uint8]:

@@ -40,8 +40,10 @@ class ConversationEncoder:
         learn: Learn,
         eos_id: int | None,
         template_settings: Mapping[str, Any] | None = None,
+        *,
+        learn_thoughts: bool = True,
     ) -> None:
-        self._encoder = ChatEncoder(tokenizer.library, template, learn, eos_id=eos_id)
+        self._encoder = ChatEncoder(tokenizer.library, template, learn, eos_id=eos_id, learn_thoughts=learn_thoughts)
         self._template, self._learn, self._given = template, learn, dict(template_settings or {})
         self._lost = (
             LostCharacters(tokenizer.library, special_is_text=template is None)
@@ -50,6 +52,7 @@ class ConversationEncoder:
         )
         self.largest_id = tokenizer.largest_id
         self.settings: Mapping[str, str | int | None] = {
+            **({} if learn_thoughts else {"learn_thoughts": False}),
             "tokenizer": tokenizer.sha256,
             "eos_id": None if template else eos_id,
             "learn": learn,

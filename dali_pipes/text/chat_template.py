@@ -39,43 +39,59 @@ HOW_TO_GIVE = (
     "Give a file (--chat-template FILE: Jinja source, or a tokenizer_config.json with a chat_template), "
     "--chat-template chatml for ChatML, or put chat_template.jinja or tokenizer_config.json beside tokenizer.json"
 )
+OURS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
+"""Variables that a record cannot set. False for one of them changes nothing."""
+
+ADDITIONAL = "additional_chat_templates"
 Span = tuple[int, int]
 
 
 class ChatTemplate:
     """A template, compiled; rendering is safe from several threads.
 
-    name: for messages. sources: Jinja source by name: "default", and perhaps "tool_use" for conversations with tools.
+    name: for messages. sources: Jinja source by name. choice: the name of the one to use; by default, as transformers
+    does, "tool_use" for conversations with tools, if there is one, else "default".
     tokens: texts of `bos_token`, `eos_token` and so on, for the template. now: the one time that `strftime_now` tells.
 
     variables: what the sources read that they do not set. names: every attribute, key and text in them: a key of a
     message that is not among these is shown only where a message is shown as a whole.
 
-    Raises BackendError without jinja2, ConfigError for a source that is not Jinja.
+    Raises BackendError without jinja2, ConfigError for a source that is not Jinja, and if there is none to use.
     """
 
-    def __init__(self, name: str, sources: Mapping[str, str], tokens: Mapping[str, str], now: datetime) -> None:
+    def __init__(
+        self,
+        name: str,
+        sources: Mapping[str, str],
+        tokens: Mapping[str, str],
+        now: datetime,
+        choice: str | None = None,
+    ) -> None:
         environment = _environment()
         from jinja2 import TemplateSyntaxError, meta, nodes
 
-        if "default" not in sources:
-            raise ConfigError(f"chat template: {name} has templates named {', '.join(sources)} but none named default")
-        self.name, self.tokens, self.now = name, dict(tokens), now
+        wanted = ("default", "tool_use") if choice is None else (choice,)
+        used = {key: sources[key] for key in wanted if key in sources}
+        if not used:
+            known = f"chat template: {name} has templates named {', '.join(sources)} but none named {wanted[0]}"
+            raise ConfigError(f"{known}. Choose one with --chat-template-name")
+        self.name, self.tokens, self.now, self._choice = name, dict(tokens), now, choice
         self._compiled = {}
         self._with_generation = set()
         self.variables: set[str] = set()
         self.names: set[str] = set()
-        for key in sources:
+        for key, source in used.items():
             try:
-                tree = environment.parse(sources[key])
-                self._compiled[key] = environment.from_string(sources[key])
+                tree = environment.parse(source)
+                self._compiled[key] = environment.from_string(source)
             except TemplateSyntaxError as error:
                 raise ConfigError(f"chat template: {name}, line {error.lineno}: {error.message}") from None
             self.variables |= meta.find_undeclared_variables(tree)
             self.names |= _names_in(tree)
             if any(node.name == "_generated" for node in tree.find_all(nodes.ExtensionAttribute)):
                 self._with_generation.add(key)
-        self.sha256 = hashlib.sha256(json.dumps([dict(sources), self.tokens], sort_keys=True).encode()).hexdigest()
+        chosen = [dict(sources), self.tokens, *([] if choice is None else [choice])]
+        self.sha256 = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
     def has_generation(self, variables: Mapping[str, Any]) -> bool:
         """Whether the template itself says, with `{% generation %}`, what an assistant writes."""
@@ -114,20 +130,33 @@ class ChatTemplate:
         return spans
 
     def _which(self, variables: Mapping[str, Any]) -> str:
+        if self._choice is not None:
+            return self._choice
         return "tool_use" if variables.get("tools") and "tool_use" in self._compiled else "default"
 
     def _render(
         self, messages: Sequence[Message], variables: Mapping[str, Any], where: str, prompt: bool, mark: bool
     ) -> str:
-        try:
-            return self._compiled[self._which(variables)].render(
-                **self.tokens,
-                **({"tools": None, "documents": None} | dict(variables)),
-                messages=list(messages),
-                add_generation_prompt=prompt,
-                strftime_now=self.now.strftime,
-                mark_generated_=mark,
+        ours = [name for name in OURS if variables.get(name)]
+        if ours:
+            raise CorpusFormatError(
+                f"{where}: the record sets {', '.join(ours)} for the chat template, which depends on what is rendered. "
+                "Remove it from the record"
             )
+        which = self._which(variables)
+        if which not in self._compiled:
+            raise CorpusFormatError(
+                f"{where}: the chat template {self.name} has no default for a conversation without tools. Choose one "
+                "with --chat-template-name"
+            )
+        given: dict[str, Any] = {"tools": None, "documents": None, **self.tokens, **variables}
+        given |= {
+            "messages": [_with_thoughts(message) for message in messages],
+            "add_generation_prompt": prompt,
+            "mark_generated_": mark,
+        }
+        try:
+            return self._compiled[which].render(given | {"strftime_now": self.now.strftime})
         except Exception as error:  # a template is a program: it may raise anything
             raise CorpusFormatError(
                 f"{where}: the chat template {self.name} cannot render this conversation: {error}. Mend or remove the "
@@ -140,6 +169,13 @@ def _names_in(tree: Any) -> set[str]:
 
     attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
     return attributes | {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+
+
+def _with_thoughts(message: Message) -> Message:
+    """The message with its thoughts under the names that templates read, as transformers does from release 5 on."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    thoughts = next((message[name] for name in names if message.get(name) is not None), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 @functools.cache
@@ -180,26 +216,31 @@ def _environment() -> "Environment":
 
 
 def load_template(
-    tokenizer_json: Path | None, template: str | Path | None = None, *, now: datetime | None = None
+    tokenizer_json: Path | None,
+    template: str | Path | None = None,
+    *,
+    name: str | None = None,
+    now: datetime | None = None,
 ) -> ChatTemplate:
     """The template that is asked for, or the one that lies beside the tokenizer.
 
-    template: "chatml"; a file with Jinja source; a `.json` with a `chat_template` (one, or several with names, of
-    which "default" is used, and "tool_use" where a conversation has tools). None: `chat_template.jinja`, else
-    `tokenizer_config.json`, in the folder of `tokenizer_json`. Texts of bos_token, eos_token and so on come from the
-    `.json` file, else from the `tokenizer_config.json` beside the template or the tokenizer.
+    template: "chatml"; a file with Jinja source; a `.json` with a `chat_template` (one, or several with names). None:
+    in the folder of `tokenizer_json`, `chat_template.jinja`, which is the default, and
+    `additional_chat_templates/NAME.jinja`; only if there are none, `tokenizer_config.json`. name: which one of several;
+    see `ChatTemplate`. Texts of bos_token, eos_token and so on come from the `.json` file, else from the
+    `tokenizer_config.json` beside the template or the tokenizer.
 
     Raises ConfigError where there is none, naming the places; for a file that cannot be read; and for a template
     that uses a bos_token or eos_token which no file gives. BackendError without jinja2.
     """
     now = now or datetime.now().astimezone()
     if template == "chatml":
-        return ChatTemplate("chatml", {"default": CHATML}, {}, now)
+        return ChatTemplate("chatml", {"default": CHATML}, {}, now, name)
     beside = None if tokenizer_json is None else tokenizer_json.parent
-    file = _find(beside) if template is None else Path(template).expanduser()
+    files = _find(beside) if template is None else {"default": Path(template).expanduser()}
+    file = next(iter(files.values()))
     is_json = file.suffix == ".json"
-    text = _read(file)
-    sources: Any = _config(file).get("chat_template") if is_json else text
+    sources: Any = _config(file).get("chat_template") if is_json else {key: _read(path) for key, path in files.items()}
     if isinstance(sources, list):
         sources = {entry.get("name"): entry.get("template") for entry in sources if isinstance(entry, dict)}
     if isinstance(sources, str):
@@ -210,7 +251,7 @@ def load_template(
     configs += [folder / "tokenizer_config.json" for folder in dict.fromkeys((file.parent, beside)) if folder]
     known = next((path for path in configs if path.is_file()), None)
     tokens = {} if known is None else _tokens(_config(known))
-    made = ChatTemplate(str(file), sources, tokens, now)
+    made = ChatTemplate(str(file), sources, tokens, now, name)
     unknown = sorted(made.variables & set(TOKEN_NAMES))
     if known is None and unknown:
         raise ConfigError(
@@ -220,14 +261,17 @@ def load_template(
     return made
 
 
-def _find(folder: Path | None) -> Path:
+def _find(folder: Path | None) -> dict[str, Path]:
+    """Files of templates by name; a tokenizer_config.json, which may have several, is all of them."""
     if folder is None:
         raise ConfigError(f"chat template: none was given. {HOW_TO_GIVE}")
     jinja, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    if jinja.is_file():
-        return jinja
+    found = {"default": jinja} if jinja.is_file() else {}
+    found |= {path.stem: path for path in sorted((folder / ADDITIONAL).glob("*.jinja"))}
+    if found:
+        return found
     if config.is_file() and _config(config).get("chat_template"):
-        return config
+        return {"default": config}
     state = "is there but has no chat_template" if config.is_file() else "is not there"
     raise ConfigError(
         f"chat template: none was given and none found: {jinja} is not there, {config} {state}. {HOW_TO_GIVE}"

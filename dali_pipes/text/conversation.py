@@ -53,7 +53,8 @@ ROLES = {
 """Names of the speakers as data sets write them, and as templates know them."""
 
 CALLS = ("tool_calls", "function_call")
-MAY_REPLACE_CONTENT = (*CALLS, "reasoning_content", "reasoning", "thinking")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+MAY_REPLACE_CONTENT = (*CALLS, *THOUGHTS)
 """A message with one of these may have no content."""
 
 OF_OTHERS = "turns that are not the assistant's"

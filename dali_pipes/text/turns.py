@@ -1,28 +1,35 @@
 """Where in a rendered conversation an assistant speaks: what is learned, in characters.
 
-Exact or refused, never guessed. For the turn of message k, R the rendered conversation:
+Exact or refused, never guessed. `marks` says where the texts of each message are in R, the rendered conversation:
+
+    R   ...<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n<|im_start|>user\\nHow ...
+        before         |head                  |own |tail                          after     (texts of other messages)
+
+The turn begins in the head and ends in the tail, both of which hold no text of a message. For the turn of message k:
 
     P = render(messages[:k]) and what asks the assistant to speak       "...<|im_start|>assistant\\n"
     F = render(messages[:k + 1])                                        "...<|im_start|>assistant\\nHello<|im_end|>\\n"
 
 If P begins F, and F begins R, the turn is what F has more than P. Some templates show a turn differently later on
-(reasoning is cut from all but the last, the system text moves to the last question). There the end of the content is
-found with a mark in it, a character that no text has; R without the mark must be R, else the turn is refused. The
-turn then ends with what F has behind the mark, and starts behind the same request to speak, or with the content.
+(thoughts are cut from all but the last, the system text moves to the last question, only the last turn ends with
+`<|return|>`). There the turn begins after the request to speak if its head holds it; else where R differs from R with
+bare text for message k, which is where the header ends. It ends with what follows its own text in F, or in F followed
+by a request. A turn that begins otherwise than with the whole request is learned from its header on: a request with
+an empty thought does not ask for a turn with one.
 
-White space behind the end marker ("\\n" after `<|im_end|>`) is not learned: the model has stopped by then. Where
-white space is all there is behind the content, it is the end marker.
+Last, each turn is proven to hold no text of another message, whatever the template does.
+
+White space after the end marker ("\\n" after `<|im_end|>`) is not learned: the model has stopped by then. Where
+white space is all that follows the content, it is the end marker.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.text.chat_template import ChatTemplate, Span
-from dali_pipes.text.conversation import CALLS, MAY_REPLACE_CONTENT, Message
-
-START, END = "\U000b0000", "\U000b0001"
-"""Marks, of a plane without characters."""
+from dali_pipes.text.conversation import CALLS, MAY_REPLACE_CONTENT, THOUGHTS, Message
+from dali_pipes.text.marks import BARE, THOUGHTS_ALONE, WAYS, WITHOUT_CALLS, Marked, Part
 
 
 class Turns:
@@ -32,20 +39,29 @@ class Turns:
         self, template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any], where: str, text: str
     ) -> None:
         self._template, self._messages, self._variables, self._where = template, messages, variables, where
+        self._found: list[Part] | None = None
+        self._rendered: dict[tuple[int, bool], str | None] = {}
         self.text = text
 
-    def learned(self, k: int) -> Span:
-        """What the assistant says in message k, its end marker too."""
-        whole = self._render(k + 1)
-        prompt = self._prompt(k)
-        if prompt is None or not (whole.startswith(prompt) and self.text.startswith(whole)):
-            return self._marked_turn(k, whole, prompt)
-        start, end = len(prompt), len(whole)
-        if prompt == self._render_or_none(k):
-            # Nothing asks the assistant to speak: a header, if there is one, is not part of the prompt.
-            marked = self._marked(k, whole)
-            start = start if marked is None or marked[0] is None else marked[0]
-        return start, self._without_space(k, whole, start, end)
+    def learned(self, numbers: Sequence[int]) -> list[Span]:
+        """What the assistant says in these messages, their end markers too; in order."""
+        spans = [self._turn(k) for k in numbers]
+        for k, span, behind in zip(numbers, spans, spans[1:], strict=False):
+            if span[1] > behind[0]:
+                raise self._refused(k, "it shares text with the next turn")
+        return spans
+
+    def thoughts(self, k: int) -> list[Span]:
+        """Where the thoughts of message k are shown, without the tags around them."""
+        message = self._messages[k]
+        texts = [message[key] for key in THOUGHTS if message.get(key)]
+        if not texts and "</think>" not in (message["content"] or ""):
+            return []
+        for way in (0, THOUGHTS_ALONE):
+            found = self._marked(k, way, self.text)
+            if found is not None and all(isinstance(text, str) for text in texts):
+                return [(part.start, part.end) for part in found if part.is_thought]
+        raise self._refused(k, "its thoughts, which are not to be learned, are not found")
 
     def refuse_unseen(self, k: int) -> None:
         """Refuse message k if it has no content, and the template shows nothing of what it has instead.
@@ -61,12 +77,7 @@ class Turns:
         if not unseen:
             return
         bare = {key: value for key, value in message.items() if key not in unseen}
-        messages = [*self._messages[:k], bare, *self._messages[k + 1 :]]
-        try:
-            text = self._template.render(messages, self._variables, self._where)
-        except CorpusFormatError:
-            return  # it does look at them
-        if text == self.text:
+        if self._try([*self._messages[:k], bare, *self._messages[k + 1 :]]) == self.text:
             raise CorpusFormatError(
                 f"{self._where}: message {k} has no content but {', '.join(unseen)}, which the chat template "
                 f"{self._template.name} does not show, so that an empty turn would be learned. Give a template that "
@@ -75,92 +86,154 @@ class Turns:
 
     def whole_message(self, k: int) -> Span:
         """All text that message k adds, its header too."""
-        before, behind = self._render_or_none(k) or "", self._render(k + 1)
-        if not (behind.startswith(before) and self.text.startswith(behind)):
+        before, whole = self._render(k) or "", self._render(k + 1)
+        if whole is None or not (whole.startswith(before) and self.text.startswith(whole)):
             raise self._refused(k, "the text of the messages before it changes with it")
-        return len(before), len(behind)
+        self._prove(k, len(before), len(whole))
+        return len(before), len(whole)
 
-    def _marked_turn(self, k: int, whole: str, prompt: str | None) -> Span:
-        """A turn that stands in the conversation differently from how it stands at the end of its prefix."""
-        in_text, in_whole = self._marked(k, self.text), self._marked(k, whole)
-        if in_text is None or in_whole is None:
-            raise self._refused(k, "it shows the turn differently when others follow, and its content is not found")
-        content_end, tail = in_text[1], whole[in_whole[1] :]
-        if not self.text.startswith(tail, content_end):
-            raise self._refused(k, "it ends the turn differently when others follow")
-        start = self._behind_request(k, prompt, content_end)
-        if start is None:
-            start = in_text[0]
-        if start is None or start > content_end:
-            raise self._refused(k, "it shows the turn differently when others follow, and where it starts is not clear")
-        return start, self._without_space(k, self.text, start, content_end + len(tail), content_end)
+    def _turn(self, k: int) -> Span:
+        own = [part for part in self._parts(k) if part.message == k]
+        prompt, whole = self._render(k, prompt=True), self._render(k + 1)
+        if prompt is not None and whole is not None and whole.startswith(prompt) and self.text.startswith(whole):
+            start, end = len(prompt), len(whole)
+            if prompt == self._render(k):
+                header_end = self._header_end(k, start, own, "")
+                start = start if header_end is None else header_end
+        else:
+            own = own or self._own(k, k)
+            if not own:
+                raise self._refused(k, "it shows the turn differently when others follow, and its text is not found")
+            end = self._end(k, own)
+            start = self._start(k, prompt, own, end)
+        if start > end:
+            raise self._refused(k, "its end comes before its start")
+        self._prove(k, start, end)
+        visible = start + len(self.text[start:end].rstrip())
+        texts = [part.end for part in own if start <= part.end <= end]
+        return start, visible if visible > max([start, *texts]) else end
 
-    def _behind_request(self, k: int, prompt: str | None, content_end: int) -> int | None:
-        before = self._render_or_none(k)
-        if prompt is None:  # what asks at the end of the conversation asks at its start too
-            prompt, before = self._prompt(len(self._messages)), self.text
-        elif self.text.startswith(prompt) and len(prompt) <= content_end:
+    def _parts(self, turn: int) -> list[Part]:
+        """Texts of all messages in the conversation, in order; to find a turn, for errors."""
+        if self._found is None:
+            marked = Marked(self._messages)
+            self._found = marked.parts(self._try(marked.messages), self.text)
+        if self._found is None:
+            self._found = sorted(part for k in range(len(self._messages)) for part in self._own(k, turn))
+        return self._found
+
+    def _own(self, k: int, turn: int) -> list[Part]:
+        """Texts of message k, marked in the first way that changes nothing else; none if the template shows none."""
+        is_same = not Marked([self._messages[k]], WITHOUT_CALLS).has_texts
+        for way in range(WAYS):
+            if Marked([self._messages[k]], way).has_texts:
+                found = self._marked(k, way, self.text)
+                if found:
+                    return found
+                is_same |= found is not None
+        if not is_same:
+            raise self._refused(turn, f"the template acts on the text of message {k}, which is not found")
+        return []
+
+    def _marked(
+        self, k: int, way: int, expected: str, number: int | None = None, *, prompt: bool = False
+    ) -> list[Part] | None:
+        marked = Marked(self._messages[:number], way, only=k)
+        return marked.parts(self._try(marked.messages, prompt=prompt), expected)
+
+    def _start(self, k: int, prompt: str | None, own: Sequence[Part], end: int) -> int:
+        """Where a turn begins that has more or less before its texts than at the end of the conversation."""
+        first = own[0].start
+        others = [part for part in self._parts(k) if part.message != k]
+        if k and not any(part.message == k - 1 for part in others):
+            others += self._own(k - 1, k)  # an empty message, perhaps: its marks change some templates
+        before = max((part.end for part in others if part.start < first), default=0)
+        is_prompted = prompt is not None and prompt != self._render(k) and self.text.startswith(prompt)
+        if prompt is not None and is_prompted and before <= len(prompt) <= end:
             return len(prompt)
-        request = prompt.removeprefix(before) if prompt and before is not None and prompt.startswith(before) else ""
-        if not request.strip() or _holds(self._messages[k], request.strip()):
+        request = self._request(k)
+        if request is None:
+            raise self._refused(k, "what asks it to speak is not found")
+        is_clear = request.strip() and not _holds(self._variables, request.strip())
+        if own[0].start == own[0].end:  # its own text may be before that
+            is_clear = is_clear and not _holds(self._messages[k], request.strip())
+        found = self.text.find(request, before) if is_clear else -1
+        if 0 <= found < first and found + len(request) <= end:
+            if 0 <= self.text.find(request, found + 1) < first:
+                raise self._refused(k, "what asks it to speak is there twice")
+            return found + len(request)
+        header_end = self._header_end(k, before, own, request)
+        if header_end is None:
+            raise self._refused(k, "where it starts is not clear")
+        return header_end
+
+    def _header_end(self, k: int, before: int, own: Sequence[Part], request: str) -> int | None:
+        """Where the header of turn k ends, not before `before`: up to there, it is the turn of a bare text."""
+        message = {key: value for key, value in self._messages[k].items() if key not in MAY_REPLACE_CONTENT}
+        bare = self._try([*self._messages[:k], message | {"content": BARE}, *self._messages[k + 1 :]])
+        if bare is None or bare.count(BARE) != 1:
             return None
-        found = self.text.rfind(request, 0, content_end)
-        return None if found < 0 else found + len(request)
+        content, differs = bare.index(BARE), _common(self.text, bare)
+        if differs < before or (own and differs > own[-1].end):
+            return None
+        if differs == content or (differs == before and not request.strip()):
+            return differs
+        # A request with an empty thought: it begins as the turn does, up to the thought itself.
+        has_request = request.strip() and 0 <= bare.find(request, before, content) <= differs
+        return differs if has_request and own and differs == own[0].start else None
 
-    def _without_space(self, k: int, text: str, start: int, end: int, content_end: int | None = None) -> int:
-        """`end`, or the end of the end marker before it."""
-        visible = start + len(text[start:end].rstrip())
-        if visible == end:
-            return end
-        if content_end is None:
-            content = (self._messages[k]["content"] or "").strip()
-            turn = text[start:visible]
-            if not turn or turn.strip() == content:
-                return end
-            if not content or turn[-1] != content[-1]:
-                return visible
-            marked = self._marked(k, text)
-            if marked is None:
-                raise self._refused(k, "its end marker cannot be told from its content")
-            content_end = marked[1]
-        return visible if visible > content_end else end
+    def _end(self, k: int, own: Sequence[Part]) -> int:
+        """Where a turn ends that others may follow."""
+        if k + 1 == len(self._messages):
+            return len(self.text)
+        found: dict[int, int] = {}
+        request = self._request(k)
+        for prompt, behind in ((False, ""), (True, request)) if request else ((False, ""),):
+            text = self._render(k + 1, prompt=prompt)
+            if text is None or not text.endswith(behind):
+                continue
+            parts = self._marked(k, own[0].name[0], text, k + 1, prompt=prompt) or ()
+            for last in parts[-1:]:
+                tail = text[last.end : len(text) - len(behind)]
+                # Several: templates repeat the name of a call before what the tool answers.
+                ends = [part.end for part in own if part.name == last.name and self.text.startswith(tail, part.end)]
+                found |= {end: max(end + len(tail), found.get(end, 0)) for end in ends}
+        if len(found) != 1:
+            raise self._refused(k, "it ends the turn differently when others follow")
+        return next(iter(found.values()))
 
-    def _marked(self, k: int, expected: str) -> tuple[int | None, int] | None:
-        """Start, if it can be marked, and end of the content of message k in `expected`; where the content cannot be
-        marked, the end of the name of its last tool call.
-        """
-        number = len(self._messages) if expected is self.text else k + 1
-        for message in _marked_messages(self._messages[k]):
-            messages = [*self._messages[:k], message, *self._messages[k + 1 : number]]
-            try:
-                text = self._template.render(messages, self._variables, self._where)
-            except CorpusFormatError:
+    def _request(self, k: int) -> str | None:
+        """What asks the assistant to speak before message k; elsewhere, if it cannot be told there; None if nowhere."""
+        end_of_text = self._template.tokens.get("eos_token", "")  # which some write at the end of all alone
+        for number in (k, len(self._messages), *range(len(self._messages))):
+            before, prompt = self._render(number), self._render(number, prompt=True)
+            if before is None or prompt is None:
                 continue
-            if text.count(END) != 1 or text.count(START) > 1 or text.replace(START, "").replace(END, "") != expected:
-                continue
-            first, last = text.find(START), text.find(END)
-            if first < 0:
-                return None, last
-            if first < last:
-                return first, last - 1
+            for without in (before, before.removesuffix(end_of_text)):
+                if prompt.startswith(without):
+                    return prompt[len(without) :]
         return None
 
-    def _prompt(self, k: int) -> str | None:
-        try:
-            return self._template.render(self._messages[:k], self._variables, self._where, prompt=True)
-        except CorpusFormatError:
-            if k:
-                raise
-            return None  # many templates cannot render a conversation without messages
+    def _prove(self, k: int, start: int, end: int) -> None:
+        """Refuse a turn that shares text with another message, or ends within its own."""
+        for part in self._parts(k):
+            if part.message == k:
+                if part.start < end < part.end:
+                    raise self._refused(k, "it ends within its text")
+            elif start < part.end and part.start < end:
+                raise self._refused(k, f"it shares text with message {part.message}")
 
-    def _render(self, number: int) -> str:
-        if number == len(self._messages):
+    def _render(self, number: int, *, prompt: bool = False) -> str | None:
+        """The first messages, rendered once. None where the template refuses: many need a message, or a question."""
+        if number == len(self._messages) and not prompt:
             return self.text
-        return self._template.render(self._messages[:number], self._variables, self._where)
+        if (number, prompt) not in self._rendered:
+            self._rendered[number, prompt] = self._try(self._messages[:number], prompt=prompt)
+        return self._rendered[number, prompt]
 
-    def _render_or_none(self, number: int) -> str | None:
+    def _try(self, messages: Sequence[Message], *, prompt: bool = False) -> str | None:
         try:
-            return self._render(number)
+            return self._template.render(messages, self._variables, self._where, prompt=prompt)
         except CorpusFormatError:
             return None
 
@@ -171,34 +244,18 @@ class Turns:
         )
 
 
-def _marked_messages(message: Message) -> Iterator[Message]:
-    """The message with marks around its content, then with the end mark alone: templates look at how content begins.
-
-    The marks are inside of the white space around the content, so that it can be trimmed; where the content is white
-    space, they are before it, then behind it. Last, a mark behind the name of the last tool call.
-    """
-    content = message["content"]
-    if content is not None:
-        core = content.strip()
-        lead = content[: len(content) - len(content.lstrip())] if core else ""
-        tail = content[len(lead) + len(core) :]
-        for start in (START, ""):
-            yield message | {"content": f"{lead}{start}{core}{END}{tail}"}
-            if not core and tail:
-                yield message | {"content": f"{tail}{start}{END}"}
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list) or not calls or not isinstance(calls[-1], dict):
-        return
-    function = calls[-1].get("function", calls[-1])
-    if isinstance(function, dict) and isinstance(function.get("name"), str):
-        named = function | {"name": function["name"] + END}
-        last = calls[-1] | {"function": named} if "function" in calls[-1] else named
-        yield message | {"tool_calls": [*calls[:-1], last]}
+def _common(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
 
 
 def _holds(value: Any, text: str) -> bool:
-    if isinstance(value, dict):
-        return any(_holds(item, text) for item in value.values())
+    if isinstance(value, Mapping):
+        return any(_holds(key, text) or _holds(item, text) for key, item in value.items())
     if isinstance(value, list):
         return any(_holds(item, text) for item in value)
     return isinstance(value, str) and text in value

@@ -1,6 +1,6 @@
 """`TokenLoader`: batches for a PyTorch training loop.
 
-    loader = TokenLoader(corpus="data/*.bin", batch_size=16, seq_len=1024)
+    loader = TokenLoader("data/*.bin", batch_size=16, seq_len=1024)
     for batch in loader:                                       # one epoch
         loss = model(batch["input_ids"], batch["labels"])      # int64 (B, T) each, on loader.device
 
@@ -19,7 +19,7 @@ import torch
 from dali_pipes.announce import say_resumed, say_start, start_text
 from dali_pipes.batches import Batch, current_stream, sliced
 from dali_pipes.block_queue import Piece
-from dali_pipes.config import LoaderConfig
+from dali_pipes.config import LoaderConfig, Paths
 from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import PlanReport
 from dali_pipes.errors import ConfigError, LoaderClosedError
@@ -49,9 +49,10 @@ class TokenLoader(NotADataSet):
     too, behind the last good batch.
 
     `next()` blocks while no block is ready. One thread at a time may iterate; `state_dict()`, `stats()` and `locate()`
-    may be called from any. Takes a `LoaderConfig`, or its settings as keywords, or both (keywords win). `graph` adds
-    DALI operators, see `build_pipeline`. With `static_buffers` every batch is copied to the same addresses, in the
-    order of the consumer's stream, and is valid until the next one is asked for.
+    may be called from any. Takes the path of the corpus, or a list of paths, and settings as keywords; or a
+    `LoaderConfig`, or both (keywords win). `graph` adds DALI operators, see `build_pipeline`. With `static_buffers`
+    every batch is copied to the same addresses, in the order of the consumer's stream, and is valid until the next one
+    is asked for.
 
     Rank and world size are those of the configuration, else of `mesh`, a torch `DeviceMesh`: its dimensions `data_dims`
     ("dp") number the ranks, and `context_dim` those that share each row; ranks that differ in its other dimensions
@@ -69,7 +70,7 @@ class TokenLoader(NotADataSet):
 
     def __init__(
         self,
-        config: LoaderConfig | None = None,
+        config: LoaderConfig | Paths | None = None,
         *,
         graph: Graph | None = None,
         mesh: Any = None,
@@ -77,11 +78,7 @@ class TokenLoader(NotADataSet):
         context_dim: str | None = None,
         **settings: Any,
     ) -> None:
-        if config is None:
-            config = LoaderConfig(**settings)
-        elif settings:
-            config = config.replace(**settings)
-        config = ranks_on_mesh(config, mesh, data_dims, context_dim)
+        config = ranks_on_mesh(LoaderConfig.of(config, settings), mesh, data_dims, context_dim)
         self._ranks = RankWatch(given=config.rank is not None)
         refuse_workers(ranks_given=self._ranks.given)
         self._graph = graph

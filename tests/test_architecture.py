@@ -38,9 +38,10 @@ ALLOWED = {
     "stats": Imports("metrics"),
     "context_parallel": Imports(""),
     "skipped_steps": Imports(""),
-    "other_loaders": Imports(""),
+    "given_values": Imports(""),
+    "other_loaders": Imports("given_values"),
     "fields": Imports(""),
-    "config": Imports("context_parallel other_loaders skipped_steps", "pydantic yaml"),
+    "config": Imports("context_parallel given_values other_loaders skipped_steps", "pydantic yaml"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
@@ -66,7 +67,7 @@ ALLOWED = {
     ),
     "profiling": Imports("device"),
     "choice": Imports("device"),
-    "ranks": Imports("config"),
+    "ranks": Imports("config given_values"),
     "pipeline": Imports(
         "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
         "skipped_steps documents profiling ranks schedule opening corpus config stats",

@@ -108,6 +108,11 @@ class BuiltSource:
         self._config = config
         self._epoch_steps = self._steps_known()
 
+    @property
+    def device_name(self) -> str:
+        """Of the device that blocks are delivered to, as torch calls it."""
+        return "cpu" if self.device is None else f"cuda:{self.device}"
+
     def block_limits(self) -> BlockLimits:
         """What caps `batches_per_run`. Plans nothing: the steps are unknown until all rows are counted."""
         self._epoch_steps = self._epoch_steps or self._steps_known()

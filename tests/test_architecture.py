@@ -35,7 +35,8 @@ class Imports(NamedTuple):
 ALLOWED = {
     "errors": Imports(""),
     "metrics": Imports(""),
-    "stats": Imports("metrics"),
+    "printed": Imports(""),
+    "stats": Imports("metrics printed"),
     "context_parallel": Imports(""),
     "skipped_steps": Imports(""),
     "given_values": Imports(""),
@@ -79,17 +80,19 @@ ALLOWED = {
         "numpy",
     ),
     "state_change": Imports("schedule"),
-    "state": Imports("state_change schedule corpus operators config"),
+    "grown_corpus": Imports("corpus state_change"),
+    "state": Imports("grown_corpus state_change schedule corpus operators config"),
     "announce": Imports("config corpus ranks schedule stats state_change"),
     "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
-        "announce batches block_queue loader_parts not_a_data_set ranks readers state state_change pipeline row_plan "
-        "document_rows schedule corpus config stats",
+        "announce batches block_queue loader_parts loader_table not_a_data_set printed ranks readers state "
+        "state_change pipeline row_plan document_rows schedule corpus config stats",
         "torch",
     ),
     "loader_parts": Imports(
         "announce batches block_queue plan_reports state pipeline row_plan schedule config"
     ),  # what a loader of one rank is made of
+    "loader_table": Imports("announce config pipeline printed schedule stats"),
     "huggingface": Imports("announce attention loader schedule config", "torch transformers"),
     "not_a_data_set": Imports("", "torch"),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch

@@ -177,8 +177,8 @@ def _has_items(value: Any) -> bool:
 
 def _in_memory(value: Any, write: str, name: str) -> str:
     return (
-        f"a loader reads files, and this is a {type(value).__name__}. Write its token ids to a file once, for example "
-        f'{write}, and pass that: corpus = "{name}"'
+        f"a loader reads files, and this is of type {type(value).__name__}. Write its token ids to a file once, for "
+        f'example {write}, and pass that: corpus = "{name}"'
     )
 
 

@@ -1,7 +1,7 @@
 """What to do with a state whose corpus has gained files since: its epoch goes on with the old ones, the next with all.
 
 saved with   a.bin  b.bin
-now          a.bin  b.bin  c.bin        the first 2 files are those of the state, and 1 was added after them
+now          a.bin  b.bin  c.bin        the files of the state come first, and 1 file was added after them
 """
 
 from collections.abc import Mapping
@@ -21,22 +21,22 @@ def growth_advice(state: Mapping[str, Any], corpus: Corpus) -> str:
     if not (same_kind and is_count(before) and 0 < before < count and is_count(state["epoch"])):
         return ""
     if list(corpus.digests_of(range(before))) == digests:
-        added, where = list(range(before, count)), f"its first {before:,} files are"
+        added, where, place = list(range(before, count)), "come first", "after"
     else:
-        added, where = _added(digests, corpus) if len(digests) == before else [], f"all {before:,} files are still"
+        added = _added(digests, corpus) if len(digests) == before else []
+        where, place = "are still there, in the same order", "among"
     if not added:
         return ""
-    where += " those of the state" if added[0] == before else " there, in the same order"
     listed = ", ".join(corpus.files[number].name for number in added[:_MOST_NAMED])
     more = f" and {len(added) - _MOST_NAMED:,} more" if len(added) > _MOST_NAMED else ""
     epoch = state["epoch"] + (state["rows"] != 0)
     unchecked = 'state.pop("check", None); ' * ("check" in state)
     code = f'state = loader.state_dict(); state["epoch"] = {epoch}; {unchecked}loader.load_state_dict(state)'
-    verb, place = "was" if len(added) == 1 else "were", "after" if added[0] == before else "among"
+    new = f"{len(added):,} file{'s were' if len(added) > 1 else ' was'} added {place} them ({listed}{more})"
     return (
-        f"The corpus has grown: {where}, and {len(added):,} {verb} added {place} them ({listed}{more}). To finish the "
-        f"epoch of the state, load it into a loader whose corpus is a list of the {before:,} old files alone, in their "
-        f"order. To begin epoch {epoch} with all {count:,}: {code}"
+        f"The corpus has grown: the files of the state {where}, and {new}. To finish the epoch of the state, load it "
+        "into a loader whose corpus is a list of the old files alone, in their order. To begin epoch "
+        f"{epoch} with all {count:,} files: {code}"
     )
 
 

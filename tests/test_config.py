@@ -291,8 +291,8 @@ def mapped(folder: Path) -> Any:
 
 
 IN_MEMORY: dict[str, tuple[Any, str]] = {
-    "map-style data set": (Endless(), "this is a Endless. Write its token ids to a file once"),
-    "torch data set": (torch.utils.data.TensorDataset(torch.arange(3)), "this is a TensorDataset"),
+    "map-style data set": (Endless(), "this is of type Endless. Write its token ids to a file once"),
+    "torch data set": (torch.utils.data.TensorDataset(torch.arange(3)), "this is of type TensorDataset"),
     "data set of Hugging Face": (Saves(), r'data\.save_to_disk\("tokens"\), and pass that: corpus = "tokens"$'),
     "array": (np.arange(5), r'np\.save\("tokens\.npy", data\), and pass that: corpus = "tokens\.npy"$'),
     "tensor": (torch.arange(5), r'np\.save\("tokens\.npy", data\.cpu\(\)\.numpy\(\)\)'),

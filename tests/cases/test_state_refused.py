@@ -153,18 +153,14 @@ def test_the_advice_for_a_corpus_that_has_grown(
     if where == "among" and shards > 24:  # of so many files a state does not tell each
         assert "has grown" not in message
         return
-    first = (
-        f"its first {shards} files are those of the state"
-        if where == "after"
-        else f"all {shards} files are still there"
-    )
-    assert f"The corpus has grown: {first}" in message
-    assert f"2 were added {where} them ({', '.join(added)})" in message
+    still = "come first" if where == "after" else "are still there, in the same order"
+    assert f"The corpus has grown: the files of the state {still}, and 2 files were added {where} them" in message
+    assert f"({', '.join(added)})" in message
     epoch = taken  # an epoch that has not been begun begins with all
     with TokenLoader(old, **SETTINGS, **settings) as again:
         again.load_state_dict(state)
         assert all_same(again, rest)
-    code = re.search(rf"To begin epoch {epoch} with all {shards + 2}: (.*)$", message)
+    code = re.search(rf"To begin epoch {epoch} with all {shards + 2} files: (.*)$", message)
     assert code is not None
     with TokenLoader(folder, **SETTINGS, **settings) as grown, TokenLoader(folder, **SETTINGS, **settings) as other:
         exec(code[1], {"loader": grown})

@@ -4,6 +4,10 @@
       epoch: 10,058,593 rows, 78,582 steps of 8 ranks x (16, 1024); order philox24-v1
       cuda:0, placement device: the corpus of 19.2 GiB is more than 10% of 70.1 GiB free on cuda:0
 
+A further line says what is lost of documents longer than a row, where `long_documents` drops or truncates them:
+
+      long_documents = "truncate" leaves out 1,203,874 tokens (1.2 %), of 3,456 documents
+
 Where the corpus has loss masks the second line says of how many files, "loss masks of 102 of 103 files", so that one
 that is lost is seen. Nothing goes to standard output, and a standard error that is closed or full never ends a run.
 """
@@ -57,41 +61,65 @@ def say_start(config: LoaderConfig, summary: Callable[[], str], warning: str | N
             say_once(warning)
 
 
-def start_text(
-    config: LoaderConfig,
-    corpus: Corpus,
-    schedule: Schedule,
-    state: Mapping[str, Any],
-    *,
-    device: str,
-    placement: str,
-    reason: str,
-) -> str:
-    """Three lines of at most `COLUMNS` columns: the data, its order, and where batches come from. Reads no data.
+def start_text(config: LoaderConfig, corpus: Corpus, schedule: Schedule, state: Mapping[str, Any], where: str) -> str:
+    """Lines of at most `COLUMNS` columns: the data, its order, and where batches come from. Reads no data.
 
-    `state`: what the loader would save now; order and fingerprint are told as they are there, and rows are those of its
-    epoch. Rows of documents are counted as they are planned, so their number is an estimate, "about", until then.
+    A further line says what long documents lose, where they lose anything.
+
+    `where`: the device and the placement, and why. `state`: what the loader would save now; order and fingerprint are
+    told as they are there, and rows are those of its epoch. Rows of documents are counted as they are planned, so their
+    number is an estimate, "about", until then.
     """
-    more = len(corpus.files) - 1
-    files = f" and {more:,} more file{'s' * (more > 1)}" if more else ""
-    about = f"{files}: {corpus.format}, {corpus.num_tokens:,} tokens, fingerprint {corpus.fingerprint[:8]}"
-    data = _shown(str(corpus.files[0]), COLUMNS - len("dali_pipes: ") - len(about), keep_end=True) + about
+    fingerprint = f", fingerprint {corpus.fingerprint[:8]}"
+    data = corpus_text(corpus, COLUMNS - len("dali_pipes: ") - len(fingerprint)) + fingerprint
     documents, epoch = schedule.documents, int(state["epoch"])
-    rows = schedule.windows.count if documents is None else documents.estimate(epoch)
-    count, steps = f"{rows:,}", schedule.left_of(schedule.steps_of(rows), epoch)
-    left_out = f" ({schedule.steps_of(rows) - steps:,} left out)" if schedule.skip_steps else ""
-    if documents is not None and not documents.is_complete(epoch):
-        count, steps = f"about {rows:,}", max(1, steps)
+    if documents is not None:
+        documents.estimate(epoch)  # plans a window of it, if none has been
     split = " of validation" if config.split == "validation" else ""
-    ranks = f"{schedule.world_size:,} rank{'s' * (schedule.world_size > 1)}"
-    share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
-    shape = f"({config.batch_size}, {config.seq_len}{share})"
     mask = corpus.loss_mask
     masks = "" if mask is None else f"; loss masks of {mask.num_files:,} of {len(corpus.files):,} files"
-    rows_and_steps = f"{count} rows, {steps:,} steps{left_out} of {ranks} x {shape}"
-    order = f"  epoch{split}: {rows_and_steps}{masks}; order {state['order']}"
-    where = f"  {device}, placement {placement}: {reason}"
-    return "\n".join((data, _shown(order, COLUMNS), _shown(where, COLUMNS)))
+    order = f"epoch{split}: {steps_text(config, schedule, epoch)}{masks}; order {state['order']}"
+    lost = lost_text(config, schedule)
+    return "\n".join((data, *(_shown(f"  {line}", COLUMNS) for line in (order, *([lost] if lost else []), where))))
+
+
+def corpus_text(corpus: Corpus, columns: int) -> str:
+    """The files of a corpus, their format and tokens, in at most so many columns."""
+    more = len(corpus.files) - 1
+    files = f" and {more:,} more file{'s' * (more > 1)}" if more else ""
+    about = f"{files}: {corpus.format}, {corpus.num_tokens:,} tokens"
+    return _shown(str(corpus.files[0]), columns - len(about), keep_end=True) + about
+
+
+def steps_text(config: LoaderConfig, schedule: Schedule, epoch: int) -> str:
+    """Rows and steps of an epoch, as far as they are known without planning any more, and the shape of a step."""
+    documents = schedule.documents
+    rows, is_exact = (schedule.windows.count, True) if documents is None else documents.rows_by_now(epoch)
+    all_steps = schedule.steps_of(rows)
+    steps = schedule.left_of(all_steps, epoch)
+    left_out = f" ({all_steps - steps:,} left out)" if schedule.skip_steps else ""
+    ranks = f"{schedule.world_size:,} rank{'s' * (schedule.world_size > 1)}"
+    share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
+    shape = f"{ranks} x ({config.batch_size}, {config.seq_len}{share})"
+    if not rows:
+        return "not planned yet"
+    return (
+        f"{'about ' * (not is_exact)}{rows:,} rows, {steps if is_exact else max(1, steps):,} steps{left_out} of {shape}"
+    )
+
+
+def lost_text(config: LoaderConfig, schedule: Schedule) -> str:
+    """What is lost of documents that are longer than a row; "" where nothing is."""
+    if schedule.documents is None or config.long_documents == "split":
+        return ""
+    documents, tokens, share, is_exact = schedule.documents.left_out()
+    if not tokens:
+        return ""
+    per_cent = f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"
+    return (
+        f'long_documents = "{config.long_documents}" leaves out {"about " * (not is_exact)}{tokens:,} tokens '
+        f"({per_cent}), of {documents:,} documents"
+    )
 
 
 def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None) -> str:

@@ -29,7 +29,7 @@ from dali_pipes.errors import LoaderClosedError
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.piece_memory import PieceMemory
 from dali_pipes.pipeline import BuiltSource, Graph, define_pipeline
-from dali_pipes.readers import end_thread_at_exit
+from dali_pipes.readers import end_thread_at_exit, to_keep
 from dali_pipes.row_plan import some_rows, staged
 from dali_pipes.schedule import PADDING, Position, StepRange
 from dali_pipes.source import BlockInfo, BlockSource
@@ -367,7 +367,7 @@ class BlockStream:
             try:
                 queue.schedule()
             except Exception as error:
-                self._error = error
+                self._error = to_keep(error)
 
     def _drop_queue(self) -> None:
         queue, self._queue, self._error = self._queue, None, None

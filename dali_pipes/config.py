@@ -11,17 +11,21 @@ names the setting that is spelt nearly like it, or what other loaders' name for 
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from dali_pipes.context_parallel import shared_ranges
-from dali_pipes.errors import NO_WEIGHTS, ConfigError
+from dali_pipes.errors import ConfigError
+from dali_pipes.given_values import Shown, device_name, dtype_name, list_of, paths_of, refuse_as_corpus, shown
 from dali_pipes.other_loaders import unknown_setting
 from dali_pipes.setting_sources import MISSING, Source, blamed, merged, read_file, read_preset
 from dali_pipes.skipped_steps import SkippedRange, merged_ranges
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path or a list of paths: files, folders or globs."""
 
 OUTPUT_NAMES = (
     "input_ids",
@@ -43,7 +47,10 @@ DOCUMENT_ORDER_FIELDS = ("rows", "long_documents", "window_documents", "eos_id",
 
 
 class LoaderConfig(BaseModel):
-    """Settings of a loader; every instance has been checked. Raises `ConfigError`.
+    """Settings of a loader; every instance has been checked and does not change. Raises `ConfigError`.
+
+    `replace(batch_size=16)` makes another one. `print(config)` shows the settings that differ from their defaults,
+    `config.to_toml()` all of them.
 
     Sizes are in tokens or rows unless a name says bytes. `batch_size` is the number of rows a rank gets in one step.
     """
@@ -126,11 +133,7 @@ class LoaderConfig(BaseModel):
     context_split: Literal["contiguous", "zigzag"] = Field(
         "contiguous", description="which share: one piece of a row, or two that make causal attention equal work"
     )
-    device: str = Field(
-        "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="auto, cpu, cuda or cuda:N; only auto falls back to the CPU",
-    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; only auto falls back to the CPU")
     placement: Literal["auto", "host", "device"] = Field(
         "auto", description="host sends rows to the GPU, device keeps the corpus there; auto: device for a small corpus"
     )
@@ -174,28 +177,14 @@ class LoaderConfig(BaseModel):
 
     @field_validator("corpus", "loss_masks", mode="before")
     @classmethod
-    def _paths_as_tuple(cls, value: Any) -> Any:
-        if isinstance(value, str | os.PathLike):
-            return (os.fspath(value),)
-        entries = list(value.items()) if isinstance(value, Mapping) else value
-        if not isinstance(entries, list | tuple):
-            return value
-        odd = next((entry for entry in entries if not isinstance(entry, str | os.PathLike)), None)
-        if odd is not None:
-            raise ValueError(f"{odd!r} is no path: {NO_WEIGHTS}")
-        return tuple(os.fspath(entry) for entry in entries)
+    def _paths_as_tuple(cls, value: Any, info: ValidationInfo) -> Any:
+        setting = str(info.field_name)
+        return None if value is None and setting == "loss_masks" else paths_of(value, setting)
 
-    @field_validator("skip_steps", mode="before")
-    @classmethod
-    def _ranges_merged(cls, value: Any) -> Any:
-        return merged_ranges(value)
-
-    @field_validator("dtype", mode="before")
-    @classmethod
-    def _dtype_as_name(cls, value: Any) -> Any:
-        if value is None or isinstance(value, str):
-            return value
-        return getattr(value, "name", getattr(value, "__name__", value))  # np.dtype or a NumPy scalar type
+    _finite_lists = field_validator("outputs", "length_buckets", "context_parallel", mode="before")(list_of)
+    _ranges_merged = field_validator("skip_steps", mode="before")(merged_ranges)
+    _device_as_name = field_validator("device", mode="before")(device_name)
+    _dtype_as_name = field_validator("dtype", mode="before")(dtype_name)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -235,6 +224,11 @@ class LoaderConfig(BaseModel):
             )
         if self.rows != "stream" and self.stride is not None:
             raise ValueError(f'rows = "{self.rows}" are made of documents, which have no stride; leave it out')
+        if self.mtp >= self.seq_len:
+            raise ValueError(
+                f"mtp = {self.mtp} asks for labels {self.mtp} tokens ahead, but a row has only seq_len = "
+                f"{self.seq_len}; set mtp below seq_len"
+            )
         if self.length_buckets is not None:
             self._check_buckets(self.length_buckets)
         if not self.label_shift and self.uses_pieces:
@@ -320,6 +314,39 @@ class LoaderConfig(BaseModel):
             return error.problems
         return ()
 
+    @classmethod
+    def of(cls, given: "LoaderConfig | Paths | None", settings: Mapping[str, Any]) -> Self:
+        """The configuration that a loader was given: one, or the paths of its corpus, or None; and settings, which win.
+
+        Raises `ConfigError` where the corpus is given twice.
+        """
+        if isinstance(given, cls):
+            return given.replace(**settings) if settings else given
+        if given is None:
+            return cls(**settings)
+        refuse_as_corpus(given, cls.model_fields)
+        if "corpus" in settings:
+            raise ConfigError("the corpus is given twice: pass its path first, or as corpus=, not both")
+        return cls(corpus=given, **settings)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).model_fields:
+            raise ConfigError(unknown_setting(name, type(self).model_fields))
+        raise ConfigError(
+            f"a configuration does not change: make another one, config.replace({name}={shown(value)}), and build the "
+            "loader from that"
+        )
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Settings that differ from their defaults."""
+        for name, field in type(self).model_fields.items():
+            value = self.__dict__.get(name)
+            if field.is_required() or value != field.default:
+                yield name, value[0] if name == "corpus" and value is not None and len(value) == 1 else Shown(value)
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, checked again."""
         return type(self)(**{**self.model_dump(), **changes})
@@ -351,4 +378,4 @@ def _message(error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return MISSING
     text = str(error["msg"]).removeprefix("Value error, ")
-    return text if error["type"] == "value_error" else f"{text}, found {error['input']!r}"
+    return text if error["type"] == "value_error" else f"{text}, found {shown(error['input'])}"

@@ -27,12 +27,14 @@ from dali_pipes.errors import ConfigError
 from dali_pipes.length_buckets import LengthBuckets
 from dali_pipes.operators import permute
 from dali_pipes.schedule import (
+    LeftOut,
     LongDocuments,
     Packing,
     PackingCounts,
     WindowCount,
     WindowCounts,
     WindowMark,
+    left_out,
     narrow,
     pack,
     rows_of_documents,
@@ -40,6 +42,9 @@ from dali_pipes.schedule import (
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
+
+_MOST_LENGTHS, _RUNS = 1 << 21, 64
+"""Documents whose lengths are looked at for what long ones lose, and into how many runs they are spread."""
 
 _WINDOWS_KEPT = 6
 """As many as a step of 65,536 packed rows may span, so that none is planned again after its rows were counted."""
@@ -225,12 +230,41 @@ class DocumentRows:
         with self._lock:
             before = self._counts.furthest(self._numbered(epoch)).first.rows_before
         self.count(epoch, before + 1)
-        with self._lock:
-            counted = self._counts.furthest(self._numbered(epoch))
-            if self._complete(counted) or not counted.ends:
-                return counted.known
-            rows = counted.known - counted.first.rows_before
-            return counted.known + rows * (self.num_windows - counted.next_window) // len(counted.ends)
+        return self.rows_by_now(epoch)[0]
+
+    def rows_by_now(self, epoch: int) -> tuple[int, bool]:
+        """Rows of an epoch by the windows counted so far, 0 where none has been, and whether that is exact.
+
+        Takes no lock, so it waits for nobody, not even in a process that was forked while one was held.
+        """
+        counted = self._counts.by_now(self._numbered(epoch))
+        if counted is None:
+            return 0, False
+        ends = list(counted.ends)
+        known = ends[-1] if ends else counted.first.rows_before
+        left = self.num_windows - counted.first.window - len(ends)
+        if left <= 0 or not ends:
+            return known, left <= 0
+        return known + (known - counted.first.rows_before) * left // len(ends), False
+
+    def left_out(self) -> LeftOut:
+        """What long documents lose, by all their lengths; of more than two million, by those of 64 runs of them.
+
+        Takes milliseconds.
+        """
+        count = self.num_documents
+        run = count if count <= _MOST_LENGTHS else _MOST_LENGTHS // _RUNS
+        firsts = [0] if run == count else [number * (count - run) // (_RUNS - 1) for number in range(_RUNS)]
+        documents = tokens = looked_at = 0
+        for first in firsts:
+            bounds = self.offsets[first : first + run + 1]
+            more, lost = left_out(np.diff(bounds), self.seq_len, self._long_documents)
+            documents, tokens, looked_at = documents + more, tokens + lost, looked_at + int(bounds[-1] - bounds[0])
+        share = tokens / looked_at if looked_at else 0.0
+        if run == count:
+            return LeftOut(documents, tokens, share, True)
+        total = int(self.offsets[-1] - self.offsets[0])
+        return LeftOut(documents * count // (_RUNS * run), round(share * total), share, False)
 
     def plan_bytes(self) -> int:
         """Bytes of the plans that are kept, at most six windows."""

@@ -1,6 +1,6 @@
 """`TokenLoader`: batches for a PyTorch training loop.
 
-    loader = TokenLoader(corpus="data/*.bin", batch_size=16, seq_len=1024)
+    loader = TokenLoader("data/*.bin", batch_size=16, seq_len=1024)
     for batch in loader:                                       # one epoch
         loss = model(batch["input_ids"], batch["labels"])      # int64 (B, T) each, on loader.device
 
@@ -19,13 +19,15 @@ import torch
 from dali_pipes.announce import say_resumed, say_start, start_text
 from dali_pipes.batches import Batch, current_stream, row_positions, sliced
 from dali_pipes.block_queue import Piece
-from dali_pipes.config import LoaderConfig
+from dali_pipes.config import LoaderConfig, Paths
 from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import PlanReport
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.loader_parts import LoaderParts
+from dali_pipes.loader_table import NOT_BUILT, loader_table
 from dali_pipes.not_a_data_set import NotADataSet, refuse_workers
 from dali_pipes.pipeline import Graph
+from dali_pipes.printed import Printed, Table
 from dali_pipes.ranks import RankWatch, ranks_on_mesh, resolve_ranks
 from dali_pipes.readers import end_thread_at_exit
 from dali_pipes.row_plan import RowLocation, locate_row, plan_step
@@ -37,7 +39,7 @@ from dali_pipes.stats import LoaderStats
 _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
 
 
-class TokenLoader(NotADataSet):
+class TokenLoader(NotADataSet, Printed):
     """An iterable over batches; each `for` is one epoch, in its own order (all epochs, with `repeat`).
 
     Batches are dicts of int64 tensors (B, T), contiguous, on `loader.device`; `row_ids` is (B,). With `length_buckets`
@@ -49,9 +51,10 @@ class TokenLoader(NotADataSet):
     too, behind the last good batch.
 
     `next()` blocks while no block is ready. One thread at a time may iterate; `state_dict()`, `stats()` and `locate()`
-    may be called from any. Takes a `LoaderConfig`, or its settings as keywords, or both (keywords win). `graph` adds
-    DALI operators, see `build_pipeline`. With `static_buffers` every batch is copied to the same addresses, in the
-    order of the consumer's stream, and is valid until the next one is asked for.
+    may be called from any. Takes the path of the corpus, or a list of paths, and settings as keywords; or a
+    `LoaderConfig`, or both (keywords win). `graph` adds DALI operators, see `build_pipeline`. With `static_buffers`
+    every batch is copied to the same addresses, in the order of the consumer's stream, and is valid until the next one
+    is asked for.
 
     Rank and world size are those of the configuration, else of `mesh`, a torch `DeviceMesh`: its dimensions `data_dims`
     ("dp") number the ranks, and `context_dim` those that share each row; ranks that differ in its other dimensions
@@ -66,10 +69,12 @@ class TokenLoader(NotADataSet):
     _behind: Position | tuple[StepRange, int]  # the last batch handed out; or behind so many of a block
     _loaded: Saved | None  # until the ranks are settled
     _last_epoch: int | None  # of the last batch handed out, since a state was loaded
+    _batches = _tokens = 0
+    _wait_s = _wall_s = 0.0
 
     def __init__(
         self,
-        config: LoaderConfig | None = None,
+        config: LoaderConfig | Paths | None = None,
         *,
         graph: Graph | None = None,
         mesh: Any = None,
@@ -77,11 +82,7 @@ class TokenLoader(NotADataSet):
         context_dim: str | None = None,
         **settings: Any,
     ) -> None:
-        if config is None:
-            config = LoaderConfig(**settings)
-        elif settings:
-            config = config.replace(**settings)
-        config = ranks_on_mesh(config, mesh, data_dims, context_dim)
+        config = ranks_on_mesh(LoaderConfig.of(config, settings), mesh, data_dims, context_dim)
         self._ranks = RankWatch(given=config.rank is not None)
         refuse_workers(ranks_given=self._ranks.given)
         self._graph = graph
@@ -89,8 +90,6 @@ class TokenLoader(NotADataSet):
         self._loaded, self._run = None, 0
         self._open(resolve_ranks(config))
         self._iterator: Callable[[], Generator[Batch, None, None] | None] = lambda: None  # the newest one, unless gone
-        self._batches = self._tokens = 0
-        self._wait_s = self._wall_s = 0.0
         say_start(self.config, self.summary, self._built.warning)
 
     def _open(self, config: LoaderConfig) -> None:
@@ -110,7 +109,7 @@ class TokenLoader(NotADataSet):
     @property
     def device(self) -> torch.device:
         """Where batches are delivered."""
-        return torch.device("cpu" if self._built.device is None else f"cuda:{self._built.device}")
+        return torch.device(self._built.device_name)
 
     @property
     def epoch(self) -> int:
@@ -223,7 +222,7 @@ class TokenLoader(NotADataSet):
             data_wait_s=self._wait_s,
             queue_depth=self._stream.queue_depth,
             block_times=times,
-            device=str(self.device),
+            device=self._built.device_name,
             placement=self._built.placement,
             placement_reason=self._built.placement_reason,
             rank=self.config.rank or 0,
@@ -236,21 +235,22 @@ class TokenLoader(NotADataSet):
             read_retries=self.corpus.read_retries,
         )
 
+    def _table(self) -> Table:
+        if not hasattr(self, "config"):
+            return NOT_BUILT
+        stats = LoaderStats(self._batches, self._tokens, self._wall_s, self._wait_s, queue_depth=0)
+        left, closed = self._begun and not self._running, self._closed
+        return loader_table(self.config, self._built, stats, self._position, was_left=left, is_closed=closed)
+
     def summary(self) -> str:
-        """What is said at the start, in three lines: the corpus, the rows of an epoch, where batches come from.
+        """What is said at the start: the corpus, rows of an epoch, what long documents lose, where batches come from.
 
         Reads no data. Rows made of documents are counted as they are planned and estimated until then ("about"), by one
         window of the epoch at least.
         """
-        return start_text(
-            self.config,
-            self.corpus,
-            self._schedule,
-            self._states.at(self._position),
-            device=str(self.device),
-            placement=self._built.placement,
-            reason=self._built.placement_reason,
-        )
+        built, state = self._built, self._states.at(self._position)
+        where = f"{built.device_name}, placement {built.placement}: {built.placement_reason}"
+        return start_text(self.config, self.corpus, self._schedule, state, where)
 
     def close(self) -> None:
         """Stop the threads and close the files; idempotent. Batches already handed out stay valid.

@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 from dali_pipes.errors import NO_WEIGHTS
+from dali_pipes.given_values import shown
 
 _ALIKE = {
     "num_threads": (
@@ -52,6 +53,10 @@ _ALIKE = {
         ),
         "found by itself under a launcher; else it goes together with rank",
     ),
+    "split": (
+        "mode phase partition subset is_train is_training",
+        '"train" or "validation", the parts into which validation_fraction cuts the corpus',
+    ),
     "rank": (
         "shard_index shard_id process_index process_rank global_rank dp_rank data_parallel_rank",
         "found by itself under a launcher; else it goes together with world_size",
@@ -65,7 +70,7 @@ _ALIKE = {
         "it runs on through the epochs, each in a new order and with every row once",
     ),
     "seed": (
-        "shuffle_seed random_seed data_seed sampler_seed dataset_seed rng_seed base_seed random_state",
+        "shuffle_seed random_seed data_seed sampler_seed dataset_seed rng_seed base_seed random_state generator",
         "it decides the order of every epoch, which does not depend on the number of ranks",
     ),
     "drop_last": (
@@ -77,7 +82,7 @@ _ALIKE = {
         'rows = "pack" lays whole documents into rows, rows = "pad" one in each',
     ),
     "length_buckets": (
-        "buckets bucket_sizes bucket_boundaries group_by_length",
+        "buckets bucket_sizes bucket_boundaries bucket_by_length group_by_length",
         'with rows = "pad", a list of the widths that batches may have',
     ),
     "long_documents": (
@@ -155,10 +160,17 @@ _NOT_NEEDED = {
     ),
     "persistent_workers dataloader_persistent_workers worker_init_fn multiprocessing_context mp_context "
     "multiprocessing": "there are no worker processes; the reader threads live as long as the loader",
-    "sampler batch_sampler sampler_type dataloader_type": (
-        "order, ranks and resume are the loader's: shuffle, seed, drop_last and load_state_dict()"
+    "sampler batch_sampler sampler_type dataloader_type sampler_class": (
+        "order, ranks and resume are the loader's: use shuffle, seed, drop_last and load_state_dict()"
     ),
-    "collate_fn collate data_collator collator": "batches come as tensors of one shape; outputs says which",
+    "collate_fn collate data_collator collator": (
+        "batches come as tensors of one shape, which outputs names; change them in the training loop"
+    ),
+    "deterministic in_order sort_batches": "batches always come in the same order, which seed decides",
+    "streaming lazy": "files are always read as they are needed",
+    "return_tensors as_tensors tensor_type to_tensor": "batches are int64 torch tensors",
+    "timeout": "a read that fails for a reason that may pass is tried again, read_retries times",
+    "rank_zero_only main_process_first": "every process opens the corpus itself, and none waits for another",
     "shuffle_buffer shuffle_buffer_size shuffle_block_size shuffle_size shuffle_algo buffer_size reshuffle "
     "reshuffle_each_iteration": "every epoch is shuffled whole, by a formula without a buffer, and anew each time",
     "num_canonical_nodes": "the order does not depend on the number of nodes",
@@ -184,6 +196,42 @@ _NOT_NEEDED = {
     ),
 }
 
+_NOT_SUPPORTED = {
+    "fim fim_rate fim_spm_rate fim_prob fim_probability fim_split_sample fim_fragment_rate": (
+        "fill-in-the-middle moves text within documents; apply it before or while you tokenize"
+    ),
+    "mlm mlm_prob mlm_probability masking_probability mask_probability mask_prob masked_lm_prob mask_token "
+    "mask_token_id noise_density mean_noise_span_length random_token_prob": (
+        "labels are the next tokens; mask a copy of input_ids in the training loop"
+    ),
+    "curriculum curriculum_learning curriculum_scheduler curriculum_steps data_efficiency": (
+        "every epoch is shuffled whole; shuffle = false keeps the order of the corpus, and another part of a run can "
+        "use another loader"
+    ),
+    "transform transforms augment augmentation augmentations map map_fn batch_transform preprocess preprocessing "
+    "preprocess_fn preprocessing_fn postprocess post_process token_dropout target_transform": (
+        "rows are handed out as the corpus has them; change batches in the training loop, or on the way with "
+        "TokenLoader(config, graph=...)"
+    ),
+    "filter filter_fn filters predicate min_length min_len min_document_length": (
+        "every document is used; filter them before or while you tokenize"
+    ),
+    "replacement with_replacement sample_with_replacement": (
+        "an epoch hands out every row once; use repeat = true to go on with the next one"
+    ),
+    "random_crop random_cropping random_offset random_start random_window random_shift offset_jitter jitter": (
+        "rows begin at fixed places, so that an epoch has every token once; use a stride below seq_len for rows that "
+        "overlap"
+    ),
+    "padding_side pad_side": "padding is always at the end of a row",
+    "truncation_side": 'truncated documents lose their end; long_documents = "split" loses nothing',
+    "pad_to_multiple_of": "rows are seq_len wide, or as wide as length_buckets says; choose multiples there",
+    "reverse backward bidirectional prefix_lm": "labels are the next tokens; change them in the training loop",
+    "storage_options storage_client credentials endpoint_url token use_auth_token hf_token revision": (
+        "only local or mounted paths are read; mount the bucket, or copy the files first"
+    ),
+}
+
 _NO_SETTING = {
     "global_batch_size global_train_batch_size train_batch_size total_batch_size tokens_per_batch batch_tokens "
     "tokens_per_step global_batch_tokens max_tokens": (
@@ -192,7 +240,19 @@ _NO_SETTING = {
     ),
     "blend blends data_blend blend_per_split streams mixture mixtures data_mix data_mixture weights data_weights "
     "train_weights mixture_weights sampling_weights probabilities interleave_probs proportion datasets": NO_WEIGHTS,
-    "epoch_size samples_per_epoch steps_per_epoch num_samples": "an epoch is the whole split",
+    "epoch_size samples_per_epoch steps_per_epoch num_samples max_samples max_train_samples limit subset_fraction "
+    "sample_fraction": "an epoch is the whole split; name fewer files, or leave the loop",
+    "node_rank nnodes num_nodes nproc_per_node local_world_size": (
+        "rank and world_size count processes, and are detected automatically under a launcher"
+    ),
+    "mesh data_dims context_dim device_mesh": (
+        "ranks of a device mesh are an argument of the loader: TokenLoader(config, mesh=...)"
+    ),
+    "graph": "DALI operators are an argument of the loader: TokenLoader(config, graph=...)",
+    "start_epoch initial_epoch epoch": "load_state_dict() goes on in the epoch of a state that was saved",
+    "on_error ignore_errors skip_errors skip_bad_samples": (
+        "data that cannot be read is an error; leave its steps out with skip_steps"
+    ),
     "add_bos add_bos_token add_eos add_eos_token append_eod": (
         "ids are handed out as the corpus has them; `dali-pipes tokenize` puts an end behind each document"
     ),
@@ -210,21 +270,26 @@ def _by_name(groups: Mapping[str, str]) -> dict[str, str]:
 FOREIGN_NAMES = {name: ours for ours, (names, _) in _ALIKE.items() for name in names.split()}
 NOT_NEEDED = _by_name(_NOT_NEEDED)
 NO_SETTING = _by_name(_NO_SETTING)
+NOT_SUPPORTED = _by_name(_NOT_SUPPORTED)
 
 _CLOSE = 0.82
 """Likeness from which a name is taken for a misspelt one. At 0.5, `global_batch_size` and `max_length` were."""
+_LONGEST = 60
+"""Letters of a name that may be a misspelt one."""
 
 
-def unknown_setting(name: str, known: Iterable[str]) -> str:
-    """What to say to a name that is not one of the `known` settings."""
-    usual = name.lower().replace("-", "_")
+def unknown_setting(name: object, known: Iterable[str]) -> str:
+    """What to say to a name that is not one of the `known` settings; short, whatever the name is."""
+    usual = name.lower().replace("-", "_") if isinstance(name, str) and len(name) <= _LONGEST else ""
     if usual in NOT_NEEDED:
         return f"{name} is not needed: {NOT_NEEDED[usual]}; remove it"
-    unknown, known = f"unknown setting {name!r}", list(known)
+    if usual in NOT_SUPPORTED:
+        return f"{name} is not supported: {NOT_SUPPORTED[usual]}"
+    unknown = f"unknown setting {shown(name)}"
     if usual in NO_SETTING:
         return f"{unknown}: {NO_SETTING[usual]}"
     if usual in FOREIGN_NAMES:
         ours = FOREIGN_NAMES[usual]
         return f"{unknown}; did you mean {ours!r}? ({_ALIKE[ours][1]})"
     near = difflib.get_close_matches(usual, known, n=1, cutoff=_CLOSE)
-    return f"{unknown}; did you mean {near[0]!r}?" if near else f"{unknown}; known settings: {', '.join(known)}"
+    return f"{unknown}; " + (f"did you mean {near[0]!r}?" if near else 'see "Configuration" in the README')

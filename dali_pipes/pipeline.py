@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.choice import choose_device, choose_placement
-from dali_pipes.config import LoaderConfig
+from dali_pipes.config import LoaderConfig, Paths
 from dali_pipes.corpus import Corpus
 from dali_pipes.cpu_placements import ShiftedPlacement, StagedPlacement
 from dali_pipes.device import Gpu
 from dali_pipes.document_rows import DocumentRows, split_documents
 from dali_pipes.documents import find_documents
-from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.errors import BackendError, ConfigError, LoaderClosedError
 from dali_pipes.gpu_placements import DevicePlacement, HostPlacement
 from dali_pipes.length_buckets import LengthBuckets
 from dali_pipes.opening import open_corpus
@@ -32,7 +32,7 @@ from dali_pipes.row_outputs import HOST_OUTPUTS, RowOutputs
 from dali_pipes.row_plan import STEP_ROWS_PLANNED, Layout, PackedPieces, StreamPieces, token_span
 from dali_pipes.schedule import Schedule, Windows, split_windows
 from dali_pipes.skipped_steps import in_steps_of
-from dali_pipes.source import BlockSource, Placement
+from dali_pipes.source import BlockInfo, BlockSource, Placement
 from dali_pipes.stats import BlockLimits
 
 TARGET_BLOCK_TOKENS = 1 << 20
@@ -109,6 +109,11 @@ class BuiltSource:
         self._config = config
         self._epoch_steps = self._steps_known()
 
+    @property
+    def device_name(self) -> str:
+        """Of the device that blocks are delivered to, as torch calls it."""
+        return "cpu" if self.device is None else f"cuda:{self.device}"
+
     def block_limits(self) -> BlockLimits:
         """What caps `batches_per_run`. Plans nothing: the steps are unknown until all rows are counted."""
         self._epoch_steps = self._epoch_steps or self._steps_known()
@@ -127,8 +132,10 @@ class BuiltSource:
         return math.prod(self.row_outputs.shape(name, rows, width)) * (4 if name == "cu_seqlens" else 8)
 
 
-def build_pipeline(config: LoaderConfig, *, graph: Graph | None = None) -> Any:
+def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph | None = None, **settings: Any) -> Any:
     """A DALI `Pipeline`, not yet built, for trainers that drive DALI themselves.
+
+    Takes what a `TokenLoader` takes: a `LoaderConfig`, or the path or paths of the corpus, and settings as keywords.
 
     Its outputs are `config.outputs`, in that order, each one sample (batch size 1) of shape (K * B, T), int64
     ((K * B,) for row_ids); the last block of an epoch is shorter. It raises `StopIteration` at the end of an epoch and
@@ -139,6 +146,7 @@ def build_pipeline(config: LoaderConfig, *, graph: Graph | None = None) -> Any:
 
     Raises `BackendError` without DALI, `ConfigError` and `CorpusError` for bad settings and data.
     """
+    config = LoaderConfig.of(config, settings)
     if "max_seqlen" in config.outputs:
         raise ConfigError('outputs: "max_seqlen" is a number on the host, which a DALI pipeline has no place for')
     if config.context_parallel is not None:
@@ -167,9 +175,10 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
         exec_dynamic=True,
     )
     _survive_forks(pipe)
+    pipe._block_source = built.source
     with pipe:
         nodes = fn.external_source(
-            built.source,
+            _SourceOf(built.source),
             num_outputs=len(names),
             batch=True,
             batch_info=True,
@@ -187,6 +196,23 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
                 raise ConfigError(f"graph returned {sorted(named)}, expected nodes named {sorted(names)}")
         pipe.set_outputs(*(named[name] for name in names))
     return pipe
+
+
+class _SourceOf:
+    """A block source as DALI is to call it, which its pipeline holds instead.
+
+    DALI's operators and nodes hold one another in a circle, which would keep the source, its threads and open files
+    until the garbage collector comes by.
+    """
+
+    def __init__(self, source: BlockSource) -> None:
+        self._source = weakref.ref(source)
+
+    def __call__(self, info: BlockInfo) -> tuple[Any, ...]:
+        source = self._source()
+        if source is None:
+            raise LoaderClosedError("the pipeline of this block source is gone; build a new one")
+        return source(info)
 
 
 def _axes(built: BuiltSource, config: LoaderConfig, name: str) -> int:

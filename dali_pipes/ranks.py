@@ -14,6 +14,7 @@ from typing import Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError
+from dali_pipes.given_values import shown
 
 
 def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
@@ -47,7 +48,10 @@ def ranks_on_mesh(
         if data_dims is not None or context_dim is not None:
             raise ConfigError("data_dims and context_dim name dimensions of a device mesh: pass it as mesh")
         return config
+    _refuse_other_meshes(mesh)
     data_dims = "dp" if data_dims is None else data_dims
+    if not isinstance(data_dims, str | list | tuple):
+        raise ConfigError(f"data_dims = {shown(data_dims)}: expected the name of a mesh dimension, or a list of names")
     data_dims = (data_dims,) if isinstance(data_dims, str) else tuple(data_dims)
     named = data_dims if context_dim is None else (*data_dims, context_dim)
     if len(set(named)) < len(named):
@@ -63,6 +67,18 @@ def ranks_on_mesh(
         rank, world_size = rank * size + index, world_size * size
     context = {} if context_dim is None else {"context_parallel": _place(mesh, context_dim, "context_dim=")}
     return config.replace(rank=rank, world_size=world_size, **context)
+
+
+def _refuse_other_meshes(mesh: Any) -> None:
+    """Raise `ConfigError` for what does not know the places of processes as a torch `DeviceMesh` does."""
+    if all(hasattr(mesh, name) for name in ("mesh_dim_names", "get_local_rank", "size")):
+        return
+    of_jax = type(mesh).__module__.partition(".")[0] in ("jax", "jaxlib") or hasattr(mesh, "axis_names")
+    example = "jax.process_index(), world_size=jax.process_count()" if of_jax else "..., world_size=..."
+    raise ConfigError(
+        f"mesh is a {type(mesh).__module__}.{type(mesh).__qualname__}, but only a torch DeviceMesh says which rank a "
+        f"process is: leave mesh out and pass its data-parallel rank and world size, rank={example}"
+    )
 
 
 _NAMED_BY = {

@@ -6,14 +6,16 @@ still be training. These end when they are stopped, when their owner is collecte
 
 import atexit
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from dali_pipes.errors import LoaderClosedError
 
+Failure = TypeVar("Failure", bound=BaseException)
 _Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 _EXIT_WAIT_S = 10.0
 _ALIVE_S = 1.0  # between looks at whether the threads live
@@ -105,15 +107,29 @@ def _work(tasks: "SimpleQueue[_Task | None]") -> None:
                 result = function(*arguments)
             except SystemExit as error:  # the trainer would end without a word, as if all was well
                 ended = RuntimeError(f"a task of a reader thread raised SystemExit({error.code!r})")
-                ended.__cause__ = error
+                ended.__cause__ = to_keep(error)
                 future.set_exception(ended)
                 del ended
             except BaseException as error:
-                future.set_exception(error)
+                future.set_exception(to_keep(error))
             else:
                 future.set_result(result)
                 del result
         del task, future, function, arguments  # hold nothing while waiting for the next one
+
+
+def to_keep(error: Failure) -> Failure:
+    """An error that was just caught, without the frame that caught it and the local variables of those below.
+
+    They hold the object that keeps the error for later, which would then wait for the garbage collector.
+    """
+    chained: list[BaseException | None] = [error]
+    while chained:
+        one = chained.pop()
+        if one is not None:
+            traceback.clear_frames(one.__traceback__)  # passes over those that still run
+            chained += [one.__cause__, one.__context__]
+    return error if error.__traceback__ is None else error.with_traceback(error.__traceback__.tb_next)
 
 
 def _release(tasks: "SimpleQueue[_Task | None]", count: int) -> None:

@@ -119,7 +119,8 @@ class BlockSource:
 
     What a call returns depends on the block number alone; reading ahead only makes the answer ready. A call blocks
     while the block it asks for is still being read. Arrays are (1, R, T) ((1, R) for row_ids) and valid until the
-    next call. Errors of a reader thread are raised by the call that asks for the failed block, every time it asks.
+    next call. Errors of a reader thread are raised by the call that asks for the failed block; the next one reads it
+    again.
 
     With `endless`, blocks run on from epoch to epoch; without, `StopIteration` ends each epoch and DALI's `epoch_idx`
     tells which one is meant.
@@ -175,8 +176,9 @@ class BlockSource:
             slot = self._threads.result(self._pending[key])
             self.check_usable()
             del self._pending[key]
-        except Exception:  # closed from a signal handler or another thread meanwhile: no other error tells that
-            self.check_usable()
+        except Exception:
+            self._pending.pop(key, None)  # it holds the error, whose traceback now holds the frames of this call
+            self.check_usable()  # closed from a signal handler or another thread meanwhile: no other error tells that
             raise
         self._delivered = slot
         steps = self.steps(info)

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 from dali_pipes.config import DOCUMENT_ORDER_FIELDS, LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, StateError
+from dali_pipes.grown_corpus import growth_advice
 from dali_pipes.operators.permute import ORDER_NAME
 from dali_pipes.schedule import Position, Schedule, WindowMark
 from dali_pipes.state_change import MAY_CHANGE, StateChange, changed_settings, is_count, nearest_position, short
@@ -203,10 +204,12 @@ class States:
             return {}
         others = len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
         if others or on_change == "refuse":
+            advice = "" if of_settings else growth_advice(state, self._corpus)
+            advice = advice or "use the corpus and settings that the state was saved with, or start without the state"
             raise StateError(
                 "the state does not fit this loader, going on would change the data order:\n  "
                 + "\n  ".join(differences)
-                + "\nuse the corpus and settings that the state was saved with, or start without the state"
+                + f"\n{advice}"
                 + ("" if others else ', or go on at the nearest row to the same count of tokens, on_change = "nearest"')
             )
         return changed_settings(state["config"], expected["config"])

@@ -5,9 +5,15 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from dali_pipes.metrics import exposition, values_of
+from dali_pipes.printed import Printed, Table
 
 MOST_THREADS = 256
 """That may read ahead."""
+
+RATED_BATCHES = 20
+"""Batches before which there is no rating: the first ones wait for cold files, kernels and models being compiled."""
+RATED_BODY_S = 1e-4
+"""Mean seconds of work on a batch below which nobody trains: a loop that only counts or times batches."""
 
 
 @dataclass
@@ -82,12 +88,12 @@ class BlockLimits:
         return f"set batches_per_run = {wanted}{room} (now {now})"
 
 
-@dataclass(frozen=True)
-class LoaderStats:
-    """A snapshot; seconds are wall-clock. `data_wait_s` is the time the trainer spent inside `next()`.
+@dataclass(frozen=True, repr=False)
+class LoaderStats(Printed):
+    """A snapshot, which prints as a small table; seconds are wall-clock.
 
-    `wall_s` counts from asking for the first batch of an epoch to the last batch handed out, over all epochs run so
-    far; time between epochs is not in it.
+    `data_wait_s` is the time the trainer spent inside `next()`. `wall_s` counts from asking for the first batch of an
+    epoch to the last batch handed out, over all epochs run so far; time between epochs is not in it.
     """
 
     batches: int
@@ -131,8 +137,15 @@ class LoaderStats:
         return 100.0 * self.data_wait_s / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
+    def is_rated(self) -> bool:
+        """Whether there is something to rate: 20 batches, and a trainer that works between the calls of `next()`."""
+        return self.batches >= RATED_BATCHES and self.wall_s - self.data_wait_s >= RATED_BODY_S * self.batches
+
+    @property
     def rating(self) -> str:
-        """Below 1 % data wait excellent, below 5 % good, below 20 % fair, else poor."""
+        """Below 1 % data wait excellent, below 5 % good, below 20 % fair, else poor; "not rated" before `is_rated`."""
+        if not self.is_rated:
+            return "not rated"
         for limit, name in ((1.0, "excellent"), (5.0, "good"), (20.0, "fair")):
             if self.data_wait_pct < limit:
                 return name
@@ -140,8 +153,8 @@ class LoaderStats:
 
     @property
     def advice(self) -> str:
-        """The largest part of the wait and the setting to change, when the rating is not good; empty when it is."""
-        if self.rating in ("excellent", "good"):
+        """The largest part of the wait and the setting to change, where the rating is fair or poor; else empty."""
+        if self.rating not in ("fair", "poor"):
             return ""
         times = self.block_times
         rest_s = self.data_wait_s - times.wait_s - times.kernels_s
@@ -208,7 +221,27 @@ class LoaderStats:
         """
         return exposition(values_of(self, has_cache=self.cache is not None), {"rank": str(self.rank), **(labels or {})})
 
+    def wait_line(self) -> str:
+        """`data_wait_pct` and the rating of it: `0.3 % of 41.0 s: excellent`."""
+        return f"{self.data_wait_pct:.1f} % of {self.wall_s:.1f} s: {self.rating}"
+
     def rating_line(self) -> str:
         """One line for a log: `data wait 0.3 % of 41.0 s: excellent`, with the advice where there is one."""
-        line = f"data wait {self.data_wait_pct:.1f} % of {self.wall_s:.1f} s: {self.rating}"
+        line = f"data wait {self.wait_line()}"
         return f"{line} ({self.advice})" if self.advice else line
+
+    def _table(self) -> Table:
+        blocks = f"{self.queue_depth:,} ready, of {self.batches_per_run:,} batches each"
+        rows = [
+            ("batches", f"{self.batches:,} (rank {self.rank})"),
+            ("tokens", f"{self.tokens:,}, {self.tokens_per_s:,.0f} a second"),
+            ("data wait", self.wait_line()),
+            *([("advice", self.advice)] if self.advice else []),
+            ("blocks", f"{blocks}; {self.num_threads} reader thread{'s' * (self.num_threads > 1)}"),
+            ("device", f"{self.device}, placement {self.placement}"),
+        ]
+        if self.cache is not None:
+            rows.append(("cache", f"hit rate {100 * self.cache.hit_rate:.0f} %, {self.cache.num_bytes:,} bytes kept"))
+        if self.read_retries:
+            rows.append(("reads", f"{self.read_retries:,} tried again"))
+        return Table("LoaderStats", rows)

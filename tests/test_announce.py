@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dali_pipes import LoaderConfig, TokenLoader, announce, loader
+from dali_pipes import LoaderConfig, TokenLoader, announce, document_rows, loader
 from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import DocumentRows
 from dali_pipes.stats import BlockTimes, LoaderStats
@@ -104,6 +104,59 @@ def test_the_start_plans_no_epoch_and_reads_nothing(tmp_path: Path, monkeypatch:
         assert "  epoch: 200 rows, 50 steps of 1 rank x (4, 8); order philox24-v1" in ours.summary()
 
 
+@pytest.mark.parametrize("rows", ["pack", "pad"])
+@pytest.mark.parametrize("long_documents", ["truncate", "drop", "split"])
+def test_what_long_documents_lose_is_said(tmp_path: Path, rows: str, long_documents: str) -> None:
+    """The figures are those of the plan, which is not made for it."""
+    lengths = [3, 30, 9, 8, 0, 17, 4, 200, 6] * 9
+    np.concatenate([[*[1] * length, 0] for length in lengths]).astype(np.uint16).tofile(tmp_path / "a.bin")
+    settings: dict[str, Any] = {"eos_id": 0, "rows": rows, "long_documents": long_documents, "window_documents": 7}
+    with TokenLoader(tmp_path, batch_size=2, seq_len=9, device="cpu", quiet=True, **settings) as ours:
+        lines = ours.summary().splitlines()
+        report = ours.plan_report()
+        if long_documents == "split":
+            assert (report.dropped_tokens, len(lines)) == (0, 3)
+            return
+        count, share = report.dropped_tokens, 100 * report.dropped_tokens / report.tokens
+        documents = report.dropped_documents + report.truncated_documents
+        said = f"leaves out {count:,} tokens ({share:.1f} %), of {documents} documents"
+        assert lines[2] == f'  long_documents = "{long_documents}" {said}'
+        assert len(lines) == 4
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=300).filter(any),
+    st.integers(1, 20),
+    st.sampled_from(["truncate", "drop"]),
+)
+def test_of_very_many_documents_some_are_looked_at(lengths: list[int], seq_len: int, long_documents: Any) -> None:
+    """The share is that of runs of neighbours over all the corpus, and no document counts in two of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(document_rows, "_MOST_LENGTHS", 40)
+        patch.setattr(document_rows, "_RUNS", 4)
+        rows = DocumentRows(
+            np.cumsum([5, *lengths]),
+            seq_len,
+            mode="pack",
+            long_documents=long_documents,
+            window_documents=8,
+            shuffle=True,
+            seed=0,
+        )
+        lost = rows.left_out()
+    firsts = [0, (len(lengths) - 10) // 3, 2 * (len(lengths) - 10) // 3, len(lengths) - 10]
+    seen = lengths if len(lengths) <= 40 else [length for first in firsts for length in lengths[first : first + 10]]
+    long = [length for length in seen if length > seq_len]
+    gone = sum(long) - (seq_len * len(long) if long_documents == "truncate" else 0)
+    assert lost.is_exact == (len(lengths) <= 40)
+    assert lost.share == (gone / sum(seen) if sum(seen) else 0)
+    if lost.is_exact:
+        assert (lost.documents, lost.tokens) == (len(long), gone)
+    else:
+        assert lost.tokens == round(lost.share * sum(lengths))
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -167,7 +220,7 @@ def test_three_lines_of_120_columns(
         skip_steps=(),
     )
     state = {"epoch": 0, "order": "philox24-v1"}
-    text = announce.start_text(config, corpus, schedule, state, device="cuda:0", placement="host", reason=reason)
+    text = announce.start_text(config, corpus, schedule, state, f"cuda:0, placement host: {reason}")
     lines = f"dali_pipes: {text}".split("\n")
     assert len(lines) == 3
     assert max(map(len, lines)) <= announce.COLUMNS

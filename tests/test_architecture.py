@@ -35,13 +35,15 @@ class Imports(NamedTuple):
 ALLOWED = {
     "errors": Imports(""),
     "metrics": Imports(""),
-    "stats": Imports("metrics"),
+    "printed": Imports(""),
+    "stats": Imports("metrics printed"),
     "context_parallel": Imports(""),
     "skipped_steps": Imports(""),
-    "other_loaders": Imports(""),
+    "given_values": Imports(""),
+    "other_loaders": Imports("given_values"),
     "fields": Imports(""),
     "setting_sources": Imports("", "yaml"),  # files and presets; a mistake names the one that has it
-    "config": Imports("context_parallel other_loaders setting_sources skipped_steps", "pydantic"),
+    "config": Imports("context_parallel given_values other_loaders setting_sources skipped_steps", "pydantic"),
     "schedule": Imports("", "numpy"),
     "file_locks": Imports(""),
     "user_cache": Imports("file_locks"),  # beside text, the one that writes files
@@ -67,7 +69,7 @@ ALLOWED = {
     ),
     "profiling": Imports("device"),
     "choice": Imports("device"),
-    "ranks": Imports("config"),
+    "ranks": Imports("config given_values"),
     "pipeline": Imports(
         "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
         "skipped_steps documents profiling ranks schedule opening corpus config stats",
@@ -79,17 +81,19 @@ ALLOWED = {
         "numpy",
     ),
     "state_change": Imports("schedule"),
-    "state": Imports("state_change schedule corpus operators config"),
+    "grown_corpus": Imports("corpus state_change"),
+    "state": Imports("grown_corpus state_change schedule corpus operators config"),
     "announce": Imports("config corpus ranks schedule stats state_change"),
     "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
     "loader": Imports(
-        "announce batches block_queue loader_parts not_a_data_set ranks readers state state_change pipeline row_plan "
-        "document_rows schedule corpus config stats",
+        "announce batches block_queue loader_parts loader_table not_a_data_set printed ranks readers state "
+        "state_change pipeline row_plan document_rows schedule corpus config stats",
         "torch",
     ),
     "loader_parts": Imports(
         "announce batches block_queue plan_reports state pipeline row_plan schedule config"
     ),  # what a loader of one rank is made of
+    "loader_table": Imports("announce config pipeline printed schedule stats"),
     "huggingface": Imports("announce attention loader schedule trainer_settings config", "torch transformers"),
     "trainer_settings": Imports("config"),
     "not_a_data_set": Imports("", "torch"),

@@ -14,7 +14,7 @@ from dali_pipes.stats import BlockLimits, BlockTimes, CacheStats, LoaderStats
 def make(waited_s: float, **times: Any) -> LoaderStats:
     queue_depth = times.pop("queue_depth", 0)
     return LoaderStats(
-        batches=10,
+        batches=100,
         tokens=1000,
         wall_s=100.0,
         data_wait_s=waited_s,
@@ -101,7 +101,9 @@ def test_following_the_advice_changes_what_it_names(counting: Callable[..., Any]
     def measured(**more: Any) -> LoaderStats:
         with TokenLoader(**{**chosen, **more}) as loader:
             len(loader)  # rows of documents are all counted then
-            return replace(loader.stats(), wall_s=100.0, data_wait_s=50.0, block_times=draw(st.sampled_from(CAUSES)))
+            return replace(
+                loader.stats(), batches=100, wall_s=100.0, data_wait_s=50.0, block_times=draw(st.sampled_from(CAUSES))
+            )
 
     before = measured()
     named = {name: int(value) for name, value in re.findall(r"(\w+) = (\d+)", before.advice)}
@@ -117,7 +119,7 @@ def test_what_happened_since_an_earlier_snapshot() -> None:
     before = replace(make(50, read_s=40, wait_s=40, blocks=2), cache=HALF_DECODED)
     after = replace(
         before,
-        batches=15,
+        batches=150,
         tokens=1500,
         wall_s=200.0,
         data_wait_s=56.0,
@@ -126,7 +128,7 @@ def test_what_happened_since_an_earlier_snapshot() -> None:
         cache=replace(HALF_DECODED, hits=105, num_bytes=7),
     )
     recent = after.since(before)
-    assert (recent.batches, recent.tokens, recent.wall_s, recent.data_wait_pct) == (5, 500, 100.0, 6.0)
+    assert (recent.batches, recent.tokens, recent.wall_s, recent.data_wait_pct) == (50, 500, 100.0, 6.0)
     assert recent.block_times == BlockTimes(blocks=5, plan_s=1.0, read_s=0.5, kernels_s=0.5, wait_s=4.0)
     assert recent.cache == replace(HALF_DECODED, hits=100, misses=0, num_bytes=7)
     assert recent.queue_depth == 2
@@ -136,7 +138,38 @@ def test_what_happened_since_an_earlier_snapshot() -> None:
 def test_rates() -> None:
     assert (make(7).tokens_per_s, make(7).data_wait_pct) == (10.0, 7.0)
     empty = LoaderStats(batches=0, tokens=0, wall_s=0.0, data_wait_s=0.0, queue_depth=0)
-    assert (empty.tokens_per_s, empty.data_wait_pct, empty.rating) == (0.0, 0.0, "excellent")
+    assert (empty.tokens_per_s, empty.data_wait_pct, empty.rating) == (0.0, 0.0, "not rated")
+
+
+@given(st.integers(0, 1000), st.floats(0, 1e4), st.floats(0, 1e4))
+def test_nothing_is_rated_before_there_is_something_to_rate(batches: int, wait_s: float, body_s: float) -> None:
+    """Not the first batches, and no loop without a trainer in it, which waits all the time."""
+    stats = replace(make(wait_s), batches=batches, wall_s=wait_s + body_s)
+    is_rated = batches >= 20 and (stats.wall_s - stats.data_wait_s) / batches >= 100e-6
+    assert (stats.rating == "not rated") == (not is_rated)
+    assert is_rated or not stats.advice
+    assert stats.rating_line().startswith(
+        f"data wait {stats.data_wait_pct:.1f} % of {stats.wall_s:.1f} s: {stats.rating}"
+    )
+
+
+def test_a_snapshot_prints_as_a_small_table() -> None:
+    stats = replace(make(0.5, queue_depth=3), batches_per_run=8, tokens=20_217_856, rank=2, num_threads=2)
+    expected = [
+        "LoaderStats",
+        "  batches    100 (rank 2)",
+        "  tokens     20,217,856, 202,179 a second",
+        "  data wait  0.5 % of 100.0 s: excellent",
+        "  blocks     3 ready, of 8 batches each; 2 reader threads",
+        "  device     cpu, placement host",
+    ]
+    assert str(stats).splitlines() == repr(stats).splitlines() == expected
+    more = str(replace(stats, data_wait_s=50.0, cache=HALF_DECODED, read_retries=4)).splitlines()
+    assert [line.split()[0] for line in more[4:5] + more[-2:]] == ["advice", "cache", "reads"]
+    assert "num_threads" in more[4] or "batches_per_run" in more[4]
+    page = replace(stats, device="<&>")._repr_html_()
+    assert "&lt;&amp;&gt;, placement host</td>" in page
+    assert page.count("<tr>") == 5
 
 
 def test_a_loader_counts_what_it_hands_out(counting: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ may cross extents, so no tail of a file is lost.
 import itertools
 import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -120,8 +120,13 @@ class Corpus:
         of_masks = () if loss_mask is None else loss_mask.digests
         self.fingerprint: Final = digest_corpus(self.format, native, [*digests, *of_masks])
         self.content_key: Final = digest_content(self.fingerprint.encode(), [file.modified_ns for file in files])
+        self._digests = digests
         self.file_digests: Final = short_digests(digests)
         self.mask_digests: Final = short_digests(of_masks, MOST_MASK_DIGESTS)
+
+    def digests_of(self, numbers: Iterable[int]) -> tuple[str, ...]:
+        """What `file_digests` would be, had the corpus only the files with these numbers."""
+        return short_digests([self._digests[number] for number in numbers])
 
     @property
     def is_synthetic(self) -> bool:

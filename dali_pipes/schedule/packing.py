@@ -132,6 +132,15 @@ def rows_of_documents(lengths: Int64Array, seq_len: int, long_documents: LongDoc
     )
 
 
+def left_out(lengths: Int64Array, seq_len: int, long_documents: LongDocuments) -> tuple[int, int]:
+    """How many documents lose tokens for being longer than a row, and how many tokens these are."""
+    if long_documents == "split":
+        return 0, 0
+    is_long = lengths > seq_len
+    num_long = int(np.count_nonzero(is_long))
+    return num_long, int((lengths * is_long).sum()) - (seq_len * num_long if long_documents == "truncate" else 0)
+
+
 def narrow(values: Int64Array, largest: int) -> IntArray:
     """Whole numbers in [0, largest] as int32 if that holds `largest`; else as they are."""
     return values.astype(np.int32) if largest < 2**31 else values

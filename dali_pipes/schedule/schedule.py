@@ -57,6 +57,17 @@ class WindowMark(NamedTuple):
     rows_before: int
 
 
+class LeftOut(NamedTuple):
+    """Tokens of long documents that are in no row; the same in every epoch."""
+
+    documents: int
+    """That lose some, or all, of their tokens."""
+    tokens: int
+    share: float
+    """Of all tokens, 0 to 1."""
+    is_exact: bool
+
+
 class RowCounts(Protocol):
     """How many rows an epoch has, where that depends on the documents in it and is found out as it goes."""
 
@@ -68,6 +79,12 @@ class RowCounts(Protocol):
 
     def estimate(self, epoch: int) -> int:
         """Rows of the epoch, as far as that can be said without counting them all."""
+
+    def rows_by_now(self, epoch: int) -> tuple[int, bool]:
+        """Rows of the epoch by what has been counted, 0 before, and whether that is exact. Waits for nobody."""
+
+    def left_out(self) -> "LeftOut":
+        """What is in no row of any epoch, for documents that are longer than one. Counts no rows."""
 
     def mark(self, epoch: int, row: int) -> WindowMark:
         """Where in the plan a run stands that has had the rows before `row`, which are counted. Does not block."""

@@ -53,7 +53,7 @@ class WindowCount:
 
 
 class WindowCounts:
-    """The counts of the epochs used last. For one thread at a time, but for `known`."""
+    """The counts of the epochs used last. For one thread at a time, but for `known` and `by_now`."""
 
     def __init__(self) -> None:
         self._epochs: OrderedDict[int, tuple[WindowCount, ...]] = OrderedDict()
@@ -64,6 +64,10 @@ class WindowCounts:
             if counted.first_row <= row <= counted.known:
                 return counted
         return None
+
+    def by_now(self, epoch: int) -> WindowCount | None:
+        """The count of an epoch that has come furthest, if there is one. From any thread, as `known`."""
+        return max(self._epochs.get(epoch, ()), key=lambda counted: counted.next_window, default=None)
 
     def furthest(self, epoch: int, row: int | None = None) -> WindowCount:
         """Of the counts that tell of `row` (None: of any), the one that has come furthest; maybe a new one."""

@@ -72,7 +72,7 @@ def leave_out(path: Path, **more: Any) -> list[list[int]]:
         ({"stride": 2}, 3),
         ({"stride": T + 1}, 1),
         ({"mtp": 2, "mask_boundaries": False}, 2),
-        ({"mtp": 6, "mask_boundaries": False}, 3),
+        ({"mtp": 3, "stride": 2, "mask_boundaries": False}, 4),
         ({"rows": "pack", "eos_id": 9}, 1),
         ({"rows": "pad", "eos_id": 9}, 1),
     ],

@@ -131,6 +131,66 @@ def test_changed_content_of_the_same_size(tmp_path: Path) -> None:
     assert "s_1.bin" not in message
 
 
+@pytest.mark.parametrize("kind", [{}, {"rows": "pack", "eos_id": 7}], ids=["stream", "pack"])
+@pytest.mark.parametrize("where", ["after", "among"])
+@pytest.mark.parametrize("shards", [1, 24, 25])
+@pytest.mark.parametrize("taken", [0, 1])
+def test_the_advice_for_a_corpus_that_has_grown(
+    tmp_path: Path, shards: int, where: str, kind: dict[str, Any], taken: int
+) -> None:
+    """It is followed as it is written: the epoch of the state on the old files, the next one on all."""
+    folder, settings = tmp_path / "growing", {**kind, "quiet": True}
+    old = [str(write(folder, f"s_{number}.bin", 100 * number, 50)) for number in range(1, shards + 1)]
+    with TokenLoader(old, **SETTINGS, **settings) as loader:
+        rest = list(loader)[taken:]
+    state = state_after(taken, corpus=old, **settings)
+    added = ["s_0.bin", "s_500.bin"] if where == "among" else ["s_500.bin", "s_501.bin"]
+    for name in added:
+        write(folder, name, 3, 20)
+    with TokenLoader(folder, **SETTINGS, **settings) as grown, pytest.raises(StateError) as caught:
+        grown.load_state_dict(state)
+    message = str(caught.value)
+    if where == "among" and shards > 24:  # of so many files a state does not tell each
+        assert "has grown" not in message
+        return
+    still = "come first" if where == "after" else "are still there, in the same order"
+    assert f"The corpus has grown: the files of the state {still}, and 2 files were added {where} them" in message
+    assert f"({', '.join(added)})" in message
+    epoch = taken  # an epoch that has not been begun begins with all
+    with TokenLoader(old, **SETTINGS, **settings) as again:
+        again.load_state_dict(state)
+        assert all_same(again, rest)
+    code = re.search(rf"To begin epoch {epoch} with all {shards + 2} files: (.*)$", message)
+    assert code is not None
+    with TokenLoader(folder, **SETTINGS, **settings) as grown, TokenLoader(folder, **SETTINGS, **settings) as other:
+        exec(code[1], {"loader": grown})
+        assert (grown.epoch, grown.step) == (epoch, 0)
+        of_epochs = [list(other) for _ in range(epoch + 1)]
+        assert all_same(grown, of_epochs[epoch])
+
+
+@pytest.mark.parametrize("change", ["another seed", "a file changed", "a file gone", "another order", "fewer files"])
+def test_no_advice_on_growth_where_more_has_changed(tmp_path: Path, change: str) -> None:
+    folder = four_shards(tmp_path / "a")
+    state = state_after(3, corpus=str(folder))
+    write(folder, "s_11.bin", 200, 7)
+    settings: dict[str, Any] = {"corpus": str(folder)}
+    if change == "another seed":
+        settings["seed"] = 7
+    elif change == "a file changed":
+        write(folder, "s_1.bin", 1, 50)
+    elif change == "a file gone":
+        (folder / "s_1.bin").unlink()
+        write(folder, "s_12.bin", 200, 9)
+    elif change == "another order":
+        settings["corpus"] = sorted(map(str, folder.iterdir()))
+    else:
+        settings["corpus"] = [str(folder / "s_1.bin"), str(folder / "s_2.bin")]
+    message = refused(state, **settings)
+    assert "has grown" not in message
+    assert "use the corpus and settings that the state was saved with" in message
+
+
 @pytest.mark.parametrize("shards", [24, 25, 49, 60])
 def test_the_changed_shard_of_many_is_among_those_named(tmp_path: Path, shards: int) -> None:
     """The state has room for 24 digests: with more shards than that, a run of neighbours is named."""

@@ -3,8 +3,11 @@
 Each rule has a test that takes the rule away and sees the data go wrong, so these tests can fail.
 """
 
+import contextlib
 import ctypes
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,7 @@ import gpu_stand_in
 import numpy as np
 import pytest
 import torch
+from held import wait_for
 from oracle import IntArray, epoch_batches, same
 from readers_at_once import EagerReaders
 from streams import loader_stream, oracle_stream, take
@@ -52,6 +56,26 @@ def test_held_batches_stay_as_they_were(
         held = take(loader_stream(loader), 90)
     expected = take(oracle_stream(corpus.tokens, **ORDER), 90)
     assert all(same(batch, wanted) for batch, wanted in zip(held, expected, strict=True))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("vocab_size", [None, 300])
+def test_a_dropped_loader_needs_no_collection(
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str, vocab_size: int | None
+) -> None:
+    """Neither in mid-epoch nor after an error."""
+    corpus = counting(600)
+    gc.disable()
+    try:
+        loader = make(corpus, placement, vocab_size=vocab_size)
+        parts = [weakref.ref(part) for part in (loader, loader._stream, loader._source, loader._source.placement)]
+        with contextlib.nullcontext() if vocab_size is None else pytest.raises(ValueError, match="vocab_size"):
+            take(loader, 40)
+        del loader
+        wait_for(lambda: not any(part() for part in parts))
+        assert [part() for part in parts] == [None] * 4
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

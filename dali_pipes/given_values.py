@@ -1,0 +1,186 @@
+"""What people give for a setting: turned into what it takes, or refused with what to do instead.
+
+    Path("data/a.bin")                    ("data/a.bin",)
+    np.memmap("train.bin", np.uint16)     this array maps the file train.bin: name that, corpus = "train.bin"
+    torch.device("cuda", 1)               "cuda:1"
+    "mps"                                 not supported: ...
+
+Nothing but lists, tuples and mappings is iterated: a data set may go on without end. Errors are `ValueError`s, for
+pydantic to put the name of the setting in front.
+"""
+
+import os
+import re
+import reprlib
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, MappingView, Set
+from numbers import Integral
+from typing import Any
+
+from dali_pipes.errors import NO_WEIGHTS, ConfigError
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_OTHER_DEVICES = {
+    "mps": "an Apple GPU",
+    "xpu": "an Intel GPU",
+    "tpu": "a TPU",
+    "xla": "an XLA device",
+    "hpu": "a Gaudi accelerator",
+    "npu": "an Ascend NPU",
+    "neuron": "a Trainium or Inferentia chip",
+    "privateuseone": "a device of a torch extension",
+    "meta": "torch's device without data",
+}
+_PARQUET = 'pyarrow.parquet.write_table(pyarrow.table({"input_ids": documents}), "tokens.parquet")'
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+
+
+def shown(value: Any) -> str:
+    """A value for a message: short, whatever it is."""
+    return _short.repr(value)
+
+
+class Shown:
+    """A value whose `repr` is short."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return shown(self._value)
+
+
+def refuse_as_corpus(given: Any, settings: Collection[str]) -> None:
+    """Raise `ConfigError` for a table of settings, or a file of them, in the place of the corpus."""
+    if isinstance(given, Mapping) and given and all(name in settings for name in given):
+        raise ConfigError("settings are passed as keywords: TokenLoader(**settings)")
+    if isinstance(given, str | os.PathLike) and os.fsdecode(given).endswith((".toml", ".yaml", ".yml")):
+        path = os.fsdecode(given)
+        raise ConfigError(f"{path} is a file of settings, not of tokens: TokenLoader(LoaderConfig.from_file({path!r}))")
+
+
+def paths_of(value: Any, setting: str) -> tuple[str, ...]:
+    """The paths that `corpus` or `loss_masks` names."""
+    if isinstance(value, str | os.PathLike):
+        return (os.fsdecode(value),)
+    if isinstance(value, Mapping):
+        raise ValueError(_of_mapping(value, setting))
+    if not isinstance(value, list | tuple):
+        raise ValueError(_of_object(value, setting))
+    for entry in value:
+        if not isinstance(entry, str | os.PathLike):
+            raise ValueError(_of_entry(value, entry, setting))
+    return tuple(map(os.fsdecode, value))
+
+
+def list_of(value: Any) -> Any:
+    """A list of numbers or names as it was given, or that of an array; all else that can be iterated is refused."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple | Set | str) or not _has_items(value):
+        return value
+    raise ValueError(f"expected a list, found a {type(value).__name__}; write it as a list")
+
+
+def dtype_name(value: Any) -> Any:
+    """The name of an integer type, or of a `np.dtype` or a NumPy scalar type."""
+    if value is None or isinstance(value, str):
+        return value
+    return getattr(value, "name", getattr(value, "__name__", value))
+
+
+def device_name(value: Any) -> str:
+    """A device by name: "auto", "cpu", "cuda" or "cuda:1"."""
+    name = str(value) if hasattr(value, "type") and hasattr(value, "index") else value  # a torch.device
+    if isinstance(name, int) and not isinstance(name, bool):
+        raise ValueError(f'a number does not name a device: write device = "cuda:{name}"')
+    if isinstance(name, str):
+        if _DEVICE.fullmatch(name):
+            return name
+        kind = name.partition(":")[0].lower()
+        if kind in _OTHER_DEVICES:
+            raise ValueError(
+                f"{shown(name)} is {_OTHER_DEVICES[kind]}, which is not supported: batches are made on the CPU or on "
+                f'an NVIDIA GPU. Set device = "cpu" and move each batch: batch["input_ids"].to(...)'
+            )
+    raise ValueError(f'expected "auto", "cpu", "cuda" or, for one GPU of several, "cuda:1"; found {shown(name)}')
+
+
+def _of_mapping(value: Mapping[Any, Any], setting: str) -> str:
+    first = next(iter(value.items()), None)
+    if first is None or isinstance(first[1], int | float):
+        return (
+            f"{shown(first)} is not a path: {NO_WEIGHTS}"
+            if first
+            else f"expected a path or a list of paths{_found(value)}"
+        )
+    if isinstance(first[1], str | os.PathLike):
+        return (
+            f"a dict of paths does not say which ones to read: name those of one split, {setting} = ...[{first[0]!r}]"
+        )
+    return _in_memory(value, 'pyarrow.parquet.write_table(pyarrow.table(data), "tokens.parquet")', "tokens.parquet")
+
+
+def _of_entry(value: Collection[Any], entry: Any, setting: str) -> str:
+    """Why a list is refused that has an entry which is not a path."""
+    others = any(isinstance(other, str | os.PathLike) for other in value)
+    has_one = isinstance(entry, list | tuple) and any(isinstance(part, str | os.PathLike) for part in entry)
+    if setting != "corpus" or others or has_one or isinstance(entry, float):
+        return f"{shown(entry)} is not a path: {NO_WEIGHTS}"
+    if isinstance(entry, Integral):
+        return _in_memory(value, 'np.save("tokens.npy", ids)', "tokens.npy")
+    if isinstance(entry, Mapping):
+        records = 'pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), "tokens.parquet")'
+        return _in_memory(value, records, "tokens.parquet")
+    if isinstance(entry, list | tuple) or hasattr(entry, "__array__"):
+        return _in_memory(value, _PARQUET, "tokens.parquet")
+    return f"{shown(entry)} is not a path; {setting} takes paths of files, folders or globs"
+
+
+def _of_object(value: Any, setting: str) -> str:
+    """Why something is refused that is neither a path nor a list. Looks at what it is, and at nothing that is in it."""
+    kind, module = type(value).__name__, type(value).__module__.partition(".")[0]
+    if isinstance(value, Iterator):
+        return f"a {kind} can be read only once: pass a list, sorted(paths), or the glob itself as text"
+    if isinstance(value, deque | MappingView) or getattr(getattr(value, "dtype", None), "kind", "") == "U":
+        return f"expected a list of paths, found a {kind}: pass list(paths)"
+    if isinstance(value, Set):
+        return f"a {kind} does not keep paths in order: pass a list, sorted(paths)"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _in_memory(value, 'pathlib.Path("tokens.bin").write_bytes(data)', "tokens.bin")
+    file = getattr(value, "filename", None)
+    if isinstance(file, str | os.PathLike) and hasattr(value, "dtype"):
+        dtype = f', dtype = "{value.dtype}"'
+        return f"this array maps the file {file}: name that, {setting} = {shown(str(file))}{dtype}"
+    if callable(getattr(value, "save_to_disk", None)):
+        return _in_memory(value, 'data.save_to_disk("tokens")', "tokens")
+    if callable(getattr(value, "to_parquet", None)):
+        return _in_memory(value, 'data.to_parquet("tokens.parquet")', "tokens.parquet")
+    if callable(getattr(value, "write_parquet", None)):
+        return _in_memory(value, 'data.write_parquet("tokens.parquet")', "tokens.parquet")
+    if module == "pyarrow":
+        return _in_memory(value, 'pyarrow.parquet.write_table(data, "tokens.parquet")', "tokens.parquet")
+    if callable(getattr(value, "detach", None)):
+        return _in_memory(value, 'np.save("tokens.npy", data.cpu().numpy())', "tokens.npy")
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        return _in_memory(value, 'np.save("tokens.npy", data)', "tokens.npy")
+    if _has_items(value):
+        return _in_memory(value, _PARQUET, "tokens.parquet")
+    return f"expected a path or a list of paths{_found(value)}"
+
+
+def _has_items(value: Any) -> bool:
+    return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+
+
+def _in_memory(value: Any, write: str, name: str) -> str:
+    return (
+        f"a loader reads files, and this is of type {type(value).__name__}. Write its token ids to a file once, for "
+        f'example {write}, and pass that: corpus = "{name}"'
+    )
+
+
+def _found(value: Any) -> str:
+    return "" if value is None else f", found {shown(value)}"

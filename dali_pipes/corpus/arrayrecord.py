@@ -24,14 +24,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files
+from dali_pipes import fields, kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_content, digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.sniff import text_kind
 from dali_pipes.corpus.tf_example import Feature, NotAnExample, list_kind, parse_example
-from dali_pipes.corpus.token_columns import BESIDE_TOKENS, IS_TEXT, NAMES
+from dali_pipes.corpus.token_columns import IS_TEXT, NAMES
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError
 
 Ids: TypeAlias = npt.NDArray[Any]
@@ -230,7 +230,7 @@ def choose_feature(path: Path, examples: list[dict[str, Feature]], wanted: str |
         if wanted not in kinds:
             raise ConfigError(f"{path}: token_column = {wanted!r}, but the features are {listed}")
         return wanted
-    integers = [name for name, kind in kinds.items() if kind == "int64" and name not in BESIDE_TOKENS]
+    integers = [name for name, kind in kinds.items() if kind == "int64" and name not in fields.NOT_IDS]
     found = next((name for name in NAMES if name in integers), integers[0] if len(integers) == 1 else None)
     if found is None:
         raise ConfigError(f"{path}: say with token_column= which feature holds the token ids; they are {listed}")

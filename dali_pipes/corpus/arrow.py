@@ -18,7 +18,7 @@ from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.row_chunks import PlainIds, RowReader, damage_named, make_data_file
-from dali_pipes.corpus.token_columns import TokenColumns, choose_columns, import_pyarrow
+from dali_pipes.corpus.token_columns import TokenColumns, choose_columns, digest_of_names, import_pyarrow
 from dali_pipes.errors import CorpusReadError
 
 
@@ -69,8 +69,10 @@ class BatchChunks:
         return CorpusReadError(f"{self.path}: changed since the corpus was opened: {how}. Open the corpus again.")
 
 
-def open_arrow(path: Path, token_column: str | None, scans: ColumnScans) -> DataFile:
+def open_arrow(path: Path, token_column: str | None, scans: ColumnScans, *, use_masks: bool = True) -> DataFile:
     """Open and check an Arrow file or stream. Blocks for some reads a batch; reads a compressed column whole, once.
+
+    use_masks: whether columns that say which ids are learned are used
 
     Raises BackendError without pyarrow, ConfigError for a column that is not there, CorpusReadError, CorpusFormatError.
     """
@@ -79,9 +81,9 @@ def open_arrow(path: Path, token_column: str | None, scans: ColumnScans) -> Data
         messages = read_messages(file)
         with damage_named(path, "schema"):
             schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(messages.schema))
-            columns = choose_columns(path, schema, token_column)
+            columns = choose_columns(path, schema, token_column, use_masks=use_masks)
         heads = np.array([(one.start, one.head_size, one.body_size, one.crc) for one in messages.batches], np.int64)
-        header = messages.schema + heads.tobytes() + "\0".join(columns.names).encode()
+        header = messages.schema + heads.tobytes() + digest_of_names(columns, schema)
         digest = digest_file(path, file.size, columns.stored, header, read_samples(file))
         plain: PlainIds | None = None
         if can_lie_plain(messages, schema.field(columns.tokens).type):

@@ -30,6 +30,24 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class UsedColumns:
+    """Columns beside the ids of a file that make a difference.
+
+    padding: columns that mark padding, `removed` ids of which were left out
+    packing: columns that split its `rows` into more documents
+    masks:   columns that say which ids are learned
+    unused:  columns of numbers whose meaning is not known
+    """
+
+    padding: tuple[str, ...] = ()
+    removed: int = 0
+    packing: tuple[str, ...] = ()
+    rows: int = 0
+    masks: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class DataFile:
     """One file of ids. `read_document_offsets` blocks and reads the index; None if the format has no documents.
 
@@ -44,6 +62,7 @@ class DataFile:
                  axis, contiguous, `stored`. Blocks, is safe for several threads, and raises CorpusReadError or
                  CorpusFormatError for a file that is not what it was at opening
     modified_ns: time of the last change when the corpus was opened, None: not known
+    columns:     which other columns of a table are used
     loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
     """
 
@@ -59,6 +78,7 @@ class DataFile:
     decode: Callable[[int], npt.NDArray[Any]] | None = None
     loss_mask: "DataFile | None" = None
     modified_ns: int | None = None
+    columns: UsedColumns = UsedColumns()
 
     def decode_unchanged(self, chunk: int) -> npt.NDArray[Any]:
         """`decode` of a file that is still the one that was opened; CorpusReadError if it is not. Blocks."""

@@ -105,7 +105,13 @@ def _open_corpus(
     found = [shard for path in listed for shard in huggingface.list_shards(path, format)]
     with ColumnScans("reading the lengths of rows") as scans:
         inspect = partial(
-            _inspect, format=format, id_type=id_type, token_column=token_column, scans=scans, verify=verify
+            _inspect,
+            format=format,
+            id_type=id_type,
+            token_column=token_column,
+            scans=scans,
+            verify=verify,
+            use_masks=loss_masks is None,
         )
         is_slow = len(found) > 1 and _is_large_table(found[0], format)
         files = [
@@ -156,10 +162,11 @@ def _inspect(
     token_column: str | None,
     scans: ColumnScans,
     verify: bool,
+    use_masks: bool,
 ) -> list[DataFile]:
     """Find out what the file at `path`, or the set that it lists, holds and check it.
 
-    `format`, `id_type`, `token_column` and `verify` are what the user said.
+    `format`, `id_type`, `token_column` and `verify` are what the user said. `use_masks`: whether columns of masks count.
     """
     kind = kind_of_index(path) if format in _IN_SETS else None
     if kind == "mds" and format in ("auto", kind):
@@ -191,7 +198,7 @@ def _inspect(
         if format == "arrayrecord":
             return [inspect_arrayrecord(path, scans, id_type, token_column)]
         if format in _TABLES:
-            table = _TABLES[format](path, token_column, scans)
+            table = _TABLES[format](path, token_column, scans, use_masks=use_masks)
             _check_id_type(path, format, table.stored, id_type)
             return [table]
         samples = read_samples(file)

@@ -5,7 +5,8 @@
       cuda:0, placement device: the corpus of 19.2 GiB is more than 10% of 70.1 GiB free on cuda:0
 
 Where the corpus has loss masks the second line says of how many files, "loss masks of 102 of 103 files", so that one
-that is lost is seen. Nothing goes to standard output, and a standard error that is closed or full never ends a run.
+that is lost is seen. The corpus's own notes follow: what columns of tables do, and which are not used. Nothing goes to
+standard output, and a standard error that is closed or full never ends a run.
 """
 
 import contextlib
@@ -67,7 +68,8 @@ def start_text(
     placement: str,
     reason: str,
 ) -> str:
-    """Three lines of at most `COLUMNS` columns: the data, its order, and where batches come from. Reads no data.
+    """Three lines of at most `COLUMNS` columns: the data, its order, and where batches come from; then the notes on
+    the corpus, a line each. Reads no data.
 
     `state`: what the loader would save now; order and fingerprint are told as they are there, and rows are those of its
     epoch. Rows of documents are counted as they are planned, so their number is an estimate, "about", until then.
@@ -91,7 +93,8 @@ def start_text(
     rows_and_steps = f"{count} rows, {steps:,} steps{left_out} of {ranks} x {shape}"
     order = f"  epoch{split}: {rows_and_steps}{masks}; order {state['order']}"
     where = f"  {device}, placement {placement}: {reason}"
-    return "\n".join((data, _shown(order, COLUMNS), _shown(where, COLUMNS)))
+    notes = [f"  {_shown(note, len(note))}" for note in corpus.notes]
+    return "\n".join((data, _shown(order, COLUMNS), _shown(where, COLUMNS), *notes))
 
 
 def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None) -> str:

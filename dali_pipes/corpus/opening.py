@@ -78,7 +78,7 @@ def open_corpus(
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
 
     Raises ConfigError for arguments that cannot be, CorpusReadError for what is missing or unreadable,
-    CorpusFormatError for files that are damaged, unsupported, or not all of one format and id type.
+    CorpusFormatError for files that are damaged, unsupported, or not all of one format. Their id types may differ.
     """
     with ReadRetries(read_retries).in_use():
         return _open_corpus(
@@ -166,7 +166,7 @@ def _inspect(
 ) -> list[DataFile]:
     """Find out what the file at `path`, or the set that it lists, holds and check it.
 
-    `format`, `id_type`, `token_column` and `verify` are what the user said. `use_masks`: whether columns of masks count.
+    `format`, `id_type`, `token_column` and `verify` are what the user said. use_masks: whether columns of masks count.
     """
     kind = kind_of_index(path) if format in _IN_SETS else None
     if kind == "mds" and format in ("auto", kind):
@@ -283,11 +283,11 @@ def _refuse_tables_without_mark(path: Path) -> None:
 
 
 def _check_alike(one: DataFile, other: DataFile) -> None:
-    if one.format == other.format and one.stored == other.stored:
+    if one.format == other.format:
         return
     empty = next((file for file in (one, other) if file.size == 0), None)
     hint = f" {empty.path} is empty, 0 bytes: remove it, or make or copy it again." if empty else ""
     raise CorpusFormatError(
-        f"the files of a corpus are of one format and id type, but {one.path} is {one.format} {one.stored.str} and "
-        f"{other.path} is {other.format} {other.stored.str}.{hint} Open them apart, or name only the files of one kind."
+        f"the files of a corpus are of one format, but {one.path} is {one.format} and {other.path} is {other.format}."
+        f"{hint} Open them apart, or name only the files of one kind."
     )

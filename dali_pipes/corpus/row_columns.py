@@ -96,7 +96,9 @@ def find_kept(beside: Mapping[str, Cells], place: Place) -> Bools | None:
         if numbers.min(initial=0) < 0:
             wrong = int(np.argmax(numbers < 0))
             row, at = _row_of(lengths, wrong)
-            place.refuse(row, f"{place.column} {name} holds {beside[name].values[wrong]} at token {at}; expected 0 or more")
+            place.refuse(
+                row, f"{place.column} {name} holds {beside[name].values[wrong]} at token {at}; expected 0 or more"
+            )
         is_there = numbers != 0
         if is_there.all():
             continue
@@ -146,8 +148,8 @@ def _check_lengths(name: str, wanted: Int64Array, found: Int64Array, place: Plac
         return
     row = int(wrong[0])
     advice = (
-        f" Labels that are not the ids themselves, as of a seq2seq model, are not supported: remove the {place.column}, "
-        f"or set loss_masks = [] to learn every token."
+        f" Labels that are not the ids themselves, as of a seq2seq model, are not supported: remove the "
+        f"{place.column}, or set loss_masks = [] to learn every token."
         if name == fields.LABELS
         else ""
     )

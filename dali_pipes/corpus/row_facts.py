@@ -1,9 +1,9 @@
 """What is known of the rows of a file once they have been read, in a form that can be kept.
 
-    rows         [5 6 7 8 | 9]  [1 2 0]  [3]          of two chunks; | ends a document within a row, 0 is padding
-    counts       7, 1                                 ids of each chunk, without padding
-    offsets      0 4 5 7 8                            ids before each document, and all
-    kept         [removed, unlearned, counts ..., offsets ...]
+rows         [5 6 7 8 | 9]  [1 2 0]  [3]          of two chunks; | ends a document within a row, 0 is padding
+counts       7, 1                                 ids of each chunk, without padding
+offsets      0 4 5 7 8                            ids before each document, and all
+kept         [removed, unlearned, counts ..., offsets ...]
 """
 
 import hashlib

@@ -55,8 +55,11 @@ def import_pyarrow(path: Path) -> Any:
 def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bool = True) -> TokenColumns:
     """The column of ids: `wanted` if it is named, else `input_ids`, else `tokens`, else the only one it can be.
 
-    schema: a `pyarrow.Schema`. use_masks: whether columns that say which ids are learned are used. Raises ConfigError for a `wanted` that is not there, CorpusFormatError for a column that
-    holds no lists of integers, or if there is none or more than one to choose from; both name the columns there are.
+    schema:    a `pyarrow.Schema`
+    use_masks: whether columns that say which ids are learned are used
+
+    Raises ConfigError for a `wanted` that is not there, CorpusFormatError for a column that holds no lists of integers,
+    or if there is none or more than one to choose from; both name the columns there are.
     """
     if wanted is not None:
         _field(path, schema, wanted)

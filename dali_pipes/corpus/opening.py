@@ -170,7 +170,7 @@ def _inspect(
     """
     kind = kind_of_index(path) if format in _IN_SETS else None
     if kind == "mds" and format in ("auto", kind):
-        return mds.inspect_mds(path, scans, id_type, token_column, verify)
+        return mds.inspect_mds(path, scans, id_type, token_column, verify, use_masks)
     if verify:
         raise ConfigError(f"{path}: checksums are verified where the format records them, which is MDS")
     if kind == "litdata" and format in ("auto", kind):
@@ -196,7 +196,7 @@ def _inspect(
                 _refuse_part_of_a_set(path)
                 _refuse_tables_without_mark(path)
         if format == "arrayrecord":
-            return [inspect_arrayrecord(path, scans, id_type, token_column)]
+            return [inspect_arrayrecord(path, scans, id_type, token_column, use_masks)]
         if format in _TABLES:
             table = _TABLES[format](path, token_column, scans, use_masks=use_masks)
             _check_id_type(path, format, table.stored, id_type)

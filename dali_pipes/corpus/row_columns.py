@@ -43,11 +43,13 @@ class Cells(NamedTuple):
 class Rows(NamedTuple):
     """What the columns say of some rows.
 
-    documents: length of each document, without padding, int64 (D,)
+    lengths:   ids of each row, without padding, int64 (R,)
+    documents: those of each document, int64 (D,)
     kept:      for each id whether it is not padding; None: all are kept
     learned:   for each id that is kept whether it is learned; None: all are
     """
 
+    lengths: Int64Array
     documents: Int64Array
     kept: Bools | None
     learned: Bools | None
@@ -80,7 +82,7 @@ def read_rows(ids: Cells, beside: Mapping[str, Cells], place: Place) -> Rows:
     lengths = ids.lengths if kept is None else _counts(ids.lengths, kept)
     if learned is not None and sum(name in beside for name in LEARNED) > 1:
         _check_overlap(beside, lengths, kept, learned, place)
-    return Rows(_documents(lengths, beside, kept, place), kept, learned)
+    return Rows(lengths, _documents(lengths, beside, kept, place), kept, learned)
 
 
 def find_kept(beside: Mapping[str, Cells], place: Place) -> Bools | None:

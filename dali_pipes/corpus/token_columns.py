@@ -6,6 +6,7 @@ A column of ids is a list of whole numbers: `list`, `large_list`, `list_view`, o
 width, and either the lists or the integers may be dictionary-encoded.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,21 @@ def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bo
         raise CorpusFormatError(
             f"{path}: column {name} is {schema.field(name).type}; ids are a list of integers: {_there(schema)}"
         )
-    beside = tuple(
-        one
-        for one in fields.BESIDE_IDS
-        if one != name and _is_beside(path, schema, one) and (use_masks or one not in LEARNED)
-    )
+    known, foreign = names_beside(name, schema.names)
+    beside = tuple(one for one in known if (use_masks or one not in LEARNED) and _is_beside(path, schema, one))
     numbers = [field.name for field in schema if _is_list_of_numbers(field.type)]
-    return TokenColumns(name, stored, beside, fields.unused_columns(numbers, (name, *NAMES)))
+    return TokenColumns(name, stored, beside, (*fields.unused_columns(numbers, (name, *NAMES)), *foreign))
+
+
+def names_beside(tokens: str, there: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Which of the columns that are `there` say something of the ids in column `tokens`, and which of other ids.
+
+    Where there is a column of one of the usual names as well, all but a loss mask are about that one.
+    """
+    found = tuple(name for name in fields.BESIDE_IDS if name != tokens and name in there)
+    if tokens in NAMES or not any(name in there for name in NAMES):
+        return found, ()
+    return tuple(name for name in found if name == LOSS_MASK), tuple(name for name in found if name != LOSS_MASK)
 
 
 def digest_of_names(columns: TokenColumns, schema: Any) -> bytes:

@@ -110,7 +110,7 @@ def test_lengths_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(*_: object) -> None:
         raise AssertionError("the records were read again")
 
-    monkeypatch.setattr(arrayrecord, "_decoded", refuse)
+    monkeypatch.setattr(arrayrecord, "_cells", refuse)
     with open_corpus(path, dtype="uint16") as corpus:
         assert (corpus.num_tokens, corpus.num_documents, corpus.fingerprint) == (250, 50, fingerprint)
 

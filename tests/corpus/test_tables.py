@@ -202,7 +202,7 @@ TEXTS = {"text": ["a"]}
         ({"input_ids": [[1]], "tokens": [[2]]}, None, 1),
         ({"tokens": [[2]], **ID_LISTS}, None, 2),
         ({"input_ids": [[1]], "tokens": [[2]]}, "tokens", 2),
-        ({"text": ["a"], "ids.of x": [[3]], "attention_mask": [[1]], "labels": [[4]]}, None, 3),
+        ({"text": ["a"], "ids.of x": [[3]], "attention_mask": [[1]], "labels": [[3]]}, None, 3),
         ({"tokens": [["a", "b"]], "ids": [[3]]}, None, 3),
         ({"labels": [[4]], "input_ids": [[1]]}, "labels", 4),
         ({"a": [[1]], "a.b": [[2]]}, "a.b", 2),

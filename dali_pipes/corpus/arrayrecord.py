@@ -308,9 +308,11 @@ def _unused_features(examples: list[dict[str, Feature]], column: str) -> tuple[s
     for example in examples:
         ids = example.get(column)
         for name, feature in example.items():
-            is_array = isinstance(feature, np.ndarray) and isinstance(ids, np.ndarray)
-            is_as_long = is_array and len(feature) == len(ids) > 1
-            if is_as_long or (isinstance(feature, str) and feature == "float"):
+            if isinstance(feature, np.ndarray):
+                is_as_long = isinstance(ids, np.ndarray) and len(feature) == len(ids) > 1
+            else:
+                is_as_long = isinstance(feature, str)  # "float"
+            if is_as_long:
                 found[name] = None
     return fields.unused_columns(found, (column, *NAMES))
 

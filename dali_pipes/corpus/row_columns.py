@@ -99,7 +99,9 @@ def find_kept(beside: Mapping[str, Cells], place: Place) -> Bools | None:
             wrong = int(np.argmax(numbers < 0))
             row, at = _row_of(lengths, wrong)
             place.refuse(
-                row, f"{place.column} {name} holds {beside[name].values[wrong]} at token {at}; expected 0 or more"
+                row,
+                f"{place.column} {name} holds {beside[name].values[wrong]} at token {at}; expected 0 or more. Correct "
+                f"it, or remove the {place.column}.",
             )
         is_there = numbers != 0
         if is_there.all():

@@ -79,8 +79,8 @@ def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bo
         raise CorpusFormatError(
             f"{path}: column {name} is {schema.field(name).type}; ids are a list of integers: {_there(schema)}"
         )
-    known, foreign = names_beside(name, schema.names)
-    beside = tuple(one for one in known if (use_masks or one not in LEARNED) and _is_beside(path, schema, one))
+    own, foreign = names_beside(name, schema.names)
+    beside = tuple(one for one in own if (use_masks or one not in LEARNED) and _is_beside(path, schema, one))
     numbers = [field.name for field in schema if _is_list_of_numbers(field.type)]
     return TokenColumns(name, stored, beside, (*fields.unused_columns(numbers, (name, *NAMES)), *foreign))
 

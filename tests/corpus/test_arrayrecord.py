@@ -82,7 +82,7 @@ def test_other_bytes_are_no_example_or_some_example(data: bytes, at: int, flip: 
 
 
 def test_choice_of_the_feature(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", [tf_example({"a": [1], "b": [2], "labels": [3]}), tf_example({"a": [4], "b": None})])
+    path = write(tmp_path / "a", [tf_example({"a": [1], "b": [2], "labels": [2]}), tf_example({"a": [4], "b": None})])
     with pytest.raises(ConfigError, match=r"token_column=.*a \(int64\), b \(int64\), labels \(int64\)"):
         open_corpus(path)
     with open_corpus(path, token_column="b") as corpus:

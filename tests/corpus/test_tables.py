@@ -256,12 +256,6 @@ def test_the_type_that_was_said_is_compared(tmp_path: Path) -> None:
         assert corpus.num_tokens == 1
 
 
-def test_files_of_two_types_are_no_corpus(tmp_path: Path) -> None:
-    paths = [write_parquet(tmp_path / name, table_of([list_array([[1]], name)])) for name in ("uint16", "int32")]
-    with pytest.raises(CorpusFormatError, match="of one format and id type"):
-        open_corpus(paths)
-
-
 @pytest.mark.parametrize("write", [write_parquet, write_arrow])
 def test_many_files_are_in_their_order(tmp_path: Path, write: Any) -> None:
     for number in range(30):

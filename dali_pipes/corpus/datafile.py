@@ -35,7 +35,7 @@ class UsedColumns:
 
     padding: columns that mark padding, `removed` ids of which were left out
     packing: columns that split its `rows` into more documents
-    masks:   columns that say which ids are learned
+    masks:   columns that say which ids are learned; `unlearned` ids are not, None: not counted
     unused:  columns of numbers whose meaning is not known
     """
 
@@ -44,6 +44,7 @@ class UsedColumns:
     packing: tuple[str, ...] = ()
     rows: int = 0
     masks: tuple[str, ...] = ()
+    unlearned: int | None = None
     unused: tuple[str, ...] = ()
 
 

@@ -15,9 +15,12 @@ def notes_on(files: Sequence[DataFile], dtype: np.dtype[Any]) -> tuple[str, ...]
 
 def _on_columns(files: Sequence[DataFile]) -> list[str]:
     notes = []
-    masks = _names([file.columns.masks for file in files if file.loss_mask is not None])
-    if masks:
-        notes.append(f"{masks}: tokens that are not learned are masked")
+    masked = [file for file in files if file.loss_mask is not None and file.columns.unlearned is not None]
+    if masked:
+        total = sum(file.num_tokens for file in masked)
+        learned = total - sum(file.columns.unlearned or 0 for file in masked)
+        names = _names([file.columns.masks for file in masked])
+        notes.append(f"{names}: {learned:,} of {total:,} tokens are learned")
     packed = [file for file in files if file.columns.packing]
     if packed:
         rows = sum(file.columns.rows for file in packed)

@@ -64,8 +64,8 @@ def open_corpus(
             themselves, and it is compared.
     eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here.
     loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
-            default a mask is the file named like the data file with .loss behind it, if there is one; one that the
-            folder's manifest.json lists has to be there.
+            default a mask is the file named like the data file with .loss behind it, if there is one, else what the
+            columns beside the ids of a table say; one that the folder's manifest.json lists has to be there.
     token_column: column of Parquet, Arrow or MDS files, or feature of Examples in ArrayRecord files, that lists the
                   ids; None: `input_ids`, `tokens`, or the only one
     cache_bytes:  bytes of decoded ids that are kept, for formats that have to be decoded

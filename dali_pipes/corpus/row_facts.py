@@ -92,6 +92,7 @@ def used_columns(beside: Sequence[str], facts: RowFacts | None, rows: int, unuse
         rows=rows,
         # A column of that name always was a mask, even if it is of ones alone; labels may be no more than a copy.
         masks=masks if facts.unlearned or LOSS_MASK in masks else (),
+        unlearned=None if set(beside) <= {LOSS_MASK} else facts.unlearned,
         unused=unused,
     )
 

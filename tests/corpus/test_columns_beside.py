@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ def keep_small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def write(
     folder: Path,
     kind: str,
-    columns: dict[str, Sequence[Sequence[int]]],
-    types: dict[str, str] | None = None,
+    columns: Mapping[str, Sequence[Sequence[int]]],
+    types: Mapping[str, str] | None = None,
     layout: tuple[str, str] = ("list", ""),
 ) -> Path:
     """Rows as a file or set of that kind, in chunks of two. types: of the integers, by column."""
@@ -160,7 +160,7 @@ def test_what_is_learned(tmp_path: Path, kind: str, columns: dict[str, Any]) -> 
         assert learned == [[4, 5, 6], [13, 14]]
         assert corpus.loss_mask is not None
         name = next(iter(columns))
-        assert corpus.notes == (f"{name}: tokens that are not learned are masked",)
+        assert corpus.notes == (f"{name}: 5 of 10 tokens are learned",)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,8 +186,8 @@ def test_fingerprints_of_columns(tmp_path: Path, kind: str) -> None:
     columns = {"input_ids": ROWS, "labels": LABELS, "attention_mask": [[1] * 6, [1] * 4]}
     path = write(tmp_path, kind, columns)
     prints = {}
-    for name, arguments in (("masked", {}), ("whole", {"loss_masks": []})):
-        with open_corpus(path, **arguments) as corpus:
+    for name, loss_masks in (("masked", None), ("whole", [])):
+        with open_corpus(path, loss_masks=loss_masks) as corpus:
             prints[name] = corpus.fingerprint, corpus.file_digests
     assert prints["masked"][0] != prints["whole"][0]
     assert prints["masked"][1] == prints["whole"][1]  # so that a state can say that the mask is what changed
@@ -223,7 +223,7 @@ def test_padding_is_left_out_and_said(tmp_path: Path, kind: str) -> None:
     columns = {"input_ids": ROWS, "attention_mask": MASK, "labels": LABELS}
     with open_corpus(write(tmp_path, kind, columns)) as corpus:
         assert documents_of(corpus) == [[(4, True), (5, True), (6, True)], [(13, True), (14, True)]]
-        (note,) = corpus.notes
+        note = corpus.notes[-1]
         assert note == "attention_mask: 5 of 10 tokens are padding and are left out"
         assert note in inspect_corpus(corpus).notes
 
@@ -304,3 +304,22 @@ def test_files_with_and_without_columns(tmp_path: Path) -> None:
         assert learned == [[4, 5, 6], [13, 14], *ROWS, [4, 5, 6], [13, 14]]
         assert corpus.loss_mask is not None
         assert corpus.loss_mask.num_files == 1
+
+
+def test_a_mask_in_columns_and_beside(tmp_path: Path) -> None:
+    path = write(tmp_path, "parquet", {"input_ids": ROWS, "labels": LABELS})
+    mask = path.with_name(path.name + ".loss")
+    mask.write_bytes(bytes([1, 0] * 5))
+    with pytest.raises(CorpusFormatError, match=r"both in its columns \(labels\) and in a\.parquet\.loss beside it"):
+        open_corpus(path)
+    with open_corpus(path, loss_masks=mask) as corpus:  # labels are not looked at then
+        assert learned_of(corpus) == [True, False] * 5
+        assert corpus.notes == ()
+
+
+def test_a_mask_beside_a_padded_table_is_for_what_is_left(tmp_path: Path) -> None:
+    path = write(tmp_path, "parquet", {"input_ids": ROWS, "attention_mask": MASK})
+    mask = tmp_path / "mask"
+    mask.write_bytes(bytes([1, 0, 0, 1, 1]))
+    with open_corpus(path, loss_masks=mask) as corpus:
+        assert learned_of(corpus) == [True, False, False, True, True]

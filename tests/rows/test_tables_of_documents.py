@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from test_batches import DEVICES
 
 from dali_pipes import TokenLoader
+from dali_pipes.errors import StateError
 
 PAD, END = 9, 0
 OUTPUTS = ("input_ids", "labels", "position_ids", "segment_ids", "loss_mask", "attention_mask", "row_ids")
@@ -108,3 +109,28 @@ def test_files_of_several_types_are_their_ids(tmp_path_factory: pytest.TempPathF
     }
     place = draw(st.sampled_from(sorted(DEVICES)))
     assert batches(folder / "parts", place, **arguments) == batches(folder / "whole.npy", "cpu", **arguments)
+
+
+def test_what_columns_do_is_said_at_the_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.parquet", {"input_ids": [[1, 2, 3, PAD]], "attention_mask": [[1, 1, 1, 0]], "x": [[1]]})
+    arguments: dict[str, Any] = {"rows": "pad", "seq_len": 4, "batch_size": 1}
+    batches(path, "cpu", **arguments, quiet=True)
+    assert capfd.readouterr().err == ""
+    batches(path, "cpu", **arguments)
+    said = capfd.readouterr().err
+    assert "\n  attention_mask: 1 of 4 tokens are padding and are left out\n" in said
+    assert "\n  x: this column of 1 file is not used" in said
+    batches(path, "cpu", **arguments)
+    assert capfd.readouterr().err == ""  # once
+
+
+def test_a_state_says_that_masks_changed(tmp_path: Path) -> None:
+    """A run that was saved without looking at the labels does not go on with them in silence."""
+    path = write(tmp_path / "a.parquet", {"input_ids": [[1, 2, 3, 4]] * 4, "labels": [[-100, 2, 3, 4]] * 4})
+    common: dict[str, Any] = {"corpus": str(path), "batch_size": 1, "seq_len": 3, "device": "cpu"}
+    with TokenLoader(**common, loss_masks=[]) as loader:
+        state = loader.state_dict()
+    with TokenLoader(**common) as loader, pytest.raises(StateError, match="loss mask"):
+        loader.load_state_dict(state)
+    with TokenLoader(**common, loss_masks=[]) as loader:
+        loader.load_state_dict(state)

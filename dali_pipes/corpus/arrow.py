@@ -39,7 +39,7 @@ class BatchChunks:
         with OpenFile(self.path) as file:
             if file.size != self._file_size:
                 raise self._changed(f"{self._file_size} bytes then, {file.size} now")
-            data = self._read(file, messages)
+            data = self._read(file, messages, names)
         with damage_named(self.path, f"batch {chunk}"):
             schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(self._messages.schema))
             wanted = sorted(schema.get_field_index(name) for name in names)
@@ -49,21 +49,41 @@ class BatchChunks:
                     batch.validate(full=True)  # pyarrow trusts what it reads; offsets may lead anywhere
                     yield [batch.column(name) for name in names]
 
-    def _read(self, file: OpenFile, messages: Sequence[Message]) -> memoryview:
+    def _read(self, file: OpenFile, messages: Sequence[Message], names: Sequence[str]) -> memoryview:
+        """The messages, as a stream; of one that is not compressed the buffers of other columns are zeros."""
         schema = self._messages.schema
         size = sum(one.head_size + one.body_size for one in messages)
-        data = memoryview(np.empty(len(schema) + size + len(END_OF_STREAM), np.uint8).data)
+        data = memoryview(np.zeros(len(schema) + size + len(END_OF_STREAM), np.uint8).data)
         data[: len(schema)] = schema
         at = len(schema)
         for one in messages:
             part = data[at : at + one.head_size + one.body_size]
-            file.read_into(part, one.start)
+            file.read_into(part[: one.head_size], one.start)
             if message_crc(part[: one.head_size]) != one.crc:
                 raise self._changed(f"another message at byte {one.start}")
+            for first, last in self._needed(part, one, names) if len(messages) == 1 else [(one.head_size, len(part))]:
+                file.read_into(part[first:last], one.start + first)
             check_claims(self.path, one, part)
             at += len(part)
         data[at:] = END_OF_STREAM
         return data
+
+    def _needed(self, part: memoryview, message: Message, names: Sequence[str]) -> list[tuple[int, int]]:
+        """First byte and end of what has to be read of a batch, of which `part` has the head, for those columns."""
+        if message.is_compressed:
+            return [(message.head_size, len(part))]
+        import pyarrow
+
+        with damage_named(self.path, f"batch at byte {message.start}"):
+            buffer = pyarrow.py_buffer(part)
+            schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(self._messages.schema))
+            batch = pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(buffer), schema)
+            # Where the arrays' buffers would be in memory is where they are in the message.
+            buffers = [one for name in names for one in batch.column(name).buffers() if one is not None and one.size]
+            places = [(one.address - buffer.address, one.size) for one in buffers]
+            if any(not message.head_size <= start <= len(part) - size for start, size in places):
+                raise ValueError("a buffer lies outside of its batch")
+        return [(start, start + size) for start, size in places]
 
     def _changed(self, how: str) -> CorpusReadError:
         return CorpusReadError(f"{self.path}: changed since the corpus was opened: {how}. Open the corpus again.")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files
+from dali_pipes import fields, kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_content
@@ -34,6 +34,7 @@ LEAST_KEPT_BYTES = 1 << 16
 
 _KEPT_VERSION = 1
 _MASK = np.dtype(np.uint8)
+_NO_IDS = np.zeros(0, np.int64)
 
 
 class RowChunks(Protocol):
@@ -76,12 +77,14 @@ class RowReader:
     """What is asked of a file of rows in chunks: lengths of rows, ids, loss mask.
 
     digest, modified_ns: as in DataFile, the time as it was before the digest was taken
+    read_row_offsets:    of ids that lie plain; else rows are as long as the column of ids says
     """
 
     chunks: RowChunks
     columns: TokenColumns
     digest: bytes
     modified_ns: int
+    read_row_offsets: Callable[[], Int64Array] | None = None
     first_rows: Int64Array = field(init=False)
     """Rows before each chunk, and all of them: int64 (chunks + 1,)."""
 
@@ -163,17 +166,24 @@ class RowReader:
         return set(self.columns.beside) <= {LOSS_MASK}
 
     def _scan(self, scans: ColumnScans) -> Int64Array:
-        facts = join_facts(scans.for_chunks(self._measure, self.chunks.sizes))
+        # Ids are compared with labels alone; for all else their number will do, which may be had without them.
+        offsets = None if fields.LABELS in self.columns.beside else self.read_row_offsets
+        lengths = None if offsets is None else np.diff(offsets())
+        facts = join_facts(scans.for_chunks(partial(self._measure, lengths), self.chunks.sizes))
         packed = facts.offsets if self._is_simple else facts.pack()
         packed.flags.writeable = False
         return packed
 
-    def _measure(self, chunk: int) -> RowFacts:
-        """What is to know of a chunk, after all checks of what is in it."""
+    def _measure(self, lengths: Int64Array | None, chunk: int) -> RowFacts:
+        """What is to know of a chunk, after all checks of what is in it. lengths: of all rows, if they are known."""
         path, first_row = self.chunks.path, int(self.first_rows[chunk])
         tokens, row, parts = self.columns.tokens, first_row, []
-        for row, cells in self._cells(chunk, self._names):
-            ids = cells.pop(tokens)
+        for row, cells in self._cells(chunk, self._names if lengths is None else self.columns.beside):
+            if lengths is None:
+                ids = cells.pop(tokens)
+            else:
+                count = len(next(iter(cells.values())).lengths)
+                ids = Cells(lengths[row : row + count], _NO_IDS)
             parts.append(RowFacts.of(read_rows(ids, cells, self._place(row))))
             row += len(ids.lengths)
         expected = self.chunks.rows[chunk]
@@ -219,6 +229,8 @@ def make_data_file(
     columns, chunks = reader.columns, reader.chunks
     decoded, counts_of = np.zeros((0, 2), np.int64), {}
     facts: RowFacts | None = None
+    if plain is not None:
+        reader.read_row_offsets = plain.read_document_offsets
     if plain is None or columns.beside:
         facts = reader.facts(scans)
         counts = facts.counts

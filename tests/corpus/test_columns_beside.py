@@ -17,6 +17,7 @@ from test_row_columns import Refused, Row, read_row, rows_by_structure
 
 from dali_pipes.corpus import Corpus, arrayrecord, mds, open_corpus, row_chunks
 from dali_pipes.corpus.fingerprint import digest_corpus, digest_file
+from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.reports import check_corpus, inspect_corpus
 
@@ -323,3 +324,26 @@ def test_a_mask_beside_a_padded_table_is_for_what_is_left(tmp_path: Path) -> Non
     mask.write_bytes(bytes([1, 0, 0, 1, 1]))
     with open_corpus(path, loss_masks=mask) as corpus:
         assert learned_of(corpus) == [True, False, False, True, True]
+
+
+def test_other_columns_of_an_arrow_file_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to find padding nor for a mask: a table of long texts opens at the price of its mask."""
+    count = 2000
+    ids, flags = np.arange(count, dtype=np.int32).reshape(20, 100), np.ones((20, 100), np.int8)
+    flags[:, :50] = 0
+    columns = {name: list_array(flags.tolist(), "int8") for name in ("completion_mask", "loss_mask")}
+    texts = pa.array(["x" * 50_000] * 20)
+    table = pa.table({"text": texts, "input_ids": list_array(ids.tolist()), **columns})
+    path = write_arrow(tmp_path / "a.arrow", table)
+    sizes: list[int] = []
+    read = OpenFile.read_into
+
+    def counted(self: OpenFile, view: memoryview, *arguments: Any, **named: Any) -> None:
+        sizes.append(len(view))
+        read(self, view, *arguments, **named)
+
+    monkeypatch.setattr(OpenFile, "read_into", counted)
+    with open_corpus(path) as corpus:
+        assert sum(learned_of(corpus)) == count // 2
+        assert corpus.tokens(0, count).tolist() == list(range(count))
+    assert sum(sizes) < 200_000 < texts.nbytes

@@ -147,7 +147,8 @@ def rows_by_structure(draw: st.DrawFn) -> tuple[list[list[int]], list[dict[str, 
             row["cu_seqlens"] = [0, *itertools.accumulate(lengths)]
         ids.append(own)
         rows.append({name: list(row[name]) for name in names})
-    if names and draw(st.booleans()):
+    is_changed: bool = draw(st.booleans())
+    if names and is_changed:
         cells = [(row, name, at) for row in rows for name in names for at in range(len(row[name]))]
         if cells:
             row, name, at = draw(st.sampled_from(cells))

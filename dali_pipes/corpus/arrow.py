@@ -50,7 +50,7 @@ class BatchChunks:
                     yield [batch.column(name) for name in names]
 
     def _read(self, file: OpenFile, messages: Sequence[Message], names: Sequence[str]) -> memoryview:
-        """The messages, as a stream; of one that is not compressed the buffers of other columns are zeros."""
+        """The messages, as a stream; of one that lies plain the buffers of other columns are zeros."""
         schema = self._messages.schema
         size = sum(one.head_size + one.body_size for one in messages)
         data = memoryview(np.zeros(len(schema) + size + len(END_OF_STREAM), np.uint8).data)
@@ -70,7 +70,7 @@ class BatchChunks:
 
     def _needed(self, part: memoryview, message: Message, names: Sequence[str]) -> list[tuple[int, int]]:
         """First byte and end of what has to be read of a batch, of which `part` has the head, for those columns."""
-        if message.is_compressed:
+        if message.is_compressed or not self._messages.is_little_endian:
             return [(message.head_size, len(part))]
         import pyarrow
 

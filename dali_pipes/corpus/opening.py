@@ -288,6 +288,6 @@ def _check_alike(one: DataFile, other: DataFile) -> None:
     empty = next((file for file in (one, other) if file.size == 0), None)
     hint = f" {empty.path} is empty, 0 bytes: remove it, or make or copy it again." if empty else ""
     raise CorpusFormatError(
-        f"the files of a corpus are of one format, but {one.path} is {one.format} and {other.path} is {other.format}."
-        f"{hint} Open them apart, or name only the files of one kind."
+        f"the files of a corpus are of one format, but {one.path} is {one.format} {one.stored.str} and {other.path} is "
+        f"{other.format} {other.stored.str}.{hint} Open them apart, or name only the files of one kind."
     )

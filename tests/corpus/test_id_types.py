@@ -84,7 +84,7 @@ def test_an_id_too_large_is_named_among_other_types(tmp_path: Path) -> None:
 def test_files_of_two_formats_are_no_corpus(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([1, 2], np.uint16))
     write_parquet(tmp_path / "b.parquet", table_of([list_array([[1]])]))
-    with pytest.raises(CorpusFormatError, match=r"of one format, but .*a\.npy is npy and .*b\.parquet is parquet"):
+    with pytest.raises(CorpusFormatError, match=r"of one format, but .*a\.npy is npy <u2 and .*b\.parquet is parquet"):
         open_corpus(tmp_path)
 
 

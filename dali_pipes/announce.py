@@ -9,7 +9,8 @@ A further line says what is lost of documents longer than a row, where `long_doc
       long_documents = "truncate" leaves out 1,203,874 tokens (1.2 %), of 3,456 documents
 
 Where the corpus has loss masks the second line says of how many files, "loss masks of 102 of 103 files", so that one
-that is lost is seen. Nothing goes to standard output, and a standard error that is closed or full never ends a run.
+that is lost is seen. The corpus's own notes follow: what columns of tables do, and which are not used. Nothing goes to
+standard output, and a standard error that is closed or full never ends a run.
 """
 
 import contextlib
@@ -62,7 +63,8 @@ def say_start(config: LoaderConfig, summary: Callable[[], str], warning: str | N
 
 
 def start_text(config: LoaderConfig, corpus: Corpus, schedule: Schedule, state: Mapping[str, Any], where: str) -> str:
-    """Lines of at most `COLUMNS` columns: the data, its order, and where batches come from. Reads no data.
+    """Lines of at most `COLUMNS` columns: the data, its order, and where batches come from; then the notes on the
+    corpus, a line each. Reads no data.
 
     A further line says what long documents lose, where they lose anything.
 
@@ -80,7 +82,8 @@ def start_text(config: LoaderConfig, corpus: Corpus, schedule: Schedule, state: 
     masks = "" if mask is None else f"; loss masks of {mask.num_files:,} of {len(corpus.files):,} files"
     order = f"epoch{split}: {steps_text(config, schedule, epoch)}{masks}; order {state['order']}"
     lost = lost_text(config, schedule)
-    return "\n".join((data, *(_shown(f"  {line}", COLUMNS) for line in (order, *([lost] if lost else []), where))))
+    lines = [_shown(f"  {line}", COLUMNS) for line in (order, *([lost] if lost else []), where)]
+    return "\n".join((data, *lines, *(f"  {_shown(note, len(note))}" for note in corpus.notes)))
 
 
 def corpus_text(corpus: Corpus, columns: int) -> str:

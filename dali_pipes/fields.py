@@ -3,7 +3,7 @@
 A field is a key of a record, of a message or of a tool call, or a column of a table. A reader uses it, or raises an
 error that names it, or reports it here as unused; the run then mentions each unused name once. Two kinds of unused
 fields are not worth a word: those that hold nothing, since tables give every row the fields of all rows, and those
-that are known to be bookkeeping.
+that are known to be bookkeeping. The columns that may stand beside token ids come last.
 
     {"messages": [...], "id": 7, "score": null, "persona": "pirate"}         unused and worth a word: persona
 """
@@ -111,3 +111,30 @@ class UnusedFields:
             f"the field {name!r} of {seen.count:,} {kind} is not used (first in {seen.first})"
             for (kind, name), seen in self._seen.items()
         ]
+
+
+# Columns of tables of token ids: what each says of the ids beside it, by name.
+
+MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "assistant_tokens_mask")
+"""1 where the id is learned, 0 where it is not."""
+LABELS = "labels"
+"""The id itself where it is learned, -100 where it is not."""
+ATTENTION = "attention_mask"
+"""0 for padding and 1 for an id; or, in rows packed before, the number of the document from 1 on."""
+SEGMENTS = ("segment_ids", "sequence_id")
+"""The number of the document, from 0 or 1 on."""
+POSITIONS = "position_ids"
+"""0, 1, 2, ... from the start of each document on."""
+LENGTHS = "seq_lengths"
+"""The lengths of the documents of a row."""
+ENDS = "cu_seqlens"
+"""0, then where each document of a row ends."""
+BESIDE_IDS = (*MASKS, LABELS, ATTENTION, *SEGMENTS, POSITIONS, LENGTHS, ENDS)
+"""All of these columns, in the order in which they are named."""
+NOT_IDS = frozenset((*BESIDE_IDS, "special_tokens_mask", "token_type_ids"))
+"""Lists of integers that are not the ids themselves."""
+
+
+def unused_columns(names: Collection[str], used: Collection[str]) -> tuple[str, ...]:
+    """Those columns of lists of numbers that may say something of the ids, but that no reader knows."""
+    return tuple(name for name in names if name not in (*used, *NOT_IDS) and name.lower() not in BOOKKEEPING)

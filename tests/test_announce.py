@@ -195,12 +195,13 @@ def test_a_resume_with_steps_of_another_size(
     world_size=st.integers(1, 20_000),
     reason=st.text(max_size=300),
     masks=st.none() | st.integers(1, 10**6),
+    notes=st.booleans(),
 )
-@example("data\n/weird\tname.bin", (1, 1, 1), 1, "two\nlines", 1)
-@example("a" * 300, (10**15, 10**15, 10**15), 20_000, "b" * 300, None)
-@example("a" * 300, (10**15, 10**15, 10**15), 20_000, "b" * 300, 10**6)
+@example("data\n/weird\tname.bin", (1, 1, 1), 1, "two\nlines", 1, True)
+@example("a" * 300, (10**15, 10**15, 10**15), 20_000, "b" * 300, None, False)
+@example("a" * 300, (10**15, 10**15, 10**15), 20_000, "b" * 300, 10**6, True)
 def test_three_lines_of_120_columns(
-    path: str, numbers: tuple[int, int, int], world_size: int, reason: str, masks: int | None
+    path: str, numbers: tuple[int, int, int], world_size: int, reason: str, masks: int | None, notes: bool
 ) -> None:
     tokens, rows, files = numbers
     config = LoaderConfig(corpus="x", batch_size=4, seq_len=8)
@@ -210,6 +211,7 @@ def test_three_lines_of_120_columns(
         num_tokens=tokens,
         fingerprint="0123456789abcdef",
         loss_mask=None if masks is None else SimpleNamespace(num_files=masks),
+        notes=("labels: 5 of 10 tokens are learned", "a\tb: not used") * notes,
     )
     schedule: Any = SimpleNamespace(
         documents=None,
@@ -222,7 +224,7 @@ def test_three_lines_of_120_columns(
     state = {"epoch": 0, "order": "philox24-v1"}
     text = announce.start_text(config, corpus, schedule, state, f"cuda:0, placement host: {reason}")
     lines = f"dali_pipes: {text}".split("\n")
-    assert len(lines) == 3
+    assert lines[3:] == ["  labels: 5 of 10 tokens are learned", "  a?b: not used"] * notes
     assert max(map(len, lines)) <= announce.COLUMNS
     assert all(line.isprintable() for line in lines)
     assert lines[0].endswith(f": flat, {tokens:,} tokens, fingerprint 01234567")

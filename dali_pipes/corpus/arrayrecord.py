@@ -4,19 +4,19 @@
     a tf.train.Example                      one of its int64 lists holds the ids; recognised by itself
     text                                    refused: it has no ids yet (`text.arrayrecord` reads it)
 
-A record is a document. Records are decoded in groups, which the corpus keeps for a while. How many ids a record has is
-known only after it was read, so all are read once, and the numbers kept.
+A record is a document, or several where its features say so (`row_columns`). Records are decoded in groups, which the
+corpus keeps for a while. How many ids a record has is known only after it was read, so all are read once, and the
+numbers kept.
 
     record       0     1    2     3          ids of a group start in the same 2^20 bytes of the file's ids
     groups       [          ][         ]
 """
 
-import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,14 +24,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files
+from dali_pipes import fields, kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
-from dali_pipes.corpus.datafile import DataFile, Int64Array
+from dali_pipes.corpus.datafile import DataFile, Int64Array, UsedColumns
 from dali_pipes.corpus.fingerprint import digest_content, digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.row_columns import LEARNED, Cells, Place, find_kept, find_learned, read_rows
+from dali_pipes.corpus.row_facts import RowFacts, facts_of_offsets, join_facts, used_columns, with_names
 from dali_pipes.corpus.sniff import text_kind
 from dali_pipes.corpus.tf_example import Feature, NotAnExample, list_kind, parse_example
-from dali_pipes.corpus.token_columns import BESIDE_TOKENS, IS_TEXT, NAMES
+from dali_pipes.corpus.token_columns import IS_TEXT, NAMES, names_beside
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError
 
 Ids: TypeAlias = npt.NDArray[Any]
@@ -93,45 +95,67 @@ _open: deque[weakref.ref[Records]] = deque()
 
 @dataclass(frozen=True)
 class _Content:
-    """What records hold: ids of `id_type`, or Examples with the ids in feature `column`."""
+    """What records hold: ids of `id_type`, or Examples with the ids in feature `column`.
+
+    beside: features that say something of the ids
+    unused: those that may, but are not known
+    known:  the ids, and all features whose meaning is known, also those that are not used
+    """
 
     id_type: np.dtype[Any]
     column: str | None
+    beside: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
 
     @property
     def stored(self) -> np.dtype[Any]:
         """Type of the decoded ids."""
         return self.id_type.newbyteorder("=")
 
-    def ids(self, path: Path, number: int, record: bytes) -> Ids:
-        """The ids of a record."""
+    def values(self, path: Path, number: int, record: bytes, names: Sequence[str | None]) -> list[Ids]:
+        """What a record has of those features; None: its ids, of records that are no Examples."""
         if self.column is None:
             if len(record) % self.id_type.itemsize:
                 raise CorpusFormatError(
                     f"{path}: record {number} has {len(record)} bytes, no whole number of ids of {self.id_type.name}: "
                     f"say the right dtype="
                 )
-            return np.frombuffer(record, self.id_type).astype(self.stored, copy=False)
+            return [np.frombuffer(record, self.id_type).astype(self.stored, copy=False)]
         try:
             features = parse_example(record)
         except NotAnExample as error:
             raise CorpusFormatError(
                 f"{path}: record {number} is no tf.train.Example ({error}), but the first records are"
             ) from error
-        found = features.get(self.column) if features else np.zeros(0, np.int64)
-        if not isinstance(found, np.ndarray):
-            what = f"is not among {', '.join(features)}" if found is None else f"is a {list_kind(found)} list"
-            raise CorpusFormatError(f"{path}: record {number}: feature {self.column!r} {what}, expected an int64 list")
+        late = [name for name in fields.BESIDE_IDS if name in features and name not in self.known]
+        if late:
+            raise CorpusFormatError(
+                f"{path}: record {number} has a feature {late[0]!r}, which the first records do not have; write it to "
+                f"all records, or to none"
+            )
+        found = []
+        for name in names:
+            values = features.get(str(name), None if name == self.column and features else np.zeros(0, np.int64))
+            if not isinstance(values, np.ndarray):
+                what = f"is not among {', '.join(features)}" if values is None else f"is a {list_kind(values)} list"
+                raise CorpusFormatError(f"{path}: record {number}: feature {name!r} {what}, expected an int64 list")
+            found.append(values)
         return found
 
 
 def inspect_arrayrecord(
-    path: Path, scans: ColumnScans, id_type: np.dtype[Any] | None = None, token_column: str | None = None
+    path: Path,
+    scans: ColumnScans,
+    id_type: np.dtype[Any] | None = None,
+    token_column: str | None = None,
+    use_masks: bool = True,
 ) -> DataFile:
     """The file at `path`, checked. Blocks: reads all of it once, in threads, and keeps the lengths for the next time.
 
     id_type:      type of ids that are records by themselves; Examples have int64
     token_column: feature of an Example; by default `tokens`, `input_ids`, or the only list of integers
+    use_masks:    whether features that say which ids are learned are used
 
     Raises CorpusFormatError for a damaged file or records of another kind, ConfigError for a feature that cannot be
     chosen, BackendError without the array_record package.
@@ -140,33 +164,48 @@ def inspect_arrayrecord(
         samples, size, modified_ns = read_samples(file), file.size, file.modified_ns
     records = Records(path, size)
     count = len(records)
-    content = _recognise(records, count, id_type, token_column)
+    content = _recognise(records, count, id_type, token_column, use_masks)
     digest = digest_file(path, size, content.stored, f"{count} {content.column}".encode(), samples)
 
     def scan() -> Int64Array:
         step = max(1, count * _SCAN_BYTES // max(size, 1))
         firsts = range(0, count, step)
 
-        def lengths(at: int) -> list[int]:
-            return [len(ids) for ids in _decoded(records, content, firsts[at], min(firsts[at] + step, count))]
+        def measure(at: int) -> RowFacts:
+            first, last = firsts[at], min(firsts[at] + step, count)
+            ids, *beside = _cells(records, content, (content.column, *content.beside), first, last)
+            place = Place(path, first, str(content.column), "record", "feature")
+            rows = read_rows(ids, dict(zip(content.beside, beside, strict=True)), place)
+            return RowFacts.of(rows)._replace(counts=rows.lengths)
 
-        parts = scans.for_chunks(lengths, [size // len(firsts)] * len(firsts)) if firsts else []
-        return np.cumsum([0, *itertools.chain.from_iterable(parts)])
+        facts = join_facts(scans.for_chunks(measure, [size // len(firsts)] * len(firsts)) if firsts else [])
+        return facts.pack() if content.beside else facts.offsets
 
     def is_plausible(kept: Int64Array) -> bool:
+        if content.beside:
+            return RowFacts.may_be_packed(kept, count)
         return len(kept) == count + 1 and kept_files.may_be_offsets(kept, strictly=False)
 
     if size < _KEPT_FROM_BYTES:
-        offsets = scan()
+        packed = scan()
     else:  # where it cannot be kept nothing is lost but time
-        about = f"dali_pipes arrayrecord 1 {digest_content(digest, [modified_ns])} {content.id_type.str}".encode()
-        offsets, _ = kept_files.find_or_make([path], "arrayrecord", about, is_plausible, scan)
+        names = "".join(f" {name}" for name in content.beside)
+        key = digest_content(digest, [modified_ns])
+        about = f"dali_pipes arrayrecord 1 {key} {content.id_type.str}{names}".encode()
+        packed, _ = kept_files.find_or_make([path], "arrayrecord", about, is_plausible, scan)
+    # A chunk of the facts is a record here, so each record's number of ids is known.
+    facts = RowFacts.unpack(packed, count) if content.beside else facts_of_offsets(packed, np.arange(count + 1))
+    used = used_columns(content.beside, facts, count, content.unused)
+    if not facts.unlearned:
+        used = replace(used, masks=())
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(facts.counts)])
     groups = offsets[:-1] * content.stored.itemsize // _GROUP_BYTES
     heads = np.flatnonzero(np.diff(groups, prepend=-1))
     borders = np.append(heads, count)
     sizes = np.diff(offsets[borders])
     filled = np.flatnonzero(sizes)
-    return DataFile(
+    digest = with_names(digest, (*used.padding, *used.packing))
+    found = DataFile(
         path=path,
         format="arrayrecord",
         size=size,
@@ -174,23 +213,59 @@ def inspect_arrayrecord(
         data_offset=None,
         extents=np.stack([filled, sizes[filled]], axis=1).astype(np.int64),
         digest=digest,
-        num_documents=count,
-        read_document_offsets=lambda: offsets,
-        decode=partial(_decode, records, content, borders),
+        num_documents=len(facts.offsets) - 1,
+        read_document_offsets=lambda: facts.offsets,
+        decode=partial(_decode, records, content, used.padding, borders),
+        columns=used,
     )
+    if not used.masks:
+        return found
+    mask = replace(
+        found,
+        stored=np.dtype(np.uint8),
+        digest=with_names(digest, used.masks),
+        decode=partial(_decode_mask, records, content, used, borders),
+    )
+    return replace(found, loss_mask=mask)
 
 
-def _decode(records: Records, content: _Content, borders: Int64Array, group: int) -> Ids:
-    parts = list(_decoded(records, content, int(borders[group]), int(borders[group + 1])))
-    return np.concatenate(parts) if parts else np.zeros(0, content.stored)
+def _decode(records: Records, content: _Content, padding: tuple[str, ...], borders: Int64Array, group: int) -> Ids:
+    first, last = int(borders[group]), int(borders[group + 1])
+    ids, *cells = _cells(records, content, (content.column, *padding), first, last)
+    kept = find_kept(dict(zip(padding, cells, strict=True)), Place(records.path, first, str(content.column), "record"))
+    return ids.values if kept is None else ids.values[kept]
 
 
-def _decoded(records: Records, content: _Content, first: int, last: int) -> Iterable[Ids]:
-    for number, record in enumerate(records.read(first, last), first):
-        yield content.ids(records.path, number, record)
+def _decode_mask(
+    records: Records, content: _Content, used: UsedColumns, borders: Int64Array, group: int
+) -> npt.NDArray[np.uint8]:
+    first, last = int(borders[group]), int(borders[group + 1])
+    names = (*used.padding, *used.masks)
+    cells = dict(zip(names, _cells(records, content, names, first, last), strict=True))
+    place = Place(records.path, first, str(content.column), "record", "feature")
+    kept = find_kept({name: cells[name] for name in used.padding}, place)
+    learned = find_learned({name: cells[name] for name in used.masks}, kept, place)
+    assert learned is not None
+    return learned.view(np.uint8)
 
 
-def _recognise(records: Records, count: int, id_type: np.dtype[Any] | None, token_column: str | None) -> _Content:
+def _cells(records: Records, content: _Content, names: Sequence[str | None], first: int, last: int) -> list[Cells]:
+    """Those features of records `first` to `last - 1`, each as a column."""
+    rows = [
+        content.values(records.path, number, record, names)
+        for number, record in enumerate(records.read(first, last), first)
+    ]
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    found = []
+    for name, parts in zip(names, columns, strict=True):
+        none = np.zeros(0, content.stored if name == content.column else np.int64)
+        found.append(Cells(np.array([len(part) for part in parts], np.int64), np.concatenate([none, *parts])))
+    return found
+
+
+def _recognise(
+    records: Records, count: int, id_type: np.dtype[Any] | None, token_column: str | None, use_masks: bool
+) -> _Content:
     path = records.path
     first = records.read(0, min(count, _FIRST_RECORDS))
     for start in range(_FIRST_RECORDS, count, _FIRST_RECORDS):  # empty ones tell nothing
@@ -207,7 +282,12 @@ def _recognise(records: Records, count: int, id_type: np.dtype[Any] | None, toke
             raise CorpusFormatError(
                 f"{path}: its records are tf.train.Example, whose ids are int64, but dtype={id_type.name!r} was given"
             )
-        return _Content(np.dtype(np.int64), choose_feature(path, examples, token_column))
+        column = choose_feature(path, examples, token_column)
+        there = list(dict.fromkeys(name for example in examples for name in example))
+        known, foreign = names_beside(column, there)
+        beside = tuple(name for name in known if use_masks or name not in LEARNED)
+        unused = (*_unused_features(examples, column), *foreign)
+        return _Content(np.dtype(np.int64), column, beside, unused, (column, *known, *foreign))
     if id_type is None or id_type.itemsize > 1:
         kind = next((kind for record in filled if (kind := text_kind(record)) is not None), None)
         if kind is not None:
@@ -222,6 +302,21 @@ def _recognise(records: Records, count: int, id_type: np.dtype[Any] | None, toke
     return _Content(id_type, None)
 
 
+def _unused_features(examples: list[dict[str, Feature]], column: str) -> tuple[str, ...]:
+    """Features of unknown meaning that have a number for each id, or numbers that are not counted here."""
+    found: dict[str, None] = {}
+    for example in examples:
+        ids = example.get(column)
+        for name, feature in example.items():
+            if isinstance(feature, np.ndarray):
+                is_as_long = isinstance(ids, np.ndarray) and len(feature) == len(ids) > 1
+            else:
+                is_as_long = isinstance(feature, str)  # "float"
+            if is_as_long:
+                found[name] = None
+    return fields.unused_columns(found, (column, *NAMES))
+
+
 def choose_feature(path: Path, examples: list[dict[str, Feature]], wanted: str | None) -> str:
     """The feature that holds the ids: `wanted`, the usual names, or the only list of integers. Raises ConfigError."""
     kinds = {name: list_kind(feature) for example in examples for name, feature in example.items()}
@@ -230,7 +325,7 @@ def choose_feature(path: Path, examples: list[dict[str, Feature]], wanted: str |
         if wanted not in kinds:
             raise ConfigError(f"{path}: token_column = {wanted!r}, but the features are {listed}")
         return wanted
-    integers = [name for name, kind in kinds.items() if kind == "int64" and name not in BESIDE_TOKENS]
+    integers = [name for name, kind in kinds.items() if kind == "int64" and name not in fields.NOT_IDS]
     found = next((name for name in NAMES if name in integers), integers[0] if len(integers) == 1 else None)
     if found is None:
         raise ConfigError(f"{path}: say with token_column= which feature holds the token ids; they are {listed}")

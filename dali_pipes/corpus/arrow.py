@@ -18,7 +18,7 @@ from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.row_chunks import PlainIds, RowReader, damage_named, make_data_file
-from dali_pipes.corpus.token_columns import TokenColumns, choose_columns, import_pyarrow
+from dali_pipes.corpus.token_columns import TokenColumns, choose_columns, digest_of_names, import_pyarrow
 from dali_pipes.errors import CorpusReadError
 
 
@@ -39,7 +39,7 @@ class BatchChunks:
         with OpenFile(self.path) as file:
             if file.size != self._file_size:
                 raise self._changed(f"{self._file_size} bytes then, {file.size} now")
-            data = self._read(file, messages)
+            data = self._read(file, messages, names)
         with damage_named(self.path, f"batch {chunk}"):
             schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(self._messages.schema))
             wanted = sorted(schema.get_field_index(name) for name in names)
@@ -49,28 +49,50 @@ class BatchChunks:
                     batch.validate(full=True)  # pyarrow trusts what it reads; offsets may lead anywhere
                     yield [batch.column(name) for name in names]
 
-    def _read(self, file: OpenFile, messages: Sequence[Message]) -> memoryview:
+    def _read(self, file: OpenFile, messages: Sequence[Message], names: Sequence[str]) -> memoryview:
+        """The messages, as a stream; of one that lies plain the buffers of other columns are zeros."""
         schema = self._messages.schema
         size = sum(one.head_size + one.body_size for one in messages)
-        data = memoryview(np.empty(len(schema) + size + len(END_OF_STREAM), np.uint8).data)
+        data = memoryview(np.zeros(len(schema) + size + len(END_OF_STREAM), np.uint8).data)
         data[: len(schema)] = schema
         at = len(schema)
         for one in messages:
             part = data[at : at + one.head_size + one.body_size]
-            file.read_into(part, one.start)
+            file.read_into(part[: one.head_size], one.start)
             if message_crc(part[: one.head_size]) != one.crc:
                 raise self._changed(f"another message at byte {one.start}")
+            for first, last in self._needed(part, one, names) if len(messages) == 1 else [(one.head_size, len(part))]:
+                file.read_into(part[first:last], one.start + first)
             check_claims(self.path, one, part)
             at += len(part)
         data[at:] = END_OF_STREAM
         return data
 
+    def _needed(self, part: memoryview, message: Message, names: Sequence[str]) -> list[tuple[int, int]]:
+        """First byte and end of what has to be read of a batch, of which `part` has the head, for those columns."""
+        if message.is_compressed or not self._messages.is_little_endian:
+            return [(message.head_size, len(part))]
+        import pyarrow
+
+        with damage_named(self.path, f"batch at byte {message.start}"):
+            buffer = pyarrow.py_buffer(part)
+            schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(self._messages.schema))
+            batch = pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(buffer), schema)
+            # Where the arrays' buffers would be in memory is where they are in the message.
+            buffers = [one for name in names for one in batch.column(name).buffers() if one is not None and one.size]
+            places = [(one.address - buffer.address, one.size) for one in buffers]
+            if any(not message.head_size <= start <= len(part) - size for start, size in places):
+                raise ValueError("a buffer lies outside of its batch")
+        return [(start, start + size) for start, size in places]
+
     def _changed(self, how: str) -> CorpusReadError:
         return CorpusReadError(f"{self.path}: changed since the corpus was opened: {how}. Open the corpus again.")
 
 
-def open_arrow(path: Path, token_column: str | None, scans: ColumnScans) -> DataFile:
+def open_arrow(path: Path, token_column: str | None, scans: ColumnScans, *, use_masks: bool = True) -> DataFile:
     """Open and check an Arrow file or stream. Blocks for some reads a batch; reads a compressed column whole, once.
+
+    use_masks: whether columns that say which ids are learned are used
 
     Raises BackendError without pyarrow, ConfigError for a column that is not there, CorpusReadError, CorpusFormatError.
     """
@@ -79,9 +101,9 @@ def open_arrow(path: Path, token_column: str | None, scans: ColumnScans) -> Data
         messages = read_messages(file)
         with damage_named(path, "schema"):
             schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(messages.schema))
-            columns = choose_columns(path, schema, token_column)
+            columns = choose_columns(path, schema, token_column, use_masks=use_masks)
         heads = np.array([(one.start, one.head_size, one.body_size, one.crc) for one in messages.batches], np.int64)
-        header = messages.schema + heads.tobytes() + "\0".join(columns.names).encode()
+        header = messages.schema + heads.tobytes() + digest_of_names(columns, schema)
         digest = digest_file(path, file.size, columns.stored, header, read_samples(file))
         plain: PlainIds | None = None
         if can_lie_plain(messages, schema.field(columns.tokens).type):

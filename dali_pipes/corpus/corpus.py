@@ -5,7 +5,8 @@
     extents    [0, 5) of a.bin                    [5, 9) of c.bin
 
 An extent is a run of ids that lie one after another in one file: one a file, more where a Megatron index says so. Rows
-may cross extents, so no tail of a file is lost.
+may cross extents, so no tail of a file is lost. Files may differ in id type: ids are handed out as the type that holds
+all, and those of other files are widened when they are read.
 """
 
 import itertools
@@ -24,9 +25,10 @@ from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.eager import decode_all, decoded_bytes
 from dali_pipes.corpus.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
-from dali_pipes.corpus.raw_reads import RawReads
+from dali_pipes.corpus.notes import notes_on
 from dali_pipes.corpus.read_retries import current_retries
 from dali_pipes.corpus.reader import DescriptorPool
+from dali_pipes.corpus.stored_types import StoredType, stored_types
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
 from dali_pipes.stats import CacheStats
 
@@ -48,12 +50,15 @@ class Corpus:
 
     num_tokens:    ids in all files
     num_documents: documents by the format's own index, None if the format has none
-    dtype:         native integer type of the ids as they are handed out (int64 for files of uint64)
+    dtype:         native integer type of the ids as they are handed out: the one of the files (int64 for uint64), or
+                   the narrowest that holds the ids of all files
     format:        one of `FORMATS`
     eos_id:        as given to `open_corpus`; else the id that the formula of a synthetic corpus ends documents with, or
                    the one that the manifest of flat files says ends them
     eos_id_from:   that manifest, None where the id does not come from one
     files:         data files in reading order, absolute; of a synthetic corpus its name
+    file_types:    integer type of the ids of each file as stored
+    notes:         sentences on which columns of tables are used, and what that leaves out
     extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
@@ -75,11 +80,6 @@ class Corpus:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         eos_id_from: Path | None = None,
     ) -> None:
-        stored = files[0].stored
-        native = stored.newbyteorder("=")
-        self._is_swapped = not stored.isnative
-        self._is_uint64 = native == np.uint64
-        self._itemsize = native.itemsize
         # There may be as many extents as documents: 28 bytes for each, and no copies in the files.
         counts = [len(file.extents) for file in files]
         extents = np.concatenate([file.extents for file in files])
@@ -97,7 +97,7 @@ class Corpus:
             times=[file.modified_ns for file in files],
             retries=self._retries,
         )
-        self._raw = RawReads(self._pool, self._itemsize)
+        self._types, self._type_numbers = stored_types([file.stored for file in files], self._pool)
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
         self._generate = files[0].generate  # ids by formula: no file is read
@@ -109,16 +109,19 @@ class Corpus:
         self.num_tokens: Final = int(self._starts[-1])
         known = [file.num_documents for file in files if file.num_documents is not None]
         self.num_documents: Final = sum(known) if len(known) == len(files) else None
-        self.dtype: Final[np.dtype[Any]] = np.dtype(np.int64) if self._is_uint64 else native
+        self.dtype: Final[np.dtype[Any]] = np.result_type(*(one.served for one in self._types))
         self.format: Final = files[0].format
         self.eos_id: Final = eos_id
         self.eos_id_from: Final = eos_id_from
         self.files: Final = tuple(file.path for file in files)
+        self.file_types: Final = tuple(file.stored for file in files)
+        self.notes: Final = notes_on(files, self.dtype)
         self.extents: Final = (self._starts, self._file_numbers)
         self.loss_mask: Final = loss_mask
         digests = [file.digest for file in files]
+        id_type = self._types[0].native if len(self._types) == 1 else self.dtype
         of_masks = () if loss_mask is None else loss_mask.digests
-        self.fingerprint: Final = digest_corpus(self.format, native, [*digests, *of_masks])
+        self.fingerprint: Final = digest_corpus(self.format, id_type, [*digests, *of_masks])
         self.content_key: Final = digest_content(self.fingerprint.encode(), [file.modified_ns for file in files])
         self._digests = digests
         self.file_digests: Final = short_digests(digests)
@@ -202,8 +205,9 @@ class Corpus:
         if file.decode is not None or file.data_offset is None:
             first = int(np.searchsorted(self._file_numbers, np.int32(number)))
             return TokenLocation(file.path, position - int(self._starts[first]))
-        byte = int(self._first_bytes[extent]) + (position - int(self._starts[extent])) * self._itemsize
-        return TokenLocation(file.path, (byte - file.data_offset) // self._itemsize)
+        width = file.stored.itemsize
+        byte = int(self._first_bytes[extent]) + (position - int(self._starts[extent])) * width
+        return TokenLocation(file.path, (byte - file.data_offset) // width)
 
     def cache_stats(self) -> CacheStats | None:
         """Of the decoded chunks; None where the files are read as they lie. Does not block."""
@@ -227,7 +231,8 @@ class Corpus:
         """Let the files go; reads that are under way finish. Idempotent. What needs no file can still be asked."""
         self.end_retries()
         self._pool.close()
-        self._raw.close()
+        for one in self._types:
+            one.raw.close()
         self._chunks.clear()
         if self.loss_mask is not None:
             self.loss_mask.close()
@@ -270,35 +275,69 @@ class Corpus:
         if self._generate is not None:
             self._generate(positions, lengths, targets, out)
             return
+        if len(self._types) == 1:
+            self._read_type(self._types[0], positions, lengths, targets, out)
+        else:
+            self._read_types(positions, lengths, targets, out)
+
+    def _read_types(
+        self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]
+    ) -> None:
+        """Pieces of files of several types: those of one type at a time, by way of memory of that type."""
+        positions, lengths, targets, extents = self._in_extents(positions, lengths, targets)
+        numbers = self._type_numbers[self._file_numbers[extents]]
+        for number in np.unique(numbers).tolist():
+            stored, here = self._types[number], numbers == number
+            starts, sizes, ends = positions[here], lengths[here], targets[here]
+            if stored.served == self.dtype:
+                self._read_type(stored, starts, sizes, ends, out)
+                continue
+            places = np.cumsum(sizes) - sizes
+            part = np.empty(int(sizes.sum()), stored.served)
+            self._read_type(stored, starts, sizes, places, part)
+            for end, place, size in zip(ends.tolist(), places.tolist(), sizes.tolist(), strict=True):
+                out[end : end + size] = part[place : place + size]
+
+    def _read_type(
+        self,
+        stored: StoredType,
+        positions: Int64Array,
+        lengths: Int64Array,
+        targets: Int64Array,
+        out: npt.NDArray[Any],
+    ) -> None:
+        """Pieces of files of one type."""
+        width, is_uint64 = stored.native.itemsize, stored.native == np.uint64
         view = out.data.cast("B")
         if len(self._first_bytes) == 1 and self._is_decoded is None:
             numbers = np.full(len(positions), self._file_numbers[0])
-            offsets = self._first_bytes[0] + positions * self._itemsize
-            self._raw.read(view, targets, lengths, numbers, offsets)
+            offsets = self._first_bytes[0] + positions * width
+            stored.raw.read(view, targets, lengths, numbers, offsets)
         else:
-            self._read_from_extents(positions, lengths, targets, view)
-        if not (self._is_swapped or self._is_uint64):
+            self._read_from_extents(stored, positions, lengths, targets, view)
+        if not (stored.is_swapped or is_uint64):
             return
         for position, target, length in zip(positions.tolist(), targets.tolist(), lengths.tolist(), strict=True):
             piece = out[target : target + length]
-            if self._is_swapped:
+            if stored.is_swapped:
                 piece.byteswap(inplace=True)
-            if self._is_uint64 and piece.min(initial=0) < 0:
+            if is_uint64 and piece.min(initial=0) < 0:
                 self._refuse_large_id(position, piece)
 
     def _read_from_extents(
-        self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, view: memoryview
+        self, stored: StoredType, positions: Int64Array, lengths: Int64Array, targets: Int64Array, view: memoryview
     ) -> None:
+        width = stored.native.itemsize
         positions, lengths, targets, extents = self._in_extents(positions, lengths, targets)
         if self._is_decoded is not None:
             decoded = self._is_decoded[extents]
-            self._copy_decoded(positions[decoded], lengths[decoded], targets[decoded], extents[decoded], view)
+            self._copy_decoded(width, positions[decoded], lengths[decoded], targets[decoded], extents[decoded], view)
             positions, lengths, targets, extents = (
                 column[~decoded] for column in (positions, lengths, targets, extents)
             )
         if len(positions):
-            offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * self._itemsize
-            self._raw.read(view, targets, lengths, self._file_numbers[extents].astype(np.int64), offsets)
+            offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * width
+            stored.raw.read(view, targets, lengths, self._file_numbers[extents].astype(np.int64), offsets)
 
     def _in_extents(
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array
@@ -315,7 +354,13 @@ class Corpus:
         return begins[order], (ends - begins)[order], places[order], extents[order]
 
     def _copy_decoded(
-        self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, extents: Int64Array, view: memoryview
+        self,
+        width: int,
+        positions: Int64Array,
+        lengths: Int64Array,
+        targets: Int64Array,
+        extents: Int64Array,
+        view: memoryview,
     ) -> None:
         """Pieces that lie in one decoded chunk each, chunk by chunk, so that each is asked of the cache once."""
         if not len(extents):
@@ -328,8 +373,8 @@ class Corpus:
         for position, length, target, extent in zip(*columns, strict=True):
             if extent != current:
                 current, chunk = extent, self._decoded(extent)
-            begin = (position - int(self._starts[extent])) * self._itemsize
-            size, at = length * self._itemsize, target * self._itemsize
+            begin = (position - int(self._starts[extent])) * width
+            size, at = length * width, target * width
             view[at : at + size] = chunk[begin : begin + size]
 
     def _decoded(self, extent: int) -> memoryview:

@@ -42,6 +42,25 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class UsedColumns:
+    """Columns beside the ids of a file that make a difference.
+
+    padding: columns that mark padding, `removed` ids of which were left out
+    packing: columns that split its `rows` into more documents
+    masks:   columns that say which ids are learned; `unlearned` ids are not, None: not counted
+    unused:  columns of numbers whose meaning is not known
+    """
+
+    padding: tuple[str, ...] = ()
+    removed: int = 0
+    packing: tuple[str, ...] = ()
+    rows: int = 0
+    masks: tuple[str, ...] = ()
+    unlearned: int | None = None
+    unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class DataFile:
     """One file of ids. `read_document_offsets` blocks and reads the index; None if the format has no documents.
 
@@ -58,6 +77,7 @@ class DataFile:
     generate:    None, or what makes ids by a formula, which `path` names: for each piece its position, its length and
                  its place in an array, then that array, which it fills; safe for several threads
     modified_ns: time of the last change when the corpus was opened, None: not known
+    columns:     which other columns of a table are used
     loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
     """
 
@@ -74,6 +94,7 @@ class DataFile:
     generate: Callable[[Int64Array, Int64Array, Int64Array, npt.NDArray[Any]], None] | None = None
     loss_mask: "DataFile | None" = None
     modified_ns: int | None = None
+    columns: UsedColumns = UsedColumns()
 
     def decode_unchanged(self, chunk: int) -> npt.NDArray[Any]:
         """`decode` of a file that is still the one that was opened; CorpusReadError if it is not. Blocks."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.datafile import Int64Array
+from dali_pipes.corpus.row_columns import Cells
 from dali_pipes.errors import CorpusFormatError
 
 
@@ -62,6 +63,14 @@ def copy_rows(rows: ListRows, out: npt.NDArray[Any]) -> None:
     for start, count in runs_of(rows.starts, rows.lengths).tolist():
         out[done : done + count] = values[start : start + count]
         done += count
+
+
+def cells_of(rows: ListRows) -> Cells:
+    """The rows as one column of plain values."""
+    values = rows.values.to_numpy(zero_copy_only=False)
+    runs = runs_of(rows.starts, rows.lengths).tolist()
+    parts = [values[start : start + count] for start, count in runs]
+    return Cells(rows.lengths, parts[0] if len(parts) == 1 else np.concatenate([values[:0], *parts]))
 
 
 def runs_of(starts: Int64Array, lengths: Int64Array) -> Int64Array:

@@ -4,8 +4,8 @@
     its mask    train.bin.loss   bytes   0 0 1 1 1       what datatrove writes, or any file that is named for it
 
 A mask has no header, or is a `.npy` array of bool or integers of one byte. Its bytes are in the order of the ids in the
-data file, so those of a Megatron pair go with the `.bin`. Tables have their masks in a column. A file without a mask is
-learned whole.
+data file, so those of a Megatron pair go with the `.bin`. Tables have their masks in columns (`row_columns`). A file
+without a mask is learned whole.
 """
 
 import os
@@ -114,6 +114,12 @@ def open_loss_mask(
     if named is None:
         beside = [file.path.with_name(file.path.name + SUFFIX) for file in files]
         paths: list[Path | None] = [path if os.path.lexists(path) else None for path in beside]
+        twice = next((f for f, path in zip(files, paths, strict=True) if path is not None and f.loss_mask), None)
+        if twice is not None:
+            raise CorpusFormatError(
+                f"{twice.path}: has a loss mask both in its columns ({', '.join(twice.columns.masks)}) and in "
+                f"{twice.path.name}{SUFFIX} beside it. Remove one, or name the file in loss_masks."
+            )
     else:
         paths = [*find_files(named, "loss_masks")]
         if len(paths) != len(files):

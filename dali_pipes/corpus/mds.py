@@ -4,12 +4,13 @@
     shard.00000.mds        ids between the sizes of each sample: an extent a sample, read where they lie
     shard.00001.mds.zstd   decompressed as a whole when a row needs it: one chunk
 
-Each sample is a document; a column `loss_mask` is the mask of its ids. The index says how many samples a shard has; how
-many ids these have is in the shard, before the ids of each, so it is looked up once and kept. The order is that of the
-index.
+Each sample is a document, unless a column beside the ids says that it holds several (`row_columns`). The index says how
+many samples a shard has; how many ids these have is in the shard, before the ids of each, so it is looked up once and
+kept. The order is that of the index.
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,14 @@ import numpy.typing as npt
 
 from dali_pipes import kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
-from dali_pipes.corpus.datafile import DataFile, Int64Array
+from dali_pipes.corpus.datafile import DataFile, Int64Array, UsedColumns
 from dali_pipes.corpus.fingerprint import digest_content, digest_file, read_samples
 from dali_pipes.corpus.mds_columns import TYPE_CODES, choose_column
+from dali_pipes.corpus.mds_rows import ShardRows, columns_beside, find_facts, unused_columns
 from dali_pipes.corpus.mds_shards import Shard, decode_shard, find_samples, find_shard, list_shards, verify_shard
 from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.row_columns import LEARNED, names_in
+from dali_pipes.corpus.row_facts import RowFacts, used_columns, with_names
 from dali_pipes.corpus.set_index import Entry
 from dali_pipes.corpus.token_columns import LOSS_MASK
 from dali_pipes.errors import CorpusError, CorpusFormatError
@@ -57,6 +61,7 @@ def inspect_mds(
     id_type: np.dtype[Any] | None = None,
     token_column: str | None = None,
     verify: bool = False,
+    use_masks: bool = True,
 ) -> list[DataFile]:
     """The shards of the set that `index` lists, checked. Blocks for a few reads a shard.
 
@@ -66,6 +71,7 @@ def inspect_mds(
     id_type:      type of the ids of a `bytes` column; for others it is compared
     token_column: by default `tokens`, `input_ids`, or the only column of integer arrays
     verify:       compare all checksums of the index; reads everything
+    use_masks:    whether columns that say which ids are learned are used
 
     Samples of several integer types are served as the narrowest that holds them all, shards of another decoded.
     Raises CorpusFormatError for a damaged set or no ids, ConfigError for a column that cannot be chosen.
@@ -78,14 +84,79 @@ def inspect_mds(
     marks = [_mark(shard) for shard in shards]
     found = _find_all(index, shards, marks, scans)
     stored = _common_type(index, column, found, id_type)
-    masks = _find_masks(index, entries, found, scans)
     files = [_data_file(*one, stored) for one in zip(shards, marks, found, strict=True)]
+    beside = [columns_beside(entry, column, use_masks=use_masks) for entry in entries]
+    files = _with_columns(index, entries, files, shards, marks, beside, id_type, scans)
+    masks = _find_masks(index, entries, files, beside, found, scans)
     return [file if mask is None else replace(file, loss_mask=mask) for file, mask in zip(files, masks, strict=True)]
 
 
-def _find_masks(index: Path, entries: list[Entry], tokens: list[_Found], scans: ColumnScans) -> list[DataFile | None]:
-    """The mask of each shard that has a column of that name, which is as long as the tokens in every sample."""
-    numbers = [number for number, entry in enumerate(entries) if LOSS_MASK in entry.items("column_names")]
+def _with_columns(
+    index: Path,
+    entries: list[Entry],
+    files: list[DataFile],
+    shards: list[Shard],
+    marks: list[_Mark],
+    beside: list[tuple[str, ...]],
+    id_type: np.dtype[Any] | None,
+    scans: ColumnScans,
+) -> list[DataFile]:
+    """The files as the columns beside their ids have them; a mask alone, in the usual column, needs nothing."""
+    unused = [unused_columns(entry, shard.column.name) for entry, shard in zip(entries, shards, strict=True)]
+    files = [
+        replace(file, columns=UsedColumns(masks=names, unused=others))
+        for file, names, others in zip(files, beside, unused, strict=True)
+    ]
+    numbers = [number for number, names in enumerate(beside) if not set(names) <= {LOSS_MASK}]
+    rows = [ShardRows.find(entries[n], index.parent, shards[n], beside[n], id_type) for n in numbers]
+
+    def keep(is_plausible: Callable[[Int64Array], bool], scan: Callable[[], Int64Array]) -> Int64Array:
+        if not _is_kept([shards[number] for number in numbers]):
+            return scan()
+        keys = [digest_content(with_names(marks[n].digest, beside[n]), [marks[n].modified_ns]) for n in numbers]
+        about = f"dali_pipes mds columns 1 {''.join(keys)}".encode()
+        return kept_files.find_or_make([index], "mds", about, is_plausible, scan)[0]
+
+    for number, row, facts in zip(numbers, rows, find_facts(rows, scans, keep) if rows else [], strict=True):
+        used = used_columns(beside[number], facts, shards[number].num_samples, unused[number])
+        files[number] = _with_facts(replace(files[number], columns=used), row, facts)
+    return files
+
+
+def _with_facts(file: DataFile, rows: ShardRows, facts: RowFacts) -> DataFile:
+    used, total = file.columns, int(facts.offsets[-1])
+    file = replace(file, digest=with_names(file.digest, (*used.padding, *used.packing)))
+    whole = np.array([[0, total]] if total else [], np.int64).reshape(-1, 2)
+    if used.padding or used.packing:
+        file = replace(file, num_documents=len(facts.offsets) - 1, read_document_offsets=lambda: facts.offsets)
+    if used.padding:
+        file = replace(file, extents=whole, decode=partial(rows.decode, used.padding, file.stored))
+    if not used.masks or (used.masks == (LOSS_MASK,) and not used.padding):
+        return file
+    mask = replace(
+        file,
+        stored=_MASK_TYPE,
+        extents=whole,
+        digest=with_names(file.digest, used.masks),
+        decode=partial(rows.decode_mask, used.masks, used.padding),
+    )
+    return replace(file, loss_mask=mask)
+
+
+def _find_masks(
+    index: Path,
+    entries: list[Entry],
+    files: list[DataFile],
+    beside: list[tuple[str, ...]],
+    tokens: list[_Found],
+    scans: ColumnScans,
+) -> list[DataFile | None]:
+    """The mask of each shard that has it in the usual column alone, as long as the tokens in every sample."""
+    numbers = [
+        number
+        for number, (file, names) in enumerate(zip(files, beside, strict=True))
+        if names_in(LEARNED, names) == (LOSS_MASK,) and file.loss_mask is None
+    ]
     shards = [find_shard(entries[number], index.parent, LOSS_MASK, _MASK_TYPE) for number in numbers]
     marks = [_mark(shard) for shard in shards]
     masks: list[DataFile | None] = [None] * len(entries)
@@ -127,7 +198,7 @@ def _find_all(index: Path, shards: list[Shard], marks: list[_Mark], scans: Colum
             for shard, (begin, end) in zip(slow, itertools.pairwise(borders), strict=True)
         )
 
-    if any(shard.suffix for shard in slow) or sum(shard.size for shard in slow) >= _KEPT_FROM_BYTES:
+    if _is_kept(slow):
         keys = [digest_content(marks[n].digest, [marks[n].modified_ns]) + repr(shards[n].column) for n in numbers]
         about = f"dali_pipes mds 1 {''.join(keys)}".encode()
         # Where it cannot be kept nothing is lost but time.
@@ -139,6 +210,11 @@ def _find_all(index: Path, shards: list[Shard], marks: list[_Mark], scans: Colum
         for number, (begin, end) in zip(numbers, itertools.pairwise(borders), strict=True)
     }
     return [found[number] if number in found else _known(shard) for number, shard in enumerate(shards)]
+
+
+def _is_kept(shards: list[Shard]) -> bool:
+    """Whether what is found by reading those shards is kept for the next start."""
+    return any(shard.suffix for shard in shards) or sum(shard.size for shard in shards) >= _KEPT_FROM_BYTES
 
 
 def _packed(shard: Shard) -> Int64Array:

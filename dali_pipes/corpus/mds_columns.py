@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dali_pipes import fields
 from dali_pipes.corpus.set_index import MOST_SHARD_BYTES, Entry
-from dali_pipes.corpus.token_columns import BESIDE_TOKENS, IS_TEXT, NAMES
+from dali_pipes.corpus.token_columns import IS_TEXT, NAMES
 from dali_pipes.errors import ConfigError, CorpusFormatError
 
 TYPE_CODES: dict[int, np.dtype[Any]] = {
@@ -75,7 +76,7 @@ def choose_column(shard: Entry, index: Path, wanted: str | None) -> str:
             return name
     for kind in ("ndarray", "bytes"):
         found = [
-            name for name, encoding in encodings.items() if _is_array(encoding, kind) and name not in BESIDE_TOKENS
+            name for name, encoding in encodings.items() if _is_array(encoding, kind) and name not in fields.NOT_IDS
         ]
         if len(found) == 1:
             return found[0]

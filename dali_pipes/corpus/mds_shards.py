@@ -12,6 +12,7 @@ from dali_pipes.corpus.inflate import check_claim, check_method, inflate
 from dali_pipes.corpus.mds_columns import TYPE_CODES, Column, parse_column
 from dali_pipes.corpus.mds_samples import Content, Samples, locate_samples, needs_reading, read_offsets
 from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.row_columns import Cells
 from dali_pipes.corpus.set_index import Entry, file_size, read_index, size_or_none
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 
@@ -127,13 +128,13 @@ def verify_shard(shard: Shard) -> None:
         )
     check_file(shard.path, shard.size, shard.hashes)
     if shard.raw_hashes:
-        check_content(shard.path, _content(shard).data, shard.raw_hashes)
+        check_content(shard.path, read_content(shard).data, shard.raw_hashes)
 
 
 def find_samples(shard: Shard) -> Samples:
     """Where the ids are in the shard itself. Blocks: reads the offsets, and the samples where the column needs it."""
     if shard.suffix is not None:
-        return _samples(shard, _content(shard))
+        return _samples(shard, read_content(shard))
     with OpenFile(shard.path) as file:
         if file.size != shard.size:
             raise CorpusFormatError(f"{shard.path}: had {shard.size} bytes a moment ago, {file.size} now")
@@ -147,21 +148,27 @@ def decode_shard(shard: Shard, stored: np.dtype[Any], chunk: int) -> Ids:
     `chunk` is 0: a shard is one chunk.
     """
     assert chunk == 0
-    content = _content(shard)
+    return as_type(read_cells(shard, read_content(shard)).values, stored)
+
+
+def read_cells(shard: Shard, content: Content) -> Cells:
+    """The values of the column in every sample, of the type that they are stored in."""
     samples = _samples(shard, content)
     codes = np.unique(samples.codes)
+    if not len(codes):
+        return Cells(samples.counts, np.zeros(0, np.int64))
     if len(codes) > 1:
         columns = (samples.codes.tolist(), samples.counts.tolist(), samples.starts.tolist())
         parts = [np.frombuffer(content.data, TYPE_CODES[code], *place) for code, *place in zip(*columns, strict=True)]
-        return _as_type(np.concatenate(parts), stored)
+        return Cells(samples.counts, np.concatenate(parts))
     own = shard.column.stored or TYPE_CODES[int(codes[0])]
     view = memoryview(content.data)
     ends = samples.starts + samples.counts * own.itemsize
     joined = b"".join([view[start:end] for start, end in zip(samples.starts.tolist(), ends.tolist(), strict=True)])
-    return _as_type(np.frombuffer(joined, own), stored)
+    return Cells(samples.counts, np.frombuffer(joined, own))
 
 
-def _as_type(ids: Ids, stored: np.dtype[Any]) -> Ids:
+def as_type(ids: Ids, stored: np.dtype[Any]) -> Ids:
     """A wider type; or, of a mask, whether each is another than 0."""
     return ids.astype(stored, copy=False) if np.can_cast(ids.dtype, stored) else (ids != 0).astype(stored)
 
@@ -170,7 +177,8 @@ def _samples(shard: Shard, source: OpenFile | Content) -> Samples:
     return locate_samples(source, read_offsets(source, shard.num_samples), shard.column)
 
 
-def _content(shard: Shard) -> Content:
+def read_content(shard: Shard) -> Content:
+    """The shard, decompressed. Blocks. Raises CorpusReadError for another file than the one that was opened."""
     if shard.suffix is not None:
         return Content(shard.path, inflate(shard.path, shard.suffix, shard.size, shard.raw_bytes))
     with OpenFile(shard.path) as file:

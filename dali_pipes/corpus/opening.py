@@ -79,8 +79,8 @@ def open_corpus(
     eos_id: kept as `Corpus.eos_id`; nothing is scanned for it here. Of flat files that `dali-pipes tokenize` wrote it
             is known from their manifest.json.
     loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
-            default a mask is the file named like the data file with .loss behind it, if there is one; one that the
-            folder's manifest.json lists has to be there.
+            default a mask is the file named like the data file with .loss behind it, if there is one, else what the
+            columns beside the ids of a table say; one that the folder's manifest.json lists has to be there.
     token_column: column of Parquet, Arrow or MDS files, or feature of Examples in ArrayRecord files, that lists the
                   ids; None: `input_ids`, `tokens`, or the only one
     cache_bytes:  bytes of decoded ids that are kept, for formats that have to be decoded
@@ -94,7 +94,7 @@ def open_corpus(
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
 
     Raises ConfigError for arguments that cannot be, CorpusReadError for what is missing or unreadable,
-    CorpusFormatError for files that are damaged, unsupported, or not all of one format and id type.
+    CorpusFormatError for files that are damaged, unsupported, or not all of one format. Their id types may differ.
     """
     if synthetic.is_synthetic(paths, format):
         return _open_synthetic(paths, vocab_size, dtype, eos_id, loss_masks, token_column, verify)
@@ -123,7 +123,13 @@ def _open_corpus(
     found = [shard for path in listed for shard in huggingface.list_shards(path, format)]
     with ColumnScans("reading the lengths of rows") as scans:
         inspect = partial(
-            _inspect, format=format, id_type=id_type, token_column=token_column, scans=scans, verify=verify
+            _inspect,
+            format=format,
+            id_type=id_type,
+            token_column=token_column,
+            scans=scans,
+            verify=verify,
+            use_masks=loss_masks is None,
         )
         is_slow = len(found) > 1 and _is_large_table(found[0], format)
         files = [
@@ -198,14 +204,15 @@ def _inspect(
     token_column: str | None,
     scans: ColumnScans,
     verify: bool,
+    use_masks: bool,
 ) -> list[DataFile]:
     """Find out what the file at `path`, or the set that it lists, holds and check it.
 
-    `format`, `id_type`, `token_column` and `verify` are what the user said.
+    `format`, `id_type`, `token_column` and `verify` are what the user said. use_masks: whether columns of masks count.
     """
     kind = kind_of_index(path) if format in _IN_SETS else None
     if kind == "mds" and format in ("auto", kind):
-        return mds.inspect_mds(path, scans, id_type, token_column, verify)
+        return mds.inspect_mds(path, scans, id_type, token_column, verify, use_masks)
     if verify:
         raise ConfigError(f"{path}: checksums are verified where the format records them, which is MDS")
     if kind == "litdata" and format in ("auto", kind):
@@ -231,9 +238,9 @@ def _inspect(
                 _refuse_part_of_a_set(path)
                 _refuse_tables_without_mark(path)
         if format == "arrayrecord":
-            return [inspect_arrayrecord(path, scans, id_type, token_column)]
+            return [inspect_arrayrecord(path, scans, id_type, token_column, use_masks)]
         if format in _TABLES:
-            table = _TABLES[format](path, token_column, scans)
+            table = _TABLES[format](path, token_column, scans, use_masks=use_masks)
             _check_id_type(path, format, table.stored, id_type)
             return [table]
         samples = read_samples(file)
@@ -318,11 +325,11 @@ def _refuse_tables_without_mark(path: Path) -> None:
 
 
 def _check_alike(one: DataFile, other: DataFile) -> None:
-    if one.format == other.format and one.stored == other.stored:
+    if one.format == other.format:
         return
     empty = next((file for file in (one, other) if file.size == 0), None)
     hint = f" {empty.path} is empty, 0 bytes: remove it, or make or copy it again." if empty else ""
     raise CorpusFormatError(
-        f"the files of a corpus are of one format and id type, but {one.path} is {one.format} {one.stored.str} and "
-        f"{other.path} is {other.format} {other.stored.str}.{hint} Open them apart, or name only the files of one kind."
+        f"the files of a corpus are of one format, but {one.path} is {one.format} {one.stored.str} and {other.path} is "
+        f"{other.format} {other.stored.str}.{hint} Open them apart, or name only the files of one kind."
     )

@@ -22,7 +22,7 @@ from dali_pipes.corpus.datafile import DataFile
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.corpus.row_chunks import RowReader, damage_named, make_data_file
-from dali_pipes.corpus.token_columns import choose_columns, import_pyarrow
+from dali_pipes.corpus.token_columns import choose_columns, digest_of_names, import_pyarrow
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 
 MAGIC = b"PAR1"
@@ -60,8 +60,10 @@ class ParquetChunks:
                 yield from _read_group(file, chunk, names)
 
 
-def open_parquet(path: Path, token_column: str | None, scans: ColumnScans) -> DataFile:
+def open_parquet(path: Path, token_column: str | None, scans: ColumnScans, *, use_masks: bool = True) -> DataFile:
     """Open and check a Parquet file; reads the whole column if its rows have not been measured before. Blocks.
+
+    use_masks: whether columns that say which ids are learned are used
 
     Raises BackendError without pyarrow, ConfigError for a column that is not there, CorpusReadError, CorpusFormatError.
     """
@@ -70,9 +72,9 @@ def open_parquet(path: Path, token_column: str | None, scans: ColumnScans) -> Da
         footer = _read_footer(file)
         with damage_named(path, "footer"):
             parquet = _parquet_file(file)
-            columns = choose_columns(path, parquet.schema_arrow, token_column)
+            columns = choose_columns(path, parquet.schema_arrow, token_column, use_masks=use_masks)
             chunks = ParquetChunks(file, footer, parquet.metadata)
-        header = footer + "\0".join(columns.names).encode()
+        header = footer + digest_of_names(columns, parquet.schema_arrow)
         digest = digest_file(path, file.size, columns.stored, header, read_samples(file))
     return make_data_file(RowReader(chunks, columns, digest, file.modified_ns), "parquet", file.size, scans)
 

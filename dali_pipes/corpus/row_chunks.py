@@ -5,12 +5,13 @@
 
 How many ids a chunk has is only known when its column has been read once: empty and null rows count as values in the
 file's own figures. So at the first opening all chunks are read, by several threads, and the lengths of the rows are
-kept in the user's cache folder.
+kept in the user's cache folder; with them what the columns beside the ids say of padding and documents (`row_columns`).
+Of these columns nothing is read later but masks, and, where there is padding, what marks it.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,12 +19,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files
+from dali_pipes import fields, kept_files
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_content
-from dali_pipes.corpus.list_rows import copy_rows, rows_of
-from dali_pipes.corpus.token_columns import TokenColumns
+from dali_pipes.corpus.list_rows import cells_of, copy_rows, rows_of
+from dali_pipes.corpus.row_columns import Cells, Place, find_kept, find_learned, read_rows
+from dali_pipes.corpus.row_facts import RowFacts, facts_of_offsets, join_facts, used_columns, with_names
+from dali_pipes.corpus.token_columns import LOSS_MASK, TokenColumns
 from dali_pipes.errors import CorpusFormatError, DaliPipesError
 
 LEAST_KEPT_BYTES = 1 << 16
@@ -31,6 +34,7 @@ LEAST_KEPT_BYTES = 1 << 16
 
 _KEPT_VERSION = 1
 _MASK = np.dtype(np.uint8)
+_NO_IDS = np.zeros(0, np.int64)
 
 
 class RowChunks(Protocol):
@@ -73,47 +77,66 @@ class RowReader:
     """What is asked of a file of rows in chunks: lengths of rows, ids, loss mask.
 
     digest, modified_ns: as in DataFile, the time as it was before the digest was taken
+    read_row_offsets:    of ids that lie plain; else rows are as long as the column of ids says
     """
 
     chunks: RowChunks
     columns: TokenColumns
     digest: bytes
     modified_ns: int
+    read_row_offsets: Callable[[], Int64Array] | None = None
     first_rows: Int64Array = field(init=False)
     """Rows before each chunk, and all of them: int64 (chunks + 1,)."""
 
-    _offsets: Int64Array | None = field(default=None, init=False)
+    _facts: RowFacts | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.first_rows = np.cumsum(np.array([0, *self.chunks.rows], np.int64))
 
-    def row_offsets(self, scans: ColumnScans | None = None) -> Int64Array:
-        """Ids before each row, and all of them: int64 (rows + 1,). Kept, or read from the whole column; blocks."""
-        if self._offsets is not None:
-            return self._offsets
+    def facts(self, scans: ColumnScans | None = None) -> RowFacts:
+        """What there is to know of all rows. Kept, or read from the whole columns; blocks."""
+        if self._facts is not None:
+            return self._facts
+        num_chunks = len(self.chunks.rows)
         if not sum(self.chunks.rows):
-            return np.zeros(1, np.int64)
+            return facts_of_offsets(np.zeros(1, np.int64), self.first_rows)
         with contextlib.ExitStack() as stack:
             scan = partial(self._scan, scans or stack.enter_context(ColumnScans("reading the lengths of rows")))
             why: str | None
             if sum(self.chunks.sizes) < LEAST_KEPT_BYTES:
-                offsets, why = scan(), "the file is small"
+                packed, why = scan(), "the file is small"
             else:
                 key = digest_content(self.digest, [self.modified_ns])
-                about = f"dali_pipes rows {_KEPT_VERSION} {key} {'/'.join(self.columns.names)}".encode()
-                offsets, why = kept_files.find_or_make([self.chunks.path], "rows", about, self._is_plausible, scan)
+                about = f"dali_pipes rows {_KEPT_VERSION} {key} {'/'.join(self._names)}".encode()
+                packed, why = kept_files.find_or_make([self.chunks.path], "rows", about, self._is_plausible, scan)
+        facts = facts_of_offsets(packed, self.first_rows) if self._is_simple else RowFacts.unpack(packed, num_chunks)
         # Nothing is lost but time: what cannot be kept on disk is kept here, and so is what is not asked of the disk.
         if why is not None or kept_files.are_made_anew():
-            self._offsets = offsets
-        return offsets
+            self._facts = facts
+        return facts
 
-    def decode(self, counts: dict[int, int], column: str, stored: np.dtype[Any], chunk: int) -> npt.NDArray[Any]:
-        """The values of a column in a chunk: counts[chunk], or more or fewer if the file is another one. Blocks."""
+    def document_offsets(self) -> Int64Array:
+        """Ids before each document, and all of them: int64 (D + 1,). As `facts`."""
+        return self.facts().offsets
+
+    def decode(self, counts: dict[int, int], padding: Sequence[str], chunk: int) -> npt.NDArray[Any]:
+        """The ids of a chunk: counts[chunk], or more or fewer if the file is another one. Blocks.
+
+        padding: columns that mark padding, none if there is no padding
+        """
+        tokens, stored = self.columns.tokens, self.columns.stored
+        if padding:
+            parts = [np.zeros(0, stored)]
+            for first_row, cells in self._cells(chunk, (tokens, *padding)):
+                kept = find_kept({name: cells[name] for name in padding}, self._place(first_row))
+                values = cells[tokens].values
+                parts.append(values if kept is None else values[kept])
+            return np.concatenate(parts)
         count = counts[chunk]
         out = np.empty(count, stored)
         done, first_row = 0, int(self.first_rows[chunk])
-        for (array,) in self.chunks.batches(chunk, [column]):
-            rows = rows_of(array, self.chunks.path, column, first_row)
+        for (array,) in self.chunks.batches(chunk, [tokens]):
+            rows = rows_of(array, self.chunks.path, tokens, first_row)
             first_row += len(rows.lengths)
             more = int(rows.lengths.sum())
             if done + more > count:
@@ -122,52 +145,74 @@ class RowReader:
             done += more
         return out[:done]
 
-    def _scan(self, scans: ColumnScans) -> Int64Array:
-        lengths = scans.for_chunks(self._lengths, self.chunks.sizes)
-        offsets = np.concatenate([np.zeros(1, np.int64), *lengths])
-        np.cumsum(offsets, out=offsets)
-        offsets.flags.writeable = False
-        return offsets
+    def decode_mask(self, masks: Sequence[str], padding: Sequence[str], chunk: int) -> npt.NDArray[np.uint8]:
+        """For each id of a chunk 1 if it is learned, else 0. Blocks. masks: columns that say so."""
+        parts = [np.zeros(0, np.uint8)]
+        for first_row, cells in self._cells(chunk, (*masks, *padding)):
+            place = self._place(first_row)
+            kept = find_kept({name: cells[name] for name in padding}, place)
+            learned = find_learned({name: cells[name] for name in masks}, kept, place)
+            assert learned is not None
+            parts.append(learned.view(np.uint8))
+        return np.concatenate(parts)
 
-    def _lengths(self, chunk: int) -> Int64Array:
-        """Lengths of the rows of a chunk, after all checks of what is in them."""
-        path, names = self.chunks.path, self.columns.names
-        first_row = row = int(self.first_rows[chunk])
-        parts = [np.zeros(0, np.int64)]
-        for arrays in self.chunks.batches(chunk, names):
-            rows = rows_of(arrays[0], path, names[0], row)
-            if len(arrays) > 1:
-                self._check_mask(rows.lengths, arrays[1], row)
-            parts.append(rows.lengths)
-            row += len(rows.lengths)
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.columns.tokens, *self.columns.beside)
+
+    @property
+    def _is_simple(self) -> bool:
+        """Whether each row is a document, so that offsets tell all."""
+        return set(self.columns.beside) <= {LOSS_MASK}
+
+    def _scan(self, scans: ColumnScans) -> Int64Array:
+        # Ids are compared with labels alone; for all else their number will do, which may be had without them.
+        offsets = None if fields.LABELS in self.columns.beside else self.read_row_offsets
+        lengths = None if offsets is None else np.diff(offsets())
+        facts = join_facts(scans.for_chunks(partial(self._measure, lengths), self.chunks.sizes))
+        packed = facts.offsets if self._is_simple else facts.pack()
+        packed.flags.writeable = False
+        return packed
+
+    def _measure(self, lengths: Int64Array | None, chunk: int) -> RowFacts:
+        """What is to know of a chunk, after all checks of what is in it. lengths: of all rows, if they are known."""
+        path, first_row = self.chunks.path, int(self.first_rows[chunk])
+        tokens, row, parts = self.columns.tokens, first_row, []
+        for row, cells in self._cells(chunk, self._names if lengths is None else self.columns.beside):
+            if lengths is None:
+                ids = cells.pop(tokens)
+            else:
+                count = len(next(iter(cells.values())).lengths)
+                ids = Cells(lengths[row : row + count], _NO_IDS)
+            parts.append(RowFacts.of(read_rows(ids, cells, self._place(row))))
+            row += len(ids.lengths)
         expected = self.chunks.rows[chunk]
         if row - first_row != expected:
             raise CorpusFormatError(
                 f"{path}: chunk {chunk} holds {row - first_row} rows, but the file says {expected}: it is damaged"
             )
-        return np.concatenate(parts)
+        return join_facts(parts, one_chunk=True)
 
-    def _check_mask(self, lengths: Int64Array, mask: Any, first_row: int) -> None:
-        path, name = self.chunks.path, self.columns.names[1]
-        rows = rows_of(mask, path, name, first_row)
-        if (rows.lengths != lengths).any():
-            row = int(np.argmax(rows.lengths != lengths))
-            raise CorpusFormatError(
-                f"{path}: row {first_row + row}: column {name} has {rows.lengths[row]} values for {lengths[row]} ids; "
-                f"a loss mask has one for each id"
+    def _cells(self, chunk: int, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Cells]]]:
+        """The first row and the columns of each batch of a chunk."""
+        row = int(self.first_rows[chunk])
+        for arrays in self.chunks.batches(chunk, names):
+            yield (
+                row,
+                {
+                    name: cells_of(rows_of(array, self.chunks.path, name, row))
+                    for name, array in zip(names, arrays, strict=True)
+                },
             )
-        values = np.empty(int(lengths.sum()), np.int64)
-        copy_rows(rows, values)
-        wrong = (values != 0) & (values != 1)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-            raise CorpusFormatError(
-                f"{path}: row {first_row + row}: column {name} holds {values[at]}; a loss mask holds 0 and 1"
-            )
+            row += len(arrays[0])
 
-    def _is_plausible(self, offsets: Int64Array) -> bool:
-        return len(offsets) == sum(self.chunks.rows) + 1 and kept_files.may_be_offsets(offsets, strictly=False)
+    def _place(self, first_row: int) -> Place:
+        return Place(self.chunks.path, first_row, self.columns.tokens)
+
+    def _is_plausible(self, packed: Int64Array) -> bool:
+        if self._is_simple:
+            return len(packed) == sum(self.chunks.rows) + 1 and kept_files.may_be_offsets(packed, strictly=False)
+        return RowFacts.may_be_packed(packed, len(self.chunks.rows))
 
 
 class PlainIds(NamedTuple):
@@ -182,26 +227,42 @@ def make_data_file(
 ) -> DataFile:
     """The file as a corpus takes it, decoded chunk by chunk unless its ids are `plain`. Blocks to measure the rows."""
     columns, chunks = reader.columns, reader.chunks
-    decoded = np.zeros((0, 2), np.int64)
-    if plain is None or columns.loss_mask is not None:
-        counts = np.diff(reader.row_offsets(scans)[reader.first_rows])
+    decoded, counts_of = np.zeros((0, 2), np.int64), {}
+    facts: RowFacts | None = None
+    if plain is not None:
+        reader.read_row_offsets = plain.read_document_offsets
+    if plain is None or columns.beside:
+        facts = reader.facts(scans)
+        counts = facts.counts
         decoded = np.stack([np.arange(len(counts)), counts], axis=1)[counts > 0]
-    counts_of = dict(zip(*decoded.T.tolist(), strict=True))
-
-    def file_of(column: str, stored: np.dtype[Any], plain: PlainIds | None, mask: DataFile | None) -> DataFile:
-        return DataFile(
-            path=chunks.path,
-            format=format,
-            size=size,
-            stored=stored,
-            data_offset=None,
-            extents=decoded if plain is None else plain.extents,
-            digest=reader.digest,
-            num_documents=sum(chunks.rows),
-            read_document_offsets=reader.row_offsets if plain is None else plain.read_document_offsets,
-            decode=partial(reader.decode, counts_of, column, stored) if plain is None else None,
-            loss_mask=mask,
-        )
-
-    mask = None if columns.loss_mask is None else file_of(columns.loss_mask, _MASK, None, None)
-    return file_of(columns.tokens, columns.stored, plain, mask)
+        counts_of = dict(zip(*decoded.T.tolist(), strict=True))
+    used = used_columns(columns.beside, facts, sum(chunks.rows), columns.unused)
+    if used.padding:
+        plain = None
+    digest = with_names(reader.digest, (*used.padding, *used.packing))
+    file = DataFile(
+        path=chunks.path,
+        format=format,
+        size=size,
+        stored=columns.stored,
+        data_offset=None,
+        extents=decoded if plain is None else plain.extents,
+        digest=digest,
+        num_documents=len(facts.offsets) - 1 if facts and used.packing else sum(chunks.rows),
+        read_document_offsets=(
+            plain.read_document_offsets if plain is not None and not used.packing else reader.document_offsets
+        ),
+        decode=partial(reader.decode, counts_of, used.padding) if plain is None else None,
+        columns=used,
+    )
+    if not used.masks:
+        return file
+    mask = replace(
+        file,
+        stored=_MASK,
+        extents=decoded,
+        digest=with_names(digest, () if used.masks == (LOSS_MASK,) else used.masks),
+        read_document_offsets=reader.document_offsets,
+        decode=partial(reader.decode_mask, used.masks, used.padding),
+    )
+    return replace(file, loss_mask=mask)

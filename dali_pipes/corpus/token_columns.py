@@ -6,32 +6,37 @@ A column of ids is a list of whole numbers: `list`, `large_list`, `list_view`, o
 width, and either the lists or the integers may be dictionary-encoded.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dali_pipes import fields
+from dali_pipes.corpus.row_columns import LEARNED
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
 
 NAMES = ("input_ids", "tokens")
-LOSS_MASK = "loss_mask"
+LOSS_MASK = fields.MASKS[0]
 IS_TEXT = "text: open it with tokenizer='tokenizer.json', or make tokens of it with `dali-pipes tokenize`"
-BESIDE_TOKENS = (LOSS_MASK, "attention_mask", "labels", "position_ids", "special_tokens_mask", "token_type_ids")
+_EXPECTED = dict.fromkeys(fields.MASKS, "a loss mask")
 
 
 @dataclass(frozen=True)
 class TokenColumns:
-    """tokens: name of the column of ids. stored: their native integer type. loss_mask: None, or the mask's column."""
+    """The columns of a table that say something of its ids.
+
+    tokens: name of the column of ids
+    stored: their native integer type
+    beside: columns that say which ids are padding or learned, or where documents end; see `fields`
+    unused: columns of numbers that may say something of the ids, but are not known
+    """
 
     tokens: str
     stored: np.dtype[Any]
-    loss_mask: str | None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns, tokens first."""
-        return (self.tokens,) if self.loss_mask is None else (self.tokens, self.loss_mask)
+    beside: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 def import_pyarrow(path: Path) -> Any:
@@ -48,11 +53,14 @@ def import_pyarrow(path: Path) -> Any:
     return pyarrow
 
 
-def choose_columns(path: Path, schema: Any, wanted: str | None) -> TokenColumns:
+def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bool = True) -> TokenColumns:
     """The column of ids: `wanted` if it is named, else `input_ids`, else `tokens`, else the only one it can be.
 
-    schema: a `pyarrow.Schema`. Raises ConfigError for a `wanted` that is not there, CorpusFormatError for a column that
-    holds no lists of integers, or if there is none or more than one to choose from; both name the columns there are.
+    schema:    a `pyarrow.Schema`
+    use_masks: whether columns that say which ids are learned are used
+
+    Raises ConfigError for a `wanted` that is not there, CorpusFormatError for a column that holds no lists of integers,
+    or if there is none or more than one to choose from; both name the columns there are.
     """
     if wanted is not None:
         _field(path, schema, wanted)
@@ -60,7 +68,7 @@ def choose_columns(path: Path, schema: Any, wanted: str | None) -> TokenColumns:
     else:
         candidates = [field.name for field in schema if integer_type(field.type) is not None]
         known = [name for name in NAMES if name in candidates]
-        others = [name for name in candidates if name not in BESIDE_TOKENS]
+        others = [name for name in candidates if name not in fields.NOT_IDS]
         if not known and len(others) != 1:
             found = f"{len(others)} columns are lists of integers" if others else "no column is a list of integers"
             advice = "say token_column" if others else "text needs a tokenizer: say tokenizer='tokenizer.json'"
@@ -71,7 +79,29 @@ def choose_columns(path: Path, schema: Any, wanted: str | None) -> TokenColumns:
         raise CorpusFormatError(
             f"{path}: column {name} is {schema.field(name).type}; ids are a list of integers: {_there(schema)}"
         )
-    return TokenColumns(name, stored, _loss_mask(path, schema, name))
+    own, foreign = names_beside(name, schema.names)
+    beside = tuple(one for one in own if (use_masks or one not in LEARNED) and _is_beside(path, schema, one))
+    numbers = [field.name for field in schema if _is_list_of_numbers(field.type)]
+    return TokenColumns(name, stored, beside, (*fields.unused_columns(numbers, (name, *NAMES)), *foreign))
+
+
+def names_beside(tokens: str, there: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Which of the columns that are `there` say something of the ids in column `tokens`, and which of other ids.
+
+    Where there is a column of one of the usual names as well, all but a loss mask are about that one.
+    """
+    found = tuple(name for name in fields.BESIDE_IDS if name != tokens and name in there)
+    if tokens in NAMES or not any(name in there for name in NAMES):
+        return found, ()
+    return tuple(name for name in found if name == LOSS_MASK), tuple(name for name in found if name != LOSS_MASK)
+
+
+def digest_of_names(columns: TokenColumns, schema: Any) -> bytes:
+    """What the columns add to the digest of a file: columns that make a difference come later (`row_facts`)."""
+    names = [columns.tokens]
+    if LOSS_MASK in schema.names and columns.tokens != LOSS_MASK:
+        names.append(LOSS_MASK)
+    return "\0".join(names).encode()
 
 
 def integer_type(column: Any) -> np.dtype[Any] | None:
@@ -82,18 +112,36 @@ def integer_type(column: Any) -> np.dtype[Any] | None:
     return np.dtype(element.to_pandas_dtype()) if element is not None and pyarrow.types.is_integer(element) else None
 
 
-def _loss_mask(path: Path, schema: Any, tokens: str) -> str | None:
-    if tokens == LOSS_MASK or LOSS_MASK not in schema.names:
-        return None
-    import pyarrow
+def _is_beside(path: Path, schema: Any, name: str) -> bool:
+    """Whether the table has a column of that name that says something of the ids.
 
-    column = _field(path, schema, LOSS_MASK).type
+    Raises CorpusFormatError for one that should, but is of another type.
+    """
+    if name not in schema.names:
+        return False
+    from pyarrow import types
+
+    column = _field(path, schema, name).type
     element = _element(column)
-    if element is None or not (pyarrow.types.is_integer(element) or pyarrow.types.is_boolean(element)):
-        raise CorpusFormatError(
-            f"{path}: column {LOSS_MASK} is {column}; a loss mask is a list of integers or booleans, one for each id"
-        )
-    return LOSS_MASK
+    if element is not None and (types.is_integer(element) or types.is_boolean(element)):
+        return True
+    # A label of a whole row, and how long a row is, say nothing of single ids; nor does a column without any value.
+    is_number = element is not None and (types.is_floating(element) or _element(element) is not None)
+    if types.is_null(column) or (name in (fields.LABELS, fields.LENGTHS, fields.ENDS) and not is_number):
+        return False
+    raise CorpusFormatError(
+        f"{path}: column {name} is {column}; {_EXPECTED.get(name, 'it')} is a list of integers or booleans, one for "
+        f"each id. Remove the column, or save it as such a list."
+    )
+
+
+def _is_list_of_numbers(column: Any) -> bool:
+    from pyarrow import types
+
+    element = _element(column)
+    return element is not None and (
+        types.is_integer(element) or types.is_boolean(element) or types.is_floating(element)
+    )
 
 
 def _element(column: Any) -> Any:

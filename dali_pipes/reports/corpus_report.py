@@ -83,7 +83,7 @@ def inspect_corpus(
     all ids the first time. `advance(ids)` is called as ids are looked at. Raises what `find_documents` raises.
     """
     problems = Problems()
-    notes: list[str] = []
+    notes = [*corpus.notes]
     documents = documents_of(corpus, start_id, problems, notes)
     if corpus.is_synthetic:
         notes.append(FORMULA_NOTE)

@@ -96,11 +96,12 @@ def add_type_problems(problems: Problems, corpus: Corpus, scan: IdScan) -> None:
 
 def add_file_problems(problems: Problems, corpus: Corpus) -> None:
     """Files without a token, and ids that an index leaves out."""
-    for path, count in zip(corpus.files, tokens_in_files(corpus).tolist(), strict=True):
+    counts = tokens_in_files(corpus).tolist()
+    for path, count, stored_type in zip(corpus.files, counts, corpus.file_types, strict=True):
         if not count:
             problems.add(Problem("empty_file", f"{path}: holds no token; was it copied or made in full?", path))
         if corpus.format == "megatron":
-            stored = path.stat().st_size // corpus.dtype.itemsize
+            stored = path.stat().st_size // stored_type.itemsize
             if stored > count:
                 message = (
                     f"{path}: the index leaves {stored - count} of its {stored} ids out: its lengths do not reach from "

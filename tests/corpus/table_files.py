@@ -63,7 +63,7 @@ def table_of(chunks: Sequence[pa.Array], name: str = "input_ids", **others: Any)
     columns = {
         "text": pa.array(["word " * (row % 3) for row in range(rows)]),
         name: pa.chunked_array(chunks),
-        "labels": pa.array([[1]] * rows, pa.list_(pa.int64())),
+        "token_type_ids": pa.array([[1]] * rows, pa.list_(pa.int64())),
         **others,
     }
     return pa.table(columns)

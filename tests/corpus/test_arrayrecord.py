@@ -82,7 +82,7 @@ def test_other_bytes_are_no_example_or_some_example(data: bytes, at: int, flip: 
 
 
 def test_choice_of_the_feature(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", [tf_example({"a": [1], "b": [2], "labels": [3]}), tf_example({"a": [4], "b": None})])
+    path = write(tmp_path / "a", [tf_example({"a": [1], "b": [2], "labels": [2]}), tf_example({"a": [4], "b": None})])
     with pytest.raises(ConfigError, match=r"token_column=.*a \(int64\), b \(int64\), labels \(int64\)"):
         open_corpus(path)
     with open_corpus(path, token_column="b") as corpus:
@@ -110,7 +110,7 @@ def test_lengths_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(*_: object) -> None:
         raise AssertionError("the records were read again")
 
-    monkeypatch.setattr(arrayrecord, "_decoded", refuse)
+    monkeypatch.setattr(arrayrecord, "_cells", refuse)
     with open_corpus(path, dtype="uint16") as corpus:
         assert (corpus.num_tokens, corpus.num_documents, corpus.fingerprint) == (250, 50, fingerprint)
 

@@ -204,7 +204,7 @@ def test_more_ids_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(count, dtype=np.uint32).astype(np.uint8)
     ends = np.array([0, 7, count - 3, count], np.int32)
     array = pa.ListArray.from_arrays(pa.array(ends), pa.array(values))
-    reader = RowReader(RepeatedChunks(array, times), TokenColumns("tokens", np.dtype(np.uint8), None), b"", 0)
+    reader = RowReader(RepeatedChunks(array, times), TokenColumns("tokens", np.dtype(np.uint8)), b"", 0)
     with ColumnScans("") as scans:
         file = make_data_file(reader, "parquet", 0, scans)
     with Corpus([file], cache_bytes=2 * count) as corpus:
@@ -251,7 +251,7 @@ def test_loss_masks(tmp_path_factory: pytest.TempPathFactory, rows: list[Any], e
     ("mask", "message"),
     [
         ([[1], [0, 1], [1]], r"row 2: column loss_mask has 1 values for 2 ids"),
-        ([[1], [0, 1], [1, 2]], r"row 2: column loss_mask holds 2; a loss mask holds 0 and 1"),
+        ([[1], [0, 1], [1, 2]], r"row 2: column loss_mask holds 2 at token 1; a loss mask holds 0 and 1"),
         ([[1], [0, 1], None], r"row 2: column loss_mask has 0 values for 2 ids"),
         ([[1], [0, None], [1, 1]], r"column loss_mask, row 1: value 1 of 2 is null"),
         ([1, 2, 3], r"column loss_mask is int64; a loss mask is a list"),

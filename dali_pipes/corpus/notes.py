@@ -1,0 +1,60 @@
+"""What is said once of a corpus when it is opened: which columns of its tables are used, and which are not."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dali_pipes.corpus.datafile import DataFile
+
+
+def notes_on(files: Sequence[DataFile], dtype: np.dtype[Any]) -> tuple[str, ...]:
+    """Sentences on all files. dtype: in which the ids of all are handed out."""
+    return (*_on_columns(files), *_on_unused(files), *_on_types(files, dtype))
+
+
+def _on_columns(files: Sequence[DataFile]) -> list[str]:
+    notes = []
+    masked = [file for file in files if file.loss_mask is not None and file.columns.unlearned is not None]
+    if masked:
+        total = sum(file.num_tokens for file in masked)
+        learned = total - sum(file.columns.unlearned or 0 for file in masked)
+        names = _names([file.columns.masks for file in masked])
+        notes.append(f"{names}: {learned:,} of {total:,} tokens are learned")
+    packed = [file for file in files if file.columns.packing]
+    if packed:
+        rows = sum(file.columns.rows for file in packed)
+        documents = sum(file.num_documents or 0 for file in packed)
+        names = _names([file.columns.packing for file in packed])
+        notes.append(f"{names}: rows were packed before, {rows:,} rows are read as {documents:,} documents")
+    padded = [file for file in files if file.columns.padding]
+    if padded:
+        removed, kept = (
+            sum(counts) for counts in zip(*((f.columns.removed, f.num_tokens) for f in padded), strict=True)
+        )
+        names = _names([file.columns.padding for file in padded])
+        notes.append(f"{names}: {removed:,} of {removed + kept:,} tokens are padding and are left out")
+    return notes
+
+
+def _on_unused(files: Sequence[DataFile]) -> list[str]:
+    seen: dict[str, list[DataFile]] = {}
+    for file in files:
+        for name in file.columns.unused:
+            seen.setdefault(name, []).append(file)
+    return [
+        f"{name}: this column of {len(some):,} file{'s' * (len(some) > 1)} is not used (first in {some[0].path}); if "
+        f"it says which tokens are learned, name it loss_mask"
+        for name, some in seen.items()
+    ]
+
+
+def _on_types(files: Sequence[DataFile], dtype: np.dtype[Any]) -> list[str]:
+    names = sorted({file.stored.name for file in files})
+    if len(names) == 1:
+        return []
+    return [f"files with ids of {', '.join(names)} are read as one corpus of {dtype.name}"]
+
+
+def _names(groups: Sequence[tuple[str, ...]]) -> str:
+    return ", ".join(dict.fromkeys(name for group in groups for name in group))

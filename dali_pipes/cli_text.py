@@ -20,6 +20,7 @@ import typer
 from dali_pipes import __version__
 from dali_pipes.cli_errors import INTERRUPTED, errors_as_one_line
 from dali_pipes.errors import ConfigError
+from dali_pipes.terminal import printable
 from dali_pipes.text import Encoder, Job, Summary, TextEncoder, find_text_files, load_tokenizer, tokenize_files
 from dali_pipes.text.chat import Learn, load_template
 from dali_pipes.text.chat_run import ConversationEncoder
@@ -65,7 +66,7 @@ def tokenize(
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
     shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,
 ) -> None:
-    """Turn text (.txt, .jsonl, also .gz and .zst, Parquet, Arrow, MDS, ArrayRecord, WebDataset) into tokens.
+    """Turn text (.txt, .jsonl, .csv, also .gz and .zst, Parquet, Arrow, MDS, ArrayRecord, WebDataset) into tokens.
 
     With --chat, conversations: `messages`, ShareGPT, prompt and completion; the masks are files named .loss.
 
@@ -98,7 +99,10 @@ def tokenize(
         elif not no_eos:
             name, eos = end_of_text(loaded)
             ending = f"{name}, id {eos}, behind each document"
-        files = find_text_files(inputs)
+        notes: list[str] = []
+        files = find_text_files(inputs, notes)
+        for note in notes:
+            typer.echo(printable(note), err=True)
         if separator is not None:
             _check_separator(separator, files)
         encoder: Encoder = (

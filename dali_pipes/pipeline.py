@@ -195,7 +195,7 @@ def _axes(built: BuiltSource, config: LoaderConfig, name: str) -> int:
 
 
 def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layout, str | None]:
-    """The schedule of one rank, how its rows are put together, and what the user should know about the documents.
+    """The schedule of one rank, how its rows are put together, and what the user should know about files and documents.
 
     Rank and world size must have been resolved.
     """
@@ -204,7 +204,11 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
             "label_shift = False copies the inputs, but the corpus has a loss mask, which needs shifted labels; use "
             "label_shift = True, or loss_masks = [] to learn every token"
         )
-    documents_found = find_documents(corpus, start_id=config.document_start_id) if config.uses_documents else None
+    documents_found = (
+        find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
+        if config.uses_documents
+        else None
+    )
     offsets = None if documents_found is None else documents_found.offsets
     shuffle = config.shuffle and config.split == "train"
     layout: Layout = None
@@ -243,7 +247,8 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
         documents=documents,
         skip_steps=in_steps_of(config.skip_steps, config.skip_step_rows, config.batch_size * (config.world_size or 1)),
     )
-    return schedule, layout, None if documents_found is None else documents_found.warning
+    about_documents = None if documents_found is None else documents_found.warning
+    return schedule, layout, "; ".join([*corpus.notes, *([about_documents] if about_documents else [])]) or None
 
 
 def make_row_outputs(config: LoaderConfig) -> RowOutputs:

@@ -99,7 +99,7 @@ ALLOWED = {
     ),  # what the command shows, as plain data
     "terminal": Imports("reports", "rich"),
     "cli_errors": Imports("terminal", "typer"),
-    "cli_text": Imports("cli_errors text __init__", "typer"),
+    "cli_text": Imports("cli_errors terminal text __init__", "typer"),
     "cli": Imports("cli_errors cli_text terminal reports progress ranks corpus config __init__", "typer"),
     "__main__": Imports("cli"),
     "__init__": Imports(

@@ -60,6 +60,7 @@ class Corpus:
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
     loss_mask:     which ids are learned, None where all are; enters the fingerprint
     mask_digests:  as file_digests of the files' masks, at most 12; none where there is no mask
+    notes:         sentences for the user, about files that a folder or pattern left out
 
     A context manager. Files are read with positioned reads and opened as needed; nothing is mapped, written or cached.
     """
@@ -71,6 +72,7 @@ class Corpus:
         loss_mask: "LossMask | None" = None,
         *,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        notes: Sequence[str] = (),
     ) -> None:
         stored = files[0].stored
         native = stored.newbyteorder("=")
@@ -111,6 +113,7 @@ class Corpus:
         self.files: Final = tuple(file.path for file in files)
         self.extents: Final = (self._starts, self._file_numbers)
         self.loss_mask: Final = loss_mask
+        self.notes: Final = tuple(notes)
         digests = [file.digest for file in files]
         of_masks = () if loss_mask is None else loss_mask.digests
         self.fingerprint: Final = digest_corpus(self.format, native, [*digests, *of_masks])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.corpus.datafile import DataFile
+from dali_pipes.corpus.file_names import utf8_name
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 
@@ -38,7 +39,7 @@ def refuse_lost_files(files: Sequence[DataFile], *, masks: bool, indexes: bool) 
         if wanted and folder not in listed:
             listed[folder] = _names_in(folder / MANIFEST)
         for path, otherwise in wanted:
-            if path.name in listed[folder] and not os.path.lexists(path):
+            if utf8_name(path.name) in listed[folder] and not os.path.lexists(path):
                 raise CorpusFormatError(
                     f"{path}: is listed by {folder / MANIFEST}, but is not there: copy it, or make the data again; "
                     f"{otherwise}"

@@ -85,7 +85,7 @@ def check_corpus(
             for problem in wrong_files(recorded, advance):
                 if problem.kind != "missing_file" or str(problem.file) not in named:
                     problems.add(problem)
-        notes: list[str] = []
+        notes = [] if corpus is None else [*corpus.notes]
         facts = {} if corpus is None else _check_opened(corpus, start_id, vocab_size, problems, notes, progress)
         return CheckReport(
             files=len(found),

@@ -82,7 +82,7 @@ def inspect_corpus(
     all ids the first time. `advance(ids)` is called as ids are looked at. Raises what `find_documents` raises.
     """
     problems = Problems()
-    notes: list[str] = []
+    notes = [*corpus.notes]
     documents = documents_of(corpus, start_id, problems, notes)
     spans = all_spans(corpus) if full else sample_spans(corpus.num_tokens)
     expected = expected_ids(corpus, documents, start_id)

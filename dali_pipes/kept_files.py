@@ -4,9 +4,9 @@
     offsets   8 bytes each
     files     16 bytes for each data file: a hash of machine, device and inode; time of the last change of its inode
 
-A file is used only if its header is, byte for byte, the one that its size asks for and its offsets are plausible. A data
-file that was written again in place has another ctime even if its old mtime was put back: its offsets are made anew. For
-a copy, which is another inode, those of the original are used.
+A file is used only if its header is, byte for byte, the one that its size asks for and its offsets are plausible. A
+data file that was written again in place has another ctime even if its old mtime was put back: its offsets are made
+anew. For a copy, which is another inode, those of the original are used.
 """
 
 import contextlib

@@ -91,7 +91,8 @@ class _Member(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros: the end-of-archive marker
             raise
         except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"at byte {archive.offset}: {error}") from error
+            what = "it ends without an end-of-archive marker" if str(error) == "empty header" else error
+            raise tarfile.ReadError(f"at byte {archive.offset}: {what}") from error
 
 
 def _refuse_more(path: Path, archive: tarfile.TarFile) -> None:

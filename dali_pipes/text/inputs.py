@@ -106,7 +106,7 @@ def recognise(path: Path) -> tuple[Kind, Compression] | None:
     suffix = _inner_suffix(path)
     if suffix == ".mds":
         return "mds", compression
-    if head[257:262] == b"ustar":
+    if head[257:262] == b"ustar" or suffix == ".tar":
         return "webdataset", compression
     if suffix in _JSON_SUFFIXES:
         return "jsonl", compression

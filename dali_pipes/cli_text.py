@@ -76,6 +76,8 @@ def tokenize(
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     with errors_as_one_line(), _interrupts_as_one_line():
         part = _shard(shard)
+        text_key = _as_text("--text-key", text_key)
+        separator = None if separator is None else _as_text("--separator", separator)
         if separator == "":
             raise ConfigError("--separator: expected a text that is not empty; leave it out for a document a file")
         if shard_tokens < 1:
@@ -119,6 +121,14 @@ def tokenize(
     _show(summary, out, time.monotonic() - start)
     if job.settings["id_type"] == "uint32":
         typer.echo('flat files do not say their type: open them with dtype = "uint32"')
+
+
+def _as_text(option: str, value: str) -> str:
+    """A value as the UTF-8 text that was typed, whatever the locale. Raises ConfigError."""
+    try:
+        return os.fsencode(value).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{option} {value!r}: is not UTF-8; give it as UTF-8 text") from None
 
 
 def _check_separator(separator: str, files: Sequence[TextFile]) -> None:

@@ -78,6 +78,19 @@ def test_a_run_of_another_locale_is_the_same_run(tmp_path: Path, gpt2: Path, ste
     assert first["inputs"][0]["name"] == (stem + b".jsonl").decode("utf-8", "surrogateescape")
 
 
+@pytest.mark.parametrize("option", ["--separator", "--text-key"])
+def test_what_is_typed_is_utf8_in_any_locale_or_refused(tmp_path: Path, gpt2: Path, option: str) -> None:
+    (tmp_path / "a.txt").write_text("one\u65e5two", encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text('{"\u65e5": "one"}', encoding="utf-8")
+    source = tmp_path / ("a.txt" if option == "--separator" else "a.jsonl")
+    command = [sys.executable, "-m", "dali_pipes", "tokenize", str(source), "--tokenizer", str(gpt2), "--out"]
+    for value, wanted in (("\u65e5".encode(), 0), (b"\xe9", 2)):
+        typed = [*map(os.fsencode, [*command, tmp_path / f"out{wanted}", option]), value]
+        done = subprocess.run(typed, capture_output=True, env={**os.environ, **ASCII}, check=False)
+        assert done.returncode == wanted, done.stderr
+        assert (b"is not UTF-8" in done.stderr) == bool(wanted)
+
+
 def test_the_order_of_a_folder_is_that_of_any_locale(tmp_path: Path) -> None:
     for stem in (LATIN, CHINESE, "\uff21".encode(), "\U0001f642".encode(), b"z10", b"z9", b"caf"):
         named(tmp_path, stem, "txt").write_text("one")

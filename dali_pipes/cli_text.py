@@ -22,6 +22,7 @@ from dali_pipes.cli_errors import INTERRUPTED, errors_as_one_line
 from dali_pipes.cli_help import FLAG
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.fields import TEMPLATE_OWN
+from dali_pipes.terminal import printable
 from dali_pipes.text import Encoder, Job, Summary, TextEncoder, find_text_files, load_tokenizer, tokenize_files
 from dali_pipes.text.chat import Learn, load_template
 from dali_pipes.text.chat_run import ConversationEncoder
@@ -93,7 +94,7 @@ def tokenize(
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
     shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,
 ) -> None:
-    """Turn text (.txt, .jsonl, also .gz and .zst, Parquet, Arrow, MDS, ArrayRecord, WebDataset) into tokens.
+    """Turn text (.txt, .jsonl, .csv, also .gz and .zst, Parquet, Arrow, MDS, ArrayRecord, WebDataset) into tokens.
 
     With --chat, conversations: `messages`, ShareGPT, prompt and completion; the masks are files named .loss.
 
@@ -103,6 +104,8 @@ def tokenize(
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     with errors_as_one_line(), _interrupts_as_one_line():
         part = _shard(shard)
+        text_key = _as_text("--text-key", text_key)
+        separator = None if separator is None else _as_text("--separator", separator)
         if separator == "":
             raise ConfigError("--separator: expected a text that is not empty; leave it out for a document a file")
         if shard_tokens < 1:
@@ -138,7 +141,10 @@ def tokenize(
         elif not no_eos:
             name, eos = end_of_text(loaded)
             ending = f"{name}, id {eos}, behind each document"
-        files = find_text_files(inputs)
+        notes: list[str] = []
+        files = find_text_files(inputs, notes)
+        for note in notes:
+            typer.echo(printable(note), err=True)
         if separator is not None:
             _check_separator(separator, files)
         encoder: Encoder = (
@@ -178,6 +184,14 @@ def _template_variables(text: str | None, template: ChatTemplate | None) -> dict
             err=True,
         )
     return found
+
+
+def _as_text(option: str, value: str) -> str:
+    """A value as the UTF-8 text that was typed, whatever the locale. Raises ConfigError."""
+    try:
+        return os.fsencode(value).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{option} {value!r}: is not UTF-8; give it as UTF-8 text") from None
 
 
 def _check_separator(separator: str, files: Sequence[TextFile]) -> None:

@@ -42,7 +42,14 @@ DOCUMENT_OUTPUTS = ("position_ids", "segment_ids", "attention_mask", "cu_seqlens
 """Outputs that tell where documents begin and end."""
 
 ORDER_FIELDS = ("seq_len", "stride", "shuffle", "seed", "split", "validation_fraction", "label_shift")
-DOCUMENT_ORDER_FIELDS = ("rows", "long_documents", "window_documents", "eos_id", "document_start_id")
+DOCUMENT_ORDER_FIELDS = (
+    "rows",
+    "long_documents",
+    "window_documents",
+    "eos_id",
+    "document_start_id",
+    "documents_end_at_files",
+)
 """Settings that decide which tokens are in which row, and the order of rows: a state is refused when they differ."""
 
 
@@ -67,6 +74,11 @@ class LoaderConfig(BaseModel):
     )
     eos_id: int | None = Field(None, ge=0, description="id that ends a document")
     document_start_id: int | None = Field(None, ge=0, description="id that begins a document, where none ends it")
+    documents_end_at_files: bool = Field(
+        False,
+        description="end a document where its file ends, even without the id that ends it; False: it goes on in the "
+        "next file",
+    )
     tokenizer: str | None = Field(None, description="tokenizer.json for a corpus of text, tokenised at the first start")
     text_key: str | None = Field(None, description="key or column of the text; None: text")
     loss_masks: tuple[str, ...] | None = Field(
@@ -357,6 +369,8 @@ class LoaderConfig(BaseModel):
         settings["stride"] = self.stride if self.stride is not None else self.seq_len
         if self.rows != "stream":
             settings |= {name: getattr(self, name) for name in DOCUMENT_ORDER_FIELDS}
+            if not self.documents_end_at_files:  # as states of releases that did not know it
+                del settings["documents_end_at_files"]
         if self.bucket_widths is not None:
             settings["length_buckets"] = list(self.bucket_widths)
         return settings

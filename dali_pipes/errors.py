@@ -14,10 +14,7 @@ DaliPipesError
 A message says what was found (file, position, value), what was expected, and what to do.
 """
 
-NO_WEIGHTS = (
-    "only paths can be named, since mixtures of sources by weight are not there yet (a path that is listed twice is "
-    "read twice)"
-)
+NO_WEIGHTS = "only paths can be named, each once: mixtures of sources by weight are not supported yet"
 
 
 class DaliPipesError(Exception):

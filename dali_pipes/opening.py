@@ -11,6 +11,7 @@ from dali_pipes import __version__
 from dali_pipes import corpus as token_files
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
+from dali_pipes.corpus.file_names import is_side_file
 from dali_pipes.corpus.read_retries import DEFAULT_RETRIES
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.text import arrayrecord, find_text_files, kept_tokens, mds, tables
@@ -35,8 +36,8 @@ def open_corpus(
 ) -> Corpus:
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
-    tokenizer: `tokenizer.json` for files of text: .txt (a document each), .jsonl, .jsonl.gz, .jsonl.zst, Parquet, Arrow
-               and MosaicML MDS with a text column, `save_to_disk` folders, WebDataset tars, ArrayRecord. They are
+    tokenizer: `tokenizer.json` for files of text: .txt (a document each), .jsonl, .csv, .tsv (also .gz, .zst), Parquet,
+               Arrow and MosaicML MDS with a text column, `save_to_disk` folders, WebDataset tars, ArrayRecord. They are
                tokenised when they are first opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and
                opened from there later. Of several processes one does it and the others wait. Not looked at for token
                files.
@@ -73,8 +74,9 @@ def open_corpus(
         if value is not None:
             raise ConfigError(f"{name} = {value!r} is for files of tokens; leave it out where text is tokenised")
     made_by = f"dali_pipes {__version__}"
-    folder, end = kept_tokens(find_text_files(paths), tokenizer, eos_id, text_key or "text", made_by)
-    return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries)
+    notes: list[str] = []
+    folder, end = kept_tokens(find_text_files(paths, notes), tokenizer, eos_id, text_key or "text", made_by)
+    return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries, notes=notes)
 
 
 def _are_text(
@@ -86,7 +88,7 @@ def _are_text(
         return False
     text = [path for path in files if _is_text(path, text_key, has_dtype)]
     others = [path for path in files if path not in set(text)]
-    if text and others and any(path.suffix != ".txt" for path in text):
+    if text and others and not all(is_side_file(path.name) for path in text):
         raise CorpusError(f"{text[0]} is text and {others[0]} is not; name files of one kind")
     return not others
 

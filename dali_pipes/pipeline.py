@@ -231,7 +231,11 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
             "label_shift = False copies the inputs, but the corpus has a loss mask, which needs shifted labels; use "
             "label_shift = True, or loss_masks = [] to learn every token"
         )
-    documents_found = find_documents(corpus, start_id=config.document_start_id) if config.uses_documents else None
+    documents_found = (
+        find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
+        if config.uses_documents
+        else None
+    )
     offsets = None if documents_found is None else documents_found.offsets
     shuffle = config.shuffle and config.split == "train"
     layout: Layout = None

@@ -33,6 +33,8 @@ VERSION = 1
 SEQUENTIAL = "sequential-v1"
 _MAY_BE_MISSING = ("window", "check", "step_rows")  # entries of one kind of rows, and what older states did not have
 _MOST_BYTES = 1 << 16
+_LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False}
+"""What settings are whose entries are left out."""
 
 
 class Saved(NamedTuple):
@@ -291,7 +293,7 @@ def _differences(prefix: str, saved: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _shown(name: str, settings: Mapping[str, Any]) -> str:
-    return short(settings.get(name, None if name == "length_buckets" else "nothing"))
+    return short(settings.get(name, _LEFT_OUT.get(name, "nothing")))
 
 
 def _corpus_differences(saved: Mapping[str, Any], now: Mapping[str, Any], corpus: Corpus) -> list[str]:

@@ -89,7 +89,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"packing": True}, r"did you mean 'rows'\? \(rows = \"pack\" lays"),
         ({"global_batch_size": 512}, "'global_batch_size': batch_size counts rows of one rank in one step: divide"),
         ({"tokens_per_batch": 512}, "batch_size counts rows .* and a number of tokens by seq_len"),
-        ({"blend": "a"}, "'blend': only paths can be named, since mixtures"),
+        ({"blend": "a"}, "'blend': only paths can be named, each once: mixtures"),
         ({"val_data_path": "a"}, "a loader of its own, with shuffle = false and drop_last = false"),
         ({"seq_len": 0}, "seq_len: .*found 0"),
         ({"batch_size": "many"}, "batch_size: .*found 'many'"),

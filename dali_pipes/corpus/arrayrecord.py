@@ -12,6 +12,7 @@ numbers kept.
     groups       [          ][         ]
 """
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -340,7 +341,7 @@ def _open_reader(path: Path) -> Any:
             f"{path}: ArrayRecord files need the package array-record: install dali-pipes[arrayrecord]"
         ) from error
     try:
-        reader = array_record_module.ArrayRecordReader(str(path), _OPTIONS)
+        reader = array_record_module.ArrayRecordReader(os.fsencode(path), _OPTIONS)  # names may be other than UTF-8
         is_good = reader.ok()
     except _FAILURES as error:
         raise CorpusFormatError(f"{path}: cannot be opened as ArrayRecord: {error}") from error

@@ -67,6 +67,7 @@ class Corpus:
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
     loss_mask:     which ids are learned, None where all are; enters the fingerprint
     mask_digests:  as file_digests of the files' masks, at most 12; none where there is no mask
+    notes:         sentences for the user, about files that a folder or pattern left out
 
     A context manager. Files are read with positioned reads and opened as needed; nothing is mapped, written or cached.
     """
@@ -79,6 +80,7 @@ class Corpus:
         *,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         eos_id_from: Path | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         # There may be as many extents as documents: 28 bytes for each, and no copies in the files.
         counts = [len(file.extents) for file in files]
@@ -115,9 +117,9 @@ class Corpus:
         self.eos_id_from: Final = eos_id_from
         self.files: Final = tuple(file.path for file in files)
         self.file_types: Final = tuple(file.stored for file in files)
-        self.notes: Final = notes_on(files, self.dtype)
         self.extents: Final = (self._starts, self._file_numbers)
         self.loss_mask: Final = loss_mask
+        self.notes: Final = (*notes, *notes_on(files, self.dtype))
         digests = [file.digest for file in files]
         id_type = self._types[0].native if len(self._types) == 1 else self.dtype
         of_masks = () if loss_mask is None else loss_mask.digests

@@ -3,19 +3,20 @@
 - folder: the files in it, not in folders below it (a glob with `**` goes down); of a set with an index of its shards
   (`sets`), that index;
 - glob: `*`, `?`, `[...]`, `**`; a name that exists as written is taken as it is;
-- list: in the list's own order, each entry expanded in its place; what is named twice is there twice;
+- list: in the list's own order, each entry expanded in its place; a file that is there twice is refused (`repeats`);
 - a Megatron pair can be named by its prefix, its `.bin` or its `.idx`.
 
 Folders and globs are in natural order, s_1 s_2 s_03 s_10: runs of digits count as numbers, the rest goes by code
 point, folder by folder from the top; names that then tie (s_3, s_03) go by code point. The order of the directory plays
 no part.
 
-Folders and globs leave out what is clearly no data: names that start with `.` or `_` or end in `~`, and the suffixes
-and names below. Everything else is data or an error; a file named in full is never left out. Loss masks, `.loss`, are
-left out of the data, and taken where masks are named. Files for training and for validation, by their names, are not
-brought together (`splits`), but by a list.
+Folders and globs leave out what is clearly not data, and refuse what shows that data is missing or there twice:
+`file_names` has the rules. Everything else is data or an error; a file named in full is never left out. Loss masks,
+`.loss`, are left out of the data, and taken where masks are named. Files for training and for validation, by their
+names, are not brought together (`splits`), but by a list.
 """
 
+import fnmatch
 import glob
 import os
 import re
@@ -24,24 +25,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from dali_pipes.corpus.file_names import data_paths, finished_name, is_side_file, some, utf8_name
 from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.read_retries import tried_again
 from dali_pipes.corpus.sets import find_index
 from dali_pipes.corpus.splits import refuse_mixed_splits
 from dali_pipes.errors import NO_WEIGHTS, ConfigError, CorpusError, CorpusReadError
 
-# fmt: off
-SIDE_SUFFIXES = (
-    ".bak", ".cfg", ".crc", ".csv", ".csv.gz", ".html", ".index", ".ini", ".ipynb", ".json", ".lock", ".log", ".loss",
-    ".md", ".md5", ".meta", ".metadata", ".old", ".part", ".partial", ".pdf", ".pickle", ".pkl", ".png", ".py", ".rst",
-    ".sh", ".sha256", ".svg", ".swp", ".temp", ".tmp", ".toml", ".tsv", ".tsv.gz", ".txt", ".yaml", ".yml",
-)
-# fmt: on
-SIDE_NAMES = frozenset({"license", "makefile", "readme"})
 _DIGITS = re.compile(r"([0-9]+)")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash is left where it came as a Path
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?")
-_MOST_NAMES_IN_MESSAGE = 5
 
 
 def find_files(
@@ -56,17 +49,29 @@ def find_files(
                  order of the names before
     use_indexes: take the index of a set for its folder
 
-    Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data, or with
-    files of several splits.
+    Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data, with
+    files of several splits, or with unfinished files.
     """
-    found: list[Path] = []
+    return [file for _, file in named_files(paths, setting, use_indexes=use_indexes, notes=[])]
+
+
+def named_files(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    setting: Literal["corpus", "loss_masks"] = "corpus",
+    *,
+    use_indexes: bool,
+    notes: list[str],
+) -> list[tuple[str, Path]]:
+    """As `find_files`, each file with the entry that names it. notes: takes sentences about files left out."""
+    found: list[tuple[str, Path]] = []
     for entry in entries_of(paths, setting):
-        files = _expand(entry, setting, use_indexes)
+        files = _expand(entry, setting, use_indexes, notes)
         if setting == "corpus":  # masks go with data that was checked
             refuse_mixed_splits(entry, _without_indexes(files))
-        found += files
+        found += [(entry, file) for file in files]
     # A shell's `data/*` names both files of each Megatron pair: the index is not a second corpus.
-    return _without_indexes(found)
+    data = set(_without_indexes([file for _, file in found]))
+    return [(entry, file) for entry, file in found if file in data]
 
 
 def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str = "corpus") -> list[str]:
@@ -97,14 +102,9 @@ def meant_as(entry: str) -> str:
 
 def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
     """The sort key of folders and globs. Text and numbers alternate, so that the two are never compared."""
-    parts = [_DIGITS.split(part) for part in path.parts]
-    return [[int(piece) if at % 2 else piece for at, piece in enumerate(part)] for part in parts], str(path)
-
-
-def is_side_file(name: str) -> bool:
-    """Whether a file of this name is clearly no data, so that a folder or a glob leaves it out."""
-    lower = name.lower()
-    return name.startswith((".", "_")) or name.endswith("~") or lower in SIDE_NAMES or lower.endswith(SIDE_SUFFIXES)
+    text = utf8_name(str(path))
+    parts = [_DIGITS.split(part) for part in Path(text).parts]
+    return [[int(piece) if at % 2 else piece for at, piece in enumerate(part)] for part in parts], text
 
 
 def _without_indexes(files: Sequence[Path]) -> list[Path]:
@@ -112,16 +112,16 @@ def _without_indexes(files: Sequence[Path]) -> list[Path]:
     return [file for file in files if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
 
 
-def _expand(entry: str, setting: str, use_indexes: bool) -> list[Path]:
+def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> list[Path]:
     path = Path(os.path.abspath(os.path.expanduser(entry)))
     mode = _mode(path)
     if mode is not None:
         if not stat.S_ISDIR(mode):
             return [_regular(path, mode)]
         index = find_index(path) if use_indexes else None
-        return _files_of_folder(path, setting) if index is None else [index]
+        return _files_of_folder(path, setting, notes) if index is None else [index]
     if glob.has_magic(entry):
-        return _files_of_glob(entry, path, setting)
+        return _files_of_glob(entry, path, setting, notes)
     for suffix in (".bin", ".idx"):  # a Megatron prefix, which may have dots of its own
         if _mode(Path(f"{path}.idx")) is not None and _mode(Path(f"{path}{suffix}")) is not None:
             return [Path(f"{path}{suffix}")]
@@ -130,18 +130,27 @@ def _expand(entry: str, setting: str, use_indexes: bool) -> list[Path]:
     )
 
 
-def _files_of_folder(folder: Path, setting: str) -> list[Path]:
-    return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}", setting)
+def _files_of_folder(folder: Path, setting: str, notes: list[str]) -> list[Path]:
+    return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}", setting, notes)
 
 
-def _files_of_glob(entry: str, pattern: Path, setting: str) -> list[Path]:
+def _files_of_glob(entry: str, pattern: Path, setting: str, notes: list[str]) -> list[Path]:
     matches = matches_of(pattern)
     if not matches:
         raise CorpusReadError(f"{pattern}: nothing matches this pattern (given as {entry!r}){meant_as(entry)}")
-    return _data_files(matches, f"the pattern {pattern}", setting)
+    return _data_files([*matches, *unfinished_beside(pattern, matches)], f"the pattern {pattern}", setting, notes)
 
 
-def _data_files(candidates: Iterable[Path], where: str, setting: str) -> list[Path]:
+def unfinished_beside(pattern: Path, matches: Iterable[Path]) -> list[Path]:
+    """Unfinished files beside the matches of a pattern that would match once they are finished."""
+    if pattern.name == "**":
+        return []
+    beside = (Path(entry.path) for folder in {path.parent for path in matches} for entry in list_folder(folder))
+    finished = ((path, finished_name(path.name)) for path in beside)
+    return [path for path, name in finished if name is not None and fnmatch.fnmatchcase(name, pattern.name)]
+
+
+def _data_files(candidates: Iterable[Path], where: str, setting: str, notes: list[str]) -> list[Path]:
     def data_path(path: Path) -> Path:
         """The name that decides: of a mask that of the data file it goes with, so that both are in one order."""
         return path.with_name(path.name.removesuffix(".loss")) if setting == "loss_masks" else path
@@ -151,9 +160,13 @@ def _data_files(candidates: Iterable[Path], where: str, setting: str) -> list[Pa
 
     files: list[Path] = []
     folders: list[Path] = []
-    found = set(candidates)
-    side = sorted(path.name for path in found if is_side_file(data_path(path).name))
-    for path in sorted((path for path in found if not is_side_file(data_path(path).name)), key=sort_key):
+
+    def is_side(name: str) -> bool:
+        return is_side_file(data_path(Path(name)).name)
+
+    found, side = data_paths(set(candidates), where, is_side, notes)
+    side.sort()
+    for path in sorted(found, key=sort_key):
         mode = _mode(path)
         if mode is None:
             raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")
@@ -165,12 +178,12 @@ def _data_files(candidates: Iterable[Path], where: str, setting: str) -> list[Pa
         sets = [folder.name for folder in folders if find_index(folder) is not None]
         if sets:
             raise CorpusError(
-                f"{where} holds no data file, but {len(sets)} sets of their own, such as splits{_some(sets)}: name one "
+                f"{where} holds no data file, but {len(sets)} sets of their own, such as splits{some(sets)}: name one "
                 f"of these folders, or list those that you want"
             )
         names = [folder.name for folder in folders]
         raise CorpusError(
-            f"{where} holds no data file: {len(side)} side files{_some(side)}, {len(folders)} folders{_some(names)}. "
+            f"{where} holds no data file: {len(side)} side files{some(side)}, {len(folders)} folders{some(names)}. "
             f"Name files in full, or go down into folders with a pattern such as 'folder/**/*.bin'."
         )
     return files
@@ -189,9 +202,3 @@ def _regular(path: Path, mode: int) -> Path:
     if not stat.S_ISREG(mode):
         raise CorpusReadError(f"{path}: is neither a regular file nor a folder")
     return path
-
-
-def _some(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    return f" ({', '.join(names[:_MOST_NAMES_IN_MESSAGE])}{', ...' if len(names) > _MOST_NAMES_IN_MESSAGE else ''})"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dali_pipes.corpus.datafile import DataFile
+from dali_pipes.corpus.file_names import utf8_name
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.errors import ConfigError, CorpusFormatError, CorpusReadError
 
@@ -50,7 +51,7 @@ class Manifests:
                 index = file.path.with_suffix(_INDEX_SUFFIX)
                 wanted.append((index, f"to read {file.path.name} alone, say format='flat' and a dtype"))
             for path, otherwise in wanted:
-                if path.name in self._beside(file).names and not os.path.lexists(path):
+                if utf8_name(path.name) in self._beside(file).names and not os.path.lexists(path):
                     raise CorpusFormatError(
                         f"{path}: is listed by {folder / MANIFEST}, but is not there: copy it, or make the data again; "
                         f"{otherwise}"
@@ -65,7 +66,7 @@ class Manifests:
         found: set[tuple[int, Path] | None] = set()
         for file in files:
             manifest = self._beside(file)
-            end_id = manifest.end_id if manifest.names.get(file.path.name) == file.size else None
+            end_id = manifest.end_id if manifest.names.get(utf8_name(file.path.name)) == file.size else None
             if end_id is not None and given not in (None, end_id):
                 raise ConfigError(
                     f"eos_id = {given}: documents of {file.path} end with id {end_id}, as {manifest.path} says; leave "

@@ -202,7 +202,7 @@ def _find_all(index: Path, shards: list[Shard], marks: list[_Mark], scans: Colum
         keys = [digest_content(marks[n].digest, [marks[n].modified_ns]) + repr(shards[n].column) for n in numbers]
         about = f"dali_pipes mds 1 {''.join(keys)}".encode()
         # Where it cannot be kept nothing is lost but time.
-        packed, _ = kept_files.find_or_make([index], "mds", about, is_plausible, scan)
+        packed, _ = kept_files.find_or_make([shard.path for shard in slow], "mds", about, is_plausible, scan)
     else:
         packed = scan()
     found = {

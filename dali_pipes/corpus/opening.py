@@ -29,15 +29,16 @@ from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES
 from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
-from dali_pipes.corpus.discover import find_files
+from dali_pipes.corpus.discover import named_files
 from dali_pipes.corpus.eager import decoded_bytes
 from dali_pipes.corpus.fingerprint import digest_file, read_samples
 from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.corpus.manifests import Manifests
 from dali_pipes.corpus.read_retries import DEFAULT_RETRIES, ReadRetries
 from dali_pipes.corpus.reader import OpenFile, modified_ns
+from dali_pipes.corpus.repeats import refuse_repeats
 from dali_pipes.corpus.sets import kind_of_index
-from dali_pipes.corpus.sniff import recognise
+from dali_pipes.corpus.sniff import recognise, refuse_known_header
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 
 _IN_SETS = ("auto", "arrow", "litdata", "mds")
@@ -59,6 +60,7 @@ def open_corpus(
     verify: bool = False,
     read_retries: int = DEFAULT_RETRIES,
     vocab_size: int | None = None,
+    notes: Sequence[str] = (),
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
@@ -89,6 +91,7 @@ def open_corpus(
     read_retries: how often a read that fails for a reason that may pass is tried again, now and later; see
                   `dali_pipes.corpus.read_retries`
     vocab_size:   of a synthetic corpus, 50257 if not given. Ids of files are not compared with it here.
+    notes:        sentences that `Corpus.notes` begins with, about the files that these were made of
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -100,7 +103,7 @@ def open_corpus(
         return _open_synthetic(paths, vocab_size, dtype, eos_id, loss_masks, token_column, verify)
     with ReadRetries(read_retries).in_use():
         return _open_corpus(
-            paths, format, dtype, eos_id, loss_masks, token_column, cache_bytes, eager=eager, verify=verify
+            paths, format, dtype, eos_id, loss_masks, token_column, cache_bytes, [*notes], eager=eager, verify=verify
         )
 
 
@@ -112,6 +115,7 @@ def _open_corpus(
     loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
     token_column: str | None,
     cache_bytes: int,
+    notes: list[str],
     *,
     eager: bool,
     verify: bool,
@@ -119,8 +123,10 @@ def _open_corpus(
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"format {format!r} is not known; choose auto, {', '.join(FORMATS)}")
     id_type = None if dtype is None else _id_type(dtype, format)
-    listed = find_files(paths, use_indexes=format in _IN_SETS)
-    found = [shard for path in listed for shard in huggingface.list_shards(path, format)]
+    listed = named_files(paths, use_indexes=format in _IN_SETS, notes=notes)
+    named = [(entry, shard) for entry, path in listed for shard in huggingface.list_shards(path, format)]
+    refuse_repeats(named)
+    found = [shard for _, shard in named]
     with ColumnScans("reading the lengths of rows") as scans:
         inspect = partial(
             _inspect,
@@ -148,7 +154,7 @@ def _open_corpus(
     recorded = manifests.end_id(files, eos_id) if files[0].format == "flat" else None
     end_id, manifest = recorded if recorded is not None and eos_id is None else (eos_id, None)
     cache_bytes = max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes
-    corpus = Corpus(files, end_id, mask, cache_bytes=cache_bytes, eos_id_from=manifest)
+    corpus = Corpus(files, end_id, mask, cache_bytes=cache_bytes, eos_id_from=manifest, notes=notes)
     if eager:
         corpus.decode_all()
     return corpus
@@ -243,6 +249,8 @@ def _inspect(
             table = _TABLES[format](path, token_column, scans, use_masks=use_masks)
             _check_id_type(path, format, table.stored, id_type)
             return [table]
+        if format == "flat":
+            refuse_known_header(file)
         samples = read_samples(file)
         layout = _layout(file, format, id_type)
         if format == "flat" and id_type is None:

@@ -4,14 +4,21 @@ The answer is one of ours ("flat" for what has no known mark), or an error that 
 also be two ordinary token ids, so each mark of fewer than four bytes is confirmed by more of the file.
 """
 
+import itertools
 import struct
 import zlib
+from collections.abc import Callable
+
+import numpy as np
 
 from dali_pipes.corpus import arrow_messages, llmc, megatron, npy, parquet
 from dali_pipes.corpus.reader import OpenFile
 from dali_pipes.errors import CorpusFormatError
 
 _HEAD_BYTES = 4096
+_HEADER_BYTES = (256, 512, 1024, 2048, 4096)
+_HEADER_FACTS_BYTES = 32  # where a header that is not known may say something; the rest is zeros
+_LEAST_MAGIC = 1 << 16  # smaller first words are rather a first id
 
 RIEGELI_MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 _KNOWN_MARKS = {
@@ -26,6 +33,7 @@ _KNOWN_MARKS = {
     b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20": "a PyTorch pickle",
     b"SQLite format 3\0": "an SQLite database",
     b"GGUF": "a GGUF model",
+    b"LITPKDS": "a packed chunk of lit-gpt (PackedDataset)",
 }
 _CONTROL_BYTES = (frozenset(range(0x20)) | {0x7F}) - frozenset(b"\t\n\f\r")
 _PICKLE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth")
@@ -50,6 +58,12 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
         return "llmc"
     if head.startswith(RIEGELI_MAGIC):
         return "arrayrecord"
+    header = _unknown_header(file, head)
+    if header is not None:
+        raise CorpusFormatError(
+            f"{file.path}: begins with {header}; this format is not known, and the header would be read as ids. Write "
+            "the file again in llm.c's format or as .npy. If it does hold ids alone, say format='flat' and a dtype."
+        )
     kind = _foreign_kind(file, head, id_width)
     if kind is not None:
         raise CorpusFormatError(
@@ -58,6 +72,70 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
             f"format='flat' and a dtype."
         )
     return "flat"
+
+
+def refuse_known_header(file: OpenFile) -> None:
+    """Raise CorpusFormatError if a file that the user calls flat is a whole one of another format of ours.
+
+    Its header, or all of it, would be read as ids. What merely begins like one, but does not fit, is taken as ids.
+    """
+    head = file.read(0, min(file.size, _HEAD_BYTES))
+    tail = file.read(max(0, file.size - 8), min(8, file.size))
+    kind = None
+    if head.startswith(npy.MAGIC):
+        kind = "npy" if _parses(npy.parse_npy, file) else None
+    elif len(head) >= 8 and struct.unpack_from("<i", head)[0] in llmc.MAGICS:
+        kind = "llmc" if _parses(llmc.parse_llmc, file) else None
+    elif head.startswith(megatron.MAGIC):
+        kind = "megatron"
+    elif head.startswith(parquet.MAGIC) and tail.endswith(parquet.MAGIC):
+        kind = "parquet"
+    elif head.startswith(arrow_messages.FILE_MAGIC) and tail.endswith(arrow_messages.FILE_MAGIC):
+        kind = "arrow"
+    elif head.startswith(RIEGELI_MAGIC):
+        kind = "arrayrecord"
+    if kind is not None:
+        raise CorpusFormatError(
+            f"{file.path}: is of format {kind}; read as format='flat', its header would become ids. Say "
+            f"format={kind!r}, or leave format out."
+        )
+
+
+def _parses(parse: Callable[[OpenFile], object], file: OpenFile) -> bool:
+    try:
+        parse(file)
+    except CorpusFormatError:
+        return False
+    return True
+
+
+def _unknown_header(file: OpenFile, head: bytes) -> str | None:
+    """A header like that of llm.c, but with a magic that is not known, in words for a message; else None.
+
+        byte 0      4 ... 32                             header_bytes
+        magic       version, number of ids N ...  zeros  N ids of 1, 2, 4 or 8 bytes, and nothing else
+
+    Ids of a flat file look like this only if all of it comes together: a large first word, hundreds of zero bytes, and
+    a number that is that of the ids after them.
+    """
+    for header_bytes in _HEADER_BYTES:
+        if len(head) < header_bytes or any(head[_HEADER_FACTS_BYTES:header_bytes]):
+            return None  # a longer header would have zeros there, too
+        payload = file.size - header_bytes
+        for order in "<>":
+            words = np.frombuffer(head, f"{order}u4", _HEADER_FACTS_BYTES // 4).tolist()
+            if words[0] < _LEAST_MAGIC:
+                continue
+            pairs = itertools.pairwise(words[1:])
+            wide = [low + (high << 32) if order == "<" else high + (low << 32) for low, high in pairs]
+            for count in [*words[1:], *wide]:
+                width = payload // count if count else 0
+                if width in (1, 2, 4, 8) and width * count == payload:
+                    return (
+                        f"what looks like a header of {header_bytes} bytes, with magic {words[0]}, for {count} ids of "
+                        f"{width} bytes"
+                    )
+    return None
 
 
 def is_arrow_stream(file: OpenFile, head: bytes) -> bool:

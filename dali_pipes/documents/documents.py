@@ -46,11 +46,15 @@ class Documents:
         return len(self.offsets) - 1
 
 
-def find_documents(corpus: Corpus, *, start_id: int | None = None, cache_dir: Path | None = None) -> Documents:
+def find_documents(
+    corpus: Corpus, *, start_id: int | None = None, end_at_files: bool = False, cache_dir: Path | None = None
+) -> Documents:
     """The documents of `corpus`. Blocks: reads its index, or all of its tokens at the first call for an id.
 
     start_id:  the id that begins a document; `corpus.eos_id` is the one that ends a document. Neither is looked at
                where the format has an index.
+    end_at_files: end a document where its file ends, too. Where not all do so by their id, this takes memory for all
+               offsets.
     cache_dir: where the offsets found in a scan are kept, by default `DALI_PIPES_CACHE`, else `dali_pipes` in
                `XDG_CACHE_HOME`, else in `~/.cache`. Of several processes that look for them there at once, one scans
                and the others wait. A folder that cannot be written, or one that holds the data, is a warning in the
@@ -73,7 +77,7 @@ def find_documents(corpus: Corpus, *, start_id: int | None = None, cache_dir: Pa
     if not limits.min <= delimiter.token_id <= limits.max:
         whole: Int64Array = np.array([0, corpus.num_tokens])
         whole.flags.writeable = False
-        return Documents(whole, source, _never_occurs(corpus, delimiter))
+        return Documents(_cut(whole, corpus, end_at_files), source, _never_occurs(corpus, delimiter))
     offsets, why_not_kept = _kept_or_scanned(corpus, delimiter, cache_dir)
     warnings = [_never_occurs(corpus, delimiter)] if _is_absent(corpus, delimiter, offsets) else []
     if why_not_kept is not None:
@@ -81,7 +85,7 @@ def find_documents(corpus: Corpus, *, start_id: int | None = None, cache_dir: Pa
             f"document offsets are not kept: {why_not_kept}; the next start scans again. Name a folder to keep "
             "them in: DALI_PIPES_CACHE."
         )
-    return Documents(offsets, source, " ".join(warnings) or None)
+    return Documents(_cut(offsets, corpus, end_at_files), source, " ".join(warnings) or None)
 
 
 def _delimiter(corpus: Corpus, start_id: int | None) -> Delimiter:
@@ -107,6 +111,21 @@ def _kept_or_scanned(corpus: Corpus, delimiter: Delimiter, cache_dir: Path | Non
     about = kept_about(corpus.content_key, delimiter.kind, delimiter.token_id)
     may_be = partial(is_plausible, num_tokens=corpus.num_tokens)
     return kept_files.find_or_make(corpus.files, "documents", about, may_be, scan, cache_dir)
+
+
+def _cut(offsets: Int64Array, corpus: Corpus, end_at_files: bool) -> Int64Array:
+    """The offsets, and the ends of files among them if asked for."""
+    if not end_at_files:
+        return offsets
+    starts, files = corpus.extents
+    ends = starts[1:][np.diff(files, append=-1) != 0]
+    at = np.searchsorted(offsets, ends)
+    is_missing = offsets[at] != ends  # the end of the corpus is always there
+    if not is_missing.any():
+        return offsets
+    cut = np.insert(offsets, at[is_missing], ends[is_missing])
+    cut.flags.writeable = False
+    return cut
 
 
 def _is_absent(corpus: Corpus, delimiter: Delimiter, offsets: Int64Array) -> bool:

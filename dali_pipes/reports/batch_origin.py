@@ -129,7 +129,9 @@ def known_offsets(built: BuiltSource, config: LoaderConfig) -> Int64Array | None
     """Where documents begin, and the end, (D + 1,): from the format, or found where the configuration needs them."""
     corpus = built.source.corpus
     if corpus.document_offsets is None and config.uses_documents:
-        return find_documents(corpus, start_id=config.document_start_id).offsets
+        return find_documents(
+            corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files
+        ).offsets
     return corpus.document_offsets
 
 

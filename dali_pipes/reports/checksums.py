@@ -36,7 +36,7 @@ def recorded_files(data_files: Sequence[Path]) -> list[RecordedFile]:
     for folder, stems in names.items():
         for manifest in sorted(folder.glob("manifest*.json")):
             for name, sha256 in sorted(recorded_checksums(manifest).items()):
-                path = folder / name
+                path = folder / os.fsdecode(name.encode("utf-8", "surrogateescape"))  # whatever the locale
                 exists = path.is_file()
                 if not exists or _stem(path.name) in stems:
                     size = path.stat().st_size if exists else 0

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
+from dali_pipes.corpus.file_names import some
 from dali_pipes.documents import Documents, find_documents
 from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.reports.document_lengths import LengthReport
@@ -132,7 +133,7 @@ def add_document_problems(
     elif documents.source.startswith("end"):
         _add_tail_problems(problems, notes, corpus, documents)
     else:
-        _add_head_problem(problems, corpus, documents)
+        _add_head_problem(problems, notes, corpus, documents)
     if lengths is not None and lengths.has_many_empty:
         share = f"{lengths.empty} of {lengths.documents} documents are empty ({lengths.empty / lengths.documents:.1%})"
         problems.add(Problem("empty_documents", f"{share}; did the texts come through?"))
@@ -178,19 +179,33 @@ def _add_tail_problems(problems: Problems, notes: list[str], corpus: Corpus, doc
         )
         problems.add(problem_at(corpus, "no_end_id", begin, what, documents.num_documents - 1))
         unended.pop()
-    if unended:
+    _note_run_on(notes, corpus, unended, f"do not end with id {corpus.eos_id}")
+
+
+def _note_run_on(notes: list[str], corpus: Corpus, numbers: list[int], what: str) -> None:
+    """numbers: of files whose last document goes on in the next file, or first one began in the file before."""
+    if numbers:
+        names = some([str(corpus.files[number]) for number in numbers])
         notes.append(
-            f"{len(unended)} of {len(corpus.files)} files do not end with id {corpus.eos_id}, so that a document goes "
-            f"on from one to the next; the first is {corpus.files[unended[0]]}"
+            f"{len(numbers)} of {len(corpus.files)} files {what}{names}, so a document goes on from one file into the "
+            "next; set documents_end_at_files = true if documents end with their files"
         )
 
 
-def _add_head_problem(problems: Problems, corpus: Corpus, documents: Documents) -> None:
+def _add_head_problem(problems: Problems, notes: list[str], corpus: Corpus, documents: Documents) -> None:
     token_id = int(documents.source.rpartition(" ")[2])
     first = int(corpus.tokens(0, 1)[0])
     if first != token_id:
         what = f"is {first}, but every document should begin with id {token_id}"
         problems.add(problem_at(corpus, "no_start_id", 0, what, 0))
+    counts = tokens_in_files(corpus)
+    numbers = np.flatnonzero(counts)[1:]
+    firsts = np.empty((len(numbers), 1), corpus.dtype)
+    try:
+        corpus.read_rows((np.cumsum(counts) - counts)[numbers], firsts)
+    except CorpusError:
+        return
+    _note_run_on(notes, corpus, numbers[firsts[:, 0] != token_id].tolist(), f"do not begin with id {token_id}")
 
 
 def _not_read(corpus: Corpus, kind: str, position: int, count: int, reason: str) -> Problem:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dali_pipes.corpus.file_names import utf8_name
 from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.encoder import TextEncoder
@@ -55,7 +56,8 @@ def kept_tokens(
     if directory is None:
         raise ConfigError(f"the tokens of the text cannot be kept: {why_not}. Name a folder in DALI_PIPES_CACHE.")
     key = [_VERSION, hashlib.sha256(content).hexdigest(), eos_id, text_key]
-    about = json.dumps([*key, [(file.path.name, file.size, file.digest, file.modified_ns) for file in inputs]])
+    facts = [(utf8_name(file.path.name), file.size, file.digest, file.modified_ns) for file in inputs]
+    about = json.dumps([*key, facts])
     folder = directory / kept_name("text", about.encode())
     found = _finished(folder)
     if found is not None:

@@ -1,11 +1,12 @@
 """From what the user names to text files in an order that never varies, each recognised by its content.
 
-- folder: its files in natural order, without side files (but `.txt` is data here); of a Hugging Face `save_to_disk`
-  folder its Arrow files in the order of `state.json`, of a MosaicML one its shards in the order of `index.json`;
-- glob: as a folder; list: in the list's own order; what is named twice is there twice.
+- folder: its files in natural order, without side files (but `.txt`, `.csv` and `.tsv` are data here); of a Hugging
+  Face `save_to_disk` folder its Arrow files in the order of `state.json`, of a MosaicML one its shards in the order of
+  `index.json`;
+- glob: as a folder; list: in the list's own order; a file that is there twice is refused.
 
-Content says what is compressed, and what is Parquet, Arrow, ArrayRecord or tar. MDS shards, lines of JSON and plain
-text have no mark: the suffix decides, and where it is not known, the first character, `{` for lines of JSON.
+Content says what is compressed, and what is Parquet, Arrow, ArrayRecord or tar. MDS shards, lines of JSON, CSV and
+plain text have no mark: the suffix decides, and where it is not known, the first character, `{` for lines of JSON.
 """
 
 import glob
@@ -17,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from dali_pipes.corpus.discover import entries_of, is_side_file, meant_as, natural_key
+from dali_pipes.corpus.discover import entries_of, meant_as, natural_key, unfinished_beside
+from dali_pipes.corpus.file_names import data_paths, is_side_file
 from dali_pipes.corpus.fingerprint import read_samples
 from dali_pipes.corpus.huggingface import list_shards
 from dali_pipes.corpus.mds_shards import list_shard_files
 from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.repeats import refuse_repeats
 from dali_pipes.corpus.sets import find_index, kind_of_index
 from dali_pipes.corpus.sniff import RIEGELI_MAGIC, is_arrow_stream
 from dali_pipes.corpus.splits import refuse_mixed_splits
@@ -30,10 +33,11 @@ from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.text.documents import CONTROL_BYTES
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 
-Kind: TypeAlias = Literal["jsonl", "plain", "parquet", "arrow", "webdataset", "mds", "arrayrecord"]
+Kind: TypeAlias = Literal["jsonl", "plain", "csv", "tsv", "parquet", "arrow", "webdataset", "mds", "arrayrecord"]
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jl")
 _PLAIN_SUFFIXES = (".txt", ".text", ".md")
+_DELIMITED: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv"}
 _WRAPPERS = (".gz", ".gzip", ".zst", ".zstd")
 _SIDE_STEMS = ("license", "notice", "readme")
 _HEAD_BYTES = 4096
@@ -56,25 +60,29 @@ class TextFile:
     modified_ns: int
 
 
-def find_text_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[TextFile]:
-    """The text files that `paths` name. Blocks for a few reads a file.
+def find_text_files(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], notes: list[str] | None = None
+) -> list[TextFile]:
+    """The text files that `paths` name. Blocks for a few reads a file. notes: takes sentences about files left out.
 
-    Raises CorpusReadError for what is missing or unreadable, CorpusError for a folder or glob without data, or with
-    files of several splits, CorpusFormatError for a file that is no text.
+    Raises CorpusReadError for what is missing or unreadable, CorpusError for a folder or glob without data, with files
+    of several splits or unfinished ones, and for a file that is there twice, CorpusFormatError for a file that is not
+    text.
     """
-    found: list[Path] = []
+    named: list[tuple[str, Path]] = []
     for entry in entries_of(paths):
-        files = _expand(entry)
+        files = _expand(entry, [] if notes is None else notes)
         if not os.path.isfile(os.path.expanduser(entry)):  # as the index of a set may be
             refuse_mixed_splits(entry, files)
-        found += files
-    _refuse_twice(found)
-    return [_checked(path) for path in found]
+        named += [(entry, file) for file in files]
+    refuse_repeats(named)
+    _refuse_twice([file for _, file in named])
+    return [_checked(path) for _, path in named]
 
 
 def list_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Absolute paths of the files that may be text, of whatever splits. Raises as `find_text_files`; opens none."""
-    return [file for entry in entries_of(paths) for file in _expand(entry)]
+    return [file for entry in entries_of(paths) for file in _expand(entry, [])]
 
 
 def recognise(path: Path) -> tuple[Kind, Compression] | None:
@@ -98,10 +106,12 @@ def recognise(path: Path) -> tuple[Kind, Compression] | None:
     suffix = _inner_suffix(path)
     if suffix == ".mds":
         return "mds", compression
-    if head[257:262] == b"ustar":
+    if head[257:262] == b"ustar" or suffix == ".tar":
         return "webdataset", compression
     if suffix in _JSON_SUFFIXES:
         return "jsonl", compression
+    if suffix in _DELIMITED:
+        return _DELIMITED[suffix], compression
     if suffix in _PLAIN_SUFFIXES:
         return "plain", compression
     if is_empty or not _looks_like_text(head):
@@ -124,8 +134,8 @@ def _checked(path: Path) -> TextFile:
     found = recognise(path)
     if found is None:
         raise CorpusFormatError(
-            f"{path}: is no text: expected are .txt, .jsonl (also .gz, .zst), Parquet and Arrow tables and MDS shards "
-            "with a column of strings, ArrayRecord, and tar archives of .txt or .json"
+            f"{path}: is not text: expected are .txt, .jsonl, .csv and .tsv (also .gz, .zst), Parquet and Arrow tables "
+            "and MDS shards with a column of strings, ArrayRecord, and tar archives of .txt or .json"
         )
     with OpenFile(path) as file:
         modified_ns = os.fstat(file.descriptor).st_mtime_ns  # before the samples: a change meanwhile shows at the end
@@ -137,6 +147,8 @@ def _checked(path: Path) -> TextFile:
 
 def _inner_suffix(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1][1:].isdigit():  # rows.csv.1
+        suffixes.pop()
     if suffixes and suffixes[-1] in _WRAPPERS:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
@@ -152,11 +164,11 @@ def _looks_like_text(head: bytes) -> bool:
     return True
 
 
-def _expand(entry: str) -> list[Path]:
+def _expand(entry: str, notes: list[str]) -> list[Path]:
     path = Path(os.path.abspath(os.path.expanduser(entry)))
     try:
         if path.is_dir():
-            return _files_of_folder(path)
+            return _files_of_folder(path, notes)
         if path.is_file():
             return list_shard_files(path) if kind_of_index(path) == "mds" else [path]
         if path.exists():
@@ -170,24 +182,29 @@ def _expand(entry: str) -> list[Path]:
         raise CorpusReadError(
             f"{path}: there is no such file or folder, and nothing matches it (given as {entry!r}){meant_as(entry)}"
         )
-    return _data_files(matches, f"the pattern {path}")
+    return _data_files([*matches, *unfinished_beside(path, matches)], f"the pattern {path}", notes)
 
 
-def _files_of_folder(folder: Path) -> list[Path]:
+def _files_of_folder(folder: Path, notes: list[str]) -> list[Path]:
     index = find_index(folder)
     kind = None if index is None else kind_of_index(index)
     if index is not None and kind in _LISTED_BY:
         return _LISTED_BY[kind](index)
-    return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}")
+    return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}", notes)
 
 
-def _data_files(candidates: Sequence[Path], where: str) -> list[Path]:
+def _data_files(candidates: Sequence[Path], where: str, notes: list[str]) -> list[Path]:
     files = []
-    for path in sorted(set(candidates), key=natural_key):
-        if not _is_side(path.name) and not path.is_dir():
+    found, _ = data_paths(set(candidates), where, _is_side, notes)
+    for path in sorted(found, key=natural_key):
+        if not path.is_dir():
             if not path.exists():
                 raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")
             files.append(path)
+    rows = [path for path in files if _inner_suffix(path) in _DELIMITED]
+    others = len(files) - len(rows)
+    if rows and others:  # earlier releases left them out
+        notes.append(f"{where}: {len(rows)} .csv or .tsv files are read by column, beside {others} other files")
     if not files:
         raise CorpusError(
             f"{where} holds no text file. Go down into folders with a pattern such as 'folder/**/*.jsonl'."
@@ -199,4 +216,4 @@ def _is_side(name: str) -> bool:
     stem, _, suffix = name.lower().partition(".")
     if suffix == "txt" or suffix.endswith(".txt"):
         return name.startswith((".", "_")) or stem in _SIDE_STEMS
-    return is_side_file(name)
+    return is_side_file(name) and (name.startswith((".", "_")) or _inner_suffix(Path(name)) not in _DELIMITED)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.text.arrayrecord import read_arrayrecord
+from dali_pipes.text.delimited import read_delimited
 from dali_pipes.text.documents import Document
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.lines import read_jsonl, read_plain
@@ -36,11 +37,14 @@ def read_documents(file: TextFile, key: str | None, separator: str | None, meter
     chunks = read_chunks(file.path, file.compression, meter)
     if file.kind == "jsonl":
         return read_jsonl(file.path, chunks, key)
+    if file.kind in ("csv", "tsv"):
+        return read_delimited(file.path, chunks, "," if file.kind == "csv" else "\t", key)
     if file.kind == "mds":
         return read_mds(file.path, chunks, key)
     if key is None:
         raise ConfigError(
-            f"{file.path}: holds texts; conversations are records of .jsonl, Parquet, Arrow, MDS or ArrayRecord files"
+            f"{file.path}: holds texts; conversations are records of .jsonl, .csv, Parquet, Arrow, MDS or ArrayRecord "
+            "files"
         )
     if file.kind == "plain":
         return read_plain(file.path, chunks, separator)
@@ -68,7 +72,7 @@ def read_batches(
             if characters >= batch_characters or len(documents) >= batch_characters // 64:
                 yield Batch(documents, meter.done)
                 documents, characters = [], 0
-        if file.kind != "webdataset" and meter.done - before != file.size:  # a tar is read up to its end mark
+        if meter.done - before != file.size:
             raise CorpusReadError(
                 f"{file.path}: had {file.size} bytes when it was found and {meter.done - before} when it was read: it "
                 "was changed meanwhile. Begin anew."

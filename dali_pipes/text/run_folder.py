@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dali_pipes.corpus.file_names import utf8_name
 from dali_pipes.errors import ConfigError, CorpusWriteError
 from dali_pipes.file_locks import lock, unlock
 from dali_pipes.text.inputs import TextFile
@@ -66,7 +67,7 @@ class RunFolder:
             "settings": dict(settings),
             "inputs": [
                 {
-                    "name": file.path.name,
+                    "name": utf8_name(file.path.name),
                     "bytes": file.size,
                     "digest": file.digest,
                     "modified_ns": file.modified_ns,
@@ -74,7 +75,7 @@ class RunFolder:
                 for file in inputs
             ],
         }
-        self._inputs = [str(file.path) for file in inputs]
+        self._inputs = [utf8_name(str(file.path)) for file in inputs]
         self._made_by = made_by
         self._compared: tuple[int, int, int] | None = None
 
@@ -105,7 +106,7 @@ class RunFolder:
         plan = self.work / "plan.json"
         own = plan.with_name(f"plan.{uuid.uuid4().hex}{UNFINISHED}")
         with writing(plan):
-            own.write_text(_as_json(self._plan), encoding="utf-8")
+            own.write_bytes(_as_json(self._plan))
             try:
                 os.link(own, plan)  # unlike a rename, leaves the plan of a process that was faster
             except FileExistsError:
@@ -123,7 +124,7 @@ class RunFolder:
                 with writing(plan):
                     for receipt in self.work.glob("tokens-*.json"):
                         receipt.unlink()
-                    write_whole(plan, _as_json(self._plan).encode())
+                    write_whole(plan, _as_json(self._plan))
         return None
 
     def manifest(self) -> dict[str, Any] | None:
@@ -176,7 +177,7 @@ class RunFolder:
 
     def keep(self, item: int, part: int, receipt: Receipt) -> None:
         """Declare a shard finished."""
-        write_whole(self._receipt_path(item, part), _as_json(vars(receipt)).encode())
+        write_whole(self._receipt_path(item, part), _as_json(vars(receipt)))
 
     def publish(self, num_items: int) -> dict[str, Any] | None:
         """Move the shards in place and write the manifest, if all items are done; None if not. Blocks for a lock.
@@ -201,7 +202,7 @@ class RunFolder:
                         (self.work / name).rename(self.out / name)
             sync_folder(self.out)
             manifest = self._manifest(receipts)
-            write_whole(self.out / MANIFEST, _as_json(manifest).encode())
+            write_whole(self.out / MANIFEST, _as_json(manifest))
             shutil.rmtree(self.work, ignore_errors=True)
             return manifest
         finally:
@@ -339,7 +340,7 @@ def _check_receipt(prefix: str, found: Any) -> None:
     # Files are moved by these names.
     names = found["files"]
     _expect(isinstance(names, dict) and all(isinstance(about, dict) for about in names.values()), "it has no files")
-    _as_json(found).encode()  # half of a surrogate pair is a ValueError
+    json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is a ValueError
     _expect(all(name.startswith(prefix) and not set(name) & set("/\\\0") for name in names), "files are not its own")
 
 
@@ -364,5 +365,6 @@ def _beyond_size(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     )
 
 
-def _as_json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+def _as_json(value: Any) -> bytes:
+    """JSON in UTF-8, with an escape for each byte of a file name that is not."""
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

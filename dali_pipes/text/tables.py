@@ -5,6 +5,7 @@ document. Read batch by batch: the memory is that of a batch and of the row grou
 """
 
 import contextlib
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def holds_tokens(path: Path, kind: str) -> bool:
         if kind == "parquet":
             import pyarrow.parquet
 
-            with pyarrow.parquet.ParquetFile(path) as file:
+            with _os_file(path) as source, pyarrow.parquet.ParquetFile(source) as file:
                 schema = file.schema_arrow
         else:
             with _open_arrow(path) as reader:
@@ -63,7 +64,7 @@ def _batches(path: Path, kind: str, key: str | None) -> Generator[tuple[Any, flo
     if kind == "parquet":
         import pyarrow.parquet
 
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with _os_file(path) as source, pyarrow.parquet.ParquetFile(source) as file:
             columns = None if key is None else [_text_column(path, file.schema_arrow, key)]
             done, total = 0, max(1, file.metadata.num_rows)
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
@@ -86,12 +87,20 @@ def _batches(path: Path, kind: str, key: str | None) -> Generator[tuple[Any, flo
 def _open_arrow(path: Path) -> Iterator[Any]:
     import pyarrow as pa
 
-    # Read, not mapped: a file that shrinks meanwhile is an error then, not a signal that ends the process.
-    with pa.OSFile(str(path), "rb") as source:
+    with _os_file(path) as source:
         is_file = source.read(8) == b"ARROW1\0\0"
         source.seek(0)
         with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
             yield reader
+
+
+def _os_file(path: Path) -> Any:
+    """A file of pyarrow. Read, not mapped: one that shrinks meanwhile is an error then, not a signal that ends the
+    process. Named by bytes, since names may be other than UTF-8.
+    """
+    import pyarrow as pa
+
+    return pa.OSFile(os.fsencode(path), "rb")
 
 
 @contextlib.contextmanager

@@ -2,43 +2,72 @@
 
     a/001.json  a/001.txt  a/002.txt        sample a/001 has the fields json and txt, a/002 has txt
 
-The key of a sample is the path up to the first dot of its last part; the files of a sample lie side by side.
+The key of a sample is the path up to the first dot of its last part; the files of a sample lie side by side,
+and nothing follows the end-of-archive marker.
 """
 
+import hashlib
 import json
 import tarfile
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Self, cast
 
+from dali_pipes.corpus.file_names import is_litter
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.text.documents import Document
 from dali_pipes.text.lines import text_of
 from dali_pipes.text.streams import ChunkReader
 
 _WANTED = ("txt", "json")
+_BLOCK_BYTES = 256 << 10
+_KEY_BYTES = 8  # of a sample's key that is remembered
 
 
 def read_webdataset(path: Path, chunks: Iterator[bytes], key: str) -> Iterator[Document]:
-    """The text of each sample; `key` is where it is in a `.json`. The memory is that of one sample.
+    """The text of each sample; `key` is where it is in a `.json`. The memory is that of one sample,
+    and about 100 bytes for each.
 
-    Raises CorpusFormatError for a damaged tar, a sample without a text, and a text that is not UTF-8.
+    Raises CorpusFormatError for a damaged tar, a sample without a text, members that are there twice or apart from
+    their sample, and a text that is not UTF-8.
     """
+    seen: set[bytes] = set()
     for number, (sample, members) in enumerate(groupby(_members(path, chunks), key=lambda member: member[0]), 1):
-        fields = {field: data for _, field, data in members}
+        fields: dict[str, bytes | None] = {}
+        digest = hashlib.blake2b(sample.encode("utf-8", "surrogateescape"), digest_size=_KEY_BYTES).digest()
+        for _, field, data in members:
+            if digest in seen:
+                raise CorpusFormatError(
+                    f"{path}: member {sample}.{field} is apart from other files of its sample; the files of a sample "
+                    "lie side by side. Make the archive with `tar --sort=name`."
+                )
+            if field in fields:
+                raise CorpusFormatError(
+                    f"{path}: member {sample}.{field} is there twice; remove one of the two, or rename it"
+                )
+            fields[field] = data
+        seen.add(digest)
         yield Document(_text(f"{path}: sample {sample}", fields, key), path, "sample", number)
 
 
 def _members(path: Path, chunks: Iterator[bytes]) -> Iterator[tuple[str, str, bytes | None]]:
     """(key, field, content) of each regular file; the content of fields that are not wanted is left out."""
     try:
-        with tarfile.open(fileobj=cast(IO[bytes], ChunkReader(chunks)), mode="r|") as archive:
+        with tarfile.open(
+            fileobj=cast(IO[bytes], ChunkReader(chunks)), mode="r|", tarinfo=_Member, encoding="utf-8"
+        ) as archive:
             for member in archive:
-                if not member.isreg():
-                    continue
+                archive.members = []  # type: ignore[attr-defined]  # it keeps a record of every member it has passed
                 folder, slash, name = member.name.rpartition("/")
                 stem, _, field = name.partition(".")
+                if (member.islnk() or member.issym()) and field in _WANTED:
+                    raise CorpusFormatError(
+                        f"{path}: member {member.name} is a link to {member.linkname}, whose text would be missing; "
+                        "make the archive with `tar --dereference --hard-dereference`"
+                    )
+                if not member.isreg() or is_litter(name):
+                    continue
                 content = None
                 if field in _WANTED:
                     file = archive.extractfile(member)
@@ -46,10 +75,35 @@ def _members(path: Path, chunks: Iterator[bytes]) -> Iterator[tuple[str, str, by
                     content = file.read()
                     if len(content) != member.size:
                         raise tarfile.ReadError(f"{member.name} has {len(content)} of {member.size} bytes")
-                archive.members = []  # type: ignore[attr-defined]  # it keeps a record of every member it has passed
                 yield folder + slash + stem, field, content
+            _refuse_more(path, archive)
     except tarfile.TarError as error:
         raise CorpusFormatError(f"{path}: is a damaged or cut off tar archive: {error}") from error
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header must be whole. The library takes a damaged header, and a missing end, for the end."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros: the end-of-archive marker
+            raise
+        except tarfile.HeaderError as error:
+            what = "it ends without an end-of-archive marker" if str(error) == "empty header" else error
+            raise tarfile.ReadError(f"at byte {archive.offset}: {what}") from error
+
+
+def _refuse_more(path: Path, archive: tarfile.TarFile) -> None:
+    """Read to the end of the file. Raise CorpusFormatError for data after the end-of-archive marker."""
+    rest = cast(IO[bytes], archive.fileobj)
+    while block := rest.read(_BLOCK_BYTES):
+        if block.strip(b"\0"):
+            raise CorpusFormatError(
+                f"{path}: holds data after its end-of-archive marker at byte {archive.offset}: archives that `cat` "
+                "put together, or a damaged one. Name the archives one by one, or join them with `tar --concatenate`."
+            )
 
 
 def _text(place: str, fields: dict[str, bytes | None], key: str) -> str:

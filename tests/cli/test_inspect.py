@@ -1,5 +1,6 @@
 """`inspect` against the true tokens of every sample, a plain oracle of lengths, and corpora with faults."""
 
+import json
 import re
 import statistics
 from collections import Counter
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import one_line_error, run_json, run_well
+from commands import one_line_error, run, run_json, run_well
 from corpus_files import write_megatron
 from counting import CountingCorpus
 from hypothesis import HealthCheck, given, settings
@@ -147,6 +148,22 @@ def test_empty_files_and_a_tail_without_its_end_are_found(tmp_path: Path) -> Non
     (note,) = report["notes"]
     assert note.startswith("1 of 4 files do not end with id 9")
     assert str(tmp_path / "2.bin") in note
+
+
+@pytest.mark.parametrize("command", ["inspect", "check"])
+def test_documents_that_go_on_in_the_next_file_are_noted_with_what_to_do(tmp_path: Path, command: str) -> None:
+    """By an id that ends documents, or one that begins them; no note where every file has its id."""
+    for number, ids in enumerate([[END, 1, 2, END], [], [END, 3], [4, 5, END]]):
+        np.array(ids, np.uint16).tofile(tmp_path / f"{number}.bin")
+    named = [str(tmp_path / name) for name in ("2.bin", "3.bin")]
+    for option, what, path in (("--eos", "do not end", named[0]), ("--start-id", "do not begin", named[1])):
+        report = json.loads(run(command, tmp_path, option, END, "--json").stdout)
+        (note,) = report["notes"]
+        assert note.startswith(f"1 of 4 files {what} with id 9 ({path}), so a document goes on")
+        assert "documents_end_at_files = true" in note
+    (tmp_path / "2.bin").unlink()
+    (tmp_path / "3.bin").unlink()
+    assert json.loads(run(command, tmp_path, "--eos", END, "--json").stdout)["notes"] == []
 
 
 def test_an_id_that_is_nowhere_is_noted(counting: Counting) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from dali_pipes import open_corpus as open_any_corpus
 from dali_pipes.corpus import open_corpus
-from dali_pipes.corpus.discover import find_files, is_side_file, natural_key
+from dali_pipes.corpus.discover import find_files, natural_key
+from dali_pipes.corpus.file_names import is_side_file
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
 from dali_pipes.text import find_text_files
 
@@ -105,7 +106,9 @@ def test_folder_leaves_out_side_files_and_folders_below(tmp_path: Path) -> None:
         "part-0.csv.gz",
         "README.md",
         "input.txt",
-        "x.bin.tmp",
+        "x.tmp",
+        "Thumbs.db",
+        ".DS_Store",
     ):
         (tmp_path / name).write_bytes(b"side")
     for name in ("x.bin.lock", "prepare.py", "s_1.bin~", "LICENSE", "a.ds.metadata"):
@@ -122,11 +125,11 @@ def test_possible_data_is_not_left_out(name: str) -> None:
     assert not is_side_file(name)
 
 
-def test_list_keeps_its_order_and_its_duplicates(tmp_path: Path) -> None:
+def test_list_keeps_its_order(tmp_path: Path) -> None:
     make(tmp_path / "a", SHARDS)
     make(tmp_path / "b", ["s_7"])
-    entries = [tmp_path / "b", tmp_path / "a" / "s_10.bin", str(tmp_path / "a" / "s_0*"), tmp_path / "b" / "s_7.bin"]
-    assert tokens(entries) == [7, 10, 3, 7]
+    entries = [tmp_path / "b", tmp_path / "a" / "s_10.bin", str(tmp_path / "a" / "s_0*")]
+    assert tokens(entries) == [7, 10, 3]
 
 
 def test_relative_paths_hold_when_the_process_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,9 +159,10 @@ def test_megatron_pair_is_found_by_prefix_and_named_once(tmp_path: Path) -> None
     assert find_files(tmp_path) == [pair]
     assert find_files(str(tmp_path / "*")) == [pair]
     assert find_files([pair, index]) == [pair]
-    assert find_files([index, pair, pair]) == [pair, pair]
-    assert find_files([index, index]) == [index, index]
-    assert tokens([index, index]) == [0, 1, 2, 0, 1, 2]
+    assert tokens([index, pair]) == [0, 1, 2]
+    for repeated in ([pair, pair], [index, pair, pair], [index, index], [pair, tmp_path / "my.data_text"]):
+        with pytest.raises(CorpusError, match="is there twice"):
+            tokens(repeated)
     pair.unlink()
     assert find_files(tmp_path / "my.data_text") == [index]
 
@@ -195,9 +199,9 @@ def test_broken_links_and_pipes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weight", [0.7, 1, "0.7", "3", ".5", "1e-3"])
 def test_weights_are_said_to_be_not_there(tmp_path: Path, find: Callable[[Any], object], weight: object) -> None:
     make(tmp_path, ["s_1"])
-    with pytest.raises((ConfigError, CorpusReadError), match="mixtures of sources by weight are not there yet"):
+    with pytest.raises((ConfigError, CorpusReadError), match="mixtures of sources by weight are not supported yet"):
         find([weight, str(tmp_path / "s_1.bin")])
-    with pytest.raises((ConfigError, CorpusReadError), match="mixtures of sources by weight are not there yet"):
+    with pytest.raises((ConfigError, CorpusReadError), match="mixtures of sources by weight are not supported yet"):
         find({str(tmp_path / "s_1.bin"): weight})
 
 

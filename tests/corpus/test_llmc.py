@@ -66,11 +66,6 @@ def test_other_dtype_is_refused(tmp_path: Path) -> None:
         assert corpus.num_tokens == 30
 
 
-def test_header_can_be_read_as_ids_if_the_user_says_so(tmp_path: Path) -> None:
-    with open_corpus(write_llmc(tmp_path / "a.bin", IDS), format="flat", dtype="uint16") as corpus:
-        assert corpus.num_tokens == 542
-
-
 def test_shard_without_ids_among_others(tmp_path: Path) -> None:
     write_llmc(tmp_path / "a_1.bin", IDS[:0])
     write_llmc(tmp_path / "a_2.bin", IDS)

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from corpus_files import write_llmc, write_megatron
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes.corpus import open_corpus
 from dali_pipes.errors import CorpusFormatError
+from dali_pipes.reports import check_corpus
 
 IDS = np.random.default_rng(0).integers(0, 50257, 5000).astype("<u2").tobytes()
 
@@ -156,3 +159,98 @@ def test_ids_are_hardly_ever_taken_for_another_kind(
     with open_corpus(path, dtype=dtype) as corpus:
         assert corpus.format == "flat"
         np.testing.assert_array_equal(corpus.tokens(0, len(ids)), np.array(ids).astype(dtype))
+
+
+def header(
+    magic: int, count: int, header_bytes: int = 1024, place: int = 2, order: str = "<", wide: bool = False
+) -> bytes:
+    facts = bytearray(header_bytes)
+    struct.pack_into(f"{order}2I", facts, 0, magic, 77_777 if place > 1 else 0)
+    struct.pack_into(f"{order}{'Q' if wide else 'I'}", facts, 4 * place, count)
+    return bytes(facts)
+
+
+@settings(max_examples=200)
+@given(
+    magic=st.sampled_from([20250101, 20240521, 20240802, 20260731, 1 << 16, 0x534B4F54, 2**32 - 1]),
+    header_bytes=st.sampled_from([256, 512, 1024, 2048, 4096]),
+    place=st.integers(1, 6),
+    order=st.sampled_from("<>"),
+    is_wide=st.booleans(),
+    width=st.sampled_from([1, 2, 4, 8]),
+    ids=st.lists(st.integers(0, 255), min_size=1, max_size=40),
+    extra=st.sampled_from([0, 0, 0, 1, -1, 8]),
+)
+def test_a_header_that_is_not_known_is_refused_if_its_count_fits(
+    tmp_path_factory: pytest.TempPathFactory,
+    magic: int,
+    header_bytes: int,
+    place: int,
+    order: str,
+    is_wide: bool,
+    width: int,
+    ids: list[int],
+    extra: int,
+) -> None:
+    path = tmp_path_factory.mktemp("header") / "a.bin"
+    count = len(ids) + extra
+    stored = b"".join(value.to_bytes(width, "little") for value in ids)
+    path.write_bytes(header(magic, max(count, 0), header_bytes, place, order, is_wide) + stored)
+    if count > 0 and len(stored) in {count * other for other in (1, 2, 4, 8)}:
+        with pytest.raises(CorpusFormatError, match=rf"a\.bin: begins with .*magic {magic}, for .*format='flat'"):
+            open_corpus(path, dtype="uint8")
+    else:
+        assert _ids(path, format="auto") == list(path.read_bytes())
+    assert _ids(path, format="flat") == list(path.read_bytes())  # the user's word holds
+
+
+def _ids(path: Path, format: str) -> list[int]:
+    with open_corpus(path, format=format, dtype="uint8") as corpus:
+        return [int(value) for value in corpus.tokens(0, corpus.num_tokens)]
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.integers(0, 3), max_size=12),
+    st.integers(0, 5000),
+    st.lists(st.integers(0, 3), max_size=4),
+    st.sampled_from(["<u2", "<u4", "<i8", "u1"]),
+)
+def test_small_ids_and_zeros_are_no_header(
+    tmp_path_factory: pytest.TempPathFactory, begin: list[int], zeros: int, end: list[int], dtype: str
+) -> None:
+    """The first word of a header is larger than two small ids can make, or the count does not fit."""
+    ids = np.array([*begin, *[0] * zeros, *end], dtype)
+    if not ids.size:
+        return
+    path = tmp_path_factory.mktemp("small") / "a.bin"
+    path.write_bytes(ids.tobytes())
+    with open_corpus(path, dtype=np.dtype(dtype).name) as corpus:
+        assert corpus.tokens(0, corpus.num_tokens).tolist() == ids.tolist()
+
+
+def test_check_and_inspect_name_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(header(20250101, len(IDS) // 2) + IDS)
+    report = check_corpus([str(path)])
+    assert [problem.kind for problem in report.problems] == ["format"]
+    assert "magic 20250101, for 5000 ids of 2 bytes" in report.problems[0].message
+
+
+@pytest.mark.parametrize("format", ["npy", "llmc", "parquet", "arrow", "megatron"])
+def test_what_is_of_a_known_format_is_not_read_as_flat(tmp_path: Path, format: str) -> None:
+    ids = np.arange(1000, 2000, dtype=np.uint16)
+    if format == "npy":
+        np.save(path := tmp_path / "a.npy", ids)
+    elif format == "llmc":
+        path = write_llmc(tmp_path / "a.bin", ids)
+    elif format == "megatron":
+        path = write_megatron(tmp_path / "a", [ids]).with_suffix(".idx")
+    else:
+        write = write_parquet if format == "parquet" else write_arrow
+        path = write(tmp_path / "a", table_of([list_array([ids.tolist()])]))
+    with pytest.raises(CorpusFormatError, match=f"is of format {format}; read as format='flat'"):
+        open_corpus(path, format="flat", dtype="uint8")
+    if format in ("npy", "llmc"):  # one that does not fit is not a whole file of the format
+        path.write_bytes(path.read_bytes() + b"12")
+        assert _ids(path, format="flat") == list(path.read_bytes())

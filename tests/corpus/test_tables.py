@@ -168,7 +168,8 @@ def test_documents_without_ids(tmp_path: Path, write: Any) -> None:
     nothing = write(tmp_path / "b", table_of([list_array([[], None, []])]))
     with pytest.raises(ValueError, match="the corpus is empty: 1 files without a token"):
         open_corpus(nothing)
-    with open_corpus([nothing, tmp_path / "a", nothing]) as corpus:
+    as_much = write(tmp_path / "c", table_of([list_array([[], None, []])]))
+    with open_corpus([nothing, tmp_path / "a", as_much]) as corpus:
         assert corpus.tokens(0, 9).tolist() == list(range(1, 10))
         assert corpus.num_documents == 13
 

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 
 
-def offsets_of(tokens: Sequence[int], kind: str, token_id: int) -> list[int]:
+def offsets_of(tokens: Sequence[int], kind: str, token_id: int, file_ends: Sequence[int] = ()) -> list[int]:
+    """file_ends: positions where documents end, too."""
     offsets = [0]
     for position, token in enumerate(tokens):
         cut = position + 1 if kind == "end" else position
-        if token == token_id and cut != 0:
+        if position in file_ends and position != offsets[-1]:
+            offsets.append(position)
+        if token == token_id and cut not in (0, offsets[-1]):
             offsets.append(cut)
     if offsets[-1] != len(tokens):
         offsets.append(len(tokens))

@@ -44,6 +44,27 @@ def found(folder: Path, end: int | None = None, start: int | None = None, dtype:
     return documents
 
 
+@given(
+    st.lists(st.lists(st.sampled_from([7, E]), max_size=6), min_size=1, max_size=6).filter(any),
+    st.sampled_from(["end", "start"]),
+    st.sampled_from([E, 8, 70_000]),
+)
+def test_documents_end_at_files_if_asked_for(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], kind: str, token_id: int
+) -> None:
+    """Empty files, ids that are nowhere or do not fit the type, files that end with their id and files that do not."""
+    folder = flat(tmp_path_factory.mktemp("files") / "data", *files)
+    tokens = [token for file in files for token in file]
+    ends = np.cumsum([len(file) for file in files]).tolist()
+    ids: dict[str, Any] = {"end": {"eos_id": token_id}, "start": {}}[kind]
+    start = token_id if kind == "start" else None
+    with open_corpus(folder, format="flat", **ids) as corpus:
+        for at_files, borders in ((True, ends), (False, [])):
+            documents = find_documents(corpus, start_id=start, end_at_files=at_files)
+            assert documents.offsets.tolist() == offsets_of(tokens, kind, token_id, borders)
+            assert not documents.offsets.flags.writeable
+
+
 @pytest.mark.parametrize(
     ("tokens", "ends", "starts"),
     [

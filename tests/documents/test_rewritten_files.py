@@ -1,8 +1,10 @@
 """A file that is rewritten under its name, size and sampled pieces has other documents, which the next start finds."""
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from shard_files import write_mds
 from table_files import list_array, table_of, write_arrow, write_parquet
 
-from dali_pipes import TokenLoader
+from dali_pipes import TokenLoader, kept_files
 from dali_pipes.corpus import arrayrecord, fingerprint, mds, open_corpus, row_chunks
 from dali_pipes.documents import find_documents
 from dali_pipes.reports import check_corpus
@@ -82,7 +84,7 @@ def _all_is_kept_and_nothing_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are kept too, and lie as a whole between the pieces that are sampled of large ones."""
     monkeypatch.setattr(fingerprint, "sample_places", lambda size: [])
     monkeypatch.setattr(row_chunks, "LEAST_KEPT_BYTES", 0)
-    monkeypatch.setattr(mds, "_KEPT_FROM_BYTES", 0)
+    monkeypatch.setattr(mds, "_KEPT_FROM_BYTES", 1)
     monkeypatch.setattr(arrayrecord, "_KEPT_FROM_BYTES", 0)
 
 
@@ -126,6 +128,46 @@ def test_check_reads_what_was_kept_again(tmp_path: Path, kind: str) -> None:
     report = check_corpus([str(folder)], **settings.get(kind, {}))
     assert (report.documents, report.problems) == (len(LENGTHS[1]), ())
     assert found(folder)[0] == LENGTHS[1]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_file_that_is_rewritten_in_place_under_its_old_time_is_read_again(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "data"
+    _, old_time = rewritten(folder, kind)
+    for path in folder.iterdir():
+        os.utime(path, ns=(old_time, old_time))
+    assert found(folder)[0] == LENGTHS[1]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_copy_with_its_time_shares_what_was_kept(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is stored for the copy, nor for the original after it."""
+    (tmp_path / "data").mkdir()
+    WRITERS[kind](tmp_path / "data", LENGTHS[0])
+    before = found(tmp_path / "data")
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    monkeypatch.setattr(kept_files, "store", None)
+    assert found(tmp_path / "copy") == found(tmp_path / "data") == before
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another machine"))
+    (tmp_path / "data").chmod(0o755)
+    assert found(tmp_path / "data") == before
+
+
+def test_one_rewritten_file_among_others_is_noticed(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        write_flat(tmp_path / "data" / name, LENGTHS[0]).rename(tmp_path / "data" / f"{name}.bin")
+        (tmp_path / "data" / name).rmdir()
+    assert found(tmp_path / "data")[0] == LENGTHS[0] * 3
+    path = tmp_path / "data" / "b.bin"
+    about = path.stat()
+    ids = np.fromfile(path, np.uint16)
+    path.write_bytes(ids[::-1].tobytes())
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    (tmp_path / "data" / "a.bin").rename(tmp_path / "moved")  # another inode under the same name and time
+    shutil.copy2(tmp_path / "moved", tmp_path / "data" / "a.bin")
+    ends = np.flatnonzero(np.concatenate([np.fromfile(tmp_path / "data" / f"{n}.bin", np.uint16) for n in "abc"]) == E)
+    assert found(tmp_path / "data")[0] == np.diff(ends, prepend=-1).tolist()
 
 
 def test_a_report_of_a_plan_is_that_of_the_file(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
     assert "no key 'body'; the keys are 'text'" in one_line_error(source, *base, "--text-key", "body")
     assert "gone.json cannot be read" in one_line_error(source, "--tokenizer", "gone.json", "--out", tmp_path / "o")
     np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "ids.bin")
-    assert "ids.bin: is no text" in one_line_error(
+    assert "ids.bin: is not text" in one_line_error(
         tmp_path / "ids.bin", "--tokenizer", tokenizer, "--out", tmp_path / "o"
     )
     (tmp_path / "data").mkdir()

@@ -110,7 +110,7 @@ def test_what_begins_as_an_arrow_stream_but_claims_too_much_is_none(tmp_path: Pa
     """Its first message would be larger than the file, and memory for it was taken before that was found."""
     path = tmp_path / "a.gz"
     path.write_bytes(b"\xff\xff\xff\xff" + struct.pack("<iI", claimed, 16) + bytes(480))
-    with pytest.raises(CorpusFormatError, match=r"a\.gz: is no text"):
+    with pytest.raises(CorpusFormatError, match=r"a\.gz: is not text"):
         find_text_files(path)
 
 

@@ -1,0 +1,160 @@
+"""What the name of a file says: data, a side file, or something that a program left beside the data.
+
+    a.json  README.md  Thumbs.db              side files: left out
+    a.bin~  a.bin.bak  a.bin.orig  #a.bin#    backups: left out and mentioned
+    cache-0123456789abcdef.arrow              results that Hugging Face datasets keeps beside its data: the same
+    a.bin.part  a.bin.aria2  .a.bin.Xy12Zq    unfinished downloads and copies: refused, since data is missing
+    a.bin.1  a (1).bin                        second copies where a.bin is there, too: refused
+
+The rules hold for folders and patterns. A file that is named in full is always taken.
+"""
+
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from dali_pipes.errors import CorpusError
+
+# fmt: off
+SIDE_SUFFIXES = (
+    ".bak", ".cfg", ".crc", ".csv", ".csv.gz", ".csv.zst", ".html", ".index", ".ini", ".ipynb", ".json", ".lock",
+    ".log", ".loss", ".md", ".md5", ".meta", ".metadata", ".old", ".orig", ".part", ".partial", ".pdf", ".pickle",
+    ".pkl", ".png", ".py", ".rst", ".sh", ".sha256", ".svg", ".swp", ".temp", ".tmp", ".toml", ".tsv", ".tsv.gz",
+    ".tsv.zst", ".txt", ".yaml", ".yml",
+)
+# fmt: on
+_LITTER = frozenset({"desktop.ini", "ehthumbs.db", "icon\r", "thumbs.db"})
+SIDE_NAMES = frozenset({"license", "makefile", "readme"}) | _LITTER
+
+_DATA = (
+    r"\.(?:array_?record|arrow|bin|csv|ds|feather|gz|gzip|idx|jl|jsonl|loss|mds|ndjson|npy|parquet|tar|tgz|tsv|txt|"
+    r"zst|zstd)"
+)
+_UNFINISHED = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"\.?(.+)\.(?:aria2|crdownload|filepart|incomplete|opdownload|!ut|!qb)",
+        rf"\.?(.+{_DATA})(?:\.[0-9a-z]+)?\.(?:download|part|partial|temp|tmp)",
+        rf"\.?(.+{_DATA})(?:_temp|_tmp|_?\.gstmp)",
+        rf"\.(.+{_DATA})\.(?![a-z]{{6}}$)[0-9a-z]{{6}}",  # rsync: six random letters and digits
+        rf"(.+{_DATA})\.(?!\d{{8}}$)[0-9a-f]{{8}}",  # aws s3 cp: eight random hexadecimal digits
+    )
+)
+_COPY = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"(.+{_DATA})()\.\d{{1,3}}",  # wget
+        r"(.+?)(\.[^ ]*)?(?: \(\d+\)| copy(?: \d+)?| - Copy(?: \(\d+\))?)(\.[^ ]+)",  # browsers and file managers
+        r"Copy of (.+)()",
+    )
+)
+_BACKUP = re.compile(rf"#.+#|.+\.orig|.+{_DATA}(?:~|\.bak|\.old|\.swp)", re.IGNORECASE)
+_OF_DATASETS = re.compile(r"(cache-[0-9a-f]{16})(?:_\d{5}_of_\d{5})?\.arrow|tmp[a-z0-9_]{8}")
+_PLAIN = re.compile(rf"[^.#_ ][^ ]*{_DATA}", re.IGNORECASE)
+"""Names that no other rule here speaks against, nearly all of those in a large folder: one look instead of nine."""
+_MOST_NAMES_IN_MESSAGE = 5
+
+
+def is_side_file(name: str) -> bool:
+    """Whether a file of this name is clearly not data, so that a folder or a pattern leaves it out."""
+    lower = name.lower()
+    is_hidden = name.startswith((".", "_")) or name.endswith("~")
+    return is_hidden or lower in SIDE_NAMES or lower.endswith(SIDE_SUFFIXES) or _is_backup(name)
+
+
+def _is_backup(name: str) -> bool:
+    return not _PLAIN.fullmatch(name) and _BACKUP.fullmatch(name) is not None
+
+
+def is_litter(name: str) -> bool:
+    """Whether file managers leave files of this name everywhere."""
+    return name.startswith(("._", ".DS_Store")) or name.lower() in _LITTER
+
+
+def finished_name(name: str) -> str | None:
+    """What an unfinished download or copy of this name would become; None if it does not look like one."""
+    if name.startswith(("._", "_")) or _PLAIN.fullmatch(name):
+        return None
+    found = next((found for pattern in _UNFINISHED if (found := pattern.fullmatch(name))), None)
+    return None if found is None else found[1]
+
+
+def data_paths(
+    candidates: Collection[Path], where: str, is_side: Callable[[str], bool], notes: list[str]
+) -> tuple[list[Path], list[str]]:
+    """The paths of a folder or pattern whose names do not speak against data, and the names of the side files.
+
+    where: the folder or pattern, for messages. notes: takes a sentence for what is left out and worth a word.
+    Raises CorpusError for unfinished files and second copies.
+    """
+    names = {path: path.name for path in candidates}
+    present = set(candidates)
+    found, side, backups = [], [], []
+    for path, name in names.items():
+        if _PLAIN.fullmatch(name) and not is_side(name):
+            found.append(path)
+            continue
+        finished = finished_name(name)
+        if finished is not None and not is_side(finished.removesuffix(".loss")):  # a mask that is lost shows nowhere
+            raise CorpusError(
+                f"{path}: looks like an unfinished download or copy of {finished}, so data may be missing in {where}. "
+                "Finish or remove it, or list the files that you want."
+            )
+        if is_side(name):
+            side.append(name)
+            if not name.startswith((".", "_")) and _is_backup(name):
+                backups.append(name)
+            continue
+        _refuse_copy(path, present)
+        found.append(path)
+    if backups:
+        notes.append(f"{where}: {len(backups)} backups are left out{some(sorted(backups))}")
+    return _without_results_of_datasets(found, where, notes), side
+
+
+def some(names: Sequence[str]) -> str:
+    """A few of them for a message, in brackets; nothing for none."""
+    if not names:
+        return ""
+    return f" ({', '.join(names[:_MOST_NAMES_IN_MESSAGE])}{', ...' if len(names) > _MOST_NAMES_IN_MESSAGE else ''})"
+
+
+def utf8_name(name: str) -> str:
+    """A file's name as text, the same whatever the locale: bytes that are not UTF-8 are lone surrogates."""
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")
+
+
+def _refuse_copy(path: Path, present: Collection[Path]) -> None:
+    for pattern in _COPY:
+        found = pattern.fullmatch(path.name)
+        original = None if found is None else path.with_name("".join(part or "" for part in found.groups()))
+        if original is not None and original in present:
+            raise CorpusError(
+                f"{path}: looks like a second copy of {original.name} beside it, whose tokens would be there twice. "
+                "Remove one of them, or list the files that you want."
+            )
+
+
+def _without_results_of_datasets(paths: list[Path], where: str, notes: list[str]) -> list[Path]:
+    """The paths without results of `map`, `filter` and `sort` where they lie beside the data they were made of.
+
+    Results of one call, with nothing beside them, are data.
+    """
+    if not any(path.suffix == ".arrow" for path in paths):
+        return paths
+    results = {path: found for path in paths if (found := _OF_DATASETS.fullmatch(path.name))}
+    others = [path for path in paths if path not in results]
+    if not results or (not others and len({found[1] for found in results.values()}) == 1):
+        return paths
+    names = some(sorted(path.name for path in results))
+    if not others:
+        raise CorpusError(
+            f"{where}: holds results of several calls of Hugging Face datasets{names}, which may be of the same rows. "
+            "List the files that you want."
+        )
+    notes.append(
+        f"{where}: {len(results)} results that Hugging Face datasets keeps beside its data are left out{names}; list "
+        "the files that you want to read them"
+    )
+    return others

@@ -89,7 +89,9 @@ def tokenize(
     ] = None,
     no_learn_thoughts: Annotated[
         bool,
-        typer.Option("--no-learn-thoughts", help="Leave reasoning that the template shows out of what is learned."),
+        typer.Option(
+            "--no-learn-thoughts", metavar=FLAG, help="Leave reasoning that the template shows out of what is learned."
+        ),
     ] = False,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
     shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,

@@ -129,15 +129,13 @@ class Aborter:
     def __init__(self) -> None:
         self._aborted: set[int] = set()
 
-    def abort_ends(self, root: int) -> list[int]:
-        ends = [pid for pid, children in below(root).items() if not children]
+    def abort(self, ends: list[int]) -> None:
         for pid in ends:
             try:
                 os.kill(pid, signal.SIGKILL if pid in self._aborted else signal.SIGABRT)
             except ProcessLookupError:
                 continue
         self._aborted |= set(ends)
-        return ends
 
 
 def watch(root: int, rules: Rules, look_every_s: float, look: Callable[[int], Look] = look_at) -> None:
@@ -159,10 +157,10 @@ def watch(root: int, rules: Rules, look_every_s: float, look: Callable[[int], Lo
         next_look_s = time.monotonic() + look_every_s
         why = watched.hang(look(root))
         if why is not None:
-            commands = {pid: _command(pid) for pid in below(root)}
-            ends = aborter.abort_ends(root)
-            what = "\n".join(f"  {pid} {commands.get(pid, '')}" for pid in ends)
-            print(f"\nwatchdog: {name} hangs: {why}. Aborted:\n{what}", file=sys.stderr, flush=True)
+            ends = [pid for pid, children in below(root).items() if not children]
+            what = "\n".join(f"  {pid} {_command(pid)}" for pid in ends)
+            print(f"\nwatchdog: {name} hangs: {why}. Aborting:\n{what}", file=sys.stderr, flush=True)
+            aborter.abort(ends)
 
 
 def _command(pid: int) -> str:

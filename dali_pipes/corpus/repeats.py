@@ -34,7 +34,7 @@ def _identity(path: Path) -> object:
     """Equal for two names of one file. Empty files, which hold nothing to repeat, are told apart by name."""
     try:
         found = tried_again(partial(os.stat, path))
-    except OSError:
+    except (OSError, ValueError):
         return path  # whoever opens it says what is wrong
     # Size and time guard against file systems whose inode numbers are made up.
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns) if found.st_ino and found.st_size else path

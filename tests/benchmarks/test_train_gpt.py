@@ -94,7 +94,7 @@ def test_the_script_runs_from_any_folder_and_leaves_its_results(tmp_path: Path) 
         "finished": True,
         "tokens": 4 * 2 * 16,
     }
-    assert summary["rating"] in {"excellent", "good", "fair", "poor"}
+    assert summary["rating"] == "not rated", "four steps are too few"
     assert 0 <= summary["data_wait_pct"] <= 100
     folder = tmp_path / "runs" / "demo"
     assert sorted(path.name for path in folder.iterdir()) == [NAME, "metrics.jsonl", "training.png"]

@@ -144,7 +144,7 @@ def test_results_of_datasets_beside_its_data_are_left_out(
         assert names[0] in corpus.notes[0]
         assert inspect_corpus(corpus).notes == corpus.notes
     assert names[0] in check_corpus([str(tmp_path / pattern)]).notes[0]
-    config = LoaderConfig(corpus=str(tmp_path / pattern), batch_size=1, seq_len=1, device="cpu", quiet=True)
+    config = LoaderConfig(corpus=str(tmp_path / pattern), batch_size=1, seq_len=1, device="cpu")
     with TokenLoader(config) as loader:
         assert len(list(loader)) == 2
     assert names[0] in capsys.readouterr().err

@@ -38,6 +38,8 @@ def test_findings_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     kept = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert kept == ["npy-5-0.zip", "npy-5-2.zip", "npy-5-3.zip"]
     monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)  # as replay() leaves it
+    monkeypatch.setenv("DALI_PIPES_CACHE", str(tmp_path / "cache"))
     run.replay(tmp_path / "out" / "npy-5-0.zip")
 
 

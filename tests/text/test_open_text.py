@@ -339,7 +339,7 @@ def test_tokens_are_opened_as_they_are_with_a_tokenizer_too(kept: Path, samples:
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_table_of_both_is_text_where_the_text_is_named(kept: Path, tmp_path: Path, gpt2: Path, kind: str) -> None:
-    table = pa.table({"text": ["Hello world", "a"], "input_ids": [[1], [2, 3]], "labels": [[0], [0, 0]]})
+    table = pa.table({"text": ["Hello world", "a"], "input_ids": [[1], [2, 3]], "labels": [[1], [2, 3]]})
     path = tmp_path / f"data.{kind}"
     if kind == "parquet":
         pq.write_table(table, path)

@@ -43,9 +43,9 @@ def tokenize(
     inputs: Annotated[list[str], typer.Argument(help="Text files, folders or glob patterns.")],
     tokenizer: Annotated[str, typer.Option(help="tokenizer.json of the tokenizers library, or its folder.")],
     out: Annotated[Path, typer.Option(help="Folder for the tokens: new, or of a run of this command to go on with.")],
-    format: Annotated[Format, typer.Option(help="megatron keeps documents apart by an index, flat by the eos id.")] = (
-        "megatron"
-    ),
+    format: Annotated[
+        Format, typer.Option(metavar="FORMAT", help="megatron separates documents by an index, flat by the eos id.")
+    ] = "megatron",
     eos: Annotated[
         int | None, typer.Option(help="Id behind each document; by default the end-of-text token, if there is one.")
     ] = None,
@@ -59,10 +59,7 @@ def tokenize(
         ),
     ] = None,
     chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat/--no-chat", metavar=FLAG, show_default=False, help="Records are conversations: ids and masks."
-        ),
+        bool, typer.Option("--chat", metavar=FLAG, help="Records are conversations: ids and masks.")
     ] = False,
     chat_template: Annotated[
         str | None,

@@ -85,7 +85,7 @@ def test_what_is_typed_is_utf8_in_any_locale_or_refused(tmp_path: Path, gpt2: Pa
     source = tmp_path / ("a.txt" if option == "--separator" else "a.jsonl")
     command = [sys.executable, "-m", "dali_pipes", "tokenize", str(source), "--tokenizer", str(gpt2), "--out"]
     for value, wanted in (("\u65e5".encode(), 0), (b"\xe9", 2)):
-        typed = [*(os.fsencode(part) for part in (*command, tmp_path / f"out{wanted}", option)), value]
+        typed = [*(os.fsencode(part) for part in (*command, str(tmp_path / f"out{wanted}"), option)), value]
         done = subprocess.run(typed, capture_output=True, env={**os.environ, **ASCII}, check=False)
         assert done.returncode == wanted, done.stderr
         assert (b"is not UTF-8" in done.stderr) == bool(wanted)

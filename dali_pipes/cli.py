@@ -87,9 +87,7 @@ def inspect(
     token_column: TokenColumn = None,
     full: Annotated[
         bool,
-        typer.Option(
-            "--full/--no-full", metavar=FLAG, show_default=False, help="Look at all ids, not at a sample of them."
-        ),
+        typer.Option("--full/--no-full", metavar=FLAG, show_default=False, help="Read all ids instead of a sample."),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -65,7 +65,7 @@ class LoaderConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
 
     corpus: tuple[str, ...] = Field(
-        description="files, folders or glob patterns; or synthetic:10B, ids by formula", min_length=1
+        description="files, folders or glob patterns; or synthetic:10B for generated ids", min_length=1
     )
     format: str = Field("auto", description="corpus format; auto recognises it by content")
     dtype: str | None = Field(None, description="integer type of headerless ids; None: uint16 for flat files")
@@ -76,8 +76,8 @@ class LoaderConfig(BaseModel):
     document_start_id: int | None = Field(None, ge=0, description="id that begins a document, where none ends it")
     documents_end_at_files: bool = Field(
         False,
-        description="end a document where its file ends, even without the id that ends it; False: it goes on in the "
-        "next file",
+        description="end a document at the end of its file, even without an end id; False: it continues in the next "
+        "file",
     )
     tokenizer: str | None = Field(None, description="tokenizer.json for a corpus of text, tokenised at the first start")
     text_key: str | None = Field(None, description="key or column of the text; None: text")
@@ -239,7 +239,7 @@ class LoaderConfig(BaseModel):
         if self.mtp >= self.seq_len:
             raise ValueError(
                 f"mtp = {self.mtp} asks for labels {self.mtp} tokens ahead, but a row has only seq_len = "
-                f"{self.seq_len}; set mtp below seq_len"
+                f"{self.seq_len} tokens; set mtp below seq_len"
             )
         if self.length_buckets is not None:
             self._check_buckets(self.length_buckets)
@@ -338,15 +338,15 @@ class LoaderConfig(BaseModel):
             return cls(**settings)
         refuse_as_corpus(given, cls.model_fields)
         if "corpus" in settings:
-            raise ConfigError("the corpus is given twice: pass its path first, or as corpus=, not both")
+            raise ConfigError("the corpus is given twice: pass it as the first argument or as corpus=, not both")
         return cls(corpus=given, **settings)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).model_fields:
             raise ConfigError(unknown_setting(name, type(self).model_fields))
         raise ConfigError(
-            f"a configuration does not change: make another one, config.replace({name}={shown(value)}), and build the "
-            "loader from that"
+            f"a configuration cannot be changed: create a new one with config.replace({name}={shown(value)}) and "
+            "build the loader from it"
         )
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ DaliPipesError
 A message says what was found (file, position, value), what was expected, and what to do.
 """
 
-NO_WEIGHTS = "only paths can be named, each once: mixtures of sources by weight are not supported yet"
+NO_WEIGHTS = "list only paths, each once: weighted mixtures of sources are not supported yet"
 
 
 class DaliPipesError(Exception):

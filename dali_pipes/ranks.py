@@ -76,8 +76,8 @@ def _refuse_other_meshes(mesh: Any) -> None:
     of_jax = type(mesh).__module__.partition(".")[0] in ("jax", "jaxlib") or hasattr(mesh, "axis_names")
     example = "jax.process_index(), world_size=jax.process_count()" if of_jax else "..., world_size=..."
     raise ConfigError(
-        f"mesh is a {type(mesh).__module__}.{type(mesh).__qualname__}, but only a torch DeviceMesh says which rank a "
-        f"process is: leave mesh out and pass its data-parallel rank and world size, rank={example}"
+        f"mesh is a {type(mesh).__module__}.{type(mesh).__qualname__}, but only a torch DeviceMesh tells which rank a "
+        f"process is: leave mesh out and pass the data-parallel rank and world size, rank={example}"
     )
 
 

@@ -172,9 +172,7 @@ def _open_synthetic(
     of_files = {"loss_masks": loss_masks or None, "token_column": token_column, "verify_checksums": verify or None}
     for name, value in of_files.items():
         if value is not None:
-            raise ConfigError(
-                f"{name} = {value!r} is for files, and a synthetic corpus does not have any; leave it out"
-            )
+            raise ConfigError(f"{name} = {value!r} applies to files, not to a synthetic corpus; leave it out")
     id_type = None if dtype is None else _id_type(dtype, synthetic.FORMAT)
     file, end_id = synthetic.open_synthetic(paths, vocab_size, id_type, eos_id)
     return Corpus([file], end_id)
@@ -338,6 +336,7 @@ def _check_alike(one: DataFile, other: DataFile) -> None:
     empty = next((file for file in (one, other) if file.size == 0), None)
     hint = f" {empty.path} is empty, 0 bytes: remove it, or make or copy it again." if empty else ""
     raise CorpusFormatError(
-        f"the files of a corpus are of one format, but {one.path} is {one.format} {one.stored.str} and {other.path} is "
-        f"{other.format} {other.stored.str}.{hint} Open them apart, or name only the files of one kind."
+        f"all files of a corpus must have the same format, but {one.path} is {one.format} {one.stored.str} and "
+        f"{other.path} is {other.format} {other.stored.str}.{hint} Open them separately, or "
+        "name only files of one format."
     )

@@ -54,9 +54,9 @@ DOCUMENT_ORDER_FIELDS = (
 
 
 class LoaderConfig(BaseModel):
-    """Settings of a loader; every instance has been checked and does not change. Raises `ConfigError`.
+    """Settings of a loader; every instance is validated and immutable. Raises `ConfigError`.
 
-    `replace(batch_size=16)` makes another one. `print(config)` shows the settings that differ from their defaults,
+    `replace(batch_size=16)` returns a new one. `print(config)` shows the settings that differ from their defaults,
     `config.to_toml()` all of them.
 
     Sizes are in tokens or rows unless a name says bytes. `batch_size` is the number of rows a rank gets in one step.
@@ -299,9 +299,9 @@ class LoaderConfig(BaseModel):
 
     @classmethod
     def from_preset(cls, *names: str, **overrides: Any) -> Self:
-        """Put presets of this package together, which `dali-pipes config` lists; later ones, then keywords, go first.
+        """Combine presets, which `dali-pipes config` lists; later ones override earlier ones, keywords override both.
 
-        `from_preset("gpt2_124m", "h100", corpus="data/*.bin")`. Raises `ConfigError` with the names that there are.
+        `from_preset("gpt2_124m", "h100", corpus="data/*.bin")`. Raises `ConfigError` listing the known names.
         """
         return cls.from_sources(*map(read_preset, names), Source("", overrides))
 

@@ -25,7 +25,7 @@ class ConfigError(DaliPipesError, ValueError):
     """A setting is unknown, missing, out of range, or does not go with another."""
 
     problems: tuple[tuple[str, str], ...] = ()
-    """Of a configuration: each setting that is wrong, and why; "" where several do not go together."""
+    """For a configuration: each wrong setting and why; "" if several settings contradict each other."""
 
 
 class CorpusError(DaliPipesError, ValueError):

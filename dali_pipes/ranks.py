@@ -70,7 +70,7 @@ def ranks_on_mesh(
 
 
 def _refuse_other_meshes(mesh: Any) -> None:
-    """Raise `ConfigError` for what does not know the places of processes as a torch `DeviceMesh` does."""
+    """Raise `ConfigError` for a mesh that does not know the ranks of processes, as a torch `DeviceMesh` does."""
     if all(hasattr(mesh, name) for name in ("mesh_dim_names", "get_local_rank", "size")):
         return
     of_jax = type(mesh).__module__.partition(".")[0] in ("jax", "jaxlib") or hasattr(mesh, "axis_names")

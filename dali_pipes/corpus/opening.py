@@ -69,7 +69,7 @@ def open_corpus(
     where that takes longer than a second.
 
     paths:  a file, a folder, a glob, or a list of these; or "synthetic:10B" for ids by formula, without files, which
-            `dali_pipes.corpus.synthetic` tells of. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
+            see `dali_pipes.corpus.synthetic`. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
             and leave out side files; a list keeps its own order. `dali_pipes.corpus.discover` has the rules.
     format: "auto" recognises each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy" or
             "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet", "arrow" (file or stream; also a folder
@@ -91,7 +91,7 @@ def open_corpus(
     read_retries: how often a read that fails for a reason that may pass is tried again, now and later; see
                   `dali_pipes.corpus.read_retries`
     vocab_size:   of a synthetic corpus, 50257 if not given. Ids of files are not compared with it here.
-    notes:        sentences that `Corpus.notes` begins with, about the files that these were made of
+    notes:        sentences that `Corpus.notes` starts with, about the files from which these were made
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.

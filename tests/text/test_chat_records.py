@@ -259,7 +259,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x.png"}}
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ([1], "found [1] (list) where a JSON object"),
+        ([1], "found [1] (list); expected a JSON object"),
         ({}, "among the keys none"),
         ({"text": "a", "n": 1}, "among the keys text (str), n (int). Expected 'messages'"),
         ({"prompt": "a"}, "among the keys prompt (str)"),

@@ -121,7 +121,7 @@ def lost_text(config: LoaderConfig, schedule: Schedule) -> str:
     per_cent = f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"
     return (
         f'long_documents = "{config.long_documents}" leaves out {"about " * (not is_exact)}{tokens:,} tokens '
-        f"({per_cent}), of {documents:,} documents"
+        f"({per_cent}) from {documents:,} documents"
     )
 
 

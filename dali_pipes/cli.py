@@ -87,9 +87,7 @@ def inspect(
     token_column: TokenColumn = None,
     full: Annotated[
         bool,
-        typer.Option(
-            "--full/--no-full", metavar=FLAG, show_default=False, help="Look at all ids, not at a sample of them."
-        ),
+        typer.Option("--full/--no-full", metavar=FLAG, show_default=False, help="Read all ids instead of a sample."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -150,7 +148,7 @@ def config(
     assignments: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Check a configuration and print it whole, as TOML, which loads again; as JSON too. Alone, list the presets."""
+    """Check a configuration and print all of it as TOML or JSON, which loads again. Without arguments, list presets."""
     with errors_as_one_line():
         if not (given or assignments or batch_size or seq_len):
             if as_json:

@@ -24,16 +24,16 @@ Given = Annotated[
     list[str],
     typer.Argument(
         metavar="CONFIG|DATA",
-        help="Configuration files (TOML, YAML, JSON) and names of presets, later ones over earlier ones; or data: "
-        "files, folders, glob patterns, synthetic:10B.",
+        help="Configuration files (TOML, YAML, JSON) and preset names, where later ones override earlier ones; or "
+        "data: files, folders, glob patterns, synthetic:10B.",
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="One setting, over what is said before; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated."),
 ]
-BatchSize = Annotated[int | None, typer.Option(help="Rows of a batch on one rank.")]
-SeqLen = Annotated[int | None, typer.Option(help="Tokens of a row.")]
+BatchSize = Annotated[int | None, typer.Option(help="Rows per batch on each rank.")]
+SeqLen = Annotated[int | None, typer.Option(help="Tokens per row.")]
 
 
 def settings_given(
@@ -85,9 +85,7 @@ def _source(argument: str) -> Source | None:
         return None
     if argument in presets():
         return read_preset(argument)
-    raise ConfigError(
-        f"{argument}: there is no such file or folder, and no preset of this name; presets are {', '.join(presets())}"
-    )
+    raise ConfigError(f"{argument}: no such file, folder or preset; the presets are {', '.join(presets())}")
 
 
 def _assigned(item: str) -> Source:

@@ -49,7 +49,7 @@ def tokenize(
     eos: Annotated[
         int | None, typer.Option(help="Id behind each document; by default the end-of-text token, if there is one.")
     ] = None,
-    no_eos: Annotated[bool, typer.Option("--no-eos", metavar=FLAG, help="Put no id behind the documents.")] = False,
+    no_eos: Annotated[bool, typer.Option("--no-eos", metavar=FLAG, help="Do not add an id after documents.")] = False,
     text_key: Annotated[str, typer.Option(help="Key or column of the text.")] = "text",
     separator: Annotated[
         str | None,
@@ -59,7 +59,7 @@ def tokenize(
         ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", metavar=FLAG, help="Records are conversations: ids and masks.")
+        bool, typer.Option("--chat", metavar=FLAG, help="Records are conversations; write ids and loss masks.")
     ] = False,
     chat_template: Annotated[
         str | None,
@@ -67,28 +67,27 @@ def tokenize(
     ] = None,
     chat_template_name: Annotated[
         str | None,
-        typer.Option(help="Which of several named templates; by default tool_use for records with tools, or default."),
+        typer.Option(help="Name of the template to use; by default tool_use for records with tools, else default."),
     ] = None,
     chat_template_kwargs: Annotated[
         str | None,
         typer.Option(
             metavar="JSON",
-            help="Variables for the template, such as '{\"enable_thinking\": false}'; those of a record come first.",
+            help="Variables for the template, such as '{\"enable_thinking\": false}'; "
+            "those in a record take precedence.",
         ),
     ] = None,
     learn: Annotated[
         Learn | None,
         typer.Option(
             metavar="TURNS",
-            help="What is learned: assistant (its turns, the default), last (the last of them) or all.",
+            help="Which turns are learned: assistant (the default), last (only the last assistant turn) or all.",
             show_default=False,
         ),
     ] = None,
     no_learn_thoughts: Annotated[
         bool,
-        typer.Option(
-            "--no-learn-thoughts", metavar=FLAG, help="Leave reasoning that the template shows out of what is learned."
-        ),
+        typer.Option("--no-learn-thoughts", metavar=FLAG, help="Do not learn the reasoning that the template shows."),
     ] = False,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do input I, I + N, I + 2N ... alone, from 0.")] = "0/1",
     shard_tokens: Annotated[int, typer.Option(help="An output file with as many tokens takes no more.")] = SHARD_TOKENS,
@@ -118,9 +117,9 @@ def tokenize(
         ):
             if value is not None and not chat:
                 shown = option if value is True else f"{option} {value}"
-                raise ConfigError(f"{shown}: is for conversations; add --chat, or leave it out")
+                raise ConfigError(f"{shown}: applies only to conversations; add --chat, or leave it out")
         if chat_template == "none" and chat_template_name is not None:
-            raise ConfigError("--chat-template-name: there is no template with --chat-template none; leave one out")
+            raise ConfigError("--chat-template-name: cannot be combined with --chat-template none; leave one out")
         loaded = load_tokenizer(tokenizer)
         if eos is not None and (no_eos or eos < 0):
             raise ConfigError(f"--eos {eos}: expected an id, 0 or above, and no --no-eos beside it")

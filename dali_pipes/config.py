@@ -54,9 +54,9 @@ DOCUMENT_ORDER_FIELDS = (
 
 
 class LoaderConfig(BaseModel):
-    """Settings of a loader; every instance has been checked and does not change. Raises `ConfigError`.
+    """Settings of a loader; every instance is validated and immutable. Raises `ConfigError`.
 
-    `replace(batch_size=16)` makes another one. `print(config)` shows the settings that differ from their defaults,
+    `replace(batch_size=16)` returns a new one. `print(config)` shows the settings that differ from their defaults,
     `config.to_toml()` all of them.
 
     Sizes are in tokens or rows unless a name says bytes. `batch_size` is the number of rows a rank gets in one step.
@@ -65,7 +65,7 @@ class LoaderConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
 
     corpus: tuple[str, ...] = Field(
-        description="files, folders or glob patterns; or synthetic:10B, ids by formula", min_length=1
+        description="files, folders or glob patterns; or synthetic:10B for generated ids", min_length=1
     )
     format: str = Field("auto", description="corpus format; auto recognises it by content")
     dtype: str | None = Field(None, description="integer type of headerless ids; None: uint16 for flat files")
@@ -76,8 +76,8 @@ class LoaderConfig(BaseModel):
     document_start_id: int | None = Field(None, ge=0, description="id that begins a document, where none ends it")
     documents_end_at_files: bool = Field(
         False,
-        description="end a document where its file ends, even without the id that ends it; False: it goes on in the "
-        "next file",
+        description="end a document at the end of its file, even without an end id; False: it continues in the next "
+        "file",
     )
     tokenizer: str | None = Field(None, description="tokenizer.json for a corpus of text, tokenised at the first start")
     text_key: str | None = Field(None, description="key or column of the text; None: text")
@@ -239,7 +239,7 @@ class LoaderConfig(BaseModel):
         if self.mtp >= self.seq_len:
             raise ValueError(
                 f"mtp = {self.mtp} asks for labels {self.mtp} tokens ahead, but a row has only seq_len = "
-                f"{self.seq_len}; set mtp below seq_len"
+                f"{self.seq_len} tokens; set mtp below seq_len"
             )
         if self.length_buckets is not None:
             self._check_buckets(self.length_buckets)
@@ -299,9 +299,9 @@ class LoaderConfig(BaseModel):
 
     @classmethod
     def from_preset(cls, *names: str, **overrides: Any) -> Self:
-        """Put presets of this package together, which `dali-pipes config` lists; later ones, then keywords, go first.
+        """Combine presets, which `dali-pipes config` lists; later ones override earlier ones, keywords override both.
 
-        `from_preset("gpt2_124m", "h100", corpus="data/*.bin")`. Raises `ConfigError` with the names that there are.
+        `from_preset("gpt2_124m", "h100", corpus="data/*.bin")`. Raises `ConfigError` listing the known names.
         """
         return cls.from_sources(*map(read_preset, names), Source("", overrides))
 
@@ -338,15 +338,15 @@ class LoaderConfig(BaseModel):
             return cls(**settings)
         refuse_as_corpus(given, cls.model_fields)
         if "corpus" in settings:
-            raise ConfigError("the corpus is given twice: pass its path first, or as corpus=, not both")
+            raise ConfigError("the corpus is given twice: pass it as the first argument or as corpus=, not both")
         return cls(corpus=given, **settings)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).model_fields:
             raise ConfigError(unknown_setting(name, type(self).model_fields))
         raise ConfigError(
-            f"a configuration does not change: make another one, config.replace({name}={shown(value)}), and build the "
-            "loader from that"
+            f"a configuration cannot be changed: create a new one with config.replace({name}={shown(value)}) and "
+            "build the loader from it"
         )
 
     def __str__(self) -> str:

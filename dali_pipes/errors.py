@@ -14,7 +14,7 @@ DaliPipesError
 A message says what was found (file, position, value), what was expected, and what to do.
 """
 
-NO_WEIGHTS = "only paths can be named, each once: mixtures of sources by weight are not supported yet"
+NO_WEIGHTS = "list only paths, each once: weighted mixtures of sources are not supported yet"
 
 
 class DaliPipesError(Exception):
@@ -25,7 +25,7 @@ class ConfigError(DaliPipesError, ValueError):
     """A setting is unknown, missing, out of range, or does not go with another."""
 
     problems: tuple[tuple[str, str], ...] = ()
-    """Of a configuration: each setting that is wrong, and why; "" where several do not go together."""
+    """For a configuration: each wrong setting and why; "" if several settings contradict each other."""
 
 
 class CorpusError(DaliPipesError, ValueError):

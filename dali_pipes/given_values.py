@@ -55,10 +55,12 @@ class Shown:
 def refuse_as_corpus(given: Any, settings: Collection[str]) -> None:
     """Raise `ConfigError` for a table of settings, or a file of them, in the place of the corpus."""
     if isinstance(given, Mapping) and given and all(name in settings for name in given):
-        raise ConfigError("settings are passed as keywords: TokenLoader(**settings)")
+        raise ConfigError("pass settings as keywords: TokenLoader(**settings)")
     if isinstance(given, str | os.PathLike) and os.fsdecode(given).endswith((".toml", ".yaml", ".yml")):
         path = os.fsdecode(given)
-        raise ConfigError(f"{path} is a file of settings, not of tokens: TokenLoader(LoaderConfig.from_file({path!r}))")
+        raise ConfigError(
+            f"{path} is a settings file, not a token file: use TokenLoader(LoaderConfig.from_file({path!r}))"
+        )
 
 
 def paths_of(value: Any, setting: str) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ def list_of(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, list | tuple | Set | str) or not _has_items(value):
         return value
-    raise ValueError(f"expected a list, found a {type(value).__name__}; write it as a list")
+    raise ValueError(f"expected a list, found a {type(value).__name__}; pass a list")
 
 
 def dtype_name(value: Any) -> Any:
@@ -95,7 +97,7 @@ def device_name(value: Any) -> str:
     """A device by name: "auto", "cpu", "cuda" or "cuda:1"."""
     name = str(value) if hasattr(value, "type") and hasattr(value, "index") else value  # a torch.device
     if isinstance(name, int) and not isinstance(name, bool):
-        raise ValueError(f'a number does not name a device: write device = "cuda:{name}"')
+        raise ValueError(f'a number does not name a device: use device = "cuda:{name}"')
     if isinstance(name, str):
         if _DEVICE.fullmatch(name):
             return name
@@ -118,7 +120,7 @@ def _of_mapping(value: Mapping[Any, Any], setting: str) -> str:
         )
     if isinstance(first[1], str | os.PathLike):
         return (
-            f"a dict of paths does not say which ones to read: name those of one split, {setting} = ...[{first[0]!r}]"
+            f"a dict of paths does not say which ones to read: pass those of one split, {setting} = ...[{first[0]!r}]"
         )
     return _in_memory(value, 'pyarrow.parquet.write_table(pyarrow.table(data), "tokens.parquet")', "tokens.parquet")
 
@@ -136,14 +138,14 @@ def _of_entry(value: Collection[Any], entry: Any, setting: str) -> str:
         return _in_memory(value, records, "tokens.parquet")
     if isinstance(entry, list | tuple) or hasattr(entry, "__array__"):
         return _in_memory(value, _PARQUET, "tokens.parquet")
-    return f"{shown(entry)} is not a path; {setting} takes paths of files, folders or globs"
+    return f"{shown(entry)} is not a path; {setting} takes files, folders or globs"
 
 
 def _of_object(value: Any, setting: str) -> str:
     """Why something is refused that is neither a path nor a list. Looks at what it is, and at nothing that is in it."""
     kind, module = type(value).__name__, type(value).__module__.partition(".")[0]
     if isinstance(value, Iterator):
-        return f"a {kind} can be read only once: pass a list, sorted(paths), or the glob itself as text"
+        return f"a {kind} can be read only once: pass a list, sorted(paths), or the glob pattern as text"
     if isinstance(value, deque | MappingView) or getattr(getattr(value, "dtype", None), "kind", "") == "U":
         return f"expected a list of paths, found a {kind}: pass list(paths)"
     if isinstance(value, Set):
@@ -153,7 +155,7 @@ def _of_object(value: Any, setting: str) -> str:
     file = getattr(value, "filename", None)
     if isinstance(file, str | os.PathLike) and hasattr(value, "dtype"):
         dtype = f', dtype = "{value.dtype}"'
-        return f"this array maps the file {file}: name that, {setting} = {shown(str(file))}{dtype}"
+        return f"this array is a memory map of {file}: pass the file instead, {setting} = {shown(str(file))}{dtype}"
     if callable(getattr(value, "save_to_disk", None)):
         return _in_memory(value, 'data.save_to_disk("tokens")', "tokens")
     if callable(getattr(value, "to_parquet", None)):
@@ -177,8 +179,8 @@ def _has_items(value: Any) -> bool:
 
 def _in_memory(value: Any, write: str, name: str) -> str:
     return (
-        f"a loader reads files, and this is of type {type(value).__name__}. Write its token ids to a file once, for "
-        f'example {write}, and pass that: corpus = "{name}"'
+        f"a loader reads files, but this is a value of type {type(value).__name__}. Write its token ids to a file "
+        f'once, for example with {write}, and pass that file: corpus = "{name}"'
     )
 
 

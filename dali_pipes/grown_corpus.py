@@ -35,8 +35,8 @@ def growth_advice(state: Mapping[str, Any], corpus: Corpus) -> str:
     new = f"{len(added):,} file{'s were' if len(added) > 1 else ' was'} added {place} them ({listed}{more})"
     return (
         f"The corpus has grown: the files of the state {where}, and {new}. To finish the epoch of the state, load it "
-        "into a loader whose corpus is a list of the old files alone, in their order. To begin epoch "
-        f"{epoch} with all {count:,} files: {code}"
+        f"into a loader whose corpus lists only the old files, in the same order. To start epoch {epoch} with all "
+        f"{count:,} files: {code}"
     )
 
 

@@ -137,9 +137,9 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
     accumulated batches run on from one epoch into the next, and what Trainer does at an epoch's end is done behind the
     step that reaches it.
 
-    `label_smoothing_factor` smooths the labels that the loader hands out, all T of a row. Hooks that take labels
-    (`compute_loss_func`, `compute_metrics`, `preprocess_logits_for_metrics`) get them as the loader shifts them, which
-    they have to say they know: `compute_metrics.labels_are_shifted = True`. `label_ids` of `predict()` are those too.
+    `label_smoothing_factor` smooths the loader's labels, all T of a row. Hooks that take labels (`compute_loss_func`,
+    `compute_metrics`, `preprocess_logits_for_metrics`) get the loader's shifted labels and must declare that they
+    expect them: `compute_metrics.labels_are_shifted = True`. `label_ids` of `predict()` are shifted too.
 
     Where epochs are equally long `train()` raises `StateError` if it resumes with another accumulation or other rows of
     a step (ranks times batch size), which Trainer's own count of steps does not follow. Building one raises

@@ -26,12 +26,12 @@ class NotADataSet:
         """
         if sys._getframe(1).f_globals.get("__name__", "").startswith("accelerate."):
             raise TypeError(
-                "a TokenLoader already delivers the batches of this rank: iterate it as it is (accelerator.prepare "
-                "returns it unchanged). To go on within an epoch, save loader.state_dict() and use load_state_dict(); "
-                "to leave batches out, set skip_steps"
+                "a TokenLoader already delivers the batches of this rank: iterate over it directly "
+                "(accelerator.prepare returns it unchanged). To resume within an epoch, save loader.state_dict() and "
+                "use load_state_dict(); to skip batches, set skip_steps"
             )
         raise AttributeError(
-            "a TokenLoader does not wrap a data set: it takes the place of a DataLoader, so iterate it as it is"
+            "a TokenLoader does not wrap a data set: it replaces a DataLoader, so iterate over it directly"
         )
 
     def __reduce__(self) -> NoReturn:

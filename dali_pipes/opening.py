@@ -41,7 +41,7 @@ def open_corpus(
                tokenised when they are first opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and
                opened from there later. Of several processes one does it and the others wait. Not looked at for token
                files.
-    text_key:  key or column of the text; "text" if not given. A table or set that has a column of tokens too counts as
+    text_key:  key or column of the text; "text" if not given. A table or set that also has a column of tokens counts as
                text only if this is given. Records of ArrayRecord that say nothing are text unless there is a `dtype`.
     eos_id:    with text, put behind each document that is not empty; if not given, the tokenizer's end-of-text token.
 

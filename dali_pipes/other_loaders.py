@@ -55,7 +55,7 @@ _ALIKE = {
     ),
     "split": (
         "mode phase partition subset is_train is_training",
-        '"train" or "validation", the parts into which validation_fraction cuts the corpus',
+        '"train" or "validation", the parts into which validation_fraction splits the corpus',
     ),
     "rank": (
         "shard_index shard_id process_index process_rank global_rank dp_rank data_parallel_rank",
@@ -161,16 +161,16 @@ _NOT_NEEDED = {
     "persistent_workers dataloader_persistent_workers worker_init_fn multiprocessing_context mp_context "
     "multiprocessing": "there are no worker processes; the reader threads live as long as the loader",
     "sampler batch_sampler sampler_type dataloader_type sampler_class": (
-        "order, ranks and resume are the loader's: use shuffle, seed, drop_last and load_state_dict()"
+        "the loader handles order, ranks and resume: use shuffle, seed, drop_last and load_state_dict()"
     ),
     "collate_fn collate data_collator collator": (
-        "batches come as tensors of one shape, which outputs names; change them in the training loop"
+        "batches are tensors of one shape, listed in outputs; change them in the training loop"
     ),
-    "deterministic in_order sort_batches": "batches always come in the same order, which seed decides",
-    "streaming lazy": "files are always read as they are needed",
+    "deterministic in_order sort_batches": "the order is always deterministic; seed determines it",
+    "streaming lazy": "files are always read on demand",
     "return_tensors as_tensors tensor_type to_tensor": "batches are int64 torch tensors",
-    "timeout": "a read that fails for a reason that may pass is tried again, read_retries times",
-    "rank_zero_only main_process_first": "every process opens the corpus itself, and none waits for another",
+    "timeout": "transient read errors are retried read_retries times",
+    "rank_zero_only main_process_first": "every process opens the corpus itself and does not wait for the others",
     "shuffle_buffer shuffle_buffer_size shuffle_block_size shuffle_size shuffle_algo buffer_size reshuffle "
     "reshuffle_each_iteration": "every epoch is shuffled whole, by a formula without a buffer, and anew each time",
     "num_canonical_nodes": "the order does not depend on the number of nodes",
@@ -198,30 +198,30 @@ _NOT_NEEDED = {
 
 _NOT_SUPPORTED = {
     "fim fim_rate fim_spm_rate fim_prob fim_probability fim_split_sample fim_fragment_rate": (
-        "fill-in-the-middle moves text within documents; apply it before or while you tokenize"
+        "fill-in-the-middle moves text within documents; apply it before or during tokenization"
     ),
     "mlm mlm_prob mlm_probability masking_probability mask_probability mask_prob masked_lm_prob mask_token "
     "mask_token_id noise_density mean_noise_span_length random_token_prob": (
         "labels are the next tokens; mask a copy of input_ids in the training loop"
     ),
     "curriculum curriculum_learning curriculum_scheduler curriculum_steps data_efficiency": (
-        "every epoch is shuffled whole; shuffle = false keeps the order of the corpus, and another part of a run can "
-        "use another loader"
+        "every epoch is shuffled as a whole; shuffle = false keeps corpus order, and each phase of a run can use its "
+        "own loader"
     ),
     "transform transforms augment augmentation augmentations map map_fn batch_transform preprocess preprocessing "
     "preprocess_fn preprocessing_fn postprocess post_process token_dropout target_transform": (
-        "rows are handed out as the corpus has them; change batches in the training loop, or on the way with "
+        "rows are served as they are in the corpus; change batches in the training loop, or in the pipeline with "
         "TokenLoader(config, graph=...)"
     ),
     "filter filter_fn filters predicate min_length min_len min_document_length": (
-        "every document is used; filter them before or while you tokenize"
+        "every document is used; filter them before or during tokenization"
     ),
     "replacement with_replacement sample_with_replacement": (
-        "an epoch hands out every row once; use repeat = true to go on with the next one"
+        "an epoch serves every row once; use repeat = true to continue with the next epoch"
     ),
     "random_crop random_cropping random_offset random_start random_window random_shift offset_jitter jitter": (
-        "rows begin at fixed places, so that an epoch has every token once; use a stride below seq_len for rows that "
-        "overlap"
+        "rows start at fixed positions, so an epoch has every token once; use a stride below seq_len for overlapping "
+        "rows"
     ),
     "padding_side pad_side": "padding is always at the end of a row",
     "truncation_side": 'truncated documents lose their end; long_documents = "split" loses nothing',
@@ -241,7 +241,7 @@ _NO_SETTING = {
     "blend blends data_blend blend_per_split streams mixture mixtures data_mix data_mixture weights data_weights "
     "train_weights mixture_weights sampling_weights probabilities interleave_probs proportion datasets": NO_WEIGHTS,
     "epoch_size samples_per_epoch steps_per_epoch num_samples max_samples max_train_samples limit subset_fraction "
-    "sample_fraction": "an epoch is the whole split; name fewer files, or leave the loop",
+    "sample_fraction": "an epoch is the whole split; use fewer files, or break out of the loop",
     "node_rank nnodes num_nodes nproc_per_node local_world_size": (
         "rank and world_size count processes, and are detected automatically under a launcher"
     ),
@@ -249,9 +249,9 @@ _NO_SETTING = {
         "ranks of a device mesh are an argument of the loader: TokenLoader(config, mesh=...)"
     ),
     "graph": "DALI operators are an argument of the loader: TokenLoader(config, graph=...)",
-    "start_epoch initial_epoch epoch": "load_state_dict() goes on in the epoch of a state that was saved",
+    "start_epoch initial_epoch epoch": "load_state_dict() resumes in the epoch of the saved state",
     "on_error ignore_errors skip_errors skip_bad_samples": (
-        "data that cannot be read is an error; leave its steps out with skip_steps"
+        "data that cannot be read is an error; skip its steps with skip_steps"
     ),
     "add_bos add_bos_token add_eos add_eos_token append_eod": (
         "ids are handed out as the corpus has them; `dali-pipes tokenize` puts an end behind each document"

@@ -70,14 +70,14 @@ def ranks_on_mesh(
 
 
 def _refuse_other_meshes(mesh: Any) -> None:
-    """Raise `ConfigError` for what does not know the places of processes as a torch `DeviceMesh` does."""
+    """Raise `ConfigError` for a mesh that does not know the ranks of processes, as a torch `DeviceMesh` does."""
     if all(hasattr(mesh, name) for name in ("mesh_dim_names", "get_local_rank", "size")):
         return
     of_jax = type(mesh).__module__.partition(".")[0] in ("jax", "jaxlib") or hasattr(mesh, "axis_names")
     example = "jax.process_index(), world_size=jax.process_count()" if of_jax else "..., world_size=..."
     raise ConfigError(
-        f"mesh is a {type(mesh).__module__}.{type(mesh).__qualname__}, but only a torch DeviceMesh says which rank a "
-        f"process is: leave mesh out and pass its data-parallel rank and world size, rank={example}"
+        f"mesh is a {type(mesh).__module__}.{type(mesh).__qualname__}, but only a torch DeviceMesh tells which rank a "
+        f"process is: leave mesh out and pass the data-parallel rank and world size, rank={example}"
     )
 
 

@@ -32,8 +32,8 @@ def read_file(path: Path) -> Source:
     """The settings of a `.toml`, `.yaml`, `.yml` or `.json` file. ConfigError naming it."""
     if path.suffix not in CONFIG_SUFFIXES:
         raise ConfigError(
-            f"{path}: unknown suffix {path.suffix!r}; a configuration ends in {', '.join(CONFIG_SUFFIXES)}. Data is "
-            f"named as corpus={str(path)!r}, beside batch_size and seq_len."
+            f"{path}: unknown suffix {path.suffix!r}; a configuration ends in {', '.join(CONFIG_SUFFIXES)}. To read "
+            f"data, set corpus={str(path)!r}, batch_size and seq_len."
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def read_preset(name: str) -> Source:
     """The settings of a preset. ConfigError with the names that there are."""
     known = presets()
     if name not in known:
-        raise ConfigError(f"preset {name!r} is not known; choose from {', '.join(known)}")
+        raise ConfigError(f"unknown preset {name!r}; choose from {', '.join(known)}")
     file = importlib.resources.files("dali_pipes.configs").joinpath(f"{name}.toml")
     return Source(f"preset {name}", tomllib.loads(file.read_text(encoding="utf-8")))
 

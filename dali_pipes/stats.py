@@ -138,7 +138,7 @@ class LoaderStats(Printed):
 
     @property
     def is_rated(self) -> bool:
-        """Whether there is something to rate: 20 batches, and a trainer that works between the calls of `next()`."""
+        """Whether there is enough to rate: 20 batches, and a trainer that works between calls of `next()`."""
         return self.batches >= RATED_BATCHES and self.wall_s - self.data_wait_s >= RATED_BODY_S * self.batches
 
     @property
@@ -222,7 +222,7 @@ class LoaderStats(Printed):
         return exposition(values_of(self, has_cache=self.cache is not None), {"rank": str(self.rank), **(labels or {})})
 
     def wait_line(self) -> str:
-        """`data_wait_pct` and the rating of it: `0.3 % of 41.0 s: excellent`."""
+        """`data_wait_pct` and its rating: `0.3 % of 41.0 s: excellent`."""
         return f"{self.data_wait_pct:.1f} % of {self.wall_s:.1f} s: {self.rating}"
 
     def rating_line(self) -> str:

@@ -22,17 +22,17 @@ def refuse_settings(trainer: Any, config: LoaderConfig, data_collator: Any) -> N
     refusals = {
         "data_collator": data_collator is not None and "a loader's batches are complete; leave it out",
         f"data_seed = {seed}": seed not in (None, config.seed)
-        and f"the order is the loader's; set seed = {seed} there and leave it out here",
+        and f"the loader decides the order; set seed = {seed} on the loader and leave it out here",
         f'train_sampling_strategy = "{args.train_sampling_strategy}"': args.train_sampling_strategy != "random"
-        and 'the order is the loader\'s; leave it out, and for rows of about equal length use rows = "pad" with '
+        and 'the loader decides the order; leave it out, and for rows of similar length use rows = "pad" with '
         "length_buckets",
         "dataloader_drop_last = True": drop_last
         and not config.drop_last
-        and "the loader has drop_last = False; set it to True there and leave it out here",
+        and "the loader has drop_last = False; set drop_last = True on the loader and leave it out here",
         "auto_find_batch_size = True": args.auto_find_batch_size
-        and "the batch size is the loader's, which a smaller one of Trainer's does not change; leave it off",
+        and "the loader decides the batch size, and Trainer cannot make it smaller; leave it off",
         "accelerator_config: split_batches = True": accelerator.split_batches
-        and "the loader's batches are of one rank already; leave it off, and divide batch_size by the number of ranks",
+        and "the loader already serves one rank's batches; leave it off, and divide batch_size by the number of ranks",
         "accelerator_config: dispatch_batches = True": accelerator.dispatch_batches
         and "every rank has its own loader; leave it out",
     }
@@ -54,7 +54,7 @@ def _refuse_shared_rows(trainer: Any, config: LoaderConfig) -> None:
     if tensor_parallel > 1 and (config.world_size or 1) * tensor_parallel != processes:
         raise ConfigError(
             f"{tensor_parallel} of the {processes} ranks share their rows (tensor parallelism), but the loader has "
-            f"{config.world_size or 1} ranks; give it mesh and data_dims, or rank and world_size = "
+            f"{config.world_size or 1} ranks; pass it mesh and data_dims, or rank and world_size = "
             f"{processes // tensor_parallel}"
         )
 
@@ -72,8 +72,8 @@ def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: A
     smoothed = trainer.label_smoother is not None and hook is None
     if smoothed and trainer.args.use_liger_kernel and config.label_shift:
         raise ConfigError(
-            "label_smoothing_factor and use_liger_kernel: Liger makes no logits from labels that are shifted already; "
-            "set one of them off, or label_shift = False"
+            "label_smoothing_factor and use_liger_kernel: Liger does not compute logits when labels are already "
+            "shifted; turn one of them off, or set label_shift = False"
         )
     if smoothed and not config.label_shift and name not in causal_models:
         raise ConfigError(
@@ -81,15 +81,17 @@ def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: A
             "either; set label_shift = True"
         )
     if config.label_shift and hook is None and not smoothed and not trainer.model_accepts_loss_kwargs:
-        raise ConfigError(f"{name} takes no labels that are shifted already (`shift_labels`): set label_shift = False")
+        raise ConfigError(
+            f"{name} does not accept labels that are already shifted (`shift_labels`): set label_shift = False"
+        )
 
 
 def refuse_hook(name: str, hook: Callable[..., Any] | None, config: LoaderConfig) -> None:
     """Raise `ConfigError` for a hook that may shift labels that are shifted already."""
     if hook is not None and config.label_shift and "labels" in config.outputs and not getattr(hook, SHIFTED, False):
         raise ConfigError(
-            f"{name}: the labels it gets are shifted already, the one at position t is for the logits at t. If it "
-            f"takes them so, set {name}.{SHIFTED} = True; if it shifts them, set label_shift = False in the loader"
+            f"{name}: its labels are already shifted: the label at position t is for the logits at t. If it expects "
+            f"that, set {name}.{SHIFTED} = True; if it shifts labels itself, set label_shift = False on the loader"
         )
 
 

@@ -119,7 +119,7 @@ def test_what_long_documents_lose_is_said(tmp_path: Path, rows: str, long_docume
             return
         count, share = report.dropped_tokens, 100 * report.dropped_tokens / report.tokens
         documents = report.dropped_documents + report.truncated_documents
-        said = f"leaves out {count:,} tokens ({share:.1f} %), of {documents} documents"
+        said = f"leaves out {count:,} tokens ({share:.1f} %) from {documents} documents"
         assert lines[2] == f'  long_documents = "{long_documents}" {said}'
         assert len(lines) == 4
 

@@ -89,17 +89,20 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"packing": True}, r"did you mean 'rows'\? \(rows = \"pack\" lays"),
         ({"global_batch_size": 512}, "'global_batch_size': batch_size counts rows of one rank in one step: divide"),
         ({"tokens_per_batch": 512}, "batch_size counts rows .* and a number of tokens by seq_len"),
-        ({"blend": "a"}, "'blend': only paths can be named, each once: mixtures"),
+        ({"blend": "a"}, "'blend': list only paths, each once: weighted mixtures"),
         ({"val_data_path": "a"}, "a loader of its own, with shuffle = false and drop_last = false"),
         ({"seq_len": 0}, "seq_len: .*found 0"),
         ({"batch_size": "many"}, "batch_size: .*found 'many'"),
         ({"corpus": []}, "corpus"),
         (
             {"corpus": [0.7, "a.bin"]},
-            r"corpus: 0\.7 is not a path: only paths .* mixtures of sources by weight are not",
+            r"corpus: 0\.7 is not a path: list only paths, .* weighted mixtures of sources are not",
         ),
-        ({"corpus": [["a.bin", 1]]}, r"corpus: \['a\.bin', 1\] is not a path: only paths .* mixtures of sources"),
-        ({"corpus": {"a.bin": 0.7}}, r"corpus: \('a\.bin', 0\.7\) is not a path: only paths .* mixtures of sources"),
+        ({"corpus": [["a.bin", 1]]}, r"corpus: \['a\.bin', 1\] is not a path: list only paths, .* mixtures of sources"),
+        (
+            {"corpus": {"a.bin": 0.7}},
+            r"corpus: \('a\.bin', 0\.7\) is not a path: list only paths, .* mixtures of sources",
+        ),
         ({"loss_masks": [1, "a.loss"]}, "loss_masks: 1 is not a path"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
@@ -122,11 +125,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"device": "mps:0"}, r"'mps:0' is an Apple GPU, .* Set device = \"cpu\" and move each batch"),
         ({"device": "xpu"}, "an Intel GPU"),
         ({"device": torch.device("mps")}, "an Apple GPU"),
-        ({"device": 1}, 'device: a number does not name a device: write device = "cuda:1"'),
+        ({"device": 1}, 'device: a number does not name a device: use device = "cuda:1"'),
         ({"device": "gpu"}, 'expected "auto", "cpu", "cuda" or, for one GPU of several, "cuda:1"; found \'gpu\''),
         ({"device": "cuda:-1"}, "found 'cuda:-1'"),
         ({"device": None}, "found None"),
-        ({"mtp": 8}, "mtp = 8 asks for labels 8 tokens ahead, but a row has only seq_len = 8; set mtp below seq_len"),
+        (
+            {"mtp": 8},
+            "mtp = 8 asks for labels 8 tokens ahead, but a row has only seq_len = 8 tokens; set mtp below seq_len",
+        ),
         ({"mtp": 9}, "mtp = 9"),
         ({"outputs": itertools.repeat("input_ids")}, "outputs: expected a list, found a repeat"),
         ({"length_buckets": Endless(), "rows": "pad"}, "length_buckets: expected a list, found a Endless"),
@@ -190,13 +196,13 @@ def test_what_is_not_close_to_any_setting_is_not_taken_for_one(name: str) -> Non
 
 MEANT = {
     "fim_rate": "not supported: fill-in-the-middle",
-    "curriculum": "not supported: every epoch is shuffled whole",
+    "curriculum": "not supported: every epoch is shuffled as a whole",
     "transform": "change batches in the training loop",
     "augment": "change batches in the training loop",
     "replacement": "repeat = true",
     "random_crop": "a stride below seq_len",
     "sampler": "use shuffle, seed, drop_last and load_state_dict",
-    "collate_fn": "outputs names",
+    "collate_fn": "listed in outputs",
     "worker_init_fn": "there are no worker processes",
     "mlm_probability": "mask a copy of input_ids",
     "weights": "mixtures of sources",
@@ -291,10 +297,10 @@ def mapped(folder: Path) -> Any:
 
 
 IN_MEMORY: dict[str, tuple[Any, str]] = {
-    "map-style data set": (Endless(), "this is of type Endless. Write its token ids to a file once"),
-    "torch data set": (torch.utils.data.TensorDataset(torch.arange(3)), "this is of type TensorDataset"),
-    "data set of Hugging Face": (Saves(), r'data\.save_to_disk\("tokens"\), and pass that: corpus = "tokens"$'),
-    "array": (np.arange(5), r'np\.save\("tokens\.npy", data\), and pass that: corpus = "tokens\.npy"$'),
+    "map-style data set": (Endless(), "this is a value of type Endless. Write its token ids to a file once"),
+    "torch data set": (torch.utils.data.TensorDataset(torch.arange(3)), "this is a value of type TensorDataset"),
+    "data set of Hugging Face": (Saves(), r'data\.save_to_disk\("tokens"\), and pass that file: corpus = "tokens"$'),
+    "array": (np.arange(5), r'np\.save\("tokens\.npy", data\), and pass that file: corpus = "tokens\.npy"$'),
     "tensor": (torch.arange(5), r'np\.save\("tokens\.npy", data\.cpu\(\)\.numpy\(\)\)'),
     "list of arrays": ([np.arange(5), np.arange(6)], r"write_table\(pyarrow\.table\(\{\"input_ids\": documents\}\)"),
     "list of lists": ([[1, 2], [3]], r"\{\"input_ids\": documents\}"),
@@ -334,7 +340,9 @@ def test_data_in_memory_is_refused_with_what_to_do(kind: str, place: str) -> Non
 
 
 def test_the_file_of_a_mapped_array_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'this array maps the file .*train\.bin: name that, .*, dtype = "uint16"'):
+    with pytest.raises(
+        ConfigError, match=r'this array is a memory map of .*train\.bin: pass the file instead, .*, dtype = "uint16"'
+    ):
         LoaderConfig(corpus=mapped(tmp_path), **SHAPE)
 
 
@@ -352,7 +360,7 @@ def test_the_advice_gives_the_same_ids(tmp_path: Path, monkeypatch: pytest.Monke
         data = data.astype(np.uint16).tobytes()
     with pytest.raises(ConfigError) as error:
         TokenLoader(data, **SHAPE)
-    found = re.search(r"for example (.*), and pass that: corpus = \"(.*)\"$", str(error.value))
+    found = re.search(r"for example with (.*), and pass that file: corpus = \"(.*)\"$", str(error.value))
     assert found is not None
     monkeypatch.chdir(tmp_path)
     exec(found[1], {"np": np, "pyarrow": pyarrow, "pathlib": pathlib, "data": data, "documents": data})
@@ -392,9 +400,12 @@ def test_what_may_come_first(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("make", [TokenLoader, build_pipeline])
 def test_what_may_not_come_first(make: Any) -> None:
     for wrong, message in (
-        ({"first": "a.bin", "corpus": "b.bin"}, "the corpus is given twice: pass its path first, or as corpus="),
-        ({"first": {"corpus": "a.bin", "batch_size": 1}}, r"passed as keywords: TokenLoader\(\*\*settings\)"),
-        ({"first": Path("run.toml")}, r"run\.toml is a file of settings, .*LoaderConfig\.from_file\('run\.toml'\)"),
+        (
+            {"first": "a.bin", "corpus": "b.bin"},
+            "the corpus is given twice: pass it as the first argument or as corpus=",
+        ),
+        ({"first": {"corpus": "a.bin", "batch_size": 1}}, r"pass settings as keywords: TokenLoader\(\*\*settings\)"),
+        ({"first": Path("run.toml")}, r"run\.toml is a settings file, .*LoaderConfig\.from_file\('run\.toml'\)"),
         ({"first": "a.bin", "batch_sise": 1}, "did you mean 'batch_size'"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -403,7 +414,7 @@ def test_what_may_not_come_first(make: Any) -> None:
 
 def test_a_configuration_does_not_change() -> None:
     config = LoaderConfig(**SETTINGS)
-    with pytest.raises(ConfigError, match=r"make another one, config\.replace\(batch_size=32\)"):
+    with pytest.raises(ConfigError, match=r"create a new one with config\.replace\(batch_size=32\)"):
         config.batch_size = 32  # type: ignore[misc]
     with pytest.raises(ConfigError, match="unknown setting 'batch_sise'; did you mean 'batch_size'"):
         config.batch_sise = 32
@@ -431,7 +442,7 @@ JAX_MESH = named("jax._src.mesh", axis_names=("data",), devices=np.arange(4))
 
 @pytest.mark.parametrize("mesh", [JAX_MESH, "dp", (2, 4), 8, SimpleNamespace(mesh_dim_names=("dp",))])
 def test_other_meshes_are_refused(mesh: Any) -> None:
-    with pytest.raises(ConfigError, match=r"only a torch DeviceMesh says .*: .* pass its") as error:
+    with pytest.raises(ConfigError, match=r"only a torch DeviceMesh tells .*: .* pass the") as error:
         TokenLoader("a.bin", **SHAPE, mesh=mesh)
     assert ("jax.process_index(), world_size=jax.process_count()" in str(error.value)) == (mesh is JAX_MESH)
     with pytest.raises(ConfigError, match="data_dims = 0: expected the name of a mesh dimension"):

@@ -130,7 +130,7 @@ def test_every_preset_is_listed_with_what_it_is_for() -> None:
 
 
 def test_a_preset_that_does_not_exist_is_answered_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match=r"preset 'gpt2' is not known; choose from a100, .*, workstation$"):
+    with pytest.raises(ConfigError, match=r"unknown preset 'gpt2'; choose from a100, .*, workstation$"):
         LoaderConfig.from_preset("h100", "gpt2")
     with pytest.raises(ConfigError, match=r"^preset h100: corpus: is missing"):
         LoaderConfig.from_preset("h100")

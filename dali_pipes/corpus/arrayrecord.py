@@ -133,7 +133,7 @@ class _Content:
         if late:
             raise CorpusFormatError(
                 f"{path}: record {number} has a feature {late[0]!r}, which the first records do not have; write it to "
-                f"all records, or to none"
+                "all records or to none"
             )
         found = []
         for name in names:

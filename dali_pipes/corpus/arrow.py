@@ -82,7 +82,7 @@ class BatchChunks:
             buffers = [one for name in names for one in batch.column(name).buffers() if one is not None and one.size]
             places = [(one.address - buffer.address, one.size) for one in buffers]
             if any(not message.head_size <= start <= len(part) - size for start, size in places):
-                raise ValueError("a buffer lies outside of its batch")
+                raise ValueError("a buffer lies outside its batch")
         return [(start, start + size) for start, size in places]
 
     def _changed(self, how: str) -> CorpusReadError:

@@ -5,8 +5,8 @@
     extents    [0, 5) of a.bin                    [5, 9) of c.bin
 
 An extent is a run of ids that lie one after another in one file: one a file, more where a Megatron index says so. Rows
-may cross extents, so no tail of a file is lost. Files may differ in id type: ids are handed out as the type that holds
-all, and those of other files are widened when they are read.
+may cross extents, so no tail of a file is lost. Files may differ in id type: ids are served in the narrowest
+type that holds them all, and narrower ones are widened when they are read.
 """
 
 import itertools
@@ -50,15 +50,14 @@ class Corpus:
 
     num_tokens:    ids in all files
     num_documents: documents by the format's own index, None if the format has none
-    dtype:         native integer type of the ids as they are handed out: the one of the files (int64 for uint64), or
-                   the narrowest that holds the ids of all files
+    dtype:         native integer type in which ids are served: that of the files (int64 for uint64), or the narrowest
+                   that holds the ids of all files
     format:        one of `FORMATS`
-    eos_id:        as given to `open_corpus`; else the id that the formula of a synthetic corpus ends documents with, or
-                   the one that the manifest of flat files says ends them
-    eos_id_from:   that manifest, None where the id does not come from one
+    eos_id:        as given to `open_corpus`; else the id that ends documents of a synthetic corpus, or the one that the
+                   manifest of flat files gives
+    eos_id_from:   that manifest; None if the id does not come from one
     files:         data files in reading order, absolute; of a synthetic corpus its name
     file_types:    integer type of the ids of each file as stored
-    notes:         sentences on which columns of tables are used, and what that leaves out
     extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
@@ -67,7 +66,8 @@ class Corpus:
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
     loss_mask:     which ids are learned, None where all are; enters the fingerprint
     mask_digests:  as file_digests of the files' masks, at most 12; none where there is no mask
-    notes:         sentences for the user, about files that a folder or pattern left out
+    notes:         sentences for the user: files that a folder or pattern left out, columns that are used or
+                   not, and what that leaves out
 
     A context manager. Files are read with positioned reads and opened as needed; nothing is mapped, written or cached.
     """

@@ -98,8 +98,8 @@ def data_paths(
         finished = finished_name(name)
         if finished is not None and not is_side(finished.removesuffix(".loss")):  # a mask that is lost shows nowhere
             raise CorpusError(
-                f"{path}: looks like an unfinished download or copy of {finished}, so data may be missing in {where}. "
-                "Finish or remove it, or list the files that you want."
+                f"{path}: looks like an unfinished download or copy of {finished}, so data may be missing from "
+                f"{where}. Finish or remove it, or list the files that you want."
             )
         if is_side(name):
             side.append(name)
@@ -109,7 +109,7 @@ def data_paths(
         _refuse_copy(path, present)
         found.append(path)
     if backups:
-        notes.append(f"{where}: {len(backups)} backups are left out{some(sorted(backups))}")
+        notes.append(f"{where}: {len(backups)} backup files are left out{some(sorted(backups))}")
     return _without_results_of_datasets(found, where, notes), side
 
 
@@ -131,7 +131,7 @@ def _refuse_copy(path: Path, present: Collection[Path]) -> None:
         original = None if found is None else path.with_name("".join(part or "" for part in found.groups()))
         if original is not None and original in present:
             raise CorpusError(
-                f"{path}: looks like a second copy of {original.name} beside it, whose tokens would be there twice. "
+                f"{path}: looks like a copy of {original.name} in the same folder, so its tokens would be read twice. "
                 "Remove one of them, or list the files that you want."
             )
 
@@ -150,11 +150,11 @@ def _without_results_of_datasets(paths: list[Path], where: str, notes: list[str]
     names = some(sorted(path.name for path in results))
     if not others:
         raise CorpusError(
-            f"{where}: holds results of several calls of Hugging Face datasets{names}, which may be of the same rows. "
+            f"{where}: holds results of several Hugging Face datasets calls{names}, which may contain the same rows. "
             "List the files that you want."
         )
     notes.append(
-        f"{where}: {len(results)} results that Hugging Face datasets keeps beside its data are left out{names}; list "
-        "the files that you want to read them"
+        f"{where}: {len(results)} results that Hugging Face datasets cached next to its data are left out{names}; to "
+        "read them, list the files that you want"
     )
     return others

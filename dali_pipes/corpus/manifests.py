@@ -46,15 +46,15 @@ class Manifests:
             wanted: list[tuple[Path, str]] = []
             if masks and file.loss_mask is None:
                 mask = file.path.with_name(file.path.name + _MASK_SUFFIX)
-                wanted.append((mask, "to learn all of the data without masks, say loss_masks = []"))
+                wanted.append((mask, "to learn all tokens without masks, set loss_masks = []"))
             if indexes and file.format == "flat":
                 index = file.path.with_suffix(_INDEX_SUFFIX)
-                wanted.append((index, f"to read {file.path.name} alone, say format='flat' and a dtype"))
+                wanted.append((index, f"to read {file.path.name} alone, set format='flat' and a dtype"))
             for path, otherwise in wanted:
                 if utf8_name(path.name) in self._beside(file).names and not os.path.lexists(path):
                     raise CorpusFormatError(
-                        f"{path}: is listed by {folder / MANIFEST}, but is not there: copy it, or make the data again; "
-                        f"{otherwise}"
+                        f"{path}: is listed in {folder / MANIFEST} but missing: copy it here, or create the data "
+                        f"again; {otherwise}"
                     )
 
     def end_id(self, files: Sequence[DataFile], given: int | None) -> tuple[int, Path] | None:
@@ -69,8 +69,8 @@ class Manifests:
             end_id = manifest.end_id if manifest.names.get(utf8_name(file.path.name)) == file.size else None
             if end_id is not None and given not in (None, end_id):
                 raise ConfigError(
-                    f"eos_id = {given}: documents of {file.path} end with id {end_id}, as {manifest.path} says; leave "
-                    f"eos_id out, or set eos_id = {end_id}"
+                    f"eos_id = {given}: documents of {file.path} end with id {end_id} according to {manifest.path}; "
+                    f"leave eos_id out, or set eos_id = {end_id}"
                 )
             found.add(None if end_id is None else (end_id, manifest.path))
         same = None not in found and len({entry[0] for entry in found if entry is not None}) == 1

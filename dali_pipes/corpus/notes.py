@@ -26,7 +26,7 @@ def _on_columns(files: Sequence[DataFile]) -> list[str]:
         rows = sum(file.columns.rows for file in packed)
         documents = sum(file.num_documents or 0 for file in packed)
         names = _names([file.columns.packing for file in packed])
-        notes.append(f"{names}: rows were packed before, {rows:,} rows are read as {documents:,} documents")
+        notes.append(f"{names}: rows are already packed: {rows:,} rows are read as {documents:,} documents")
     padded = [file for file in files if file.columns.padding]
     if padded:
         removed, kept = (
@@ -43,8 +43,8 @@ def _on_unused(files: Sequence[DataFile]) -> list[str]:
         for name in file.columns.unused:
             seen.setdefault(name, []).append(file)
     return [
-        f"{name}: this column of {len(some):,} file{'s' * (len(some) > 1)} is not used (first in {some[0].path}); if "
-        f"it says which tokens are learned, name it loss_mask"
+        f"{name}: this column is not used in {len(some):,} file{'s' * (len(some) > 1)} (first in {some[0].path}); if "
+        "it marks the tokens to learn, rename it to loss_mask"
         for name, some in seen.items()
     ]
 
@@ -53,7 +53,7 @@ def _on_types(files: Sequence[DataFile], dtype: np.dtype[Any]) -> list[str]:
     names = sorted({file.stored.name for file in files})
     if len(names) == 1:
         return []
-    return [f"files with ids of {', '.join(names)} are read as one corpus of {dtype.name}"]
+    return [f"files with ids of types {', '.join(names)} are read as one corpus of {dtype.name} ids"]
 
 
 def _names(groups: Sequence[tuple[str, ...]]) -> str:

@@ -69,7 +69,7 @@ def open_corpus(
     where that takes longer than a second.
 
     paths:  a file, a folder, a glob, or a list of these; or "synthetic:10B" for ids by formula, without files, which
-            `dali_pipes.corpus.synthetic` tells of. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
+            see `dali_pipes.corpus.synthetic`. Folders and globs are in natural order (s_1, s_2, s_03, s_10)
             and leave out side files; a list keeps its own order. `dali_pipes.corpus.discover` has the rules.
     format: "auto" recognises each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy" or
             "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet", "arrow" (file or stream; also a folder
@@ -91,7 +91,7 @@ def open_corpus(
     read_retries: how often a read that fails for a reason that may pass is tried again, now and later; see
                   `dali_pipes.corpus.read_retries`
     vocab_size:   of a synthetic corpus, 50257 if not given. Ids of files are not compared with it here.
-    notes:        sentences that `Corpus.notes` begins with, about the files that these were made of
+    notes:        sentences that `Corpus.notes` starts with, about the files from which these were made
 
     uint64 ids are read only where the format itself says so, and served as int64 after a check that they fit.
     A flat file of 0 bytes holds 0 tokens. A corpus of no tokens at all is an error.
@@ -172,9 +172,7 @@ def _open_synthetic(
     of_files = {"loss_masks": loss_masks or None, "token_column": token_column, "verify_checksums": verify or None}
     for name, value in of_files.items():
         if value is not None:
-            raise ConfigError(
-                f"{name} = {value!r} is for files, and a synthetic corpus does not have any; leave it out"
-            )
+            raise ConfigError(f"{name} = {value!r} applies to files, not to a synthetic corpus; leave it out")
     id_type = None if dtype is None else _id_type(dtype, synthetic.FORMAT)
     file, end_id = synthetic.open_synthetic(paths, vocab_size, id_type, eos_id)
     return Corpus([file], end_id)
@@ -338,6 +336,7 @@ def _check_alike(one: DataFile, other: DataFile) -> None:
     empty = next((file for file in (one, other) if file.size == 0), None)
     hint = f" {empty.path} is empty, 0 bytes: remove it, or make or copy it again." if empty else ""
     raise CorpusFormatError(
-        f"the files of a corpus are of one format, but {one.path} is {one.format} {one.stored.str} and {other.path} is "
-        f"{other.format} {other.stored.str}.{hint} Open them apart, or name only the files of one kind."
+        f"all files of a corpus must have the same format, but {one.path} is {one.format} {one.stored.str} and "
+        f"{other.path} is {other.format} {other.stored.str}.{hint} Open them separately, or "
+        "name only files of one format."
     )

@@ -23,10 +23,10 @@ def refuse_repeats(named: Iterable[tuple[str, Path]]) -> None:
             continue
         first_entry, first = seen[identity]
         by = f"by {first_entry!r} and {entry!r}" if first_entry != entry else f"by {entry!r}"
-        what = f"is there twice, {by}" if first == path else f"is the same file as {first}; named {by}"
+        what = f"is listed twice, {by}" if first == path else f"is the same file as {first}, listed {by}"
         raise CorpusError(
-            f"{path}: {what}. Its tokens would be trained on twice, and those kept for validation as well. Name it "
-            "once; to go over all data again use repeat = True or more epochs."
+            f"{path}: {what}. Its tokens would be trained on twice, including those held out for validation. List it "
+            "once; to train on all data again, use repeat = True or more epochs."
         )
 
 

@@ -113,8 +113,8 @@ def find_kept(beside: Mapping[str, Cells], place: Place) -> Bools | None:
             value = int(beside[name].values[inside[0]])
             place.refuse(
                 row,
-                f"{place.column} {name} holds {value} at token {at}, with tokens on both sides; padding is at the ends "
-                f"of a {place.row}. Correct it, or remove the {place.column}.",
+                f"{place.column} {name} holds {value} at token {at}, with tokens on both sides; padding must be at "
+                f"the ends of a {place.row}. Correct it, or remove the {place.column}.",
             )
         kept = is_there if kept is None else kept & is_there
     return kept
@@ -152,14 +152,14 @@ def _check_lengths(name: str, wanted: Int64Array, found: Int64Array, place: Plac
         return
     row = int(wrong[0])
     advice = (
-        f" Labels that are not the ids themselves, as of a seq2seq model, are not supported: remove the "
+        f" Labels that differ from the ids, such as those of a seq2seq model, are not supported: remove the "
         f"{place.column}, or set loss_masks = [] to learn every token."
         if name == fields.LABELS
         else ""
     )
     place.refuse(
         row,
-        f"{place.column} {name} has {found[row]} values for {wanted[row]} ids; it has to have one for each id.{advice}",
+        f"{place.column} {name} has {found[row]} values for {wanted[row]} ids; expected one for each id.{advice}",
     )
 
 
@@ -174,10 +174,10 @@ def _check_labels(ids: Cells, labels: npt.NDArray[Any], kept: Bools | None, plac
     own, given = (part[begin : begin + int(ids.lengths[row])] for part in (ids.values, labels))
     is_shifted = len(own) > 1 and bool(((given[:-1] == own[1:]) | (given[:-1] == NOT_LEARNED)).all())
     why = (
-        "these labels are already shifted by one: each is the token after. Save them unshifted; batches are shifted "
-        "when they are made"
+        "these labels are already shifted by one: each is the next token. Save them unshifted (the loader shifts "
+        "labels)"
         if is_shifted
-        else f"a label is the token in its own place, or {NOT_LEARNED} where it is not learned. Correct it"
+        else f"a label must be the token at its own position, or {NOT_LEARNED} where it is not learned. Correct it"
     )
     place.refuse(
         row,
@@ -197,8 +197,8 @@ def _check_overlap(
     if len(wrong):
         place.refuse(
             int(wrong[0]),
-            f"{place.column}s {' and '.join(names)} contradict each other: each has tokens to learn, but none is in "
-            f"all of them. Remove the one that is wrong, or set loss_masks = [] to learn every token.",
+            f"{place.column}s {' and '.join(names)} contradict each other: each marks tokens to learn, but no token "
+            "is marked by all of them. Remove the one that is wrong, or set loss_masks = [] to learn every token.",
         )
 
 
@@ -220,8 +220,9 @@ def _documents(lengths: Int64Array, beside: Mapping[str, Cells], kept: Bools | N
             one, two = (name, other) if differs[0] in cuts else (other, name)
             place.refuse(
                 row,
-                f"{place.column}s {name} and {other} contradict each other: a document begins at token "
-                f"{_at_in_full(at, row, beside, kept)} by {one}, but not by {two}. Remove the one that is wrong.",
+                f"{place.column}s {name} and {other} contradict each other: a document starts at token "
+                f"{_at_in_full(at, row, beside, kept)} according to {one}, but not according to {two}. Remove the one "
+                "that is wrong.",
             )
     total = int(lengths.sum())
     begins = np.sort(np.concatenate([np.cumsum(lengths) - lengths, cuts]))
@@ -248,11 +249,11 @@ def _cuts(
         left = np.zeros(len(lengths), np.int64) if kept is None else _padding_before(cells.lengths, kept)
         is_good = (values == 0) | (~is_first & (values == before + 1))
         is_good[heads] |= values[heads] == left[lengths > 0]
-        rule = "positions begin at 0 and rise by 1, or begin again at 0 where the next document does"
+        rule = "positions must start at 0 and rise by 1, and restart at 0 with each new document"
         cut = (values == 0) & ~is_first
     else:
         is_good = is_first | (values >= before)
-        rule = f"the numbers of documents never fall within a {place.row}"
+        rule = f"document numbers must not decrease within a {place.row}"
         cut = (values != before) & ~is_first
     wrong = np.flatnonzero(~is_good)
     if len(wrong):
@@ -281,11 +282,11 @@ def _cuts_by_lengths(name: str, cells: Cells, lengths: Int64Array, place: Place)
         first[heads[counts > 0]] = True
         values = np.diff(values, prepend=0) * ~first + values * first
         wrong = np.flatnonzero(first & (values != 0))
-        what = "it has to begin with 0"
+        what = "it must start with 0"
     else:
         wrong, what = np.zeros(0, np.int64), ""
     if not len(wrong):
-        wrong, what = np.flatnonzero(values < 0), "no document is shorter than nothing"
+        wrong, what = np.flatnonzero(values < 0), "the length of a document cannot be negative"
     if len(wrong):
         row, at = _row_of(counts, int(wrong[0]))
         place.refuse(row, f"{place.column} {name} holds {cells.values[wrong[0]]} as entry {at}: {what}. Correct it.")
@@ -296,8 +297,8 @@ def _cuts_by_lengths(name: str, cells: Cells, lengths: Int64Array, place: Place)
         row = int(differs[0])
         place.refuse(
             row,
-            f"the documents of {place.column} {name} have {found[row]} tokens, but the {place.row} has {lengths[row]}. "
-            f"Correct it, or remove the {place.column} if each {place.row} is one document.",
+            f"the documents in {place.column} {name} have {found[row]} tokens in total, but the {place.row} has "
+            f"{lengths[row]}. Correct it, or remove the {place.column} if each {place.row} is one document.",
         )
     ends = sums[1:]  # over all rows, for each row's sum is its length
     return np.setdiff1d(ends, np.concatenate([[0], np.cumsum(lengths)]))

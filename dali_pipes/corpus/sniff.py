@@ -61,8 +61,8 @@ def recognise(file: OpenFile, id_width: int | None = None) -> str:
     header = _unknown_header(file, head)
     if header is not None:
         raise CorpusFormatError(
-            f"{file.path}: begins with {header}; this format is not known, and the header would be read as ids. Write "
-            "the file again in llm.c's format or as .npy. If it does hold ids alone, say format='flat' and a dtype."
+            f"{file.path}: starts with {header}; this format is unknown, and the header would be read as ids. Save "
+            "the file in llm.c's format or as .npy. If it holds only ids, set format='flat' and a dtype."
         )
     kind = _foreign_kind(file, head, id_width)
     if kind is not None:
@@ -96,7 +96,7 @@ def refuse_known_header(file: OpenFile) -> None:
         kind = "arrayrecord"
     if kind is not None:
         raise CorpusFormatError(
-            f"{file.path}: is of format {kind}; read as format='flat', its header would become ids. Say "
+            f"{file.path}: has format {kind}; with format='flat' its header would be read as ids. Set "
             f"format={kind!r}, or leave format out."
         )
 

@@ -59,11 +59,11 @@ def is_synthetic(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     if format not in ("auto", FORMAT) or not (named or format == FORMAT):
         return False
     if not named:
-        raise ConfigError(f'format = "synthetic" goes with corpus = "synthetic:10B", found {paths!r}')
+        raise ConfigError(f'format = "synthetic" needs a corpus such as "synthetic:10B", found {paths!r}')
     if len(entries) > 1:
         raise ConfigError(
-            f"corpus: {named[0]!r} cannot be combined with other data, and {len(entries)} entries are listed; "
-            "name it alone"
+            f"corpus: {named[0]!r} cannot be combined with other data, but {len(entries)} entries are listed; list it "
+            "alone"
         )
     return True
 
@@ -89,8 +89,8 @@ def open_synthetic(
     largest = ids.vocab_size - 1
     if largest > np.iinfo(stored).max or stored == np.uint64:
         raise ConfigError(
-            f"dtype = {stored.name!r}: ids of {name} go up to {largest:,} (vocab_size - 1) and are handed out as "
-            f"{smallest.name}, int32 or int64; leave dtype out"
+            f"dtype = {stored.name!r}: ids of {name} go up to {largest:,} (vocab_size - 1); expected {smallest.name}, "
+            "int32 or int64. Leave dtype out."
         )
     about = f"dali_pipes synthetic {_VERSION} {ids.num_tokens} {ids.vocab_size} {ids.end_id}"
     file = DataFile(
@@ -128,11 +128,13 @@ class SyntheticIds:
 
     def __init__(self, num_tokens: int, vocab_size: int, eos_id: int | None = None) -> None:
         if not 1 <= vocab_size <= _LARGEST_VOCABULARY:
-            raise ConfigError(f"vocab_size = {vocab_size}: a synthetic corpus has 1 to {_LARGEST_VOCABULARY:,} ids")
+            raise ConfigError(
+                f"vocab_size = {vocab_size}: expected 1 to {_LARGEST_VOCABULARY:,} for a synthetic corpus"
+            )
         if eos_id is not None and eos_id >= vocab_size:
             raise ConfigError(
-                f"eos_id = {eos_id}: ids of a synthetic corpus are below vocab_size = {vocab_size}; name one of "
-                "them, or leave it out (the largest one ends documents)"
+                f"eos_id = {eos_id}: ids of a synthetic corpus are below vocab_size = {vocab_size}; choose one of "
+                "them, or leave it out (the largest id ends documents)"
             )
         self.num_tokens, self.vocab_size = num_tokens, vocab_size
         self.end_id = vocab_size - 1 if eos_id is None else eos_id

@@ -130,8 +130,8 @@ def _is_beside(path: Path, schema: Any, name: str) -> bool:
     if types.is_null(column) or (name in (fields.LABELS, fields.LENGTHS, fields.ENDS) and not is_number):
         return False
     raise CorpusFormatError(
-        f"{path}: column {name} is {column}; {_EXPECTED.get(name, 'it')} is a list of integers or booleans, one for "
-        f"each id. Remove the column, or save it as such a list."
+        f"{path}: column {name} is {column}; {_EXPECTED.get(name, 'it')} must be a list of integers or booleans, one "
+        "for each id. Remove the column, or save it as such a list."
     )
 
 

@@ -68,8 +68,8 @@ def find_documents(
         return Documents(offsets, "index")
     if corpus.is_synthetic:
         raise ConfigError(
-            f"{corpus.files[0]}: its documents are too many to keep where each of them begins; rows of documents need "
-            'a smaller one, such as "synthetic:50B"; or use rows = "stream" without outputs that tell of documents'
+            f"{corpus.files[0]}: has too many documents to index. Use a smaller corpus, such as "
+            '"synthetic:50B", or rows = "stream" without outputs that depend on documents'
         )
     delimiter = _delimiter(corpus, start_id)
     source = f"{delimiter.kind} id {delimiter.token_id}"

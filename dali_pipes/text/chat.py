@@ -151,8 +151,8 @@ class ChatEncoder:
     def _check_tags(self, content: str | None, masked: str | None, where: str, k: int) -> None:
         if "</think>" in (content or "") and "</think>" not in (masked or ""):
             raise CorpusFormatError(
-                f"{where}: message {k} holds a thought in its content, and </think> is a special token of the "
-                "tokenizer, so that the thought cannot be left out. Put it into reasoning_content"
+                f"{where}: message {k} has a thought in its content that cannot be left out, because </think> is a "
+                "special token of the tokenizer. Move the thought to reasoning_content"
             )
 
     def _learned_messages(self, conversation: Conversation) -> list[int]:

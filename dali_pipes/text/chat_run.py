@@ -85,7 +85,7 @@ class ConversationEncoder:
             beside = [key for key in SYSTEM_TEXTS if not holds_nothing(document.content.get(key))]
             if found.texts is None and beside and isinstance(document.content.get("prompt"), str):
                 raise CorpusFormatError(
-                    f"{where}: '{beside[0]}' needs a chat template, which says where it stands. Give a template "
+                    f"{where}: '{beside[0]}' needs a chat template, which says where to put it. Pass a template "
                     "(--chat-template), or write the text into the prompt"
                 )
             return found
@@ -114,8 +114,8 @@ class ConversationEncoder:
             if lost and conversation.weights[k] and k >= conversation.num_prompt:
                 raise CorpusFormatError(
                     f"{conversation.where}: message {k} has {lost[0]}, which the chat template "
-                    f"{self._template.name if self._template else 'none'} does not show, so that an answer without "
-                    "the call would be learned. Give a template that shows it, write it into the content, or put "
+                    f"{self._template.name if self._template else 'none'} does not show, so an answer without "
+                    "the call would be learned. Use a template that shows it, write it into the content, or put "
                     '"weight": 0 on the message'
                 )
 

@@ -140,14 +140,14 @@ class ChatTemplate:
         ours = [name for name in OURS if variables.get(name)]
         if ours:
             raise CorpusFormatError(
-                f"{where}: the record sets {', '.join(ours)} for the chat template, which depends on what is rendered. "
+                f"{where}: the record sets {', '.join(ours)} for the chat template, but tokenize sets it itself. "
                 "Remove it from the record"
             )
         which = self._which(variables)
         if which not in self._compiled:
             raise CorpusFormatError(
-                f"{where}: the chat template {self.name} has no default for a conversation without tools. Choose one "
-                "with --chat-template-name"
+                f"{where}: the chat template {self.name} does not have a default for conversations without tools. "
+                "Choose one with --chat-template-name"
             )
         given: dict[str, Any] = {"tools": None, "documents": None, **self.tokens, **variables}
         given |= {

@@ -98,7 +98,7 @@ def parse_conversation(
     sound, flags other than 0 and 1, and fields that contradict one another.
     """
     if not isinstance(record, Mapping):
-        raise CorpusFormatError(f"{where}: found {shown(record)} where a JSON object with a conversation was expected")
+        raise CorpusFormatError(f"{where}: found {shown(record)}; expected a JSON object with a conversation")
     _refuse_media(record, where)
     form = next((keys for keys in CHAT_FORMS if all(record.get(key) is not None for key in keys)), ())
     values = [record[key] for key in form]
@@ -142,7 +142,7 @@ def template_settings(value: Any, where: str) -> dict[str, Any]:
             del settings[name]
     own = [name for name in settings if name in TEMPLATE_OWN]
     if own:
-        raise CorpusFormatError(f"{where} sets {', '.join(own)}, which the run sets itself; remove it there")
+        raise CorpusFormatError(f"{where} sets {', '.join(own)}, which tokenize sets itself; remove it there")
     for name in ("tools", DOCUMENTS):
         if name in settings:
             settings[name] = _FOR_TEMPLATES[name](settings[name], f"{where}, '{name}'")
@@ -163,7 +163,7 @@ def _refuse_media(item: Mapping[str, Any], where: str) -> None:
     if found:
         raise CorpusFormatError(
             f"{where}: '{found[0]}' is {shown(item[found[0]])}; only text can be tokenized. Remove the conversations "
-            "with images, sound or video, or the field where the text makes sense without it"
+            "with images, audio or video, or only this field if the text makes sense without it"
         )
 
 
@@ -247,7 +247,7 @@ def _flags(item: Mapping[str, Any], where: str) -> dict[str, bool]:
         found[key] = bool(value) != (key == MASKED_FLAG)
     if len(set(found.values())) > 1:
         values = " and ".join(f"'{key}' is {item[key]!r}" for key in found)
-        raise CorpusFormatError(f"{where}: {values}, which contradict each other about learning it; remove one")
+        raise CorpusFormatError(f"{where}: {values}, which contradict each other; remove one")
     return found
 
 
@@ -264,8 +264,8 @@ def _system(record: Mapping[str, Any], where: str, messages: Sequence[Message]) 
         return None
     if there:
         raise CorpusFormatError(
-            f"{where}: '{key}' is {shown(text)}, but message {there[0]} is a system message with another text; remove "
-            "one of them"
+            f"{where}: '{key}' is {shown(text)}, but message {there[0]} is a system message with different text; "
+            "remove one of them"
         )
     return {"role": "system", "content": text}
 

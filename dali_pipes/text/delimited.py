@@ -38,8 +38,8 @@ def read_delimited(path: Path, chunks: Iterator[bytes], delimiter: str, key: str
             continue
         if len(row) != len(names):
             raise CorpusFormatError(
-                f"{path}: line {first_line}: {len(row)} fields, but line 1 names {len(names)} columns; put a field "
-                "that holds the delimiter or a line end in double quotes"
+                f"{path}: line {first_line}: {len(row)} fields, but line 1 names {len(names)} columns; put fields "
+                "that contain the delimiter or a line break in double quotes"
             )
         content: Any = dict(zip(names, row, strict=True)) if key is None else row[column]
         yield Document(content, path, "line", first_line)
@@ -55,8 +55,8 @@ def _numbered(path: Path, rows: Any) -> Iterator[tuple[int, list[str]]]:
             first_line = rows.line_num + 1
     except csv.Error as error:
         raise CorpusFormatError(
-            f"{path}: line {first_line}: cannot be parsed: {error} (found in line {rows.line_num}); quotes inside of a "
-            "quoted field are doubled"
+            f"{path}: line {first_line}: cannot be parsed: {error} (found in line {rows.line_num}); double the quotes "
+            "inside a quoted field"
         ) from None
 
 

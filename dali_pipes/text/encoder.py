@@ -116,8 +116,8 @@ class TextEncoder:
         for document, found in zip(documents, lost, strict=False):
             if found is not None:
                 raise CorpusFormatError(
-                    f"{document.place}: {next(iter(found.pieces))!r} is not in the vocabulary of the tokenizer, which "
-                    "does not have an unknown token either. Use a tokenizer that can encode any text"
+                    f"{document.place}: {next(iter(found.pieces))!r} is not in the vocabulary of the tokenizer, and "
+                    "the tokenizer does not have an unknown token. Use a tokenizer that can encode any text"
                 )
 
 

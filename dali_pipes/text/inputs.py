@@ -134,7 +134,7 @@ def _checked(path: Path) -> TextFile:
     found = recognise(path)
     if found is None:
         raise CorpusFormatError(
-            f"{path}: is not text: expected are .txt, .jsonl, .csv and .tsv (also .gz, .zst), Parquet and Arrow tables "
+            f"{path}: is not text; expected .txt, .jsonl, .csv and .tsv (also .gz, .zst), Parquet and Arrow tables "
             "and MDS shards with a column of strings, ArrayRecord, and tar archives of .txt or .json"
         )
     with OpenFile(path) as file:
@@ -204,7 +204,7 @@ def _data_files(candidates: Sequence[Path], where: str, notes: list[str]) -> lis
     rows = [path for path in files if _inner_suffix(path) in _DELIMITED]
     others = len(files) - len(rows)
     if rows and others:  # earlier releases left them out
-        notes.append(f"{where}: {len(rows)} .csv or .tsv files are read by column, beside {others} other files")
+        notes.append(f"{where}: {len(rows)} .csv or .tsv files are read by column, along with {others} other files")
     if not files:
         raise CorpusError(
             f"{where} holds no text file. Go down into folders with a pattern such as 'folder/**/*.jsonl'."

@@ -83,7 +83,7 @@ class Notes:
             shown = ", ".join(f"{piece!r} {count:,} times" for piece, count in most)
             found.append(
                 f"{self.lost:,} of {self.characters:,} characters ({self.lost / self.characters:.3%}) are not in the "
-                f"vocabulary of the tokenizer: they are lost, or became its unknown token ({shown}"
+                f"vocabulary of the tokenizer: they were dropped, or became its unknown token ({shown}"
                 f"{', ...' if len(self.pieces) > len(most) else ''}). Use a tokenizer that can encode any text, or "
                 "replace these characters"
             )

@@ -43,8 +43,8 @@ def read_documents(file: TextFile, key: str | None, separator: str | None, meter
         return read_mds(file.path, chunks, key)
     if key is None:
         raise ConfigError(
-            f"{file.path}: holds texts; conversations are records of .jsonl, .csv, Parquet, Arrow, MDS or ArrayRecord "
-            "files"
+            f"{file.path}: holds plain texts; expected conversations, which are records of .jsonl, .csv, Parquet, "
+            "Arrow, MDS or ArrayRecord files"
         )
     if file.kind == "plain":
         return read_plain(file.path, chunks, separator)

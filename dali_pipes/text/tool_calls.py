@@ -101,7 +101,7 @@ def decoded(value: Any, where: str) -> Any:
     try:
         return json.loads(value) if value.strip() else None
     except (ValueError, RecursionError) as error:
-        raise CorpusFormatError(f"{where} is a text that is not JSON: {error}. Mend or remove it") from None
+        raise CorpusFormatError(f"{where} is not valid JSON: {error}. Correct or remove it") from None
 
 
 def shown(value: Any) -> str:
@@ -122,8 +122,8 @@ def _arguments(found: Any, where: str) -> Arguments:
         return Arguments({}, "{}")
     if not isinstance(value, Mapping):
         raise CorpusFormatError(
-            f"{where}: 'arguments' is {shown(found)}; expected a JSON object, or the text of one. Mend or remove the "
-            "conversation"
+            f"{where}: 'arguments' is {shown(found)}; expected a JSON object, or the text of one. Correct or remove "
+            "the conversation"
         )
     return Arguments(value, json.dumps(value, ensure_ascii=False) if text is None else text)
 

@@ -61,7 +61,7 @@ class Turns:
             found = self._marked(k, way, self.text)
             if found is not None and all(isinstance(text, str) for text in texts):
                 return [(part.start, part.end) for part in found if part.is_thought]
-        raise self._refused(k, "its thoughts, which are not to be learned, are not found")
+        raise self._refused(k, "its thoughts, which should not be learned, cannot be found")
 
     def refuse_unseen(self, k: int) -> None:
         """Refuse message k if it has no content, and the template shows nothing of what it has instead.
@@ -103,7 +103,7 @@ class Turns:
         else:
             own = own or self._own(k, k)
             if not own:
-                raise self._refused(k, "it shows the turn differently when others follow, and its text is not found")
+                raise self._refused(k, "the template shows the turn differently later on, and its text cannot be found")
             end = self._end(k, own)
             start = self._start(k, prompt, own, end)
         if start > end:
@@ -132,7 +132,7 @@ class Turns:
                     return found
                 is_same |= found is not None
         if not is_same:
-            raise self._refused(turn, f"the template acts on the text of message {k}, which is not found")
+            raise self._refused(turn, f"the template acts on the text of message {k}, which cannot be found")
         return []
 
     def _marked(
@@ -153,14 +153,14 @@ class Turns:
             return len(prompt)
         request = self._request(k)
         if request is None:
-            raise self._refused(k, "what asks it to speak is not found")
+            raise self._refused(k, "the generation prompt cannot be found")
         is_clear = request.strip() and not _holds(self._variables, request.strip())
         if own[0].start == own[0].end:  # its own text may be before that
             is_clear = is_clear and not _holds(self._messages[k], request.strip())
         found = self.text.find(request, before) if is_clear else -1
         if 0 <= found < first and found + len(request) <= end:
             if 0 <= self.text.find(request, found + 1) < first:
-                raise self._refused(k, "what asks it to speak is there twice")
+                raise self._refused(k, "the generation prompt appears twice")
             return found + len(request)
         header_end = self._header_end(k, before, own, request)
         if header_end is None:
@@ -199,7 +199,7 @@ class Turns:
                 ends = [part.end for part in own if part.name == last.name and self.text.startswith(tail, part.end)]
                 found |= {end: max(end + len(tail), found.get(end, 0)) for end in ends}
         if len(found) != 1:
-            raise self._refused(k, "it ends the turn differently when others follow")
+            raise self._refused(k, "the template ends the turn differently when others follow")
         return next(iter(found.values()))
 
     def _request(self, k: int) -> str | None:

@@ -39,12 +39,12 @@ def read_webdataset(path: Path, chunks: Iterator[bytes], key: str) -> Iterator[D
         for _, field, data in members:
             if digest in seen:
                 raise CorpusFormatError(
-                    f"{path}: member {sample}.{field} is apart from other files of its sample; the files of a sample "
-                    "lie side by side. Make the archive with `tar --sort=name`."
+                    f"{path}: member {sample}.{field} is separated from the other files of its sample, which must be "
+                    "adjacent. Create the archive with `tar --sort=name`."
                 )
             if field in fields:
                 raise CorpusFormatError(
-                    f"{path}: member {sample}.{field} is there twice; remove one of the two, or rename it"
+                    f"{path}: member {sample}.{field} appears twice; remove one of the two, or rename it"
                 )
             fields[field] = data
         seen.add(digest)
@@ -63,8 +63,8 @@ def _members(path: Path, chunks: Iterator[bytes]) -> Iterator[tuple[str, str, by
                 stem, _, field = name.partition(".")
                 if (member.islnk() or member.issym()) and field in _WANTED:
                     raise CorpusFormatError(
-                        f"{path}: member {member.name} is a link to {member.linkname}, whose text would be missing; "
-                        "make the archive with `tar --dereference --hard-dereference`"
+                        f"{path}: member {member.name} is a link to {member.linkname}, so its text would be missing; "
+                        "create the archive with `tar --dereference --hard-dereference`"
                     )
                 if not member.isreg() or is_litter(name):
                     continue
@@ -101,8 +101,8 @@ def _refuse_more(path: Path, archive: tarfile.TarFile) -> None:
     while block := rest.read(_BLOCK_BYTES):
         if block.strip(b"\0"):
             raise CorpusFormatError(
-                f"{path}: holds data after its end-of-archive marker at byte {archive.offset}: archives that `cat` "
-                "put together, or a damaged one. Name the archives one by one, or join them with `tar --concatenate`."
+                f"{path}: holds data after its end-of-archive marker at byte {archive.offset}: it was joined with "
+                "`cat`, or is damaged. List the archives separately, or join them with `tar --concatenate`."
             )
 
 

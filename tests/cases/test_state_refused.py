@@ -160,7 +160,7 @@ def test_the_advice_for_a_corpus_that_has_grown(
     with TokenLoader(old, **SETTINGS, **settings) as again:
         again.load_state_dict(state)
         assert all_same(again, rest)
-    code = re.search(rf"To begin epoch {epoch} with all {shards + 2} files: (.*)$", message)
+    code = re.search(rf"To start epoch {epoch} with all {shards + 2} files: (.*)$", message)
     assert code is not None
     with TokenLoader(folder, **SETTINGS, **settings) as grown, TokenLoader(folder, **SETTINGS, **settings) as other:
         exec(code[1], {"loader": grown})

@@ -156,10 +156,10 @@ def test_documents_that_go_on_in_the_next_file_are_noted_with_what_to_do(tmp_pat
     for number, ids in enumerate([[END, 1, 2, END], [], [END, 3], [4, 5, END]]):
         np.array(ids, np.uint16).tofile(tmp_path / f"{number}.bin")
     named = [str(tmp_path / name) for name in ("2.bin", "3.bin")]
-    for option, what, path in (("--eos", "do not end", named[0]), ("--start-id", "do not begin", named[1])):
+    for option, what, path in (("--eos", "do not end", named[0]), ("--start-id", "do not start", named[1])):
         report = json.loads(run(command, tmp_path, option, END, "--json").stdout)
         (note,) = report["notes"]
-        assert note.startswith(f"1 of 4 files {what} with id 9 ({path}), so a document goes on")
+        assert note.startswith(f"1 of 4 files {what} with id 9 ({path}), so a document continues")
         assert "documents_end_at_files = true" in note
     (tmp_path / "2.bin").unlink()
     (tmp_path / "3.bin").unlink()

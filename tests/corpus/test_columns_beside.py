@@ -236,7 +236,7 @@ def test_rows_packed_before_are_said(tmp_path: Path, kind: str) -> None:
     with open_corpus(path) as corpus:
         assert [len(document) for document in documents_of(corpus)] == [2, 4, 4]
         (note,) = corpus.notes
-        assert note == "seq_lengths, position_ids: rows were packed before, 2 rows are read as 3 documents"
+        assert note == "seq_lengths, position_ids: rows are already packed: 2 rows are read as 3 documents"
     assert note in check_corpus([str(path)]).notes
 
 
@@ -245,7 +245,7 @@ def test_unknown_columns_are_said_once(tmp_path: Path, kind: str) -> None:
     columns = {"input_ids": ROWS, "weights_of_ids": ROWS, "token_type_ids": ROWS, "special_tokens_mask": MASK}
     with open_corpus(write(tmp_path, kind, columns)) as corpus:
         (note,) = corpus.notes
-        assert note.startswith("weights_of_ids: this column of 1 file is not used (first in ")
+        assert note.startswith("weights_of_ids: this column is not used in 1 file (first in ")
     if kind != "arrayrecord":  # whose lists of one number are numbers
         with open_corpus(write(tmp_path, kind, {"input_ids": ROWS, "char_count": [[1], [2]]})) as corpus:
             assert corpus.notes == ()
@@ -261,9 +261,9 @@ def test_types_of_masks(tmp_path: Path, element: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"labels": [[1.0, 2.0]]}, r"column labels is list<.*double>; it is a list of integers or booleans"),
+        ({"labels": [[1.0, 2.0]]}, r"column labels is list<.*double>; it must be a list of integers or booleans"),
         ({"attention_mask": [[[1, 1]]]}, r"column attention_mask is list<"),
-        ({"completion_mask": [1]}, r"column completion_mask is int64; a loss mask is a list"),
+        ({"completion_mask": [1]}, r"column completion_mask is int64; a loss mask must be a list"),
         ({"labels": [None]}, None),
         ({"labels": [7]}, None),
         ({"labels": [["a", "b"]]}, None),

@@ -161,7 +161,7 @@ def test_megatron_pair_is_found_by_prefix_and_named_once(tmp_path: Path) -> None
     assert find_files([pair, index]) == [pair]
     assert tokens([index, pair]) == [0, 1, 2]
     for repeated in ([pair, pair], [index, pair, pair], [index, index], [pair, tmp_path / "my.data_text"]):
-        with pytest.raises(CorpusError, match="is there twice"):
+        with pytest.raises(CorpusError, match="is listed twice"):
             tokens(repeated)
     pair.unlink()
     assert find_files(tmp_path / "my.data_text") == [index]
@@ -199,9 +199,9 @@ def test_broken_links_and_pipes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weight", [0.7, 1, "0.7", "3", ".5", "1e-3"])
 def test_weights_are_said_to_be_not_there(tmp_path: Path, find: Callable[[Any], object], weight: object) -> None:
     make(tmp_path, ["s_1"])
-    with pytest.raises((ConfigError, CorpusReadError), match="mixtures of sources by weight are not supported yet"):
+    with pytest.raises((ConfigError, CorpusReadError), match="weighted mixtures of sources are not supported yet"):
         find([weight, str(tmp_path / "s_1.bin")])
-    with pytest.raises((ConfigError, CorpusReadError), match="mixtures of sources by weight are not supported yet"):
+    with pytest.raises((ConfigError, CorpusReadError), match="weighted mixtures of sources are not supported yet"):
         find({str(tmp_path / "s_1.bin"): weight})
 
 

@@ -89,7 +89,7 @@ def test_a_mask_that_is_not_finished_is_missed(tmp_path: Path) -> None:
 def test_a_second_copy_is_an_error_beside_the_first(tmp_path: Path, kind: Kind, form: str) -> None:
     name = form.format(kind.suffix)
     fill(tmp_path, kind, name)
-    with pytest.raises(CorpusError, match="looks like a second copy of a"):
+    with pytest.raises(CorpusError, match="looks like a copy of a"):
         kind.find(str(tmp_path), [])
     (tmp_path / f"a{kind.suffix}").unlink()
     assert kind.find(str(tmp_path), []) == [name]
@@ -154,7 +154,7 @@ def test_results_of_datasets_that_are_named_or_alone_are_data(tmp_path: Path) ->
     names = results_of_datasets(tmp_path)
     assert [path.name for path in find_files([str(tmp_path / name) for name in names])] == names
     assert [path.name for path in find_files(str(tmp_path / "cache-aab*"))] == names[1:]
-    with pytest.raises(CorpusError, match="results of several calls"):
+    with pytest.raises(CorpusError, match="results of several Hugging Face datasets calls"):
         find_files(str(tmp_path / "cache-*"))
 
 
@@ -173,7 +173,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-TWICE = r"is there twice|is the same file as"
+TWICE = r"is listed twice|is the same file as"
 REPEATED = [
     ["data/a.bin", "data/b.bin", "data/b.bin"], ["data", "data/a.bin"], ["data/a.bin", "data/*"], ["data", "folder"],
     ["data/b.bin", "link.bin"], ["hard.bin", "data/b.bin"], ["link.bin", "hard.bin"],

@@ -55,7 +55,7 @@ def test_files_of_any_types_are_one_after_another(
         for position in set(starts.tolist()):
             place = corpus.locate(position)
             assert (place.file, place.offset) == (corpus.files[files[position]], offsets[position])
-        assert len({part.dtype.name for part in parts}) == 1 or corpus.notes[-1].endswith(corpus.dtype.name)
+        assert len({part.dtype.name for part in parts}) == 1 or corpus.notes[-1].endswith(f"{corpus.dtype.name} ids")
 
 
 def test_a_type_is_said_and_compared(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_type_is_said_and_compared(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.array([3, 4], np.uint16))
     with open_corpus(tmp_path) as corpus:
         assert corpus.dtype == np.uint32
-        assert corpus.notes == ("files with ids of uint16, uint32 are read as one corpus of uint32",)
+        assert corpus.notes == ("files with ids of types uint16, uint32 are read as one corpus of uint32 ids",)
         assert inspect_corpus(corpus).dtype == "uint32"
     report = check_corpus([str(tmp_path)])
     assert report.is_clean
@@ -84,7 +84,9 @@ def test_an_id_too_large_is_named_among_other_types(tmp_path: Path) -> None:
 def test_files_of_two_formats_are_no_corpus(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([1, 2], np.uint16))
     write_parquet(tmp_path / "b.parquet", table_of([list_array([[1]])]))
-    with pytest.raises(CorpusFormatError, match=r"of one format, but .*a\.npy is npy <u2 and .*b\.parquet is parquet"):
+    with pytest.raises(
+        CorpusFormatError, match=r"the same format, but .*a\.npy is npy <u2 and .*b\.parquet is parquet"
+    ):
         open_corpus(tmp_path)
 
 

@@ -42,7 +42,7 @@ def test_a_mask_that_is_lost_is_named(tmp_path: Path, format: str, lost: list[in
     named: Any = {"folder": folder, "pattern": str(folder / "*.bin"), "file": data}[way]
     with pytest.raises(CorpusFormatError) as caught:
         open_corpus(named)
-    assert str(caught.value).startswith(f"{data}.loss: is listed by {folder / 'manifest.json'}, but is not there")
+    assert str(caught.value).startswith(f"{data}.loss: is listed in {folder / 'manifest.json'} but missing")
     with open_corpus(named, loss_masks=[]) as corpus:
         assert corpus.loss_mask is None
     if len(lost) == 1:
@@ -64,7 +64,7 @@ def test_an_index_that_is_lost_is_named(tmp_path: Path) -> None:
     folder = make(tmp_path / "data")
     for path in folder.glob("*.idx"):
         path.unlink()
-    with pytest.raises(CorpusFormatError, match=r"00000-0000\.idx: is listed by .*manifest\.json, but is not there"):
+    with pytest.raises(CorpusFormatError, match=r"00000-0000\.idx: is listed in .*manifest\.json but missing"):
         open_corpus(folder)
     with open_corpus(folder, format="flat") as corpus:
         assert corpus.num_documents is None
@@ -126,7 +126,8 @@ def test_the_manifest_of_flat_files_tells_what_ends_documents(tmp_path: Path) ->
         assert find_documents(corpus).offsets.tolist() == [0, 3, 5, 7]
         assert find_documents(corpus, start_id=4).offsets.tolist() == [0, 5, 7]  # what the user says goes first
     with pytest.raises(
-        ConfigError, match=rf"eos_id = 4: documents of {folder}/a\.bin end with id 9, as {folder}/manifest\.json says"
+        ConfigError,
+        match=rf"eos_id = 4: documents of {folder}/a\.bin end with id 9 according to {folder}/manifest\.json",
     ):
         open_corpus(folder, eos_id=4)
 

@@ -197,7 +197,7 @@ def test_a_header_that_is_not_known_is_refused_if_its_count_fits(
     stored = b"".join(value.to_bytes(width, "little") for value in ids)
     path.write_bytes(header(magic, max(count, 0), header_bytes, place, order, is_wide) + stored)
     if count > 0 and len(stored) in {count * other for other in (1, 2, 4, 8)}:
-        with pytest.raises(CorpusFormatError, match=rf"a\.bin: begins with .*magic {magic}, for .*format='flat'"):
+        with pytest.raises(CorpusFormatError, match=rf"a\.bin: starts with .*magic {magic}, for .*format='flat'"):
             open_corpus(path, dtype="uint8")
     else:
         assert _ids(path, format="auto") == list(path.read_bytes())
@@ -249,7 +249,7 @@ def test_what_is_of_a_known_format_is_not_read_as_flat(tmp_path: Path, format: s
     else:
         write = write_parquet if format == "parquet" else write_arrow
         path = write(tmp_path / "a", table_of([list_array([ids.tolist()])]))
-    with pytest.raises(CorpusFormatError, match=f"is of format {format}; read as format='flat'"):
+    with pytest.raises(CorpusFormatError, match=f"has format {format}; with format='flat'"):
         open_corpus(path, format="flat", dtype="uint8")
     if format in ("npy", "llmc"):  # one that does not fit is not a whole file of the format
         path.write_bytes(path.read_bytes() + b"12")

@@ -169,12 +169,12 @@ def test_a_number_of_tokens_that_cannot_be_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("paths", "options", "message"),
     [
-        (["synthetic:1K", "a.bin"], {}, "'synthetic:1K' cannot be combined with other data, and 2 entries are listed"),
+        (["synthetic:1K", "a.bin"], {}, "'synthetic:1K' cannot be combined with other data, but 2 entries are listed"),
         (["synthetic:1K", "synthetic:1K"], {}, "cannot be combined"),
-        ("a.bin", {"format": "synthetic"}, "goes with corpus = \"synthetic:10B\", found 'a.bin'"),
-        ("synthetic:1K", {"loss_masks": ["a.loss"]}, "loss_masks = .*a synthetic corpus does not have any"),
-        ("synthetic:1K", {"token_column": "ids"}, "token_column = 'ids' is for files"),
-        ("synthetic:1K", {"verify": True}, "verify_checksums = True is for files"),
+        ("a.bin", {"format": "synthetic"}, "needs a corpus such as \"synthetic:10B\", found 'a.bin'"),
+        ("synthetic:1K", {"loss_masks": ["a.loss"]}, "loss_masks = .* not to a synthetic corpus"),
+        ("synthetic:1K", {"token_column": "ids"}, "token_column = 'ids' applies to files"),
+        ("synthetic:1K", {"verify": True}, "verify_checksums = True applies to files"),
         ("synthetic:1K", {"dtype": "uint8"}, "ids of synthetic:1K go up to 50,256"),
         ("synthetic:1K", {"dtype": "uint64"}, "int32 or int64"),
         ("synthetic:1K", {"dtype": "float32"}, "token ids are integers"),
@@ -320,5 +320,5 @@ def test_any_size_starts_at_once_and_reaches_any_step() -> None:
 
 def test_a_corpus_of_too_many_documents_says_so() -> None:
     common: dict[str, Any] = {"batch_size": 2, "seq_len": 1024, "device": "cpu", "eos_id": 50_256}
-    with pytest.raises(ConfigError, match=r'synthetic:100B: its documents are too many .* such as "synthetic:50B"'):
+    with pytest.raises(ConfigError, match=r'synthetic:100B: has too many documents .* such as "synthetic:50B"'):
         TokenLoader(corpus="synthetic:100B", rows="pack", **common)

@@ -379,6 +379,6 @@ def test_thoughts_that_are_not_found_cannot_be_left_out() -> None:
 
     assert pieces_learned(made("replace('o', '0')"), messages) == ["b."]
     with pytest.raises(
-        CorpusFormatError, match=r"message 0 .*its thoughts, which are not to be learned, are not found"
+        CorpusFormatError, match=r"message 0 .*its thoughts, which should not be learned, cannot be found"
     ):
         encode(made("length"), messages)

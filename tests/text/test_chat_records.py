@@ -172,9 +172,9 @@ def test_settings_of_a_record_for_the_template() -> None:
     assert found.variables == {"xml_tools": ["a"]}
     assert found.unused == (("chat_template_kwargs", "enable_thinking"),)
     for bad, message in (
-        ("{", "is a text that is not JSON"),
+        ("{", "is not valid JSON"),
         ([1], "expected a JSON object"),
-        ({"messages": []}, "sets messages, which the run sets itself"),
+        ({"messages": []}, "sets messages, which tokenize sets itself"),
         ({"bos_token": "a", "add_generation_prompt": True}, "sets bos_token, add_generation_prompt, which"),
     ):
         with pytest.raises(CorpusFormatError, match=f"^x: 'chat_template_kwargs' .*{message}"):
@@ -259,7 +259,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x.png"}}
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ([1], "found [1] (list) where a JSON object"),
+        ([1], "found [1] (list); expected a JSON object"),
         ({}, "among the keys none"),
         ({"text": "a", "n": 1}, "among the keys text (str), n (int). Expected 'messages'"),
         ({"prompt": "a"}, "among the keys prompt (str)"),
@@ -284,7 +284,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x.png"}}
         ({"messages": [USER], "system": 3}, "'system' is 3 (int); expected text"),
         (
             {"messages": [ASSISTANT | {"tool_calls": [call("{}"), call("print(1)")]}]},
-            "messages[0], tool_calls[1]: 'arguments' is a text that is not JSON",
+            "messages[0], tool_calls[1]: 'arguments' is not valid JSON",
         ),
         (
             {"messages": [ASSISTANT | {"tool_calls": [call([1])]}]},
@@ -294,7 +294,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x.png"}}
             {"messages": [ASSISTANT | {"function_call": {"name": "f", "arguments": "7"}}]},
             "messages[0], function_call: 'arguments' is '7' (str); expected a JSON object",
         ),
-        ({"messages": [USER], "tools": "{"}, "'tools' is a text that is not JSON"),
+        ({"messages": [USER], "tools": "{"}, "'tools' is not valid JSON"),
         ({"messages": [USER], "tools": {"a": 1}}, "'tools' is {'a': 1} (dict); expected a list"),
     ],
 )

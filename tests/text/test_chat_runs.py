@@ -158,7 +158,7 @@ def test_texts_are_no_conversations(tmp_path: Path, tokenizer: Path) -> None:
         tmp_path / "in.txt", "--tokenizer", tokenizer, "--out", tmp_path / "out", "--chat-template", "chatml"
     )
     assert result.exit_code == 2
-    assert "holds texts; conversations are records of" in result.stderr
+    assert "holds plain texts; expected conversations, which are records of" in result.stderr
 
 
 SHOWS = (
@@ -289,7 +289,7 @@ def test_settings_of_the_command_for_the_template(tmp_path: Path, tokenizer: Pat
     same, _ = run(tmp_path, tokenizer, records, option, '{"brif": 1, "brief": true}')
     assert same.exit_code == 0
     for bad, message in (
-        ("{", "is a text that is not JSON"),
+        ("{", "is not valid JSON"),
         ("[1]", "expected a JSON object"),
         ('{"messages": 1}', "sets messages"),
     ):

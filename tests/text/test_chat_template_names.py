@@ -60,7 +60,7 @@ def test_the_template_is_the_one_of_transformers(tmp_path: Path, kind: str, name
             chosen = name if isinstance(theirs.chat_template, dict) else None
             expected = theirs.apply_chat_template(ASK, tools=tools, chat_template=chosen, tokenize=False)
         except ValueError:
-            with pytest.raises(CorpusFormatError, match=r"x:1: .*has no default.*--chat-template-name"):
+            with pytest.raises(CorpusFormatError, match=r"x:1: .*does not have a default.*--chat-template-name"):
                 made.render(ASK, {"tools": tools}, "x:1")
         else:
             assert made.render(ASK, {"tools": tools}, "x:1") == expected

@@ -142,7 +142,7 @@ def test_a_model_that_needs_an_unknown_token_and_lacks_it_is_refused_by_place(tm
 
 
 SAID = (
-    "4 of 11 characters (36.364%) are not in the vocabulary of the tokenizer: they are lost, or became its unknown "
+    "4 of 11 characters (36.364%) are not in the vocabulary of the tokenizer: they were dropped, or became its unknown "
     "token ('é' 3 times, '日' 1 times)"
 )
 

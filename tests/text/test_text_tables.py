@@ -180,5 +180,5 @@ def test_a_cut_off_tar_is_refused(tmp_path: Path) -> None:
 
 def test_files_without_records_refuse_to_give_them(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(ConfigError, match=r"a\.txt: holds texts; conversations are records"):
+    with pytest.raises(ConfigError, match=r"a\.txt: holds plain texts; expected conversations"):
         documents(tmp_path / "a.txt", None)

@@ -27,13 +27,13 @@ def refused(path: Path, message: str) -> None:
 
 
 def test_a_member_that_is_there_twice(tmp_path: Path) -> None:
-    refused(make_tar(tmp_path / "a.tar", [*MEMBERS[:1], *MEMBERS]), r"member a/1\.txt is there twice")
-    refused(make_tar(tmp_path / "b.tar", [*MEMBERS, MEMBERS[0]]), r"member a/1\.txt is apart from other files")
+    refused(make_tar(tmp_path / "a.tar", [*MEMBERS[:1], *MEMBERS]), r"member a/1\.txt appears twice")
+    refused(make_tar(tmp_path / "b.tar", [*MEMBERS, MEMBERS[0]]), r"member a/1\.txt is separated from the other files")
 
 
 def test_members_of_a_sample_that_are_apart(tmp_path: Path) -> None:
     order = [MEMBERS[0], MEMBERS[2], MEMBERS[1]]
-    refused(make_tar(tmp_path / "a.tar", order), r"member a/1\.json is apart from other files of its sample")
+    refused(make_tar(tmp_path / "a.tar", order), r"member a/1\.json is separated from the other files of its sample")
 
 
 @given(
@@ -53,7 +53,7 @@ def test_any_order_of_members(tmp_path_factory: pytest.TempPathFactory, members:
     if keys in (["a"] * 3 + ["b"] * 3, ["b"] * 3 + ["a"] * 3):
         assert texts(path) == ["x", "x"]
     else:
-        refused(path, "is apart from other files of its sample|sample [ab]: (has the fields|no key)")
+        refused(path, "is separated from the other files|sample [ab]: (has the fields|no key)")
 
 
 @pytest.mark.parametrize("padding", [0, 512, 1024, 20480])

@@ -10,7 +10,7 @@ from counting import CountingCorpus
 
 from dali_pipes import TokenLoader
 
-ITERATE = "iterate it as it is"
+ITERATE = "iterate over it directly"
 INDEXED = "is iterated, not indexed"
 
 

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "padded": {"rows": "pad"},
     "padded to buckets": {"rows": "pad", "length_buckets": (6, 12, 24)},
 }
-HOOK_ERROR = "the labels it gets are shifted already"
+HOOK_ERROR = "its labels are already shifted"
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_smoothing_of_a_model_that_knows_no_labels(corpus: str, tmp_path: Path) 
         trainer = trainer_of(tmp_path, model, train_dataset=loader, label_smoothing_factor=SMOOTHING)
         trainer.train()
         assert_steps(trainer, expected_steps(model, loader, SMOOTHING, 1, 3))
-        with pytest.raises(ConfigError, match="Unshifted takes no labels that are shifted already"):
+        with pytest.raises(ConfigError, match="Unshifted does not accept labels that are already shifted"):
             trainer_of(tmp_path, model, train_dataset=loader)
     with loader_of(corpus, label_shift=False) as loader, pytest.raises(ConfigError, match="set label_shift = True"):
         trainer_of(tmp_path, model, train_dataset=loader, label_smoothing_factor=SMOOTHING)
@@ -285,5 +285,5 @@ def test_liger(corpus: str, tmp_path: Path) -> None:
     refuse_old_liger(New())
     with pytest.raises(ConfigError, match="update it, or set label_shift = False"):
         refuse_old_liger(Old())
-    with loader_of(corpus) as loader, pytest.raises(ConfigError, match="Liger makes no logits"):
+    with loader_of(corpus) as loader, pytest.raises(ConfigError, match="Liger does not compute logits"):
         trainer_of(tmp_path, llama(), train_dataset=loader, use_liger_kernel=True, label_smoothing_factor=SMOOTHING)

@@ -30,7 +30,7 @@ from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array, UsedColumns
 from dali_pipes.corpus.fingerprint import digest_content, digest_file, read_samples
 from dali_pipes.corpus.reader import OpenFile
-from dali_pipes.corpus.row_columns import LEARNED, Cells, Place, find_kept, find_learned, read_rows
+from dali_pipes.corpus.row_columns import LEARNED, Cells, Place, check_numbering, find_kept, find_learned, read_rows
 from dali_pipes.corpus.row_facts import RowFacts, facts_of_offsets, join_facts, used_columns, with_names
 from dali_pipes.corpus.sniff import text_kind
 from dali_pipes.corpus.tf_example import Feature, NotAnExample, list_kind, parse_example
@@ -180,6 +180,7 @@ def inspect_arrayrecord(
             return RowFacts.of(rows)._replace(counts=rows.lengths)
 
         facts = join_facts(scans.for_chunks(measure, [size // len(firsts)] * len(firsts)) if firsts else [])
+        check_numbering(facts.numbering, Place(path, 0, str(content.column), "record", "feature"))
         return facts.pack() if content.beside else facts.offsets
 
     def is_plausible(kept: Int64Array) -> bool:

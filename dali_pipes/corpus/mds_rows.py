@@ -15,7 +15,7 @@ from dali_pipes.corpus.datafile import Int64Array
 from dali_pipes.corpus.mds_columns import encodings_of
 from dali_pipes.corpus.mds_samples import Content
 from dali_pipes.corpus.mds_shards import Shard, as_type, find_shard, read_cells, read_content
-from dali_pipes.corpus.row_columns import LEARNED, Cells, Place, find_kept, find_learned, read_rows
+from dali_pipes.corpus.row_columns import LEARNED, Cells, Place, check_numbering, find_kept, find_learned, read_rows
 from dali_pipes.corpus.row_facts import RowFacts
 from dali_pipes.corpus.set_index import Entry
 from dali_pipes.corpus.token_columns import NAMES, names_beside
@@ -60,7 +60,9 @@ class ShardRows:
         """What there is to know of the samples, after all checks. Reads all of the shard; blocks."""
         content = read_content(self.tokens)
         ids = read_cells(self.tokens, content)
-        return RowFacts.of(read_rows(ids, self._cells(content, tuple(self.beside)), self._place()))
+        rows = read_rows(ids, self._cells(content, tuple(self.beside)), self._place())
+        check_numbering(rows.numbering, self._place())
+        return RowFacts.of(rows)
 
     def decode(self, padding: Sequence[str], stored: np.dtype[Any], chunk: int) -> npt.NDArray[Any]:
         """All ids that are not padding, (n,) of `stored`. Blocks."""

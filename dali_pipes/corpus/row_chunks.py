@@ -24,7 +24,7 @@ from dali_pipes.corpus.column_scans import ColumnScans
 from dali_pipes.corpus.datafile import DataFile, Int64Array
 from dali_pipes.corpus.fingerprint import digest_content
 from dali_pipes.corpus.list_rows import cells_of, copy_rows, rows_of
-from dali_pipes.corpus.row_columns import Cells, Place, find_kept, find_learned, read_rows
+from dali_pipes.corpus.row_columns import Cells, Place, check_numbering, find_kept, find_learned, read_rows
 from dali_pipes.corpus.row_facts import RowFacts, facts_of_offsets, join_facts, used_columns, with_names
 from dali_pipes.corpus.token_columns import LOSS_MASK, TokenColumns
 from dali_pipes.errors import CorpusFormatError, DaliPipesError
@@ -170,6 +170,7 @@ class RowReader:
         offsets = None if fields.LABELS in self.columns.beside else self.read_row_offsets
         lengths = None if offsets is None else np.diff(offsets())
         facts = join_facts(scans.for_chunks(partial(self._measure, lengths), self.chunks.sizes))
+        check_numbering(facts.numbering, self._place(0))
         packed = facts.offsets if self._is_simple else facts.pack()
         packed.flags.writeable = False
         return packed

@@ -47,12 +47,31 @@ class Rows(NamedTuple):
     documents: those of each document, int64 (D,)
     kept:      for each id whether it is not padding; None: all are kept
     learned:   for each id that is kept whether it is learned; None: all are
+    numbering: by column, which rows number their documents from 0 and which from 1
     """
 
     lengths: Int64Array
     documents: Int64Array
     kept: Bools | None
     learned: Bools | None
+    numbering: Mapping[str, "Numbering"]
+
+
+class Numbering(NamedTuple):
+    """Where 0 is a document and where it is padding, in a column of document numbers.
+
+    from_one:  first row that begins with 1 or more; None if there is none
+    from_zero: last row with ids of a document 0; None if there is none
+    """
+
+    from_one: int | None = None
+    from_zero: int | None = None
+
+    def join(self, other: "Numbering") -> "Numbering":
+        """That of the rows of both."""
+        ones = [row for row in (self.from_one, other.from_one) if row is not None]
+        zeros = [row for row in (self.from_zero, other.from_zero) if row is not None]
+        return Numbering(min(ones, default=None), max(zeros, default=None))
 
 
 @dataclass(frozen=True)
@@ -82,7 +101,24 @@ def read_rows(ids: Cells, beside: Mapping[str, Cells], place: Place) -> Rows:
     lengths = ids.lengths if kept is None else _counts(ids.lengths, kept)
     if learned is not None and sum(name in beside for name in LEARNED) > 1:
         _check_overlap(beside, lengths, kept, learned, place)
-    return Rows(lengths, _documents(lengths, beside, kept, place), kept, learned)
+    numbering = _numbering(beside, kept, place)
+    return Rows(lengths, _documents(lengths, beside, kept, place), kept, learned, numbering)
+
+
+def check_numbering(numbering: Mapping[str, Numbering], place: Place) -> None:
+    """Refuse rows of zeros after rows that begin with 1. Raises CorpusFormatError.
+
+    They may be padding, and would be learned as a document. Numbers that count through all rows never fall to 0.
+    place: of the rows of a file, with 0 as the first.
+    """
+    for name, (one, zero) in numbering.items():
+        if one is not None and zero is not None and zero > one:
+            place.refuse(
+                zero,
+                f"{place.column} {name} begins with 0, but begins with 1 or more in {place.row} {one}, so that 0 may "
+                f"be padding or a document. Add a {place.column} {fields.ATTENTION} that is 0 for padding, or number "
+                f"the documents from 1 on and remove {place.row}s that are all padding.",
+            )
 
 
 def find_kept(beside: Mapping[str, Cells], place: Place) -> Bools | None:
@@ -302,6 +338,18 @@ def _cuts_by_lengths(name: str, cells: Cells, lengths: Int64Array, place: Place)
         )
     ends = sums[1:]  # over all rows, for each row's sum is its length
     return np.setdiff1d(ends, np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _numbering(beside: Mapping[str, Cells], kept: Bools | None, place: Place) -> dict[str, Numbering]:
+    found = {}
+    for name in names_in(fields.SEGMENTS, tuple(beside)):
+        lengths, values = beside[name]
+        heads = (np.cumsum(lengths) - lengths)[lengths > 0]
+        ones = np.flatnonzero(lengths)[values[heads] > 0]
+        zeros = np.flatnonzero(_counts(lengths, (values == 0) if kept is None else (values == 0) & kept))
+        one = place.first_row + int(ones[0]) if len(ones) else None
+        found[name] = Numbering(one, place.first_row + int(zeros[-1]) if len(zeros) else None)
+    return found
 
 
 def _numbers(name: str, cells: Cells) -> Cells:

@@ -7,14 +7,15 @@ kept         [removed, unlearned, counts ..., offsets ...]
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from dali_pipes import kept_files
 from dali_pipes.corpus.datafile import Int64Array, UsedColumns
-from dali_pipes.corpus.row_columns import DOCUMENTS, LEARNED, PADDING, Rows, names_in
+from dali_pipes.corpus.row_columns import DOCUMENTS, LEARNED, PADDING, Numbering, Rows, names_in
 from dali_pipes.corpus.token_columns import LOSS_MASK
 
 
@@ -23,12 +24,14 @@ class RowFacts(NamedTuple):
 
     removed:   ids of padding, which are in neither
     unlearned: ids that are there, but are not to be learned
+    numbering: to check what was read; not kept
     """
 
     counts: Int64Array
     offsets: Int64Array
     removed: int = 0
     unlearned: int = 0
+    numbering: Mapping[str, Numbering] = MappingProxyType({})
 
     @classmethod
     def of(cls, rows: Rows) -> "RowFacts":
@@ -36,7 +39,7 @@ class RowFacts(NamedTuple):
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows.documents)])
         removed = 0 if rows.kept is None else int(np.count_nonzero(~rows.kept))
         unlearned = 0 if rows.learned is None else int(np.count_nonzero(~rows.learned))
-        return cls(offsets[-1:], offsets, removed, unlearned)
+        return cls(offsets[-1:], offsets, removed, unlearned, rows.numbering)
 
     def pack(self) -> Int64Array:
         """All of it in one array."""
@@ -67,6 +70,9 @@ def facts_of_offsets(offsets: Int64Array, first_rows: Int64Array) -> RowFacts:
 
 def join_facts(parts: Sequence[RowFacts], *, one_chunk: bool = False) -> RowFacts:
     """The facts of several chunks, one after another; or of several parts of `one_chunk`."""
+    numbering: dict[str, Numbering] = {}
+    for part in parts:
+        numbering |= {name: one.join(numbering.get(name, one)) for name, one in part.numbering.items()}
     none = np.zeros(0, np.int64)
     counts = np.concatenate([none, *(part.counts for part in parts)])
     offsets = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)])
@@ -76,6 +82,7 @@ def join_facts(parts: Sequence[RowFacts], *, one_chunk: bool = False) -> RowFact
         offsets,
         sum(part.removed for part in parts),
         sum(part.unlearned for part in parts),
+        numbering,
     )
 
 

@@ -7,13 +7,14 @@
 A record with several of these is read as the first of them. Beside any of them: `system` or `system_prompt`, the text
 of a system turn; `tools`, `functions` or `tool_defs`, `documents`, and `chat_template_kwargs`, for the template. What a
 message holds besides its role and content (`name`, `tool_calls`, `reasoning_content`, ...) is handed to the template,
-but for flags that say what is learned.
+but for flags that say what is learned. `messages` and `conversations` may be the JSON text of a list.
 
 Keys that are null are left out, at any depth: a table has the keys of all rows in every row, and only without them do
 a table and a file of JSON lines say the same. A null that matters is kept in arguments that are JSON text.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,9 +169,12 @@ def _refuse_media(item: Mapping[str, Any], where: str) -> None:
 
 
 def _items(value: Any, where: str, key: str) -> Iterator[tuple[Any, str]]:
-    if not isinstance(value, list):
+    found = value
+    with suppress(CorpusFormatError):  # tables, those of commas above all, often have it as a text
+        found = decoded(value, where)
+    if not isinstance(found, list):
         raise CorpusFormatError(f"{where}: '{key}' is {shown(value)}; expected a list of messages")
-    yield from ((item, f"{where}, {key}[{number}]") for number, item in enumerate(value))
+    yield from ((item, f"{where}, {key}[{number}]") for number, item in enumerate(found))
 
 
 def _message(item: Any, where: str) -> tuple[Message, bool, Unused]:

@@ -163,7 +163,9 @@ class Turns:
                 raise self._refused(k, "the generation prompt appears twice")
             return found + len(request)
         header_end = self._header_end(k, before, own, request)
-        if header_end is None:
+        if header_end is None and not request and k:
+            header_end = self._end(k - 1, [part for part in others if part.message == k - 1])
+        if header_end is None or not before <= header_end <= first:
             raise self._refused(k, "where it starts is not clear")
         return header_end
 

@@ -124,6 +124,7 @@ def test_every_format_equals_the_oracle(
 
     try:
         expected = [document for one, row in zip(ids, rows, strict=True) for document in read_row(one, seen(row))]
+        check_numbers([seen(row) for row in rows], 2 if kind.startswith("mds") else len(rows))
     except Refused:
         with pytest.raises(CorpusFormatError, match=r"(row|sample|record) \d+: "):
             open_corpus(path, **arguments)
@@ -227,6 +228,48 @@ def test_padding_is_left_out_and_said(tmp_path: Path, kind: str) -> None:
         note = corpus.notes[-1]
         assert note == "attention_mask: 5 of 10 tokens are padding and are left out"
         assert note in inspect_corpus(corpus).notes
+
+
+def check_numbers(rows: Sequence[Row], rows_of_a_file: int) -> None:
+    """Refuse a row with a document 0 after a row that begins with another number."""
+    for begin in range(0, len(rows), rows_of_a_file):
+        for name in ("segment_ids", "sequence_id"):
+            is_from_one = False
+            for row in rows[begin : begin + rows_of_a_file]:
+                values = row.get(name, ())
+                others = [row[other] for other in ("attention_mask", "segment_ids", "sequence_id") if other in row]
+                kept = [all(numbers[at] or numbers[0] == 0 for numbers in others) for at in range(len(values))]
+                if "attention_mask" in row:
+                    kept = [one and row["attention_mask"][at] != 0 for at, one in enumerate(kept)]
+                if is_from_one and any(value == 0 and one for value, one in zip(values, kept, strict=True)):
+                    raise Refused(name)
+                is_from_one |= bool(values) and values[0] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["segment_ids", "sequence_id"])
+def test_zeros_after_rows_that_begin_with_one_are_padding_or_refused(tmp_path: Path, kind: str, name: str) -> None:
+    for folder in ("padded", "masked", "all", "each"):
+        (tmp_path / folder).mkdir()
+    ids = [[1, 2, 3], [7, 7], [4, 5], [6], [7, 7, 7]]
+    numbers = [[1, 1, 2], [0, 0], [1, 1], [2], [0, 0, 0]]
+    padded = write(tmp_path / "padded", kind, {"input_ids": ids, name: numbers})
+    with pytest.raises(CorpusFormatError, match=rf" \d: .* {name} begins with 0, but begins with 1 or more in \w+ 0"):
+        open_corpus(padded)
+    mask = [[int(number > 0) for number in row] for row in numbers]
+    with open_corpus(
+        write(tmp_path / "masked", kind, {"input_ids": ids, name: numbers, "attention_mask": mask})
+    ) as one:
+        assert [[token for token, _ in document] for document in documents_of(one) if document] == [
+            [1, 2],
+            [3],
+            [4, 5],
+            [6],
+        ]
+    through_all, in_each = [[0, 0, 0], [1, 1], [1, 2], [3], [3, 4, 4]], [[0, 0, 1], [0, 0], [0, 1], [0], [0, 0, 0]]
+    for folder, other in (("all", through_all), ("each", in_each)):
+        with open_corpus(write(tmp_path / folder, kind, {"input_ids": ids, name: other})) as corpus:
+            assert len(documents_of(corpus)) == 7
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -382,3 +382,47 @@ def test_thoughts_that_are_not_found_cannot_be_left_out() -> None:
         CorpusFormatError, match=r"message 0 .*its thoughts, which should not be learned, cannot be found"
     ):
         encode(made("length"), messages)
+
+
+MOVES_TOOLS = """\
+{{- bos_token }}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}
+        {{- ('[TOOLS]' if loop.last else '') + '[INST]' + m.content + '[/INST]' }}
+    {%- elif m.tool_calls %}
+        {{- '[CALL]' }}{% for c in m.tool_calls %}{{ c.function.name + (c.function.arguments | tojson) }}{% endfor %}
+        {{- '</s>' }}
+    {%- elif m.role == 'assistant' %}{{- ' ' + m.content + '</s>' }}
+    {%- else %}{{- '[RESULT]' + m.content + '[/RESULT]' }}
+    {%- endif %}
+{%- endfor %}"""
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(PLAIN, st.lists(st.tuples(st.sampled_from(["f", "a"]), PLAIN), max_size=3), PLAIN), min_size=1)
+)
+def test_calls_after_no_request_begin_where_what_is_before_ends(rounds: list[Any]) -> None:
+    """As some of Mistral's: nothing asks to speak, and what is shown before a last question moves with it."""
+    messages: list[Message] = []
+    pieces = [Piece("<s>")]
+    for question, calls, answer in rounds:
+        messages.append({"role": "user", "content": question})
+        pieces += [Piece("[INST]"), Piece(question, False), Piece("[/INST]")]
+        for name, result in calls:
+            call = {"type": "function", "function": {"name": name, "arguments": {"of": "x"}}}
+            messages += [
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": result},
+            ]
+            spoken = [
+                Piece("[CALL]", True, True),
+                Piece(f'{name}{{"of": "x"}}', False, True),
+                Piece("</s>", True, True),
+            ]
+            pieces += [*spoken, Piece("[RESULT]"), Piece(result, False), Piece("[/RESULT]")]
+        messages.append({"role": "assistant", "content": answer})
+        pieces += [Piece(" "), Piece(answer, False, True), Piece("</s>", True, True)]
+    template = ChatTemplate("the template", {"default": MOVES_TOOLS}, TOKENS, NOW)
+    ids, mask = oracle(pieces)
+    assert encode(ChatEncoder(tokenizer(), template), messages) == (ids, mask)

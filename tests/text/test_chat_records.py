@@ -301,3 +301,17 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x.png"}}
 def test_what_is_no_conversation_is_refused_by_place(record: Any, message: str) -> None:
     with pytest.raises(CorpusFormatError, match=rf"^data/a\.jsonl:7.*{re.escape(message)}"):
         parse_conversation(record, "data/a.jsonl:7")
+
+
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_turns_as_json_text_are_the_same_turns(key: str) -> None:
+    """As columns of tables often are."""
+    names = ("role", "content") if key == "messages" else ("from", "value")
+    turns = [dict(zip(names, turn, strict=True)) for turn in (("user", "é"), ("assistant", '["a"]'))]
+    turns[0]["weight"] = 0  # type: ignore[assignment]
+    assert parse_conversation({key: json.dumps(turns)}, "a.csv:2") == parse_conversation({key: turns}, "a.csv:2")
+    for value in ("", '{"role": "user"}', "[", "3"):
+        with pytest.raises(
+            CorpusFormatError, match=rf"a.csv:2: '{key}' is {re.escape(repr(value))} \(str\); expected a list"
+        ):
+            parse_conversation({key: value}, "a.csv:2")

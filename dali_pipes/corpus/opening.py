@@ -31,7 +31,7 @@ from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
 from dali_pipes.corpus.discover import named_files
 from dali_pipes.corpus.eager import decoded_bytes
-from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.fingerprint import PIECE_BYTES, digest_file, read_samples
 from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.corpus.manifests import Manifests
 from dali_pipes.corpus.read_retries import DEFAULT_RETRIES, ReadRetries
@@ -265,8 +265,15 @@ def _inspect(
             data_offset=layout.data_offset,
             extents=one_extent(layout),
             digest=digest_file(path, file.size, layout.stored, header, samples),
+            zeros_last=_ends_in_zeros(file, layout, samples),
         )
     ]
+
+
+def _ends_in_zeros(file: OpenFile, layout: Layout, samples: Sequence[bytes]) -> bool:
+    if file.size - layout.data_offset < PIECE_BYTES:
+        return False
+    return not any(samples[-1][-PIECE_BYTES:])
 
 
 def _layout(file: OpenFile, format: str, id_type: np.dtype[Any] | None) -> Layout:

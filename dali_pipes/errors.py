@@ -14,6 +14,7 @@ DaliPipesError
 A message says what was found (file, position, value), what was expected, and what to do.
 """
 
+EMPTY_PATH = "an empty path; name a file, folder or glob ('.' is the current folder)"
 NO_WEIGHTS = "only paths can be named, each once: mixtures of sources by weight are not supported yet"
 
 

@@ -43,6 +43,7 @@ from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 
 _IN_SETS = ("auto", "arrow", "litdata", "mds")
 _WITH_COLUMNS = ("arrayrecord", "arrow", "mds", "parquet")
+_TEXT_SUFFIXES = (".csv", ".json", ".jsonl", ".tsv", ".txt")
 _LARGE_TABLE_BYTES = 1 << 20
 _TABLES = {"arrow": open_arrow, "parquet": parquet.open_parquet}
 
@@ -242,7 +243,7 @@ def _inspect(
                 return [_inspect_pair(path, id_type)]
             if format == "flat":
                 _refuse_part_of_a_set(path)
-                _refuse_tables_without_mark(path)
+                _refuse_other_names(path)
         if format == "arrayrecord":
             return [inspect_arrayrecord(path, scans, id_type, token_column, use_masks)]
         if format in _TABLES:
@@ -330,12 +331,17 @@ def _refuse_part_of_a_set(path: Path) -> None:
         )
 
 
-def _refuse_tables_without_mark(path: Path) -> None:
-    """Refuse a file that is named as a table but does not begin as one, which would be read as junk ids."""
+def _refuse_other_names(path: Path) -> None:
+    """Refuse a file that is named as a table or as text but does not begin so, which would be read as junk ids."""
     if path.suffix.lower() in (".arrow", ".feather", ".parquet"):
         raise CorpusFormatError(
             f"{path}: is named as a table, but does not begin as a Parquet or Arrow file does: it is truncated or "
             f"damaged, or of an old version. If it does hold ids alone, say format='flat' and a dtype."
+        )
+    if path.suffix.lower() in _TEXT_SUFFIXES:  # its content tells only from some length on
+        raise CorpusFormatError(
+            f"{path}: is named as text; that is not read as it is. Text is opened with tokenizer='tokenizer.json', or "
+            f"made into tokens with `dali-pipes tokenize`. If it does hold ids alone, say format='flat' and a dtype."
         )
 
 

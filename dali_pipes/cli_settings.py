@@ -7,6 +7,7 @@ dali-pipes preview gpt2_124m data/*.bin                data in place of the pres
 
 import glob
 import os
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,7 +62,9 @@ def settings_given(
         for name, value in options.items()
         if value is not None
     ]
-    if data and not {"batch_size", "seq_len"} <= merged(sources).keys():
+    given = merged(sources).keys()
+    # A misspelled name is an error that says more, when the configuration is made.
+    if data and given <= LoaderConfig.model_fields.keys() and not {"batch_size", "seq_len"} <= given:
         raise ConfigError(
             f"{data[0]}: this is a corpus, not a configuration ({', '.join(CONFIG_SUFFIXES)}, or a preset); use "
             f"`dali-pipes {command} {data[0]} --batch-size 8 --seq-len 1024`"
@@ -85,6 +88,8 @@ def _source(argument: str) -> Source | None:
         return None
     if argument in presets():
         return read_preset(argument)
+    if argument.partition("=")[0] in LoaderConfig.model_fields:
+        raise ConfigError(f"{argument}: a setting goes with --set: use --set {shlex.quote(argument)}")
     raise ConfigError(f"{argument}: no such file, folder or preset; the presets are {', '.join(presets())}")
 
 

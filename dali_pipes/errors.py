@@ -14,6 +14,7 @@ DaliPipesError
 A message says what was found (file, position, value), what was expected, and what to do.
 """
 
+EMPTY_PATH = "an empty path; name a file, folder or glob ('.' is the current folder)"
 NO_WEIGHTS = "list only paths, each once: weighted mixtures of sources are not supported yet"
 
 

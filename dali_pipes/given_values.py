@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, MappingView, Set
 from numbers import Integral
 from typing import Any
 
-from dali_pipes.errors import NO_WEIGHTS, ConfigError
+from dali_pipes.errors import EMPTY_PATH, NO_WEIGHTS, ConfigError
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _OTHER_DEVICES = {
@@ -66,7 +66,7 @@ def refuse_as_corpus(given: Any, settings: Collection[str]) -> None:
 def paths_of(value: Any, setting: str) -> tuple[str, ...]:
     """The paths that `corpus` or `loss_masks` names."""
     if isinstance(value, str | os.PathLike):
-        return (os.fsdecode(value),)
+        value = [value]
     if isinstance(value, Mapping):
         raise ValueError(_of_mapping(value, setting))
     if not isinstance(value, list | tuple):
@@ -74,6 +74,10 @@ def paths_of(value: Any, setting: str) -> tuple[str, ...]:
     for entry in value:
         if not isinstance(entry, str | os.PathLike):
             raise ValueError(_of_entry(value, entry, setting))
+        if not os.fspath(entry):
+            raise ValueError(EMPTY_PATH)
+    if not value and setting == "corpus":
+        raise ValueError("an empty list of paths; name at least one file, folder or glob")
     return tuple(map(os.fsdecode, value))
 
 

@@ -99,7 +99,12 @@ class TokenLoader(NotADataSet, Printed):
         self._built, self._schedule, self._source = parts.built, parts.built.schedule, parts.built.source
         self._stream, self._states, self._reports = parts.stream, parts.states, parts.reports
         self._share, self._static, self._watch = parts.share, parts.static, parts.watch
-        self.config = config
+        self._config = config
+
+    @property
+    def config(self) -> LoaderConfig:
+        """The settings, with the rank that was found."""
+        return self._config
 
     @property
     def corpus(self) -> Corpus:

@@ -1,15 +1,41 @@
 """What is done with data sets elsewhere, and with a loader would be wrong or go wrong: refused in words."""
 
 import sys
+from inspect import getattr_static
 from typing import NoReturn
 
 import torch
 
+from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError
 
 
+class _Setting:
+    """A setting looked for on the loader itself. What is set there would have no effect, so it is refused."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loader: object, owner: type) -> NoReturn:
+        raise AttributeError(f"a TokenLoader keeps its settings in loader.config: read loader.config.{self._name}")
+
+    def __set__(self, loader: object, value: object) -> NoReturn:
+        raise AttributeError(
+            f"the settings of a TokenLoader do not change: build another one, TokenLoader(loader.config, "
+            f"{self._name}=...), and load the state of this one"
+        )
+
+
 class NotADataSet:
-    """Is not indexed, copied or sent to other processes."""
+    """Is not indexed, copied or sent to other processes, and has no settings that could be set."""
+
+    def __init_subclass__(cls) -> None:
+        # Descriptors, not __setattr__, which would cost something for whatever a loader sets at each batch.
+        for name in LoaderConfig.model_fields.keys() - set(dir(cls)):
+            setattr(cls, name, _Setting(name))
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not isinstance(getattr_static(type(self), name, None), _Setting)]
 
     def __getitem__(self, index: object) -> NoReturn:
         """What a DataLoader, or a trainer that makes one, asks of a data set. Raises TypeError."""

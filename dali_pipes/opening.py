@@ -51,7 +51,7 @@ def open_corpus(
     """
     has_tokens = format != "auto" or (token_column is not None and text_key is None)
     if tokenizer is None or has_tokens or not _are_text(paths, text_key, dtype is not None):
-        return token_files.open_corpus(
+        corpus = token_files.open_corpus(
             paths,
             format,
             dtype,
@@ -64,6 +64,13 @@ def open_corpus(
             read_retries=read_retries,
             vocab_size=vocab_size,
         )
+        if text_key is not None:  # after the files are known to be tokens: else their own error says more
+            corpus.close()
+            mend = "set tokenizer to have the text tokenized" if tokenizer is None else "name files of text"
+            raise ConfigError(
+                f"text_key = {text_key!r}: {corpus.files[0]} is read as ids, not as text; leave text_key out, or {mend}"
+            )
+        return corpus
     only_tokens = {
         "dtype": dtype,
         "loss_masks": loss_masks or None,

@@ -96,7 +96,7 @@ ALLOWED = {
     "loader_table": Imports("announce config pipeline printed schedule stats"),
     "huggingface": Imports("announce attention loader schedule trainer_settings config", "torch transformers"),
     "trainer_settings": Imports("config"),
-    "not_a_data_set": Imports("", "torch"),
+    "not_a_data_set": Imports("config", "torch"),
     "attention": Imports("", "torch"),  # what attention kernels take, from a batch
     "reports": Imports(
         "skipped_steps block_queue context_parallel pipeline row_plan state schedule documents text readers kept_files "

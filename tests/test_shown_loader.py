@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dali_pipes import TokenLoader
+from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.corpus import Corpus
 from dali_pipes.document_rows import DocumentRows
 from dali_pipes.errors import ConfigError, LoaderClosedError
@@ -170,3 +170,20 @@ def test_a_rating_needs_a_trainer(counting: Callable[..., Any]) -> None:
         stats = loader.stats()
         assert stats.batches > RATED_BATCHES
         assert stats.is_rated == (stats.wall_s - stats.data_wait_s >= 100e-6 * stats.batches)
+
+
+@pytest.mark.parametrize("name", sorted(LoaderConfig.model_fields))
+def test_a_setting_is_not_set_on_a_loader(counting: Callable[..., Any], name: str) -> None:
+    """It would have no effect: the configuration is the one that the loader was built with."""
+    with TokenLoader(counting(150).pattern, **SETTINGS) as loader:
+        before, at_first = repr(loader.config), vars(loader).copy()
+        for target in (name, "config"):
+            with pytest.raises(AttributeError, match=r"do not change|no setter"):
+                setattr(loader, target, 3)
+        assert (repr(loader.config), vars(loader)) == (before, at_first)
+        if name in ("corpus", "device"):
+            return  # what was opened
+        assert getattr(loader, name, "absent") == "absent"  # others ask so, and go on without
+        assert name not in dir(loader)
+        with pytest.raises(AttributeError, match=rf"loader\.config\.{name}$"):
+            getattr(loader, name)

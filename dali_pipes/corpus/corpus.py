@@ -58,6 +58,7 @@ class Corpus:
     eos_id_from:   that manifest; None if the id does not come from one
     files:         data files in reading order, absolute; of a synthetic corpus its name
     file_types:    integer type of the ids of each file as stored
+    ending_in_zeros: numbers of the files whose last ids are all 0
     extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
@@ -119,6 +120,7 @@ class Corpus:
         self.file_types: Final = tuple(file.stored for file in files)
         self.extents: Final = (self._starts, self._file_numbers)
         self.loss_mask: Final = loss_mask
+        self.ending_in_zeros: Final = tuple(number for number, file in enumerate(files) if file.zeros_last)
         self.notes: Final = (*notes, *notes_on(files, self.dtype))
         digests = [file.digest for file in files]
         id_type = self._types[0].native if len(self._types) == 1 else self.dtype

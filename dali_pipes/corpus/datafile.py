@@ -78,6 +78,7 @@ class DataFile:
                  its place in an array, then that array, which it fills; safe for several threads
     modified_ns: time of the last change when the corpus was opened, None: not known
     columns:     which other columns of a table are used
+    zeros_last:  whether its last 4 KiB are ids of 0, as where it was made at its full size and never filled
     loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
     """
 
@@ -95,6 +96,7 @@ class DataFile:
     loss_mask: "DataFile | None" = None
     modified_ns: int | None = None
     columns: UsedColumns = UsedColumns()
+    zeros_last: bool = False
 
     def decode_unchanged(self, chunk: int) -> npt.NDArray[Any]:
         """`decode` of a file that is still the one that was opened; CorpusReadError if it is not. Blocks."""

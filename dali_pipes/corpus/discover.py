@@ -30,7 +30,7 @@ from dali_pipes.corpus.patterns import list_folder, matches_of
 from dali_pipes.corpus.read_retries import tried_again
 from dali_pipes.corpus.sets import find_index
 from dali_pipes.corpus.splits import refuse_mixed_splits
-from dali_pipes.errors import NO_WEIGHTS, ConfigError, CorpusError, CorpusReadError
+from dali_pipes.errors import EMPTY_PATH, NO_WEIGHTS, ConfigError, CorpusError, CorpusReadError
 
 _DIGITS = re.compile(r"([0-9]+)")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash is left where it came as a Path
@@ -77,7 +77,7 @@ def named_files(
 def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str = "corpus") -> list[str]:
     """The entries of what the user named. Raises ConfigError for what is no path, or no list of paths."""
     if isinstance(paths, (str, os.PathLike)):
-        return [os.fspath(paths)]
+        paths = [paths]
     if not isinstance(paths, Iterable) or isinstance(paths, (bytes, set, frozenset, dict)):
         weights = f": {NO_WEIGHTS}" if isinstance(paths, dict) else ""
         raise ConfigError(
@@ -87,6 +87,8 @@ def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     for path in paths:
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError(f"{setting}: {path!r} is no path: {NO_WEIGHTS}")
+        if not os.fspath(path):  # as a shell or os.environ gives for a variable that is not set
+            raise ConfigError(f"{setting}: {EMPTY_PATH}")
         entries.append(os.fspath(path))
     if not entries:
         raise ConfigError(f"{setting}: an empty list of paths; name at least one file, folder or glob")

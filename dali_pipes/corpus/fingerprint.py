@@ -25,19 +25,19 @@ from dali_pipes.corpus.reader import OpenFile
 
 MOST_DIGESTS = 24
 MOST_MASK_DIGESTS = 12  # what a saved state has room for
-_PIECE_BYTES = 4096
+PIECE_BYTES = 4096
 _INNER_PIECES = 4
 _GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 
 
 def sample_places(size: int) -> list[tuple[int, int]]:
     """(byte, count) of the pieces that stand for a file of `size` bytes, in rising order; starts are multiples of 8."""
-    if size <= _PIECE_BYTES * (_INNER_PIECES + 2):
+    if size <= PIECE_BYTES * (_INNER_PIECES + 2):
         return [(0, size)] if size else []
-    room = size - _PIECE_BYTES
+    room = size - PIECE_BYTES
     inner = [(place * _GOLDEN_RATIO_64 % 2**64 * room >> 64) // 8 * 8 for place in range(1, _INNER_PIECES + 1)]
     last = room // 8 * 8
-    return [(start, _PIECE_BYTES) for start in sorted([0, *inner])] + [(last, size - last)]
+    return [(start, PIECE_BYTES) for start in sorted([0, *inner])] + [(last, size - last)]
 
 
 def read_samples(file: OpenFile) -> list[bytes]:

@@ -10,7 +10,7 @@ from dali_pipes.corpus.datafile import DataFile
 
 def notes_on(files: Sequence[DataFile], dtype: np.dtype[Any]) -> tuple[str, ...]:
     """Sentences on all files. dtype: in which the ids of all are handed out."""
-    return (*_on_columns(files), *_on_unused(files), *_on_types(files, dtype))
+    return (*_on_columns(files), *_on_unused(files), *_on_zeros(files), *_on_types(files, dtype))
 
 
 def _on_columns(files: Sequence[DataFile]) -> list[str]:
@@ -47,6 +47,18 @@ def _on_unused(files: Sequence[DataFile]) -> list[str]:
         "it marks the tokens to learn, rename it to loss_mask"
         for name, some in seen.items()
     ]
+
+
+def _on_zeros(files: Sequence[DataFile]) -> list[str]:
+    found = [file.path for file in files if file.zeros_last]
+    if not found:
+        return []
+    others = f" and of {len(found) - 1:,} more file{'s' * (len(found) > 2)}" if len(found) > 1 else ""
+    note = (
+        f"the last ids of {found[0]}{others} are all 0, as in a file that was not filled to its end; "
+        f"`dali-pipes check` says from where on. Unless they are tokens, make the file again"
+    )
+    return [note]
 
 
 def _on_types(files: Sequence[DataFile], dtype: np.dtype[Any]) -> list[str]:

@@ -31,7 +31,7 @@ from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.datafile import FORMATS, DataFile, Layout, one_extent
 from dali_pipes.corpus.discover import named_files
 from dali_pipes.corpus.eager import decoded_bytes
-from dali_pipes.corpus.fingerprint import digest_file, read_samples
+from dali_pipes.corpus.fingerprint import PIECE_BYTES, digest_file, read_samples
 from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.corpus.manifests import Manifests
 from dali_pipes.corpus.read_retries import DEFAULT_RETRIES, ReadRetries
@@ -43,6 +43,7 @@ from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 
 _IN_SETS = ("auto", "arrow", "litdata", "mds")
 _WITH_COLUMNS = ("arrayrecord", "arrow", "mds", "parquet")
+_TEXT_SUFFIXES = (".csv", ".json", ".jsonl", ".tsv", ".txt")
 _LARGE_TABLE_BYTES = 1 << 20
 _TABLES = {"arrow": open_arrow, "parquet": parquet.open_parquet}
 
@@ -240,7 +241,7 @@ def _inspect(
                 return [_inspect_pair(path, id_type)]
             if format == "flat":
                 _refuse_part_of_a_set(path)
-                _refuse_tables_without_mark(path)
+                _refuse_other_names(path)
         if format == "arrayrecord":
             return [inspect_arrayrecord(path, scans, id_type, token_column, use_masks)]
         if format in _TABLES:
@@ -263,8 +264,15 @@ def _inspect(
             data_offset=layout.data_offset,
             extents=one_extent(layout),
             digest=digest_file(path, file.size, layout.stored, header, samples),
+            zeros_last=_ends_in_zeros(file, layout, samples),
         )
     ]
+
+
+def _ends_in_zeros(file: OpenFile, layout: Layout, samples: Sequence[bytes]) -> bool:
+    if file.size - layout.data_offset < PIECE_BYTES:
+        return False
+    return not any(samples[-1][-PIECE_BYTES:])
 
 
 def _layout(file: OpenFile, format: str, id_type: np.dtype[Any] | None) -> Layout:
@@ -321,12 +329,17 @@ def _refuse_part_of_a_set(path: Path) -> None:
         )
 
 
-def _refuse_tables_without_mark(path: Path) -> None:
-    """Refuse a file that is named as a table but does not begin as one, which would be read as junk ids."""
+def _refuse_other_names(path: Path) -> None:
+    """Refuse a file that is named as a table or as text but does not begin so, which would be read as junk ids."""
     if path.suffix.lower() in (".arrow", ".feather", ".parquet"):
         raise CorpusFormatError(
             f"{path}: is named as a table, but does not begin as a Parquet or Arrow file does: it is truncated or "
             f"damaged, or of an old version. If it does hold ids alone, say format='flat' and a dtype."
+        )
+    if path.suffix.lower() in _TEXT_SUFFIXES:  # its content tells only from some length on
+        raise CorpusFormatError(
+            f"{path}: is named as text; that is not read as it is. Text is opened with tokenizer='tokenizer.json', or "
+            f"made into tokens with `dali-pipes tokenize`. If it does hold ids alone, say format='flat' and a dtype."
         )
 
 

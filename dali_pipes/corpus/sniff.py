@@ -19,6 +19,7 @@ _HEAD_BYTES = 4096
 _HEADER_BYTES = (256, 512, 1024, 2048, 4096)
 _HEADER_FACTS_BYTES = 32  # where a header that is not known may say something; the rest is zeros
 _LEAST_MAGIC = 1 << 16  # smaller first words are rather a first id
+_LEAST_COUNT = 8  # smaller counts are rather an id, too: two small ids make a large word
 
 RIEGELI_MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 _KNOWN_MARKS = {
@@ -130,7 +131,7 @@ def _unknown_header(file: OpenFile, head: bytes) -> str | None:
             wide = [low + (high << 32) if order == "<" else high + (low << 32) for low, high in pairs]
             for count in [*words[1:], *wide]:
                 width = payload // count if count else 0
-                if width in (1, 2, 4, 8) and width * count == payload:
+                if count >= _LEAST_COUNT and width in (1, 2, 4, 8) and width * count == payload:
                     return (
                         f"what looks like a header of {header_bytes} bytes, with magic {words[0]}, for {count} ids of "
                         f"{width} bytes"

@@ -20,6 +20,7 @@ from dali_pipes.reports.findings import (
     add_id_problems,
     add_mask_problems,
     add_type_problems,
+    add_zero_problems,
     documents_of,
     expected_ids,
 )
@@ -125,6 +126,7 @@ def _check_opened(
     lengths = None if documents is None else measure_lengths(corpus, documents)
     add_id_problems(problems, corpus, scan, vocab_size, documents)
     add_type_problems(problems, corpus, scan)
+    add_zero_problems(problems, corpus)
     add_file_problems(problems, corpus)
     add_mask_problems(problems, corpus)
     if documents is not None:

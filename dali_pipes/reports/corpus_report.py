@@ -16,6 +16,7 @@ from dali_pipes.reports.findings import (
     add_file_problems,
     add_id_problems,
     add_type_problems,
+    add_zero_problems,
     documents_of,
     expected_ids,
     tokens_in_files,
@@ -93,6 +94,7 @@ def inspect_corpus(
     lengths = None if documents is None else measure_lengths(corpus, documents)
     add_id_problems(problems, corpus, scan, vocab_size, documents)
     add_type_problems(problems, corpus, scan)
+    add_zero_problems(problems, corpus)
     add_file_problems(problems, corpus)
     if documents is not None:
         add_document_problems(problems, notes, corpus, documents, lengths)

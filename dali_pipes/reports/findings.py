@@ -111,6 +111,31 @@ def add_file_problems(problems: Problems, corpus: Corpus) -> None:
                 problems.add(Problem("index", message, path))
 
 
+def add_zero_problems(problems: Problems, corpus: Corpus) -> None:
+    """Files whose last ids are all 0, as many as opening them looks at or more. Blocks: reads all of these."""
+    starts, files = corpus.extents
+    for number in corpus.ending_in_zeros:
+        (extent,) = np.flatnonzero(files == number).tolist()  # such files have one run of ids
+        begin, end = starts[extent : extent + 2].tolist()
+        try:
+            first = _zeros_from(corpus, begin, end)
+        except CorpusError:
+            continue  # what cannot be read is another problem
+        what = f"is the first of {end - first} ids that are all 0, up to the end of the file: was it filled to its end?"
+        problems.add(problem_at(corpus, "zeros", first, what))
+
+
+def _zeros_from(corpus: Corpus, begin: int, end: int) -> int:
+    """Position from which on all ids are 0, of those from `begin` to before `end`; `end` where the last one is not."""
+    while end > begin:
+        start = max(begin, end - SAMPLE_IDS)
+        others = np.flatnonzero(corpus.tokens(start, end - start))
+        if len(others):
+            return start + int(others[-1]) + 1
+        end = start
+    return end
+
+
 def add_mask_problems(problems: Problems, corpus: Corpus) -> None:
     """Entries of the loss mask that are neither 0 nor 1, the first of each stretch. Blocks: reads all of it."""
     if corpus.loss_mask is None:

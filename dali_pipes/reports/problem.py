@@ -16,7 +16,7 @@ class Problem:
     """One thing that is wrong; None is what it has no use for.
 
     kind: "checksum", "document_end", "dtype", "empty_documents", "empty_file", "format", "id_range", "index",
-          "loss_mask", "missing_file", "no_end_id", "no_start_id" or "unreadable"
+          "loss_mask", "missing_file", "no_end_id", "no_start_id", "unreadable" or "zeros"
     """
 
     kind: str

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,24 @@ def test_data_without_the_shape_of_a_batch_is_told_from_a_configuration(
         assert message.startswith(f"error: {data}: this is a corpus, not a configuration")
         assert f"`dali-pipes {command} {data} --batch-size 8 --seq-len 1024`" in message
     assert "this is a corpus" in one_line_error(command, file, *STEPS[command], "--batch-size", 2)
+
+
+@pytest.mark.parametrize("command", STEPS)
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("seqlen", "seq_len"), ("batchsize", "batch_size"), ("shufle", "shuffle")]
+)
+def test_a_misspelled_setting_of_data_is_named(command: str, counting: Counting, wrong: str, meant: str) -> None:
+    """Not the shape of a batch, which is missing for no other reason."""
+    for more in ([], ["--set", "batch_size=2"], ["--batch-size", 2]):
+        message = one_line_error(command, counting(100).files[0], *STEPS[command], "--set", f"{wrong}=4", *more)
+        assert message.strip() == f"error: --set {wrong}=4: unknown setting '{wrong}'; did you mean '{meant}'?"
+
+
+@pytest.mark.parametrize("command", STEPS)
+@pytest.mark.parametrize("given", ["seq_len=16", "batch_size=2", "corpus=my data"])
+def test_a_setting_without_its_option_is_told_the_option(command: str, counting: Counting, given: str) -> None:
+    message = one_line_error(command, counting(100).files[0], given, *STEPS[command])
+    assert message.strip() == f"error: {given}: a setting goes with --set: use --set {shlex.quote(given)}"
 
 
 @pytest.mark.parametrize("command", STEPS)

@@ -200,3 +200,27 @@ def test_many_empty_documents_are_a_problem_and_few_are_not(tmp_path: Path, empt
 )
 def test_a_mistake_is_one_line_and_no_json(arguments: list[object], message: str) -> None:
     assert message in one_line_error("inspect", *arguments, "--json")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 60_000), st.integers(0, 60_000), st.booleans(), st.sampled_from(["uint16", "uint32"]))
+def test_files_that_were_not_filled_to_their_end_are_found(
+    tmp_path_factory: pytest.TempPathFactory, filled: int, zeros: int, has_header: bool, dtype: str
+) -> None:
+    """As an interrupted writer leaves a map made at its full size. The file after it begins with a 0 and is whole."""
+    folder = tmp_path_factory.mktemp("zeros")
+    ids = np.zeros(filled + zeros, dtype)
+    ids[:filled] = 7
+    if has_header:
+        np.save(folder / "1.npy", ids)
+        np.save(folder / "2.npy", np.array([0, 0, 5], dtype))
+    else:
+        ids.tofile(folder / "1.bin")
+        np.array([0, 0, 5], dtype).tofile(folder / "2.bin")
+    arguments = [folder] if has_header else [folder, "--dtype", dtype]
+    is_seen = zeros * ids.itemsize >= 4096
+    checked = run_json("check", *arguments, status=int(is_seen))
+    for report in (run_json("inspect", *arguments), checked):
+        found = [problem for problem in report["problems"] if problem["kind"] == "zeros"]
+        assert [(problem["position"], Path(problem["file"]).stem) for problem in found] == [(filled, "1")] * is_seen
+        assert ["all 0" in note for note in report["notes"]] == [True] * is_seen

@@ -13,6 +13,7 @@ from corpus_files import write_megatron
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dali_pipes import LoaderConfig
 from dali_pipes import open_corpus as open_any_corpus
 from dali_pipes.corpus import open_corpus
 from dali_pipes.corpus.discover import find_files, natural_key
@@ -226,3 +227,17 @@ def test_addresses_are_not_read(find: Callable[[Any], object], address: Any) -> 
 def test_what_is_no_path_is_refused(paths: Any) -> None:
     with pytest.raises(ConfigError, match="corpus: "):
         find_files(paths)
+
+
+@pytest.mark.parametrize("empty", ["", [""], ["s_1.bin", ""], ("", "s_1.bin")])
+def test_an_empty_path_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: str | list[str] | tuple[str, ...]
+) -> None:
+    """As a variable gives that is not set: the run would train on whatever lies where it was started."""
+    monkeypatch.chdir(make(tmp_path, SHARDS))
+    (tmp_path / "text.txt").write_text("a")
+    for look in (open_corpus, find_text_files, lambda paths: LoaderConfig(corpus=paths, batch_size=1, seq_len=1)):
+        with pytest.raises(ConfigError, match=r"corpus: .*an empty path; name a file"):
+            look(empty)
+    with open_corpus(".") as corpus:
+        assert [path.name for path in corpus.files] == IN_ORDER

@@ -117,3 +117,15 @@ def test_public_names() -> None:
     assert corpus_package.__all__ == ["FORMATS", "Corpus", "LossMask", "TokenLocation", "open_corpus"]
     others = {"arrayrecord", "arrow", "datatrove", "litdata", "mds", "parquet", "synthetic"}
     assert list(corpus_package.FORMATS) == sorted({*FORMATS, *others})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".tsv", ".txt", ".TXT"])
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "{}", "1 2 3 4 5 6 7 8\n" * 90, "hello!\n\n"])
+def test_a_file_named_as_text_is_not_read_as_ids(tmp_path: Path, suffix: str, text: str) -> None:
+    """Also where it is too short, or of too few characters, to be told from ids by its content."""
+    path = tmp_path / f"a{suffix}"
+    path.write_text(text)
+    with pytest.raises(CorpusFormatError, match=r"text.*tokenizer='tokenizer.json'"):
+        open_corpus(path)
+    with open_corpus(path, format="flat", dtype="uint16") as corpus:
+        assert corpus.num_tokens == len(text) // 2

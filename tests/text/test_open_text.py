@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -409,3 +410,29 @@ def test_documents_of_text_are_known_without_a_scan(kept: Path, tmp_path: Path, 
     ) as loader:
         lengths = [int((batch["labels"] != -100).sum()) for batch in loader]
     assert lengths == [3, 1]
+
+
+def test_the_key_of_a_text_that_is_not_read_is_refused(kept: Path, tmp_path: Path, gpt2: Path) -> None:
+    """Whoever names the column of the text does not expect the ids beside it, or ids at all."""
+    cases: list[tuple[Path, dict[str, Any], str]]
+    both, flat, text = tmp_path / "both.parquet", tmp_path / "flat.bin", tmp_path / "text.jsonl"
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3]], "text": ["a b"]}), both)
+    np.arange(9, dtype=np.uint16).tofile(flat)
+    text.write_text('{"text": "The quick brown fox jumps over the lazy dog"}\n' * 9)
+    cases = [
+        (both, {}, "set tokenizer"),
+        (flat, {}, "set tokenizer"),
+        (flat, {"tokenizer": gpt2}, "name files of text"),
+        (both, {"tokenizer": gpt2, "format": "parquet"}, "name files of text"),
+    ]
+    for paths, settings, mend in cases:
+        with pytest.raises(ConfigError, match=f"text_key = 'text': .*{paths.name} is read as ids.*{mend}"):
+            open_corpus(paths, text_key="text", **settings)
+        open_corpus(paths, **settings).close()
+    for paths in (both, text):
+        with open_corpus(paths, text_key="text", tokenizer=gpt2) as corpus:
+            assert corpus.format == "megatron"
+    with pytest.raises(CorpusFormatError, match="is JSON text"):  # what is wrong with the files comes first
+        open_corpus(text, text_key="text")
+    with pytest.raises(CorpusReadError, match="no such file"):
+        open_corpus(tmp_path / "absent.parquet", text_key="text", tokenizer=gpt2)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from counting import CountingCorpus
 from hypothesis import settings
+from profiles import PROFILES
 from watchdog import Watchdog
 
 # How long an example takes depends on what else the machine does: no deadline.
-settings.register_profile("quick", deadline=None, max_examples=50)
-settings.register_profile("fast", settings.get_profile("quick"), max_examples=10)  # make test-fast
-settings.register_profile("thorough", settings.get_profile("quick"), max_examples=200)  # make test-slow
+for profile, count in PROFILES.items():
+    settings.register_profile(profile, deadline=None, max_examples=count)
 settings.load_profile("quick")
 # Test processes share the cores; threads of theirs would wait for one another there.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

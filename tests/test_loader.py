@@ -14,6 +14,7 @@ from counting import CountingCorpus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import epoch_batches, same
+from profiles import examples
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.errors import ConfigError, LoaderClosedError
@@ -42,7 +43,7 @@ def test_hand_written_batches(counting: Callable[..., Any]) -> None:
     ]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(lambda s: sum(s) >= 14))

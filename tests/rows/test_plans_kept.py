@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, write_documents
 from streams import loader_stream, take
 
@@ -108,7 +109,7 @@ def steps_of(blocks: Blocks, number: int) -> StepRange:
     return steps
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10))
 @given(
     num_threads=st.sampled_from([1, 2, 12, 40]),
     queue_depth=st.sampled_from([1, 2, 32]),

@@ -13,6 +13,7 @@ import zstandard
 from corpus_truth import Truth, read_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from typer.testing import CliRunner
 
 from dali_pipes import TokenLoader, cli, open_corpus
@@ -330,7 +331,7 @@ def test_a_shard_that_is_cut_off(tmp_path: Path, compression: str) -> None:
             documents(path)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_a_shard_with_wrong_bytes(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """An error, or texts; nothing else comes out, and it takes no more memory than the file has."""

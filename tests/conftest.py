@@ -92,6 +92,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_waits() -> Iterator[None]:
+    """Reads that fail are tried again at once; a test that is about the waits sets some."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dali_pipes.corpus.read_retries._FIRST_WAIT_S", 0.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample corpora, unpacked; tests read them and leave them as they are."""

@@ -239,7 +239,10 @@ class InWorkers(torch.utils.data.IterableDataset[Any]):
             yield from loader
 
 
-def test_workers_of_a_data_loader_do_not_all_hand_out_the_same(counting: Callable[..., CountingCorpus]) -> None:
+def test_workers_of_a_data_loader_do_not_all_hand_out_the_same(
+    counting: Callable[..., CountingCorpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)  # else 5 s at the end of each
     corpus = counting(100)
     settings = {"corpus": corpus.pattern, "dtype": corpus.dtype, "batch_size": 4, "seq_len": 8, "device": "cpu"}
     with pytest.raises(ConfigError, match="worker 0 of 2"):

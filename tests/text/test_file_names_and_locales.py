@@ -93,7 +93,16 @@ def test_what_is_typed_is_utf8_in_any_locale_or_refused(tmp_path: Path, small: P
     (tmp_path / "a.txt").write_text("one\u65e5two", encoding="utf-8")
     (tmp_path / "a.jsonl").write_text('{"\u65e5": "one"}', encoding="utf-8")
     source = tmp_path / ("a.txt" if option == "--separator" else "a.jsonl")
-    command = [sys.executable, "-m", "dali_pipes", "tokenize", str(source), "--tokenizer", str(small), "--out"]
+    command: list[str | bytes] = [
+        sys.executable,
+        "-m",
+        "dali_pipes",
+        "tokenize",
+        str(source),
+        "--tokenizer",
+        str(small),
+        "--out",
+    ]
     for value, wanted in (("\u65e5".encode(), 0), (b"\xe9", 2)):
         typed = [*(os.fsencode(part) for part in (*command, tmp_path / f"out{wanted}", option)), value]
         done = subprocess.run(typed, capture_output=True, env={**os.environ, **ASCII}, check=False)

@@ -10,6 +10,7 @@ split it with the merges before, and two parts remain.
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 from decode import GPT2_END_OF_TEXT, byte_of_character, load_pieces
@@ -17,6 +18,7 @@ from decode import GPT2_END_OF_TEXT, byte_of_character, load_pieces
 _NUM_BYTES = 256
 
 
+@cache
 def tokenizer_json() -> str:
     """The file's text. Takes about a second."""
     pieces = load_pieces()[:GPT2_END_OF_TEXT]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from counting import CountingCorpus
 from hypothesis import settings
+from profiles import PROFILES
 from watchdog import Watchdog
 
 # How long an example takes depends on what else the machine does: no deadline.
-settings.register_profile("quick", deadline=None, max_examples=50)
-settings.register_profile("fast", settings.get_profile("quick"), max_examples=10)  # make test-fast
-settings.register_profile("thorough", settings.get_profile("quick"), max_examples=200)  # make test-slow
+for profile, count in PROFILES.items():
+    settings.register_profile(profile, deadline=None, max_examples=count)
 settings.load_profile("quick")
 # Test processes share the cores; threads of theirs would wait for one another there.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -24,28 +24,43 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 ARCHIVES = Path(__file__).parent / "data" / "corpus"
 LONG_FILES = [
-    "test_gpu_check.py",
     "test_launched.py",
-    "test_forks_and_interrupts.py",
+    "test_train_gpt.py",
+    "test_memory.py",
+    "test_gpu_check.py",
+    "test_nothing_left.py",
+    "test_losses.py",
     "test_faults.py",
     "test_teardown.py",
+    "test_open_text.py",
+    "test_chat_runs.py",
+    "test_kernels_sanitised.py",
+    "test_device_mesh.py",
+    "test_forks_and_interrupts.py",
+    "test_lengths.py",
     "test_kill_and_restart.py",
     "test_distributed_checkpoints.py",
-    "test_validation.py",
-    "test_recipes.py",
-    "test_kernels_sanitised.py",
-    "test_many_ranks.py",
-    "test_train_gpt.py",
-    "test_attention.py",
-    "test_chat_runs.py",
-    "test_gpt.py",
+    "test_packed_resume.py",
+    "test_planned_windows.py",
+    "test_batches_stay.py",
+    "test_saved_batches.py",
     "test_printed.py",
-    "test_random_state.py",
+    "test_many_ranks.py",
     "test_trainer_resume.py",
+    "test_settings.py",
+    "test_resume.py",
+    "test_validation.py",
+    "test_random_state.py",
+    "test_recipes.py",
+    "test_compare.py",
+    "test_file_names_and_locales.py",
+    "test_cli_tokenize.py",
+    "test_text_shards.py",
     "test_torchrun.py",
     "test_ranks.py",
+    "test_attention.py",
 ]
-"""They run first, so that no worker has one left when the others are done."""
+"""They run first, the longest of all at once, so that no worker has one left when the others are done."""
 WATCHDOG = pytest.StashKey[Watchdog]()
 
 
@@ -89,6 +104,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is found in the corpora of the tests is not kept in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DALI_PIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_waits() -> Iterator[None]:
+    """Reads that fail are tried again at once; a test that is about the waits sets some."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dali_pipes.corpus.read_retries._FIRST_WAIT_S", 0.0)
         yield
 
 

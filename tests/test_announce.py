@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes import LoaderConfig, TokenLoader, announce, document_rows, loader
 from dali_pipes.corpus import Corpus
@@ -124,7 +125,7 @@ def test_what_long_documents_lose_is_said(tmp_path: Path, rows: str, long_docume
         assert len(lines) == 4
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(18))
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=300).filter(any),
     st.integers(1, 20),

@@ -14,6 +14,7 @@ from counting import CountingCorpus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import epoch_batches, same
+from profiles import examples
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.errors import ConfigError, LoaderClosedError
@@ -42,7 +43,7 @@ def test_hand_written_batches(counting: Callable[..., Any]) -> None:
     ]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(lambda s: sum(s) >= 14))
@@ -238,7 +239,10 @@ class InWorkers(torch.utils.data.IterableDataset[Any]):
             yield from loader
 
 
-def test_workers_of_a_data_loader_do_not_all_hand_out_the_same(counting: Callable[..., CountingCorpus]) -> None:
+def test_workers_of_a_data_loader_do_not_all_hand_out_the_same(
+    counting: Callable[..., CountingCorpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)  # else 5 s at the end of each
     corpus = counting(100)
     settings = {"corpus": corpus.pattern, "dtype": corpus.dtype, "batch_size": 4, "seq_len": 8, "device": "cpu"}
     with pytest.raises(ConfigError, match="worker 0 of 2"):

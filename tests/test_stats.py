@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes import TokenLoader
 from dali_pipes.stats import BlockLimits, BlockTimes, CacheStats, LoaderStats
@@ -79,7 +80,7 @@ def test_advice_on_larger_blocks_is_within_what_limits_them(limits: BlockLimits,
 CAUSES = (BlockTimes(), BlockTimes(wait_s=40, plan_s=3, read_s=1), BlockTimes(wait_s=40, plan_s=1, read_s=3))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(18), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_following_the_advice_changes_what_it_names(counting: Callable[..., Any], data: st.DataObject) -> None:
     """Set to the value that it gives, in a loader that is built anew."""

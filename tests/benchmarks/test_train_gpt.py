@@ -143,7 +143,7 @@ def test_a_checkpoint_from_the_middle_replays_the_rest(tmp_path: Path, config: P
     assert_same_run(tmp_path / "unbroken", tmp_path / "again")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_ends_the_run_with_a_checkpoint_that_goes_on_exactly(
     tmp_path: Path, config: Path, number: signal.Signals
 ) -> None:

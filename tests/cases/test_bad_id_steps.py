@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import window_of_row
+from profiles import examples
 
 from dali_pipes import TokenLoader
 from dali_pipes.errors import CorpusReadError, TokenRangeError
@@ -20,7 +21,7 @@ T = 4
 BAD = 60_000
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(45))
 @given(data=st.data())
 def test_the_steps_that_read_a_token_are_those_a_slow_search_finds(data: Any) -> None:
     draw = data.draw

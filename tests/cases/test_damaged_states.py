@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes import TokenLoader
 from dali_pipes.errors import StateError
@@ -122,7 +123,7 @@ def drop(state: State, path: Path) -> None:
         state.pop(path[-1], None)
 
 
-@settings(max_examples=250, phases=[Phase.generate], suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=examples(50), phases=[Phase.generate], suppress_health_check=list(HealthCheck), deadline=None)
 @given(data=st.data(), mode=st.sampled_from(sorted(MODES)), on_change=st.sampled_from(["refuse", "nearest"]))
 def test_anything_anywhere(loaders: dict[str, TokenLoader], data: st.DataObject, mode: str, on_change: Any) -> None:
     loader = loaders[mode]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import epoch_batches
+from profiles import examples
 from streams import all_same, oracle_stream, row_ids, take, write_counting
 
 from dali_pipes import TokenLoader
@@ -157,7 +158,7 @@ def test_fewer_rows_left_than_a_step_are_the_end_of_the_epoch(corpus: Any) -> No
     loader.close()
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(6))
 @given(
     rows=st.integers(1, 60),
     shuffle=st.booleans(),

@@ -12,6 +12,7 @@ import pytest
 from at_lines import AtLine, Line, lines_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes import TokenLoader
 from dali_pipes.errors import ConfigError, CorpusError, DaliPipesError, LoaderClosedError, StateError
@@ -63,7 +64,9 @@ USES: dict[str, Callable[[TokenLoader], Any]] = {
 }
 
 
-@settings(max_examples=10, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(5), phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     saved_by=st.sampled_from([1, 2, 3]),
     taken=st.integers(0, 12),

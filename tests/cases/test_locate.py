@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from streams import take, write_counting
 
 from dali_pipes import RowLocation, TokenLoader
@@ -51,7 +52,7 @@ def test_hand_written(tmp_path: Path) -> None:
             loader.locate(2, 0)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8))
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) >= 20),
     stride=st.none() | st.integers(1, 9),

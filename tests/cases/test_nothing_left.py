@@ -143,8 +143,19 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("use", USES)
+# Every use, every kind; and all of them together behind the mark.
+CASES = [
+    pytest.param(
+        use,
+        kind,
+        marks=[] if kind == "plain" or use in ("left early", "an error that nobody met") else pytest.mark.slow,
+    )
+    for use in USES
+    for kind in KINDS
+]
+
+
+@pytest.mark.parametrize(("use", "kind"), CASES)
 def test_a_loader_that_is_dropped_needs_no_collection(
     corpus: Any, counting: Callable[..., Any], engine: str, use: str, kind: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import epoch_batches
+from profiles import examples
 from streams import all_same, loader_stream, oracle_stream, row_ids, take, write_counting
 
 from dali_pipes import TokenLoader
@@ -180,7 +181,7 @@ def test_states_taken_by_another_thread_all_the_time(counting: Callable[..., Any
     assert all(rows % 3 == 0 and before - 3 <= rows <= after for before, rows, after in taken)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8))
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(lambda sizes: sum(sizes) >= 20),
     seq_len=st.integers(1, 6),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import epoch_batches
+from profiles import examples
 from streams import all_same, row_ids
 
 from dali_pipes import TokenLoader
@@ -81,7 +82,7 @@ def test_a_validation_loader_resumes(counting: Callable[..., Any], load: Load) -
         assert row_ids(resumed) == list(range(4 * number if number < 9 else 0, 36))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(45))
 @given(
     num_tokens=st.integers(2, 10**13),
     seq_len=st.integers(1, 10**4),

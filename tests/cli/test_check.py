@@ -13,6 +13,7 @@ from commands import one_line_error, run_json, run_well
 from corpus_files import write_llmc, write_megatron, write_shard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from sample_corpora import NAMES, load_sample
 
 from dali_pipes.corpus import open_corpus
@@ -101,7 +102,7 @@ def test_an_id_that_int64_cannot_hold_is_found_where_it_is(tmp_path: Path) -> No
     assert report["ids_looked_at"] == 613
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_scan_finds_what_a_plain_loop_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject

@@ -15,6 +15,7 @@ from corpus_files import write_megatron
 from counting import CountingCorpus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from sample_corpora import NAMES, load_sample
 
 from dali_pipes.corpus import open_corpus
@@ -86,7 +87,7 @@ def test_documents_are_left_out_where_nothing_tells_of_them(counting: Counting) 
     assert report["documents"] is report["documents_from"] is report["lengths"] is None
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.one_of(st.integers(0, 9), st.integers(0, 3000)), min_size=1, max_size=40), data=st.data())
 def test_lengths_are_those_of_a_plain_count(counting: Counting, lengths: list[int], data: st.DataObject) -> None:
     """By an index, and by an id, which every document has at one end."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from shard_files import tf_example
 from shard_files import write_array_record as write
 
@@ -18,7 +19,7 @@ from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, Corp
 DOCUMENTS = st.lists(st.lists(st.integers(0, 65535), max_size=300), min_size=1, max_size=12)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8))
 @given(
     shards=st.lists(DOCUMENTS, min_size=1, max_size=3).filter(lambda shards: any(map(any, shards))),
     kind=st.sampled_from(["<u2", ">u2", "<i8", "packed", "unpacked"]),
@@ -143,7 +144,7 @@ def test_a_file_that_changes_later(tmp_path: Path) -> None:
             corpus.tokens(0, 5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(18))
 @given(cut=st.none() | st.integers(0, 200_000), at=st.integers(0, 10**6), flip=st.integers(1, 255))
 def test_damage_is_an_error_or_does_no_harm(
     tmp_path_factory: pytest.TempPathFactory, cut: int | None, at: int, flip: int

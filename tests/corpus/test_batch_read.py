@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.corpus.batch_read import MOST_READS, BatchReader, BatchReaders
@@ -32,7 +33,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_equals_the_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 80), min_size=1, max_size=9).filter(lambda s: sum(s) > 12))

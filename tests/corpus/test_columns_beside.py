@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from shard_files import tf_example, write_array_record, write_mds
 from table_files import list_array, write_arrow, write_parquet
 from test_row_columns import Refused, Row, read_row, rows_by_structure
@@ -93,7 +94,7 @@ def documents_of(corpus: Corpus) -> list[list[tuple[int, bool]]]:
     return [both[begin:end] for begin, end in itertools.pairwise(offsets)]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(35), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     case=rows_by_structure(),
     kind=st.sampled_from(KINDS),

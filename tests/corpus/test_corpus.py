@@ -13,6 +13,7 @@ from corpus_files import MEGATRON_CODES, write_shard
 from held import open_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.corpus import Corpus, TokenLocation, open_corpus, reader
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
@@ -36,7 +37,7 @@ def write_shards(folder: Path, sizes: Sequence[int], format: str, dtype: str, se
     return np.concatenate(shards)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(35))
 @given(
     kind=FormatAndDtype,
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any),

@@ -10,6 +10,7 @@ import pytest
 from corpus_files import LLMC_HEADERS, npy_bytes, write_llmc, write_megatron
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.corpus import open_corpus
 from dali_pipes.errors import CorpusError
@@ -68,7 +69,7 @@ def check(path: Path, format: str, expected: npt.NDArray[np.int64] | None) -> No
     read_all(path, "auto")
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(35))
 @given(data=st.data())
 def test_llmc(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = write_llmc(tmp_path_factory.mktemp("llmc") / "a.bin", IDS)
@@ -84,7 +85,7 @@ def test_llmc(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> 
 
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")  # of Python, about a damaged literal
-@settings(max_examples=150)
+@settings(max_examples=examples(35))
 @given(data=st.data(), version=st.sampled_from([1, 2, 3]))
 def test_npy(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, version: int) -> None:
     path = tmp_path_factory.mktemp("npy") / "a.npy"
@@ -115,7 +116,7 @@ def read_pair_slowly(path: Path) -> npt.NDArray[np.int64] | None:
     return np.concatenate(pieces).astype(np.int64) if pieces else None
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60))
 @given(data=st.data(), fairseq=st.booleans(), modes=st.booleans())
 def test_megatron(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, fairseq: bool, modes: bool) -> None:
     pieces = [IDS[:10], IDS[10:10], IDS[10:25], IDS[25:]]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from table_files import list_array, table_of, write_parquet
 
 from dali_pipes.corpus import open_corpus
@@ -16,7 +17,7 @@ from dali_pipes.reports import check_corpus, inspect_corpus
 TYPES = ["|u1", "|i1", "<u2", ">u2", "<i2", ">i2", "<u4", ">u4", "<i4", ">i4", "<i8", ">i8", "<u8", ">u8"]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(35))
 @given(data=st.data(), format=st.sampled_from(["npy", "parquet", "mixed lists"]))
 def test_files_of_any_types_are_one_after_another(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, format: str

@@ -9,6 +9,7 @@ import pytest
 from corpus_files import npy_bytes, write_llmc, write_megatron, write_shard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.errors import ConfigError, CorpusFormatError, CorpusReadError
@@ -44,7 +45,7 @@ def mask_of(corpus: Corpus) -> list[int]:
     return out.tolist()
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_pieces_of_masks_are_those_of_the_tokens(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     draw, folder = data.draw, tmp_path_factory.mktemp("masks")

@@ -14,6 +14,7 @@ import pytest
 from corpus_files import MEGATRON_CODES, write_megatron
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.corpus import TokenLocation, megatron, open_corpus
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
@@ -91,7 +92,7 @@ def test_pointers_rule_over_the_order_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2, 5])
-@settings(max_examples=60)
+@settings(max_examples=examples(18))
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=20), data=st.data())
 def test_shuffled_sequences_and_documents_equal_a_slow_reader(
     tmp_path_factory: pytest.TempPathFactory, block: int, lengths: list[int], data: st.DataObject

@@ -17,6 +17,7 @@ import pytest
 from held import open_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from table_files import list_array, table_of, write_parquet
 
 from dali_pipes.corpus import open_corpus, read_retries
@@ -118,7 +119,7 @@ def test_what_passes_changes_nothing_and_is_counted(
     assert storage.failures
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=st.lists(st.integers(0, 4), min_size=1, max_size=40),
     errors=st.lists(st.sampled_from(PASSING), min_size=1, max_size=10),

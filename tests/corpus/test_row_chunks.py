@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes import TokenLoader
@@ -219,7 +220,7 @@ def test_more_ids_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (out == ((starts[:, None] + np.arange(100)) % count % 256)).all()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(12))
 @given(
     rows=st.lists(st.none() | st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5), max_size=12),
     element=st.sampled_from(["bool", "int8", "int64"]),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.corpus.row_columns import Cells, Place, read_rows
 from dali_pipes.errors import CorpusFormatError
@@ -156,7 +157,7 @@ def rows_by_structure(draw: st.DrawFn) -> tuple[list[list[int]], list[dict[str, 
     return ids, rows
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(100))
 @example(([[1, 2, 3]], [{"attention_mask": [0, 0, 0]}]))
 @example(([[], [1]], [{"seq_lengths": []}, {"seq_lengths": [0, 1, 0]}]))
 @example(
@@ -177,7 +178,7 @@ def test_all_columns_equal_the_oracle(case: tuple[list[list[int]], list[dict[str
     assert read_together(ids, rows) == expected
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60))
 @given(
     ids=st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=3),
     names=st.lists(

@@ -18,6 +18,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from shard_files import COMPRESS, mds_shard, write_datatrove, write_litdata, write_mds
 
 from dali_pipes.corpus import mds, mds_shards, open_corpus
@@ -399,7 +400,7 @@ def test_sparse_shards_past_two_gib(tmp_path: Path) -> None:
     refused(tmp_path, r"shards\[0\]\.raw_data\.bytes is 4673741871|shards\[0\]\.raw_data\.bytes is", "to 4294967295")
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(50))
 @given(
     make=st.sampled_from(["mds", "mds zstd", "litdata", "litdata zstd", "datatrove"]),
     file=st.integers(0, 100),

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from shard_files import TENSOR_NUMBERS, write_datatrove, write_litdata, write_mds
 
 from dali_pipes.corpus import Corpus, open_corpus
@@ -54,7 +55,7 @@ def check(corpus: Corpus, shards: Documents, places: Sequence[tuple[int, int]] =
         assert place.offset == position - before[shard]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(18))
 @given(
     lengths=WITH_TOKENS,
     dtype=TYPES,
@@ -124,7 +125,7 @@ def test_mds_of_several_axes_and_types(tmp_path: Path, compression: str | None) 
         open_corpus(tmp_path / "b")
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(12))
 @given(
     lengths=WITH_TOKENS,
     dtype=TYPES,
@@ -151,7 +152,7 @@ def test_litdata(
         check(corpus, documents, places)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(12))
 @given(
     lengths=WITH_TOKENS,
     dtype=st.sampled_from(["uint16", "uint32"]),

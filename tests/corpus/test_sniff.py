@@ -17,6 +17,7 @@ import pytest
 from corpus_files import write_llmc, write_megatron
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes.corpus import open_corpus
@@ -149,7 +150,7 @@ def test_bytes_of_text_are_ids_of_a_byte_level_vocabulary(tmp_path: Path) -> Non
         assert corpus.tokens(0, corpus.num_tokens).tobytes() == text
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60))
 @given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=600), st.sampled_from(["uint16", "int32", "int64"]))
 def test_ids_are_hardly_ever_taken_for_another_kind(
     tmp_path_factory: pytest.TempPathFactory, ids: list[int], dtype: str
@@ -170,7 +171,7 @@ def header(
     return bytes(facts)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(45))
 @given(
     magic=st.sampled_from([20250101, 20240521, 20240802, 20260731, 1 << 16, 0x534B4F54, 2**32 - 1]),
     header_bytes=st.sampled_from([256, 512, 1024, 2048, 4096]),
@@ -209,7 +210,7 @@ def _ids(path: Path, format: str) -> list[int]:
         return [int(value) for value in corpus.tokens(0, corpus.num_tokens)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60))
 @example([0, 1, 1], 126, [], "<u2")  # as words of 4 bytes 65536, 1, zeros: and one id after 256 bytes
 @given(
     st.lists(st.integers(0, 3), max_size=12),

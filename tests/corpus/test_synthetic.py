@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes import LoaderConfig, TokenLoader, open_corpus
 from dali_pipes.corpus.synthetic import MEAN_DOCUMENT, MOST_DOCUMENTS, MOST_TOKENS, SyntheticIds, parse_size
@@ -77,7 +78,7 @@ def test_ids_are_those_of_the_formula(size: int, vocab_size: int, data: st.DataO
     assert all(0 <= token < vocab_size for token in expected)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10))
 @given(
     first=st.integers(0, LARGEST - 400_000),
     cuts=st.lists(st.integers(0, 400_000), max_size=6),

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes.corpus import Corpus, open_corpus
@@ -62,7 +63,7 @@ def test_every_truncation_is_seen(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_flipped_bits(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     """An error of ours, or as many ids as there were: a flip in what is not checked is another id, or another cut."""

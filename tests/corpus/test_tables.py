@@ -9,6 +9,7 @@ import pytest
 from corpus_files import write_megatron
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from table_files import INTEGERS, LISTS, Rows, list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes import TokenLoader
@@ -54,7 +55,7 @@ def columns(draw: st.DrawFn, lists: tuple[str, ...], encodings: tuple[str, ...])
     return [row for part in parts for row in part], element, chunks
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(25))
 @given(
     column=columns(lists=("list", "large_list", "fixed"), encodings=("", "values")),
     options=st.fixed_dictionaries(
@@ -89,7 +90,7 @@ def test_parquet(
         check(corpus, rows, element)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(25))
 @given(
     column=columns(lists=LISTS, encodings=ENCODINGS),
     compression=st.sampled_from([None, "lz4", "zstd"]),

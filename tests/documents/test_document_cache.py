@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes import kept_files, user_cache
 from dali_pipes.corpus import Corpus, open_corpus
@@ -251,7 +252,7 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, data: Path, reads: list[int]
     assert names(tmp_path / "cache") == [".lock", ".npy"]
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(45), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_a_flipped_bit_leaves_usable_is_still_plausible(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "offsets.npy"

@@ -14,6 +14,7 @@ from corpus_files import write_megatron, write_shard
 from document_oracle import offsets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes import progress
 from dali_pipes.corpus import Corpus, open_corpus
@@ -115,7 +116,7 @@ def test_one_of_two_ids_is_needed(tmp_path: Path) -> None:
         found(tmp_path / "data", end=2, start=1)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(35))
 @given(
     kind=st.sampled_from(FORMATS),
     shards=st.lists(st.lists(st.integers(0, 3), max_size=40), min_size=1, max_size=6).filter(any),

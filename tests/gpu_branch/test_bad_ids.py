@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from profiles import examples
 from streams import loader_stream, take
 
 from dali_pipes import LoaderConfig, TokenLoader
@@ -31,7 +32,7 @@ def batches_until_error(loader: TokenLoader) -> tuple[list[Any], str]:
     return batches, ""
 
 
-@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_same_error_at_the_same_block_as_on_the_cpu(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -74,7 +75,7 @@ def test_the_same_error_at_the_same_block_as_on_the_cpu(
         assert gpu.default_stream_work == 0
 
 
-@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_bad_id_is_handed_out_in_rows_of_pieces(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

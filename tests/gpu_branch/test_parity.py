@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from oracle import epoch_batches, same
+from profiles import examples
 from readers_at_once import EagerReaders
 from streams import all_same, loader_stream, oracle_stream, take
 
@@ -24,7 +25,7 @@ OUTPUTS = ("input_ids", "labels", "row_ids")
 PLACEMENTS = ("host", "device")
 
 
-@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_two_epochs_equal_the_oracle(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     draw = data.draw

@@ -23,6 +23,7 @@ def test_the_batches_are_those_of_the_cpu(late_gpu: gpu_stand_in.StandInGpu, pla
 
 def test_one_that_does_not_fit_stays_on_the_host(late_gpu: gpu_stand_in.StandInGpu) -> None:
     common: dict[str, Any] = {"corpus": "synthetic:1000T", "batch_size": 2, "seq_len": 8, "device": "cuda"}
+    common["batches_per_run"] = 4  # of batches this small a block would have a hundred thousand
     with pytest.raises(BackendError, match=r'placement = "device": the corpus takes .* use placement = "host"'):
         TokenLoader(placement="device", **common)
     with TokenLoader(**common) as loader, TokenLoader(**{**common, "device": "cpu"}) as on_cpu:

@@ -14,7 +14,9 @@ from hypothesis import settings
 from dali_pipes.operators import _kernel
 
 if cuda_on_cpu.SANITISE_VARIABLE in os.environ:  # several times as slow, and drawn anew in every run
-    settings.register_profile("sanitised", settings.default, max_examples=30)
+    settings.register_profile(
+        "sanitised", settings.default, max_examples=int(os.environ[cuda_on_cpu.SANITISE_VARIABLE])
+    )
     settings.load_profile("sanitised")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import cuda_on_cpu
 import pytest
+from profiles import examples
 
 HERE = Path(__file__).parent
 
@@ -41,7 +42,7 @@ def sanitised(arguments: list[str]) -> subprocess.CompletedProcess[str]:
             pytest.skip(f"no compiler: {compiler} has no {name} for a sanitised build")
         libraries.append(str(path.resolve()))
     environment = os.environ | {
-        cuda_on_cpu.SANITISE_VARIABLE: "1",
+        cuda_on_cpu.SANITISE_VARIABLE: str(examples(10)),
         "LD_PRELOAD": ":".join(libraries),
         # Python's own allocations at exit are no leaks of ours; NumPy's small blocks need no recycling to be watched
         "ASAN_OPTIONS": "detect_leaks=0",

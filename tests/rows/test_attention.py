@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, IGNORED, write_documents
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -232,7 +233,7 @@ rows_of_segments = st.integers(1, 70).flatmap(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(35))
 @given(rows=rows_of_segments, block_size=st.sampled_from([1, 4, 16, 128, (4, 8), (8, 2), (3, 5)]))
 def test_the_block_mask_is_the_one_torch_makes(rows: list[list[int]], block_size: int | tuple[int, int]) -> None:
     ids = torch.tensor(rows)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, Row, batch_outputs, problem, some_documents, write_documents
 
 from dali_pipes import TokenLoader
@@ -50,7 +51,7 @@ def windows_of(tokens: list[int], starts: list[int], seq_len: int, lookahead: in
     return rows
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), documents=some_documents(2))
 def test_two_epochs_of_documents_equal_the_oracle(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, documents: list[list[int]]
@@ -124,7 +125,7 @@ def test_labels_far_ahead_of_the_last_window(tmp_path: Path, place: str) -> None
     assert last["labels"].tolist() == [[[6, 7, 8], [7, 8, 9], [8, 9, 10], [9, 10, 11]]]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), documents=some_documents(2))
 def test_boundaries_of_the_stream_equal_the_oracle(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, documents: list[list[int]]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, some_documents, write_documents
 
 from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
@@ -51,7 +52,7 @@ def test_shares_are_equal_disjoint_and_complete(size: int, chunk: int, split: st
             shared_ranges(chunk * chunks + extra, 0, size, split)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), documents=some_documents(2))
 def test_the_shares_together_are_the_batch(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, documents: list[list[int]]

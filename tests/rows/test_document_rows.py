@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.document_rows import DocumentRows, split_documents
 from dali_pipes.errors import ConfigError
@@ -232,7 +233,7 @@ def test_rows_of_a_window_are_shuffled() -> None:
     assert sizes.tolist() != sorted(sizes.tolist(), reverse=True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(12))
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 3), st.booleans(), st.integers(1, 4))
 def test_ranks_share_every_step(
     lengths: list[int], world_size: int, batch_size: int, drop_last: bool, per_run: int

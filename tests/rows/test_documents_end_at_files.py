@@ -9,6 +9,7 @@ from corpus_files import write_megatron
 from document_oracle import offsets_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.config import OUTPUT_NAMES
@@ -38,7 +39,7 @@ def write_flat(folder: Path, files: list[list[int]]) -> Path:
     return folder
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8))
 @given(
     files=st.lists(st.lists(st.sampled_from([1, 2, 3, E]), max_size=9), min_size=2, max_size=5).filter(
         lambda files: sum(map(len, files)) > 12

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, batch_outputs, problem, write_documents
 from streams import loader_stream, take
 from test_batches import DEVICES, rows_of
@@ -75,7 +76,7 @@ def test_rows_and_runs_are_shuffled() -> None:
         assert np.diff([-1, *borders, len(kinds) - 1]).max() <= 10 * length_buckets.RUN_ROWS
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_batch_equals_the_oracle_at_its_own_width(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

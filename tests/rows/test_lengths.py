@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, write_documents
 from streams import row_ids
 
@@ -106,7 +107,7 @@ def test_ranks_say_the_same_at_any_time(corpus: str) -> None:
         loader.close()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.sampled_from(["stream", "pack", "pad"]),
     before=st.integers(1, 5),

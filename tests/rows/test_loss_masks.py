@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, IGNORED, batch_outputs, problem
 from streams import loader_stream, take
 from test_batches import DEVICES, rows_of, windows_of
@@ -51,7 +52,7 @@ def served(corpus: str, place: str = "cpu", **changes: Any) -> list[dict[str, An
         return [{n: v if isinstance(v, int) else v.tolist() for n, v in batch.items()} for batch in loader]
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_output_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Files, with and without a mask, that begin and end anywhere in the documents."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, write_documents
 from streams import row_ids, take
 
@@ -57,7 +58,9 @@ def nearest(tokens: int, each: int, rows: int) -> int:
 lengths = st.integers(3, 40)
 
 
-@settings(max_examples=15, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(5), phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     mode=st.sampled_from(["stream", "stream", "pack", "pad"]),
     shuffle=st.booleans(),
@@ -149,7 +152,9 @@ def test_what_is_said(corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-@settings(max_examples=25, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(8), phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     mode=st.sampled_from(["stream", "stream", "pad"]),
     seq_lens=st.tuples(lengths, lengths),

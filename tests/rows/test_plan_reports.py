@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, write_documents
 
 from dali_pipes import TokenLoader, progress
@@ -179,7 +180,7 @@ def test_a_damaged_file_is_replaced(corpus: str, cache: Path, damage: Any) -> No
     check_replaced(corpus, kept(cache), damage(whole))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_is_noticed(tmp_path: Path, cache: Path, corpus: str, data: st.DataObject) -> None:
     with load(corpus) as loader:

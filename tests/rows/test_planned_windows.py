@@ -17,7 +17,12 @@ from dali_pipes.length_buckets import LengthBuckets
 
 FEW = 12
 """Windows, for a start and some batches: of about 90 in an epoch."""
-KINDS = [("pack", True), ("pack", False), ("pad", False), ("buckets", True), ("buckets", False)]
+KINDS = [
+    ("pack", True),
+    ("pad", False),
+    ("buckets", True),
+    *(pytest.param(rows, False, marks=pytest.mark.slow) for rows in ("pack", "buckets")),
+]
 
 State = dict[str, Any]
 Batch = dict[str, Any]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, write_documents
 from streams import loader_stream, take
 
@@ -47,7 +48,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("skip_steps", [(), ((2, 4), (5, 6), (30, 33))])
 @pytest.mark.parametrize(
     ("num_threads", "prefetch_queue_depth", "batches_per_run"),
-    [(1, 1, 1), (2, 2, 1), (2, 32, 1), (2, 64, 3), (12, 2, 1), (20, 5, 3), (48, 2, 2), (48, 2, 20)],
+    [
+        (1, 1, 1),
+        (2, 32, 1),
+        (20, 5, 3),
+        (48, 2, 20),
+        *(pytest.param(*how, marks=pytest.mark.slow) for how in [(2, 2, 1), (2, 64, 3), (12, 2, 1), (48, 2, 2)]),
+    ],
 )
 def test_a_loader_makes_each_plan_once(
     corpus: str,
@@ -108,7 +115,7 @@ def steps_of(blocks: Blocks, number: int) -> StepRange:
     return steps
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10))
 @given(
     num_threads=st.sampled_from([1, 2, 12, 40]),
     queue_depth=st.sampled_from([1, 2, 32]),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from row_oracle import END, write_documents
 from streams import take
 
@@ -59,7 +60,9 @@ def numbered(loader: TokenLoader, steps: int) -> tuple[Numbered, list[State]]:
     return batches, states
 
 
-@settings(max_examples=8, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(4), phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_the_rest_is_as_it_was_from_every_place_on(
     corpus: str, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
@@ -318,7 +321,9 @@ def test_the_start_says_how_many(corpus: str, skip: list[list[int]], said: str) 
         assert said in loader.summary()
 
 
-@settings(max_examples=120, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(30), phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     sizes=st.tuples(*[st.integers(1, 6)] * 3),
     taken=st.tuples(st.integers(0, 5), st.integers(0, 5)),

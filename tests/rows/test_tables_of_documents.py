@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from test_batches import DEVICES
 
 from dali_pipes import TokenLoader
@@ -41,7 +42,7 @@ def write(path: Path, columns: dict[str, Any]) -> Path:
     return path
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_packed_before_are_their_documents(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder, draw = tmp_path_factory.mktemp("tables"), data.draw
@@ -86,7 +87,7 @@ def test_rows_packed_before_are_their_documents(tmp_path_factory: pytest.TempPat
     assert batches(one, place, **arguments, loss_masks=[]) == batches(two, "cpu", **arguments, loss_masks=[])
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_files_of_several_types_are_their_ids(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder, draw = tmp_path_factory.mktemp("types"), data.draw

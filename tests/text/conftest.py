@@ -33,6 +33,19 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first ids of GPT-2 and <|endoftext|>, where any tokenizer will do: it is read in a fiftieth of the time."""
+    from chat_cases import small_json
+    from tokenizers import Tokenizer
+
+    path = tmp_path_factory.mktemp("small") / "tokenizer.json"
+    made = Tokenizer.from_str(small_json())
+    made.add_special_tokens(["<|endoftext|>"])
+    made.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
 def truth(samples: Path) -> Truth:
     """The documents of the samples: texts and ids."""
     from decode import decode, load_pieces

@@ -8,6 +8,7 @@ import pytest
 from chat_cases import FAMILIES, SPECIAL, TOKENS, Message, Piece, gpt2, oracle, samples, tokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.chat import ChatEncoder, ChatTemplate, load_template, parse_conversation
@@ -127,7 +128,7 @@ def test_prompt_and_completion_of_the_samples_need_no_template() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=60)
+@settings(max_examples=examples(18))
 @given(messages=conversations())
 def test_ids_and_mask_are_those_of_the_oracle(name: str, messages: list[Message]) -> None:
     """Every family of templates; special-token text, its halves and the template's own words inside messages."""
@@ -142,7 +143,7 @@ def test_ids_and_mask_are_those_of_the_oracle(name: str, messages: list[Message]
     assert found is None or tokenizer().decode(found[0], skip_special_tokens=False) == text
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(18))
 @given(messages=conversations())
 def test_what_is_learned_decodes_to_the_answers(messages: list[Message]) -> None:
     """Whatever the messages hold, the roles stay who they are."""
@@ -156,7 +157,7 @@ def test_what_is_learned_decodes_to_the_answers(messages: list[Message]) -> None
     assert found[0].count(special("<|start|>")) == 2 * len(messages)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8))
 @given(messages=conversations(), data=st.data())
 def test_the_order_of_keys_and_what_else_a_record_has_change_nothing(
     messages: list[Message], data: st.DataObject
@@ -169,7 +170,7 @@ def test_the_order_of_keys_and_what_else_a_record_has_change_nothing(
     assert encode(ENCODERS["chatml"], *shuffled, id="x", score=None) == expected
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(8))
 @given(batch=st.lists(conversations(), max_size=5))
 def test_a_conversation_does_not_depend_on_its_batch(batch: list[list[Message]]) -> None:
     made = ENCODERS["trimmed"]

@@ -12,6 +12,7 @@ import pytest
 from chat_cases import TOKENS, Message, Piece, oracle, tokenizer
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.text.chat import ChatEncoder, ChatTemplate, parse_conversation
@@ -202,7 +203,7 @@ def is_empty_turn(style: Style, m: Message) -> bool:
     return m["role"] == "assistant" and not (m["content"] or "").strip() and not m.get("tool_calls")
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(35))
 @given(style=STYLES, messages=conversations(PLAIN))
 @example(
     Style("a thought", "turns after the last question", shows_empty=False),
@@ -222,7 +223,7 @@ def test_masks_are_those_of_the_structure(style: Style, messages: list[Message])
     assert encode(encoder(style), messages) == ((ids, mask) if any(mask) else None)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(35))
 @given(style=STYLES, messages=conversations(NASTY))
 def test_masks_are_right_or_refused_whatever_messages_hold(style: Style, messages: list[Message]) -> None:
     """Texts with tags of thoughts and with what asks to speak, alone and at their ends."""
@@ -231,7 +232,7 @@ def test_masks_are_right_or_refused_whatever_messages_hold(style: Style, message
         assert encode(encoder(style), messages) == ((ids, mask) if any(mask) else None)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(20))
 @given(style=STYLES, messages=conversations(PLAIN))
 @example(Style("nothing", "no turn", last_differs=True), [CALLING, CALLING, CALLING])
 def test_thoughts_are_left_out_and_nothing_else(style: Style, messages: list[Message]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chat_cases import gpt2, samples
+from chat_cases import samples
+from chat_cases import tokenizer as library
 from corpus_truth import read_documents, words_tokenizer
 from typer.testing import CliRunner, Result
 
@@ -22,9 +23,9 @@ def tokenize(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tokenizer of the samples, with a template beside it."""
+    """A small tokenizer."""
     folder = tmp_path_factory.mktemp("chat_tokenizer")
-    gpt2().save(str(folder / "tokenizer.json"))
+    library().save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
 
 
@@ -34,8 +35,8 @@ def write_records(path: Path, records: list[Any]) -> Path:
 
 
 def expected(records: list[Any], learn: Learn, template: str | None = "chatml") -> list[tuple[list[int], list[int]]]:
-    eos = None if template else 50256
-    encoder = ChatEncoder(gpt2(), load_template(None, template) if template else None, learn, eos_id=eos)
+    eos = None if template else library().token_to_id("</s>")
+    encoder = ChatEncoder(library(), load_template(None, template) if template else None, learn, eos_id=eos)
     found = encoder.encode_batch([parse_conversation(record, "x") for record in records])
     return [(one[0].tolist(), one[1].tolist()) for one in found if one is not None]
 
@@ -81,7 +82,16 @@ def test_chatml_markers_that_are_no_tokens_are_named(tmp_path: Path, known: list
 def test_prompt_and_completion_without_a_template(tmp_path: Path, tokenizer: Path) -> None:
     records = samples()["prompt_completion"]
     path = write_records(tmp_path / "in.jsonl", records)
-    arguments = ["--tokenizer", tokenizer, "--out", tmp_path / "out", "--chat-template", "none", "--eos", 50256]
+    arguments = [
+        "--tokenizer",
+        tokenizer,
+        "--out",
+        tmp_path / "out",
+        "--chat-template",
+        "none",
+        "--eos",
+        library().token_to_id("</s>"),
+    ]
     result = tokenize(path, *arguments)
     assert result.exit_code == 0, result.stderr
     assert read_documents(tmp_path / "out") == [ids for ids, _ in expected(records, "assistant", None)]
@@ -184,7 +194,7 @@ def run(
     arguments = [path, "--tokenizer", tokenizer, "--chat-template", folder / "t.jinja", "--out", folder / "out"]
     result = tokenize(*arguments, *options)
     ids = read_documents(folder / "out") if result.exit_code == 0 else []
-    return result, [gpt2().decode(one, skip_special_tokens=False) for one in ids]
+    return result, [library().decode(one, skip_special_tokens=False) for one in ids]
 
 
 def warnings_of(result: Result) -> list[str]:

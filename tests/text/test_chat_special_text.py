@@ -7,6 +7,7 @@ import pytest
 from chat_cases import samples, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from dali_pipes.errors import CorpusFormatError
@@ -57,7 +58,7 @@ TEXTS = st.lists(ATOMS, max_size=8).map("".join)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=80)
+@settings(max_examples=examples(20))
 @given(text=TEXTS)
 def test_without_special_text_in_messages_the_twin_is_the_reference(kind: str, text: str) -> None:
     """All special text here is the template's; both ways, ids and offsets are the same."""
@@ -69,7 +70,7 @@ def test_without_special_text_in_messages_the_twin_is_the_reference(kind: str, t
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lower case"])
-@settings(max_examples=80)
+@settings(max_examples=examples(20))
 @given(before=TEXTS, after=TEXTS)
 def test_masked_text_makes_no_special_id(kind: str, before: str, after: str) -> None:
     library, codec = made(kind), CODECS(kind)
@@ -80,7 +81,7 @@ def test_masked_text_makes_no_special_id(kind: str, before: str, after: str) -> 
     assert [token for token in found.ids.tolist() if token in special] == [library.token_to_id("</s>")]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(25))
 @given(text=TEXTS)
 def test_masks_keep_the_length_and_leave_nothing_special(text: str) -> None:
     codec = CODECS("metaspace first")

@@ -15,6 +15,7 @@ import pytest
 from chat_cases import tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.text import Document, find_text_files
 from dali_pipes.text.chat import ChatTemplate
@@ -109,7 +110,7 @@ def read(path: Path) -> list[Document]:
     return [d for file in find_text_files(path) for d in read_documents(file, None, None, ByteMeter())]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(records=RECORDS)
 def test_tables_and_lines_give_the_same_ids_and_masks(records: list[dict[str, Any]]) -> None:
     found = {}

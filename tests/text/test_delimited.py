@@ -104,10 +104,10 @@ def test_compressed_files_in_a_folder_beside_lines_of_json(tmp_path: Path) -> No
     assert "4 .csv or .tsv files are read by column, along with 1 other files" in notes[0]
 
 
-def test_a_table_of_facts_beside_token_files_is_no_text(tmp_path: Path, gpt2: Path) -> None:
+def test_a_table_of_facts_beside_token_files_is_no_text(tmp_path: Path, small: Path) -> None:
     (tmp_path / "stats.csv").write_text("shard,tokens\na,3\n")
     (tmp_path / "a.bin").write_bytes(b"\1\0\2\0")
-    with open_corpus(tmp_path, tokenizer=gpt2) as corpus:
+    with open_corpus(tmp_path, tokenizer=small) as corpus:
         assert corpus.tokens(0, 2).tolist() == [1, 2]
     with pytest.raises(CorpusError, match="no column 'text'"):
-        open_corpus(tmp_path / "stats.csv", tokenizer=gpt2)
+        open_corpus(tmp_path / "stats.csv", tokenizer=small)

@@ -45,8 +45,18 @@ def named(folder: Path, stem: bytes, suffix: str) -> Path:
     return Path(os.fsdecode(os.fsencode(folder) + b"/" + stem + b"." + suffix.encode()))
 
 
-def tokenize(source: Path, out: Path, gpt2: Path, environment: dict[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "dali_pipes", "tokenize", str(source), "--tokenizer", str(gpt2), "--out", str(out)]
+def tokenize(source: Path, out: Path, small: Path, environment: dict[str, str]) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "dali_pipes",
+        "tokenize",
+        str(source),
+        "--tokenizer",
+        str(small),
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(
         [os.fsencode(part) for part in command], capture_output=True, env={**os.environ, **environment}, check=False
     )
@@ -57,33 +67,42 @@ def tokenize(source: Path, out: Path, gpt2: Path, environment: dict[str, str]) -
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("stem", [LATIN, CHINESE])
 def test_every_kind_of_text_is_read_by_any_name(
-    tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stem: bytes
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stem: bytes
 ) -> None:
     monkeypatch.setenv("DALI_PIPES_CACHE", str(tmp_path / "kept"))
     WRITERS[kind](named(tmp_path, stem, kind), "one two")
     WRITERS[kind](tmp_path / f"plain.{kind}", "one two")
-    with open_corpus(named(tmp_path, stem, kind), tokenizer=gpt2) as corpus:
+    with open_corpus(named(tmp_path, stem, kind), tokenizer=small) as corpus:
         found = corpus.tokens(0, corpus.num_tokens).tolist()
-    with open_corpus(tmp_path / f"plain.{kind}", tokenizer=gpt2) as corpus:
+    with open_corpus(tmp_path / f"plain.{kind}", tokenizer=small) as corpus:
         assert corpus.tokens(0, corpus.num_tokens).tolist() == found
 
 
 @pytest.mark.parametrize("stem", [LATIN, CHINESE])
-def test_a_run_of_another_locale_is_the_same_run(tmp_path: Path, gpt2: Path, stem: bytes) -> None:
+def test_a_run_of_another_locale_is_the_same_run(tmp_path: Path, small: Path, stem: bytes) -> None:
     """The manifest has the name as text where it is UTF-8, and an escape for each byte where it is not."""
     source = named(tmp_path, stem, "jsonl")
     source.write_text('{"text": "one"}\n')
-    first = tokenize(source, named(tmp_path, b"out" + stem, "d"), gpt2, ASCII)
-    assert tokenize(source, named(tmp_path, b"out" + stem, "d"), gpt2, {}) == first
+    first = tokenize(source, named(tmp_path, b"out" + stem, "d"), small, ASCII)
+    assert tokenize(source, named(tmp_path, b"out" + stem, "d"), small, {}) == first
     assert first["inputs"][0]["name"] == (stem + b".jsonl").decode("utf-8", "surrogateescape")
 
 
 @pytest.mark.parametrize("option", ["--separator", "--text-key"])
-def test_what_is_typed_is_utf8_in_any_locale_or_refused(tmp_path: Path, gpt2: Path, option: str) -> None:
+def test_what_is_typed_is_utf8_in_any_locale_or_refused(tmp_path: Path, small: Path, option: str) -> None:
     (tmp_path / "a.txt").write_text("one\u65e5two", encoding="utf-8")
     (tmp_path / "a.jsonl").write_text('{"\u65e5": "one"}', encoding="utf-8")
     source = tmp_path / ("a.txt" if option == "--separator" else "a.jsonl")
-    command = [sys.executable, "-m", "dali_pipes", "tokenize", str(source), "--tokenizer", str(gpt2), "--out"]
+    command: list[str | bytes] = [
+        sys.executable,
+        "-m",
+        "dali_pipes",
+        "tokenize",
+        str(source),
+        "--tokenizer",
+        str(small),
+        "--out",
+    ]
     for value, wanted in (("\u65e5".encode(), 0), (b"\xe9", 2)):
         typed = [*(os.fsencode(part) for part in (*command, str(tmp_path / f"out{wanted}"), option)), value]
         done = subprocess.run(typed, capture_output=True, env={**os.environ, **ASCII}, check=False)

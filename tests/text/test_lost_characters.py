@@ -9,6 +9,7 @@ import pytest
 from corpus_truth import write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -85,7 +86,7 @@ def counted(tokenizer: Tokenizer, texts: list[str]) -> list[Counter[str]]:
 
 
 @pytest.mark.parametrize("name", OF_CHARACTERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(18), deadline=None)
 @given(texts=TEXTS)
 def test_characters_that_the_vocabulary_lacks_are_counted(name: str, texts: list[str]) -> None:
     assert can_lose(OF_CHARACTERS[name])
@@ -105,7 +106,7 @@ def is_word(name: str, word: str) -> bool:
 
 
 @pytest.mark.parametrize("name", OF_WORDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(18), deadline=None)
 @given(texts=TEXTS)
 def test_words_that_a_model_of_words_lacks_are_counted(name: str, texts: list[str]) -> None:
     """White space, which is left out on purpose, is not."""
@@ -115,7 +116,7 @@ def test_words_that_a_model_of_words_lacks_are_counted(name: str, texts: list[st
 
 
 @pytest.mark.parametrize("name", KEEP_ALL)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(text=st.text(max_size=8))
 def test_models_of_bytes_lose_nothing_and_are_not_looked_at(name: str, text: str) -> None:
     assert not can_lose(KEEP_ALL[name])

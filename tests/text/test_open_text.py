@@ -136,14 +136,14 @@ def test_other_inputs_settings_and_tokenizers_are_made_anew(
     assert starts() == 1
 
 
-def test_an_edit_that_no_sample_sees_is_made_anew(kept: Path, tmp_path: Path, gpt2: Path) -> None:
+def test_an_edit_that_no_sample_sees_is_made_anew(kept: Path, tmp_path: Path, small: Path) -> None:
     """Of the same size and name, far from the few pieces of the file that are looked at."""
     texts = ["one two three"] * 20_000
     path = write_jsonl(tmp_path / "in.jsonl", texts)
     digests = {find_text_files(path)[0].digest}
 
     def third_of(number: int) -> int:
-        with open_corpus(path, tokenizer=gpt2) as corpus:
+        with open_corpus(path, tokenizer=small) as corpus:
             assert corpus.num_documents == len(texts)
             return int(corpus.tokens(number * 4 + 2, 1)[0])
 
@@ -178,7 +178,7 @@ def test_a_start_that_was_broken_off_goes_on(
     assert len(encoded) == 3
 
 
-def test_several_starts_at_once_make_it_once(kept: Path, tmp_path: Path, gpt2: Path) -> None:
+def test_several_starts_at_once_make_it_once(kept: Path, tmp_path: Path, small: Path) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", [f"document {at} " * 20 for at in range(500)])
     script = tmp_path / "start.py"
     script.write_text(
@@ -197,7 +197,7 @@ def test_several_starts_at_once_make_it_once(kept: Path, tmp_path: Path, gpt2: P
             """
         )
     )
-    command = [sys.executable, str(script), str(path), str(gpt2)]
+    command = [sys.executable, str(script), str(path), str(small)]
     starts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     answers = [start.communicate()[0].split() for start in starts]
     assert sorted(int(count) for count, _ in answers) == [0, 0, 500]
@@ -205,7 +205,7 @@ def test_several_starts_at_once_make_it_once(kept: Path, tmp_path: Path, gpt2: P
 
 
 def test_without_locks_each_process_makes_its_own(
-    kept: Path, tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Path, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the first to be done wins; nothing is left of the other."""
     path = write_jsonl(tmp_path / "in.jsonl", ["one", "two"])
@@ -219,29 +219,29 @@ def test_without_locks_each_process_makes_its_own(
     def meanwhile(self: TextEncoder, documents: list) -> list:  # type: ignore[type-arg]
         if not nested:
             nested.append(1)
-            open_corpus(path, tokenizer=gpt2).close()
+            open_corpus(path, tokenizer=small).close()
         return encode(self, documents)
 
     for module in (cache, sys.modules["dali_pipes.text.run_folder"]):
         monkeypatch.setattr(module, "lock", no_lock)
     monkeypatch.setattr(TextEncoder, "encode", meanwhile)
-    with open_corpus(path, tokenizer=gpt2) as corpus:
+    with open_corpus(path, tokenizer=small) as corpus:
         assert corpus.num_documents == 2
     assert len(list(kept.iterdir())) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_named(
-    kept: Path, tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Path, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", ["one"])
     kept.write_text("a file where the folder should be")
     with pytest.raises(ConfigError, match=r"kept: the tokens of the text cannot be kept there: .*DALI_PIPES_CACHE"):
-        open_corpus(path, tokenizer=gpt2)
+        open_corpus(path, tokenizer=small)
     kept.unlink()
     with pytest.MonkeyPatch.context() as patch:  # as on a file system that is mounted read-only
         patch.setattr(os, "access", lambda path, mode: False)
         with pytest.raises(ConfigError, match="kept: the tokens of the text cannot be kept there: Permission denied"):
-            open_corpus(path, tokenizer=gpt2)
+            open_corpus(path, tokenizer=small)
     for error in (
         FileNotFoundError(2, "gone"),
         OSError(28, "No space left on device"),
@@ -254,23 +254,23 @@ def test_a_cache_that_cannot_be_written_is_named(
 
             patch.setattr(Path, "mkdir", fails)
             with pytest.raises(ConfigError, match=rf"kept: the tokens .* kept there: {error.strerror}\. Name a folder"):
-                open_corpus(path, tokenizer=gpt2)
+                open_corpus(path, tokenizer=small)
             patch.undo()
             patch.setattr(Path, "rename", fails)
             with pytest.raises(ConfigError, match=r"kept: the tokens of the text cannot be kept there: "):
-                open_corpus(path, tokenizer=gpt2)
+                open_corpus(path, tokenizer=small)
             assert not list(kept.rglob("*.tmp")), "an error leaves no unfinished files"
     monkeypatch.setenv("DALI_PIPES_CACHE", "/proc/x")
     with pytest.raises(ConfigError, match=r"/proc/x: the tokens of the text cannot be kept there: .*DALI_PIPES_CACHE"):
-        open_corpus(path, tokenizer=gpt2)
+        open_corpus(path, tokenizer=small)
     monkeypatch.setenv("DALI_PIPES_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=r"cannot be kept: nothing is written to .*, which holds the data"):
-        open_corpus(path, tokenizer=gpt2)
+        open_corpus(path, tokenizer=small)
 
 
 @pytest.mark.parametrize("name", ["in.txt", "in.jsonl", "in.parquet", "in.jsonl.gz", "many"])
 def test_text_without_a_token_is_the_same_error_at_every_start(
-    kept: Path, tmp_path: Path, gpt2: Path, name: str
+    kept: Path, tmp_path: Path, small: Path, name: str
 ) -> None:
     path = tmp_path / name
     named = f"{path}: hold no token"
@@ -286,7 +286,7 @@ def test_text_without_a_token_is_the_same_error_at_every_start(
     errors = set()
     for _ in range(3):
         with pytest.raises(CorpusError) as caught:
-            open_corpus(path, tokenizer=gpt2)
+            open_corpus(path, tokenizer=small)
         assert not isinstance(caught.value, CorpusFormatError)
         errors.add(str(caught.value))
     assert len(errors) == 1
@@ -294,16 +294,16 @@ def test_text_without_a_token_is_the_same_error_at_every_start(
 
 
 def test_an_input_that_is_lost_meanwhile_is_no_fault_of_the_cache(
-    kept: Path, tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Path, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", ["one"])
     files = find_text_files(path)
     path.unlink()
     with pytest.raises(CorpusReadError, match=r"in\.jsonl: cannot be read"):
-        cache.kept_tokens(files, gpt2, None, "text", "test")
+        cache.kept_tokens(files, small, None, "text", "test")
 
 
-def test_text_from_a_folder_that_is_read_only(kept: Path, tmp_path: Path, gpt2: Path) -> None:
+def test_text_from_a_folder_that_is_read_only(kept: Path, tmp_path: Path, small: Path) -> None:
     """No call that would write there; modes do not bind root."""
     data = tmp_path / "data"
     data.mkdir()
@@ -318,7 +318,7 @@ def test_text_from_a_folder_that_is_read_only(kept: Path, tmp_path: Path, gpt2: 
             flags.append(arguments[2])
 
     sys.addaudithook(audit)
-    with open_corpus(data, tokenizer=gpt2) as corpus:
+    with open_corpus(data, tokenizer=small) as corpus:
         assert corpus.num_documents == 2
     data.chmod(0o755)
     assert flags
@@ -353,10 +353,10 @@ def test_a_table_of_both_is_text_where_the_text_is_named(kept: Path, tmp_path: P
         assert documents(corpus) == [[15496, 995, EOS], [64, EOS]]
 
 
-def test_text_and_tokens_together_are_refused(samples: Path, tmp_path: Path, gpt2: Path) -> None:
+def test_text_and_tokens_together_are_refused(samples: Path, tmp_path: Path, small: Path) -> None:
     lines = write_jsonl(tmp_path / "in.jsonl", ["one"])
     with pytest.raises(CorpusError, match=r"in\.jsonl is text and .*val\.bin is not"):
-        open_corpus([lines, samples / "nanogpt" / "val.bin"], tokenizer=gpt2)
+        open_corpus([lines, samples / "nanogpt" / "val.bin"], tokenizer=small)
 
 
 def test_text_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
@@ -368,15 +368,15 @@ def test_text_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
         open_corpus(tmp_path / "in.parquet")
 
 
-def test_arguments_that_text_has_no_use_for(tmp_path: Path, gpt2: Path) -> None:
+def test_arguments_that_text_has_no_use_for(tmp_path: Path, small: Path) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", ["one"])
     with pytest.raises(ConfigError, match="dtype = 'uint16' is for files of tokens"):
-        open_corpus(path, tokenizer=gpt2, dtype="uint16")
+        open_corpus(path, tokenizer=small, dtype="uint16")
 
 
 @pytest.mark.parametrize(("package", "extra"), [("tokenizers", "text"), ("zstandard", "text"), ("pyarrow", "parquet")])
 def test_a_missing_library_is_named_with_its_extra(
-    kept: Path, tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str
+    kept: Path, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str
 ) -> None:
     lines = write_jsonl(tmp_path / "in.jsonl", ["one"]).read_bytes()
     (tmp_path / "in.jsonl.zst").write_bytes(zstandard.compress(lines))
@@ -386,7 +386,7 @@ def test_a_missing_library_is_named_with_its_extra(
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(BackendError, match=rf'{package}.*: pip install "dali-pipes\[{extra}\]"'):
-        open_corpus(tmp_path / name, tokenizer=gpt2)
+        open_corpus(tmp_path / name, tokenizer=small)
 
 
 def test_the_loader_serves_text(kept: Path, tmp_path: Path, gpt2: Path, truth: Truth) -> None:

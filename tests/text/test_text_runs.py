@@ -17,6 +17,7 @@ import pytest
 from corpus_truth import CharacterEncoder, files_of, joined, read_documents, read_megatron, write_jsonl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes import open_corpus
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError, CorpusWriteError
@@ -57,7 +58,7 @@ def make_inputs(folder: Path, seed: int = 0, files: int = 6) -> tuple[Path, list
 LETTERS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=12)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=st.lists(st.lists(LETTERS | st.just(DROP), max_size=8), min_size=1, max_size=4),
     limit=st.integers(1, 30),

@@ -13,6 +13,7 @@ import zstandard
 from corpus_truth import Truth, read_documents
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from typer.testing import CliRunner
 
 from dali_pipes import TokenLoader, cli, open_corpus
@@ -92,7 +93,7 @@ def test_columns_beside_the_text(tmp_path: Path, compression: str | None, encodi
     assert contents(folder) == TEXTS
 
 
-def test_whole_records_of_a_set(tmp_path: Path, gpt2: Path) -> None:
+def test_whole_records_of_a_set(tmp_path: Path, small: Path) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     columns = {"id": "int", "messages": "json", "picture": "bytes", "source": "str"}
     rows = [{"id": 7, "messages": messages, "picture": b"\xff", "source": "web"}]
@@ -106,7 +107,7 @@ def test_whole_records_of_a_set(tmp_path: Path, gpt2: Path) -> None:
     for number, source in enumerate((as_set, lines)):
         options = [
             "--tokenizer",
-            str(gpt2),
+            str(small),
             "--out",
             str(tmp_path / f"out{number}"),
             "--chat",
@@ -170,18 +171,18 @@ def test_records_that_are_refused(tmp_path: Path, records: list[bytes], error: s
     [b"\n\x0bhello world\x12\x08http://x", np.arange(5, 90, dtype=np.uint16).tobytes(), tf_example({})],
     ids=["another message", "ids", "an example without features"],
 )
-def test_records_that_are_no_text_are_not_read_as_one(tmp_path: Path, gpt2: Path, record: bytes) -> None:
+def test_records_that_are_no_text_are_not_read_as_one(tmp_path: Path, small: Path, record: bytes) -> None:
     path = write_records(tmp_path / "a.array_record", [record or b"\n\x00", tf_example({"text": ["a"]})])
     with pytest.raises(
         CorpusFormatError, match=r"record 1 is no tf\.train\.Example and no JSON, and has bytes that no"
     ):
-        open_corpus(path, tokenizer=gpt2)
+        open_corpus(path, tokenizer=small)
 
 
-def test_bare_texts_have_no_key(tmp_path: Path, gpt2: Path) -> None:
+def test_bare_texts_have_no_key(tmp_path: Path, small: Path) -> None:
     path = write_records(tmp_path / "a.array_record", [b"plain"])
     with pytest.raises(ConfigError, match="its records are texts, which have no 'body'; leave text_key"):
-        open_corpus(path, tokenizer=gpt2, text_key="body")
+        open_corpus(path, tokenizer=small, text_key="body")
 
 
 def test_integers_beside_a_text_are_no_tokens(tmp_path: Path, gpt2: Path) -> None:
@@ -246,12 +247,12 @@ def test_a_set_of_tokens_is_text_only_by_name(tmp_path: Path, gpt2: Path, token_
         assert corpus.tokens(0, corpus.num_tokens).tolist() == [11246, 2420, EOS]
 
 
-def test_a_column_that_is_named_is_one_of_tokens(tmp_path: Path, gpt2: Path) -> None:
+def test_a_column_that_is_named_is_one_of_tokens(tmp_path: Path, small: Path) -> None:
     """Where two columns may be that of the tokens, only the name tells."""
     ids = np.array([4, 5], np.uint16)
     columns = {"first": "ndarray:uint16", "second": "ndarray:uint16"}
     folder = write_mds(tmp_path / "set", columns, [[{"first": ids, "second": ids}]])
-    with open_corpus(folder, tokenizer=gpt2, token_column="second") as corpus:
+    with open_corpus(folder, tokenizer=small, token_column="second") as corpus:
         assert corpus.tokens(0, 2).tolist() == [4, 5]
 
 
@@ -330,7 +331,7 @@ def test_a_shard_that_is_cut_off(tmp_path: Path, compression: str) -> None:
             documents(path)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_a_shard_with_wrong_bytes(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """An error, or texts; nothing else comes out, and it takes no more memory than the file has."""

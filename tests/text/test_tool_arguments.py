@@ -8,6 +8,7 @@ import pytest
 from chat_cases import TOKENS, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from dali_pipes.text.chat import ChatEncoder, ChatTemplate, parse_conversation
 from dali_pipes.text.tool_calls import Arguments
@@ -69,7 +70,7 @@ def found(style: str, arguments: Any) -> str:
     return template(style).render(parse_conversation({"messages": [message]}, "x").messages, {}, "x")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(arguments=ARGUMENTS)
 def test_a_template_that_needs_an_object_gets_one(arguments: dict[str, Any]) -> None:
     """The same from an object, from its text, and from the text of its text."""
@@ -80,7 +81,7 @@ def test_a_template_that_needs_an_object_gets_one(arguments: dict[str, Any]) -> 
             assert found(style, given_as) == wanted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(arguments=ARGUMENTS)
 def test_a_template_that_needs_text_gets_it(arguments: dict[str, Any]) -> None:
     """A text as it was written; of an object what `tojson` makes of it."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from test_text_tables import make_tar
 
 from dali_pipes.errors import CorpusFormatError
@@ -45,7 +46,7 @@ def test_members_of_a_sample_that_are_apart(tmp_path: Path) -> None:
         ]
     )
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(18))
 def test_any_order_of_members(tmp_path_factory: pytest.TempPathFactory, members: list[tuple[str, bytes]]) -> None:
     """Both texts, or an error: never one of them."""
     path = make_tar(tmp_path_factory.mktemp("order") / "a.tar", members)
@@ -79,7 +80,7 @@ def test_a_damaged_header_is_not_the_end(tmp_path: Path, at: int) -> None:
 
 
 @given(st.integers(0, 11_000))
-@settings(max_examples=80)
+@settings(max_examples=examples(20))
 def test_an_archive_that_is_cut_off_anywhere(tmp_path_factory: pytest.TempPathFactory, size: int) -> None:
     """Also between two members: what follows its last member is a block of zeros, or it is not whole."""
     folder = tmp_path_factory.mktemp("cut")

@@ -118,8 +118,15 @@ def assert_steps(trainer: Any, expected: list[Any]) -> None:
             assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
+@pytest.mark.parametrize(
+    ("smoothing", "accumulation"),
+    [
+        (0.0, 3),
+        (SMOOTHING, 1),
+        pytest.param(0.0, 1, marks=pytest.mark.slow),
+        pytest.param(SMOOTHING, 3, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_means_over_their_labels(
     corpus: str, tmp_path: Path, kind: str, smoothing: float, accumulation: int

@@ -13,6 +13,7 @@ from counting import CountingCorpus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import IntArray
+from profiles import examples
 from recipes import Run, recipe
 
 from dali_pipes import TokenLoader
@@ -91,7 +92,7 @@ def pairs_of_documents(tokens: IntArray) -> list[tuple[int, int]]:
 
 
 @settings(
-    max_examples=max(1, settings().max_examples // 25),
+    max_examples=examples(1),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

@@ -1,9 +1,10 @@
-"""Whether two checkouts make the same batches, states and origins of random settings, and go on with the other's states.
+"""Whether two checkouts make the same batches, states and origins of random settings, also after a resume.
 
     python tests/compare_checkouts.py ../the-old-one . 200
 
-Each checkout runs in a process of its own, on the same corpora. The last line counts the cases that are equal; the first
-that is not is printed with its settings, and the exit status is 1. Settings that both refuse are counted apart.
+Each checkout runs in a process of its own, on the same corpora, and goes on with its own states and with the other's.
+The last line counts the cases that are equal; the first that is not is printed with its settings, and the exit status
+is 1. Settings that both refuse are counted apart.
 """
 
 import argparse
@@ -70,7 +71,7 @@ def write_corpora(folder: Path, dice: random.Random, count: int) -> list[dict[st
 
 
 def random_case(corpora: list[dict[str, Any]], dice: random.Random) -> Case:
-    """Settings of a loader, how many batches are taken, after which the state is saved, and other sizes to go on with."""
+    """Settings of a loader, after how many batches the state is saved, and other sizes to go on with."""
     rows = dice.choice(("stream", "stream", "pack", "pad"))
     seq_len = dice.choice((4, 8, 16, 33, 64))
     world_size = dice.choice((1, 1, 2, 3))
@@ -198,7 +199,7 @@ def work(checkout: Path, tasks: Path, results: Path) -> None:
     """The cases, or the cases and states, of a file, run with the package of `checkout`."""
     import dali_pipes
 
-    assert dali_pipes.__file__ is not None and Path(dali_pipes.__file__).is_relative_to(checkout), dali_pipes.__file__
+    assert Path(str(dali_pipes.__file__)).is_relative_to(checkout), dali_pipes.__file__
     found = [
         run(task["case"]) if "state" not in task else run_from(task["case"], task["state"])
         for task in json.loads(tasks.read_text())
@@ -222,7 +223,7 @@ def run_in(checkout: Path, tasks: list[dict[str, Any]], folder: Path) -> list[An
 
 
 def differences(case: Case, one: Any, other: Any, crossed: list[list[Any]]) -> str | None:
-    """What differs first between two results, None where nothing does; `crossed`: what each made of the other's state."""
+    """What differs first between two results, if anything; `crossed`: what each made of the other's state."""
     if "refused" in one or "refused" in other:
         return None if "refused" in one and "refused" in other else f"refused\n  A: {one}\n  B: {other}"
     for name in one:
@@ -256,7 +257,9 @@ def compare(checkouts: list[Path], count: int, seed: int) -> int:
             if bad == 1:
                 print(f"{json.dumps(case)}\n{difference}")
     batches = sum(len(one.get("batches", ())) for one in found[0])
-    print(f"seed {seed}: {count - bad - refused} equal ({batches:,} batches), {refused} refused by both, {bad} different")
+    print(
+        f"seed {seed}: {count - bad - refused} equal ({batches:,} batches), {refused} refused by both, {bad} different"
+    )
     return bad
 
 

@@ -226,3 +226,19 @@ def test_addresses_are_not_read(find: Callable[[Any], object], address: Any) -> 
 def test_what_is_no_path_is_refused(paths: Any) -> None:
     with pytest.raises(ConfigError, match="corpus: "):
         find_files(paths)
+
+
+class BytesPath(os.PathLike[bytes]):
+    def __fspath__(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("find", [find_files, find_text_files, open_any_corpus, open_corpus])
+@pytest.mark.parametrize("paths", ["", [""], ["a.bin", ""], BytesPath()])
+def test_an_empty_path_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find: Callable[[Any], object], paths: Any
+) -> None:
+    (tmp_path / "a.bin").write_bytes(b"abcd")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="corpus: an empty path"):
+        find(paths)

@@ -165,9 +165,9 @@ def as_cut(array: Any, device: int | None) -> Any:
 
 def cut(array: Any, sizes: Sequence[int], device: int | None) -> list[torch.Tensor]:
     """Tensors over parts of an array, of `sizes` in its first axis; each holds the array as long as a view lives."""
-    parts = [array]
-    if len(sizes) > 1:
-        parts = [array[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+    if len(sizes) == 1:
+        return [torch.from_numpy(array) if device is None else on_gpu(array, device)]
+    parts = [array[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
     return [torch.from_numpy(part) if device is None else on_gpu(part, device) for part in parts]
 
 

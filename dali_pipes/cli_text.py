@@ -63,7 +63,9 @@ def tokenize(
     ] = False,
     chat_template: Annotated[
         str | None,
-        typer.Option(help="Jinja file, tokenizer_config.json, chatml, or none; by default what lies beside tokenizer."),
+        typer.Option(
+            help="Jinja file, JSON file of a tokenizer, chatml, or none; by default what lies beside tokenizer."
+        ),
     ] = None,
     chat_template_name: Annotated[
         str | None,

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from dali_pipes.context_parallel import shared_ranges
 from dali_pipes.errors import ConfigError
-from dali_pipes.given_values import Shown, device_name, dtype_name, list_of, paths_of, refuse_as_corpus, shown
+from dali_pipes.given_values import Shown, device_name, dtype_name, in_range, list_of, paths_of, refuse_as_corpus, shown
 from dali_pipes.other_loaders import unknown_setting
-from dali_pipes.setting_sources import MISSING, Source, blamed, merged, read_file, read_preset
+from dali_pipes.setting_sources import MISSING, Source, blamed, first_of_each, merged, read_file, read_preset
 from dali_pipes.skipped_steps import SkippedRange, merged_ranges
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -182,7 +182,7 @@ class LoaderConfig(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            problems = tuple((".".join(map(str, e["loc"])), _message(e)) for e in error.errors())
+            problems = first_of_each((".".join(map(str, e["loc"])), _message(e)) for e in error.errors())
             refused = ConfigError("; ".join(f"{name or 'config'}: {problem}" for name, problem in problems))
             refused.problems = problems
             raise refused from None
@@ -193,6 +193,7 @@ class LoaderConfig(BaseModel):
         setting = str(info.field_name)
         return None if value is None and setting == "loss_masks" else paths_of(value, setting)
 
+    _in_range = field_validator("*", mode="before")(in_range)
     _finite_lists = field_validator("outputs", "length_buckets", "context_parallel", mode="before")(list_of)
     _ranges_merged = field_validator("skip_steps", mode="before")(merged_ranges)
     _device_as_name = field_validator("device", mode="before")(device_name)

@@ -9,11 +9,12 @@ Nothing but lists, tuples and mappings is iterated: a data set may go on without
 pydantic to put the name of the setting in front.
 """
 
+import functools
 import os
 import re
 import reprlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, MappingView, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, MappingView, Set
 from numbers import Integral
 from typing import Any
 
@@ -35,11 +36,17 @@ _PARQUET = 'pyarrow.parquet.write_table(pyarrow.table({"input_ids": documents}),
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
+_LONGEST = 240
+_LARGEST = 2**64 - 1
 
 
 def shown(value: Any) -> str:
     """A value for a message: short, whatever it is."""
-    return _short.repr(value)
+    try:
+        text = _short.repr(value)
+    except Exception:  # a number of more digits than Python writes, and objects that fail on being looked at
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
 
 
 class Shown:
@@ -56,13 +63,41 @@ def refuse_as_corpus(given: Any, settings: Collection[str]) -> None:
     """Raise `ConfigError` for a table of settings, or a file of them, in the place of the corpus."""
     if isinstance(given, Mapping) and given and all(name in settings for name in given):
         raise ConfigError("pass settings as keywords: TokenLoader(**settings)")
-    if isinstance(given, str | os.PathLike) and os.fsdecode(given).endswith((".toml", ".yaml", ".yml")):
+    if isinstance(given, str | os.PathLike) and str(given).endswith((".toml", ".yaml", ".yml")):
         path = os.fsdecode(given)
         raise ConfigError(
             f"{path} is a settings file, not a token file: use TokenLoader(LoaderConfig.from_file({path!r}))"
         )
 
 
+def or_refused(read: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that turns what an object raises on being looked at into the `ValueError` that it is for a setting.
+
+    A proxy of a library may fail on any attribute, and a table of a file that was closed on its entries.
+    """
+
+    @functools.wraps(read)
+    def reads(value: Any, *arguments: Any) -> Any:
+        try:
+            return read(value, *arguments)
+        except ValueError:
+            raise
+        except Exception as error:
+            kind = type(value).__name__
+            raise ValueError(f"the {kind} cannot be used: it raises {shown(error)}; pass a plain value") from error
+
+    return reads
+
+
+@or_refused
+def in_range(value: Any) -> Any:
+    """A whole number, refused where no setting could mean it; all else as it is."""
+    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"expected a number below 2^64, found {shown(value)}")
+    return value
+
+
+@or_refused
 def paths_of(value: Any, setting: str) -> tuple[str, ...]:
     """The paths that `corpus` or `loss_masks` names."""
     if isinstance(value, str | os.PathLike):
@@ -81,15 +116,17 @@ def paths_of(value: Any, setting: str) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, value))
 
 
+@or_refused
 def list_of(value: Any) -> Any:
     """A list of numbers or names as it was given, or that of an array; all else that can be iterated is refused."""
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist") and not isinstance(value, type):
         return value.tolist()
     if isinstance(value, list | tuple | Set | str) or not _has_items(value):
         return value
     raise ValueError(f"expected a list, found a {type(value).__name__}; pass a list")
 
 
+@or_refused
 def dtype_name(value: Any) -> Any:
     """The name of an integer type, or of a `np.dtype` or a NumPy scalar type."""
     if value is None or isinstance(value, str):
@@ -97,11 +134,12 @@ def dtype_name(value: Any) -> Any:
     return getattr(value, "name", getattr(value, "__name__", value))
 
 
+@or_refused
 def device_name(value: Any) -> str:
     """A device by name: "auto", "cpu", "cuda" or "cuda:1"."""
     name = str(value) if hasattr(value, "type") and hasattr(value, "index") else value  # a torch.device
     if isinstance(name, int) and not isinstance(name, bool):
-        raise ValueError(f'a number does not name a device: use device = "cuda:{name}"')
+        raise ValueError(f'a number does not name a device: use device = "cuda:{shown(name)}"')
     if isinstance(name, str):
         if _DEVICE.fullmatch(name):
             return name

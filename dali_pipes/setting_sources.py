@@ -8,7 +8,7 @@ Source("", {"seed": 7})                                    keywords of a call, w
 import importlib.resources
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,3 +115,11 @@ def _causes(
         if ("", problem) not in left and all(other != MISSING for _, other in left):
             causes.append(name)
     return causes
+
+
+def first_of_each(problems: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The first problem of each setting: entries of a list often have the same one."""
+    first: dict[str, tuple[str, str]] = {}
+    for place, problem in problems:
+        first.setdefault(place.partition(".")[0], (place, problem))
+    return tuple(first.values())

@@ -10,6 +10,7 @@ meant has to be said there: `skip_step_rows`. The rows are this run's; where tho
 from typing import Any
 
 from dali_pipes.errors import ConfigError
+from dali_pipes.given_values import shown
 
 SkippedRange = tuple[int, int, int]
 """Steps `first` to `end` - 1 of an epoch, as (first, end, epoch)."""
@@ -21,7 +22,7 @@ def merged_ranges(given: Any) -> tuple[SkippedRange, ...]:
     Raises `ValueError` for anything but whole numbers with 0 <= first < end and epoch >= 0.
     """
     if not isinstance(given, list | tuple):
-        raise ValueError(f"expected a list of [first, end] or [first, end, epoch], found {given!r}")
+        raise ValueError(f"expected a list of [first, end] or [first, end, epoch], found {shown(given)}")
     merged: list[SkippedRange] = []
     for first, end, epoch in sorted(map(_checked, given), key=lambda item: (item[2], item[0])):
         if merged and merged[-1][2] == epoch and first <= merged[-1][1]:
@@ -55,8 +56,10 @@ def _checked(item: Any) -> SkippedRange:
     numbers = list(item) if isinstance(item, list | tuple) else []
     whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
     if not whole or len(numbers) not in (2, 3):
-        raise ValueError(f"{item!r}: expected [first, end] or [first, end, epoch], whole numbers")
+        raise ValueError(f"{shown(item)}: expected [first, end] or [first, end, epoch], whole numbers")
     first, end, epoch = numbers if len(numbers) == 3 else (*numbers, 0)
     if not 0 <= first < end or epoch < 0:
-        raise ValueError(f"{list(item)!r}: expected 0 <= first < end (the step behind the last one) and epoch >= 0")
+        raise ValueError(
+            f"{shown(list(item))}: expected 0 <= first < end (the step behind the last one) and epoch >= 0"
+        )
     return first, end, epoch

@@ -38,7 +38,7 @@ ALLOWED = {
     "printed": Imports(""),
     "stats": Imports("metrics printed"),
     "context_parallel": Imports(""),
-    "skipped_steps": Imports(""),
+    "skipped_steps": Imports("given_values"),
     "given_values": Imports(""),
     "other_loaders": Imports("given_values"),
     "fields": Imports(""),

@@ -452,3 +452,57 @@ def test_other_meshes_are_refused(mesh: Any) -> None:
 class Mesh:
     mesh_dim_names = ("dp",)
     get_local_rank = size = __getitem__ = None
+
+
+class Fails:
+    """Raises on being looked at: as a path, in its attributes, as text."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __repr__(self) -> str:
+        raise RuntimeError("repr")
+
+    def __fspath__(self) -> str:
+        raise OSError("gone")
+
+
+class ClosedTable(dict[str, str]):
+    def items(self) -> Any:
+        raise RuntimeError("the file is closed")
+
+
+class Long:
+    def __repr__(self) -> str:
+        return "long " * 10**5
+
+
+ODD_VALUES: list[Any] = [
+    *(10**5000, -(2**3000), 2**64, float("nan"), "a" * 10**5, b"\xff" * 10**4, "a\nb" * 10**4, "\ud800", "\0"),
+    *(np.uint16, np.array(["a"]), np.array([object()]), np.float32(3), torch.zeros(2), torch.int32, int, print, ...),
+    *([["a" * 10**4] * 100] * 100, [Long()] * 10**3, Long(), Endless(), [Endless()], {"a": Endless()}, range(10**12)),
+    *(Fails(), [Fails()], {"a": Fails()}, ClosedTable(a="b"), itertools.count(), iter("ab"), {}.keys(), object()),
+]
+
+
+@pytest.mark.parametrize(
+    "name", [*LoaderConfig.model_fields, "n_workers", "no_such_setting", "x" * 10**4, "a\nb", "\ud800"]
+)
+def test_any_value_of_any_setting_is_taken_or_refused_in_a_few_words(name: str) -> None:
+    for value in ODD_VALUES:
+        for settings in ({**SETTINGS, name: value}, {"corpus": value}):
+            assert len(refusal(**settings)) < 1000
+
+
+def refusal(**settings: Any) -> str:
+    """What is said to settings, empty where they are taken; any other error ends the test."""
+    try:
+        LoaderConfig(**settings)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_entries_of_a_list_that_are_wrong_alike_are_said_once() -> None:
+    with pytest.raises(ConfigError, match=r"^length_buckets\.1: [^;]*$"):
+        LoaderConfig(**SETTINGS, length_buckets=[2, "a", "b", *"c" * 100])

@@ -77,7 +77,7 @@ def named_files(
 def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str = "corpus") -> list[str]:
     """The entries of what the user named. Raises ConfigError for what is no path, or no list of paths."""
     if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
+        return [_entry(paths, setting)]
     if not isinstance(paths, Iterable) or isinstance(paths, (bytes, set, frozenset, dict)):
         weights = f": {NO_WEIGHTS}" if isinstance(paths, dict) else ""
         raise ConfigError(
@@ -87,12 +87,17 @@ def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     for path in paths:
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError(f"{setting}: {path!r} is no path: {NO_WEIGHTS}")
-        if not os.fspath(path):  # as a shell or os.environ gives for a variable that is not set
-            raise ConfigError(f"{setting}: {EMPTY_PATH}")
-        entries.append(os.fspath(path))
+        entries.append(_entry(path, setting))
     if not entries:
         raise ConfigError(f"{setting}: an empty list of paths; name at least one file, folder or glob")
     return entries
+
+
+def _entry(path: str | os.PathLike[str], setting: str) -> str:
+    entry = os.fsdecode(path)
+    if not entry:  # of a shell's variable that is not set; it would be the current folder
+        raise ConfigError(f"{setting}: {EMPTY_PATH}")
+    return entry
 
 
 def meant_as(entry: str) -> str:

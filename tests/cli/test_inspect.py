@@ -203,7 +203,7 @@ def test_a_mistake_is_one_line_and_no_json(arguments: list[object], message: str
     assert message in one_line_error("inspect", *arguments, "--json")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(12))
 @given(st.integers(1, 60_000), st.integers(0, 60_000), st.booleans(), st.sampled_from(["uint16", "uint32"]))
 def test_files_that_were_not_filled_to_their_end_are_found(
     tmp_path_factory: pytest.TempPathFactory, filled: int, zeros: int, has_header: bool, dtype: str

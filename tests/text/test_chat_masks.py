@@ -399,7 +399,7 @@ MOVES_TOOLS = """\
 {%- endfor %}"""
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(
     st.lists(st.tuples(PLAIN, st.lists(st.tuples(st.sampled_from(["f", "a"]), PLAIN), max_size=3), PLAIN), min_size=1)
 )

@@ -2,18 +2,19 @@
 #
 #   PYTHON  interpreter to make it with (3.11 or newer)
 #   TORCH   torch requirement: plain `torch` takes a CUDA build; on a CPU machine a smaller one may be named here
-#   WORKERS processes that share the tests; 1 for one after another in this process
+#   WORKERS processes that share the tests, by default one more than there are cores, since tests often wait; 1 runs the
+#           tests one after another in this process
 #   FUZZ_S  seconds of `make fuzz`, for all kinds of files together
 #   EXTRAS  cuda12 (also right on machines without a GPU) or cuda13, to match the driver
 PYTHON ?= python3
 TORCH ?= torch
 EXTRAS ?= dev,cuda12
 PYTEST_ARGS ?=
-WORKERS ?= auto
+WORKERS ?= $(shell nproc | awk '{ print $$1 < 8 ? $$1 + 1 : 8 }')
 FUZZ_S ?= 60
 
 # The order is that of tests/conftest.py: files that take long come first, so that no process is left with one at the end.
-IN_PARALLEL = $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder)
+IN_PARALLEL = $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --no-loadscope-reorder)
 FAST := tests/corpus tests/schedule tests/test_config.py tests/test_loader.py tests/test_state.py tests/cases/test_resume.py \
   $(addprefix tests/operators/test_,rows.py permute.py segments.py)
 

@@ -255,7 +255,7 @@ def test_loss_masks(tmp_path_factory: pytest.TempPathFactory, rows: list[Any], e
         ([[1], [0, 1], [1, 2]], r"row 2: column loss_mask holds 2 at token 1; a loss mask holds 0 and 1"),
         ([[1], [0, 1], None], r"row 2: column loss_mask has 0 values for 2 ids"),
         ([[1], [0, None], [1, 1]], r"column loss_mask, row 1: value 1 of 2 is null"),
-        ([1, 2, 3], r"column loss_mask is int64; a loss mask is a list"),
+        ([1, 2, 3], r"column loss_mask is int64; a loss mask must be a list"),
     ],
 )
 def test_masks_that_do_not_fit(tmp_path: Path, kind: str, mask: list[Any], message: str) -> None:

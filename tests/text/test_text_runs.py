@@ -165,7 +165,7 @@ def test_very_many_inputs_share_shards(tmp_path: Path, monkeypatch: pytest.Monke
 MOST_KILLS = 5
 KILLED = """
     import os, signal, sys
-    sys.path.insert(0, sys.argv[1])
+    sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
     from test_text_runs import run
     import dali_pipes.text.shard_writer as writer, pathlib
     events, end = 0, int(sys.argv[4])
@@ -498,8 +498,8 @@ def test_without_locks_nothing_is_taken_over(tmp_path: Path, monkeypatch: pytest
 
 
 TAKERS = """
-    import pathlib, sys
-    sys.path.insert(0, sys.argv[1])
+    import os, pathlib, sys
+    sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
     from test_text_runs import run
     from dali_pipes.errors import ConfigError
     inputs, out, tokens, part = pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])

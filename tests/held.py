@@ -61,7 +61,7 @@ class Held(NamedTuple):
         return cls(threads(), descriptors(), read_contexts(), children())
 
     def left(self) -> dict[str, object]:
-        """What is there now and was not then, by kind; waits a moment for threads that have ended."""
+        """What is there now and was not then, by kind; waits for threads that are ending."""
         wait_for(lambda: threads() <= self.threads)
         now = Held.now()
         found: dict[str, object] = {
@@ -74,7 +74,6 @@ class Held(NamedTuple):
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if condition():
-            return
+    """Until it holds; one that never does is ended by the watchdog."""
+    while not condition():
         time.sleep(0.01)

@@ -107,11 +107,17 @@ def failed(loader: TokenLoader) -> None:
 
 
 def failed_unseen(loader: TokenLoader) -> None:
-    """An error has been met behind good blocks, and nobody has asked for it."""
+    """An error has been met after good blocks, and nobody has asked for it."""
     iterator = iter(loader)
     next(iterator)
     stream = loader._stream
-    wait_for(lambda: stream._fill(stream._queue) or stream._error is not None)  # type: ignore[arg-type, func-returns-value]
+
+    def has_met_it() -> bool:
+        assert stream._queue is not None
+        stream._fill(stream._queue)
+        return stream._error is not None or stream._queue.in_flight == stream._queue.depth
+
+    wait_for(has_met_it)
     next(iterator)
 
 
@@ -168,7 +174,7 @@ def test_a_loader_that_is_dropped_needs_no_collection(
         corpus = counting(300, 300, 201, vocab_size=101, name="some")  # an id in every third row or so is refused
     settings = {**SETTINGS, **KINDS[kind], "quiet": True, "shuffle": "error" not in use, "num_threads": 3}
     if "error" in use:
-        settings["vocab_size"] = 100
+        settings |= {"vocab_size": 100, "prefetch_queue_depth": 16}
     before = Held.now()
     gc.disable()
     try:

@@ -145,7 +145,8 @@ def test_loading_back_and_forth_plans_few_windows(corpus: str, planned: list[boo
             assert loader.state_dict() == states[place]
             assert list(map(plain, take(loader_stream(loader), 4))) == batches[place : place + 4]
             assert loader.state_dict() == states[place + 4]
-            assert len(planned) <= FEW
+            assert planned.count(True) <= FEW
+            assert len(planned) <= 2 * FEW  # reader threads may still be at the place before
 
 
 @pytest.mark.parametrize("buckets", [None, LengthBuckets(np.array([4, 8]))])

@@ -108,7 +108,8 @@ class UnusedFields:
     def lines(self) -> list[str]:
         """A sentence for each name, in the order of first use."""
         return [
-            f"the field {name!r} of {seen.count:,} {kind} is not used (first in {seen.first})"
+            f"{kind}: the field {name!r} is not used "
+            f"({seen.count:,} time{'s' * (seen.count > 1)}, first in {seen.first})"
             for (kind, name), seen in self._seen.items()
         ]
 

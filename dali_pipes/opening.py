@@ -64,6 +64,10 @@ def open_corpus(
             read_retries=read_retries,
             vocab_size=vocab_size,
         )
+        if tokenizer is not None and corpus.is_synthetic:
+            raise ConfigError(
+                f"tokenizer = {os.fspath(tokenizer)!r} applies to text, not to a synthetic corpus; leave it out"
+            )
         if text_key is not None:  # after the files are known to be tokens: else their own error says more
             corpus.close()
             mend = "set tokenizer to have the text tokenized" if tokenizer is None else "name files of text"

@@ -231,6 +231,11 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
             "label_shift = False copies the inputs, but the corpus has a loss mask, which needs shifted labels; use "
             "label_shift = True, or loss_masks = [] to learn every token"
         )
+    if corpus.is_synthetic and config.document_start_id is not None:
+        raise ConfigError(
+            f"document_start_id = {config.document_start_id} applies to files: documents of a synthetic corpus end "
+            "with eos_id; leave it out"
+        )
     documents_found = (
         find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
         if config.uses_documents

@@ -323,3 +323,16 @@ def test_a_corpus_of_too_many_documents_says_so() -> None:
     common: dict[str, Any] = {"batch_size": 2, "seq_len": 1024, "device": "cpu", "eos_id": 50_256}
     with pytest.raises(ConfigError, match=r'synthetic:100B: has too many documents .* such as "synthetic:50B"'):
         TokenLoader(corpus="synthetic:100B", rows="pack", **common)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": "pack", "document_start_id": 3}, "document_start_id = 3 applies to files"),
+        ({"tokenizer": "tokenizer.json"}, r"tokenizer = 'tokenizer\.json' applies to text"),
+        ({"text_key": "body"}, "text_key = 'body'"),
+    ],
+)
+def test_settings_of_files_are_refused_by_a_loader(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TokenLoader("synthetic:50K", batch_size=2, seq_len=8, device="cpu", quiet=True, **options)

@@ -218,13 +218,13 @@ def test_what_is_not_used_is_mentioned_once_with_its_count(tmp_path: Path, token
     place = f"first in {tmp_path / 'in.jsonl'}: line"
     assert sorted(warnings_of(result)) == sorted(
         [
-            f"the field 'chosen' of 2 records is not used ({place} 1)",
-            f"the field 'train' of 1 turns that are not the assistant's is not used ({place} 2)",
-            f"the field 'reasoning_content' of 2 messages is not used ({place} 2)",
-            f"the field 'content' of 1 developer messages is not used ({place} 3)",
-            f"the field 'result' of 2 tool calls is not used ({place} 3)",
-            f"the field 'documents' of 1 records is not used ({place} 4)",
-            f"the field 'loud' of 1 chat_template_kwargs is not used ({place} 5)",
+            f"records: the field 'chosen' is not used (2 times, {place} 1)",
+            f"turns that are not the assistant's: the field 'train' is not used (1 time, {place} 2)",
+            f"messages: the field 'reasoning_content' is not used (2 times, {place} 2)",
+            f"developer messages: the field 'content' is not used (1 time, {place} 3)",
+            f"tool calls: the field 'result' is not used (2 times, {place} 3)",
+            f"records: the field 'documents' is not used (1 time, {place} 4)",
+            f"chat_template_kwargs: the field 'loud' is not used (1 time, {place} 5)",
         ]
     )
     again, _ = run(tmp_path, tokenizer, records)
@@ -239,7 +239,7 @@ def test_keys_that_a_template_shows_with_the_whole_message_are_used(tmp_path: Pa
     assert '"mood": "good"' in text
     assert '"result": "noon"' in text
     assert warnings_of(result) == [
-        f"the field 'tools' of 1 records is not used (first in {tmp_path / 'in.jsonl'}: line 1)"
+        f"records: the field 'tools' is not used (1 time, first in {tmp_path / 'in.jsonl'}: line 1)"
     ]
 
 
@@ -268,7 +268,7 @@ def test_calls_to_learn_that_are_not_shown_are_refused(tmp_path: Path, tokenizer
     records = [{"messages": [USER, answer | {"weight": 0}, USER, ASSISTANT]}]
     result, _ = run(tmp_path / "b", tokenizer, records, template=template)
     (warning,) = warnings_of(result)
-    assert warning.startswith(f"the field {key!r} of 1 messages is not used")
+    assert warning.startswith(f"messages: the field {key!r} is not used")
 
 
 def test_tools_in_the_form_that_the_template_reads(tmp_path: Path, tokenizer: Path) -> None:
@@ -317,4 +317,4 @@ def test_a_system_text_without_a_template_is_refused(tmp_path: Path, tokenizer: 
     assert "line 1: 'system' needs a chat template" in result.stderr
     path = write_records(tmp_path / "in.jsonl", [{"prompt": "a", "completion": "b", "tools": [CALL], "system": ""}])
     (warning,) = warnings_of(tokenize(path, *arguments[:2], "--out", tmp_path / "out2", *arguments[4:]))
-    assert warning.startswith("the field 'tools' of 1 records is not used")
+    assert warning.startswith("records: the field 'tools' is not used")

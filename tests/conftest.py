@@ -1,6 +1,7 @@
 """Shared fixtures: a watchdog for all tests, counting corpora, an oracle, and scripts in a process of their own."""
 
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -67,6 +68,8 @@ WATCHDOG = pytest.StashKey[Watchdog]()
 def pytest_configure(config: pytest.Config) -> None:
     """A test that hangs ends with the stacks of all its processes; those that only hand out tests are not watched."""
     os.environ["PYTHONFAULTHANDLER"] = "1"  # a Python process that is aborted writes its stacks
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # else processes of tests would ignore Ctrl-C, too
     runs_tests = hasattr(config, "workerinput") or config.getoption("dist", "no") == "no"
     if runs_tests and not config.getoption("usepdb"):
         config.stash[WATCHDOG] = Watchdog()

@@ -18,11 +18,12 @@ from comparison.report import machine, wide_console
 from rich.table import Table
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.document_rows import DocumentRows
-from dali_pipes.length_buckets import LengthBuckets
-from dali_pipes.pipeline import batches_per_run
-from dali_pipes.row_plan import PLAN_ROWS, STEP_ROWS_PLANNED, Layout, PackedPieces, PlanCache
-from dali_pipes.schedule import Blocks, Position, Schedule, StepRange, Windows, split_windows
+from dali_pipes.engine.dali import batches_per_run
+from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.length_buckets import LengthBuckets
+from dali_pipes.rows.windows import Windows, split_windows
+from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
+from dali_pipes.schedule.plans import PLAN_ROWS, STEP_ROWS_PLANNED, Layout, PackedPieces, PlanCache
 
 STREAM_TOKENS = 10**12
 BUCKETS = (256, 512, 1024, 2048)

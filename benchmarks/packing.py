@@ -27,8 +27,8 @@ from comparison.report import machine, wide_console
 from rich.console import Console
 from rich.table import Table
 
-from dali_pipes.document_rows import DocumentRows
-from dali_pipes.schedule.packing import Int64Array, Packing, pack, rows_of_documents
+from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.packing import Int64Array, Packing, pack, rows_of_documents
 
 MEDIAN_TOKENS, SIGMA = 400, 1.2
 SEQ_LENS = (2048, 8192)

@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dali_pipes import TokenLoader
-from dali_pipes.row_plan import plan_rows
 from dali_pipes.schedule import StepRange
+from dali_pipes.schedule.plans import plan_rows
 
 SEQ_LEN, BATCH_SIZE, END = 128, 4, 9
 BATCHES_PER_RUN = 128

@@ -36,7 +36,7 @@ LIBRARIES = (LIBRARY, LIBRARY_FAST, LIBRARY_BATCHES)
 _BATCH_TEXTS = 1000
 GOAL = 0.9
 _DATA = Path(__file__).resolve().parent / "data" / "tinyshakespeare"
-_COMMAND = "from dali_pipes.cli import app; app()"
+_COMMAND = "from dali_pipes.tools.cli import app; app()"
 
 
 def main(

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dali_pipes.config import LoaderConfig
     from dali_pipes.corpus import Corpus
-    from dali_pipes.loader import TokenLoader
-    from dali_pipes.opening import open_corpus
-    from dali_pipes.pipeline import build_pipeline
-    from dali_pipes.row_plan import RowLocation
-    from dali_pipes.stats import LoaderStats
+    from dali_pipes.corpus_or_text import open_corpus
+    from dali_pipes.engine.dali import build_pipeline
+    from dali_pipes.loader.token_loader import TokenLoader
+    from dali_pipes.monitoring.stats import LoaderStats
+    from dali_pipes.schedule.plans import RowLocation
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "Corpus": "corpus",
     "LoaderConfig": "config",
-    "LoaderStats": "stats",
-    "RowLocation": "row_plan",
-    "TokenLoader": "loader",
-    "build_pipeline": "pipeline",
-    "open_corpus": "opening",
+    "LoaderStats": "monitoring.stats",
+    "RowLocation": "schedule.plans",
+    "TokenLoader": "loader.token_loader",
+    "build_pipeline": "engine.dali",
+    "open_corpus": "corpus_or_text",
 }
 
 __all__ = [

@@ -114,7 +114,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def no_waits() -> Iterator[None]:
     """Reads that fail are tried again at once; a test that is about the waits sets some."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dali_pipes.corpus.read_retries._FIRST_WAIT_S", 0.0)
+        patch.setattr("dali_pipes.storage.retries._FIRST_WAIT_S", 0.0)
         yield
 
 

@@ -33,9 +33,13 @@ import torch
 sys.path.append(str(Path(__file__).parent / "operators"))
 import cuda_on_cpu
 
-from dali_pipes import batches, block_queue, device, loader, loader_parts, pipeline
+from dali_pipes.engine import block_stream as block_queue
+from dali_pipes.engine import dali as pipeline
+from dali_pipes.engine.block_source import BlockInfo
+from dali_pipes.loader import batches, loader_parts
+from dali_pipes.loader import token_loader as loader
 from dali_pipes.operators import _kernel
-from dali_pipes.source import BlockInfo
+from dali_pipes.placement import cuda as device
 
 POISON = 0xA5
 CONSUMER = 0

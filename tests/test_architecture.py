@@ -1,13 +1,12 @@
-"""Who may import whom. The tables below are the documentation; the tests read every import and compare.
+"""Which room may import which. The order below is the documentation; the tests read every import and compare.
 
-cli ─► loader ─┬─► block_queue ─► pipeline ─┬─► cpu_placements ─┬─► source ─┬─► schedule    (integers only)
-               └─► state                    ├─► gpu_placements ─┴─► device  ├─► corpus      (files)
-                                            └─► choice                      └─► operators   (arrays; own backend choice)
+A room imports from the rooms before it alone; inside a room, modules import one another without cycles. Imports for
+type checkers count as imports.
 
-pipeline ─► opening ─┬─► text        (text files; a tokenizer makes them token files)
-                     └─► corpus
-
-config, stats: plain data, read by those above        errors: imported by all, imports nothing
+    storage ─ corpus ─▶ rows ─▶ schedule ─▶ placement ─▶ engine ─▶ loader ─▶ adapters, tools
+    bytes     tokens    rows    steps of    tokens to    blocks    batches
+                        of one  every rank  a device     ahead
+                        corpus
 """
 
 import ast
@@ -24,99 +23,34 @@ import pytest
 ROOT = Path(__file__).parents[1]
 Runner = Callable[..., "CompletedProcess[str]"]
 
-
-class Imports(NamedTuple):
-    inside: str
-    """Modules of dali_pipes; a package counts as one. `errors` is free to all and not listed."""
-    outside: str = ""
-    """Packages that are not in the standard library."""
-
-
-ALLOWED = {
-    "errors": Imports(""),
-    "metrics": Imports(""),
-    "printed": Imports(""),
-    "stats": Imports("metrics printed"),
-    "context_parallel": Imports(""),
-    "skipped_steps": Imports("given_values"),
-    "given_values": Imports(""),
-    "other_loaders": Imports("given_values"),
-    "fields": Imports(""),
-    "setting_sources": Imports("", "yaml"),  # files and presets; a mistake names the one that has it
-    "config": Imports("context_parallel given_values other_loaders setting_sources skipped_steps", "pydantic"),
-    "schedule": Imports("", "numpy"),
-    "file_locks": Imports(""),
-    "user_cache": Imports("file_locks"),  # beside text, the one that writes files
-    "kept_files": Imports("user_cache", "numpy"),
-    "corpus": Imports("fields kept_files progress readers stats", "numpy pyarrow zstandard xxhash array_record"),
-    "operators": Imports("", "numpy cupy"),
-    "readers": Imports(""),
-    "progress": Imports("", "rich"),
-    "documents": Imports("corpus kept_files progress readers", "numpy"),
-    "text": Imports("corpus fields file_locks progress user_cache", "numpy jinja2 pyarrow tokenizers zstandard"),
-    "opening": Imports("corpus text __init__", "numpy"),
-    "length_buckets": Imports("operators", "numpy"),
-    "document_rows": Imports("documents length_buckets schedule operators", "numpy"),
-    "plan_reports": Imports("announce document_rows corpus operators progress user_cache"),
-    "row_plan": Imports("document_rows documents schedule corpus operators", "numpy"),
-    "row_outputs": Imports("documents operators", "numpy"),
-    "source": Imports("profiling readers row_plan schedule corpus stats", "numpy"),
-    "cpu_placements": Imports("source row_outputs row_plan schedule corpus operators stats", "numpy"),
-    "device": Imports("", "numpy cupy cupyx"),  # the one module that owns streams, events and device memory
-    "gpu_placements": Imports(
-        "cpu_placements device progress readers source row_outputs row_plan documents schedule corpus operators stats",
-        "numpy",
-    ),
-    "profiling": Imports("device"),
-    "choice": Imports("device"),
-    "ranks": Imports("config given_values"),
-    "pipeline": Imports(
-        "choice device cpu_placements gpu_placements source row_outputs row_plan document_rows length_buckets "
-        "skipped_steps documents profiling ranks schedule opening corpus config stats",
-        "nvidia numpy",
-    ),  # the one module that knows DALI
-    "piece_memory": Imports("", "numpy"),
-    "block_queue": Imports(
-        "pipeline piece_memory cpu_placements device row_plan documents operators readers source schedule config stats",
-        "numpy",
-    ),
-    "state_change": Imports("schedule"),
-    "grown_corpus": Imports("corpus state_change"),
-    "state": Imports("grown_corpus state_change schedule corpus operators config"),
-    "announce": Imports("config corpus ranks schedule stats state_change"),
-    "batches": Imports("block_queue context_parallel row_outputs", "numpy torch"),
-    "loader": Imports(
-        "announce batches block_queue loader_parts loader_table not_a_data_set printed ranks readers state "
-        "state_change pipeline row_plan document_rows schedule corpus config stats",
-        "torch",
-    ),
-    "loader_parts": Imports(
-        "announce batches block_queue plan_reports state pipeline row_plan schedule config"
-    ),  # what a loader of one rank is made of
-    "loader_table": Imports("announce config pipeline printed schedule stats"),
-    "huggingface": Imports("announce attention loader schedule trainer_settings config", "torch transformers"),
-    "trainer_settings": Imports("config"),
-    "not_a_data_set": Imports("config", "torch"),
-    "attention": Imports("", "torch"),  # what attention kernels take, from a batch
-    "reports": Imports(
-        "skipped_steps block_queue context_parallel pipeline row_plan state schedule documents text readers kept_files "
-        "corpus operators config",
-        "numpy",
-    ),  # what the command shows, as plain data
-    "terminal": Imports("reports", "rich"),
-    "cli_errors": Imports("terminal", "typer"),
-    "cli_help": Imports("", "typer"),
-    "cli_settings": Imports("setting_sources ranks corpus config", "typer"),  # what a command is given
-    "cli_text": Imports("cli_errors cli_help fields terminal text __init__", "typer"),
-    "cli": Imports(
-        "cli_errors cli_help cli_settings cli_text terminal reports progress setting_sources corpus config __init__",
-        "typer",
-    ),
-    "__main__": Imports("cli"),
-    "__init__": Imports(
-        "loader pipeline opening row_plan corpus config stats"
-    ),  # for type checkers; loaded when first used
+ROOMS = {
+    "errors": "",
+    "fields": "",
+    "config": "pydantic yaml",
+    "runtime": "numpy rich",
+    "monitoring": "",
+    "operators": "numpy cupy",
+    "storage": "numpy zstandard xxhash",
+    "corpus": "numpy pyarrow array_record",
+    "documents": "numpy",
+    "rows": "numpy",
+    "schedule": "numpy",
+    "placement": "numpy cupy",
+    "text": "numpy jinja2 pyarrow tokenizers zstandard",
+    "corpus_or_text": "numpy",
+    "engine": "numpy",
+    "loader": "numpy torch",
+    "adapters": "torch transformers",
+    "huggingface": "",
+    "attention": "",
+    "tools": "numpy rich typer",
+    "__main__": "",
+    "__init__": "",
 }
+"""Rooms in the order of imports, and the packages from outside the standard library that each of them uses."""
+
+ONE_MODULE = {"nvidia": "engine/dali", "cupyx": "placement/cuda", "array_record": "corpus/formats/arrayrecord"}
+"""Packages that one module alone imports."""
 
 ONLY_INSIDE_FUNCTIONS = {
     "nvidia",
@@ -132,13 +66,8 @@ ONLY_INSIDE_FUNCTIONS = {
 }
 """Optional packages: a module imports without them, and the function that needs one says so when it is missing."""
 
-WITH_TORCH = {name for name, imports in ALLOWED.items() if "torch" in imports.outside.split()} | {
-    "__init__",
-    "loader_parts",
-}
-
-NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile", "threading"}
-"""What the schedule has no use for: ways to files, processes, threads and the environment."""
+NOT_FOR_ARITHMETIC = {"glob", "io", "mmap", "os", "pathlib", "shutil", "subprocess", "sys", "tempfile"}
+"""What the schedule and the rows have no use for: ways to files, processes and the environment."""
 
 FORBIDDEN_WORDS = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
@@ -158,9 +87,10 @@ def python_files() -> list[Path]:
 
 
 def module_of(path: Path) -> str:
-    """The line of the table that a file belongs to."""
+    """Dotted name below `dali_pipes`; a package's own module is its name."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[0] if parts[0] == "operators" else parts[1]
+    parts = parts if parts[0] == "operators" else parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
 def imports_of(path: Path) -> Iterator[Import]:
@@ -180,50 +110,68 @@ def imports_of(path: Path) -> Iterator[Import]:
 
 
 FILES = python_files()
+MODULES = {module_of(path): path for path in FILES}
 IMPORTS = [found for path in FILES for found in imports_of(path)]
 LAZY_NAMES = {  # public name: module that `from dali_pipes import name` loads
-    found.name.split(".")[-1]: found.name.split(".")[1]
+    found.name.rpartition(".")[2]: found.name.rpartition(".")[0]
     for found in IMPORTS
     if module_of(found.file) == "__init__" and found.name.startswith("dali_pipes.")
 }
 
 
-def target_inside(name: str) -> str:
-    """The line of the table that `dali_pipes.x...` means."""
-    first = name.split(".")[1] if "." in name else "__init__"
-    return first if first in ALLOWED else LAZY_NAMES.get(first, "__init__")
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def found_inside(module: str) -> set[str]:
-    targets = {
-        target_inside(found.name)
+def target_of(name: str) -> str | None:
+    """The module of ours that `dali_pipes.x...` means; None for the package's version, and for what is not ours."""
+    if name.partition(".")[0] != "dali_pipes" or name == "dali_pipes.__version__":
+        return None
+    name = name.removeprefix("dali_pipes").removeprefix(".")
+    if name in LAZY_NAMES:
+        return target_of(LAZY_NAMES[name])
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name or "__init__"
+
+
+def test_every_room_is_in_the_table() -> None:
+    assert {room_of(module) for module in MODULES} == set(ROOMS)
+
+
+def test_rooms_import_from_the_rooms_before_them() -> None:
+    order = list(ROOMS)
+    wrong = [
+        f"{found.file.relative_to(ROOT)}:{found.line}: {found.name}"
         for found in IMPORTS
-        if module_of(found.file) == module and found.name.split(".")[0] == "dali_pipes"
-    }
-    return targets - {module, "errors"}
+        if (target := target_of(found.name)) is not None
+        and order.index(room_of(target)) > order.index(room_of(module_of(found.file)))
+    ]
+    assert wrong == []
 
 
-def found_outside(module: str) -> set[str]:
-    roots = {found.name.split(".")[0] for found in IMPORTS if module_of(found.file) == module}
-    return roots - sys.stdlib_module_names - {"dali_pipes"}
+def test_modules_import_one_another_without_cycles() -> None:
+    """Also for type checkers. A package's own module stands for what it hands on, so it may be imported inside."""
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for found in IMPORTS:
+        target = target_of(found.name)
+        if target is not None and target != module_of(found.file):
+            graph[module_of(found.file)].add(target)
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_every_module_is_in_the_table() -> None:
-    modules = {module_of(path) for path in FILES}
-    assert modules == set(ALLOWED), "a new module needs a line in ALLOWED, a removed one must leave it"
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_use_the_packages_that_the_table_says(room: str) -> None:
+    """Both ways: one that is not listed breaks the architecture, one that is not used misleads its reader."""
+    roots = {found.name.split(".")[0] for found in IMPORTS if room_of(module_of(found.file)) == room}
+    found = roots - sys.stdlib_module_names - {"dali_pipes"} - set(ONE_MODULE)
+    assert found == set(ROOMS[room].split()) - set(ONE_MODULE)
 
 
-@pytest.mark.parametrize("module", ALLOWED)
-def test_modules_import_what_the_table_says(module: str) -> None:
-    """Both ways: an import that is not listed breaks the architecture, a line that is not used misleads its reader."""
-    assert found_inside(module) == set(ALLOWED[module].inside.split())
-    assert found_outside(module) == set(ALLOWED[module].outside.split())
-
-
-def test_the_table_has_no_circles() -> None:
-    graph = {module: set(allowed.inside.split()) - {"__init__"} for module, allowed in ALLOWED.items()}
-    order = list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
-    assert order.index("source") < order.index("pipeline") < order.index("reports") < order.index("cli")
+@pytest.mark.parametrize("package", ONE_MODULE)
+def test_packages_that_one_module_knows(package: str) -> None:
+    files = {found.file for found in IMPORTS if found.name.split(".")[0] == package}
+    assert files == {ROOT / "dali_pipes" / f"{ONE_MODULE[package]}.py"}
 
 
 def test_optional_packages_are_imported_inside_functions_only() -> None:
@@ -235,13 +183,14 @@ def test_errors_import_nothing() -> None:
     assert [found.name for found in IMPORTS if module_of(found.file) == "errors"] == []
 
 
-def test_the_schedule_is_arithmetic_only() -> None:
-    found = {found.name.split(".")[0] for found in IMPORTS if module_of(found.file) == "schedule"}
-    assert not found & NOT_FOR_ARITHMETIC
+@pytest.mark.parametrize("room", ["schedule", "rows"])
+def test_order_is_arithmetic_only(room: str) -> None:
+    files = [path for path in FILES if room_of(module_of(path)) == room and path.name != "plan_reports.py"]
+    found = {found.name.split(".")[0] for path in files for found in imports_of(path)}
+    assert not found & NOT_FOR_ARITHMETIC - {"pathlib"}  # a location names a file
     calls = [
         node
-        for path in FILES
-        if module_of(path) == "schedule"
+        for path in files
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open"
     ]
@@ -289,8 +238,28 @@ def test_importing_the_package_does_no_work(run_script: Runner) -> None:
     assert json.loads(result.stdout) == ["dali_pipes"]
 
 
+def needs_torch(module: str) -> bool:
+    """Whether importing a module imports torch, perhaps by way of another one."""
+    seen, left = set(), [module]
+    while left:
+        path = MODULES[left.pop()]
+        for found in imports_of(path):
+            if not found.at_import:
+                continue
+            if found.name.split(".")[0] == "torch":
+                return True
+            target = target_of(found.name)
+            if target is not None and target not in seen:
+                seen.add(target)
+                left.append(target)
+    return False
+
+
 def test_all_but_the_loader_import_without_torch_dali_and_cupy(run_script: Runner) -> None:
-    names = [f"dali_pipes.{module}" for module in ALLOWED if module not in WITH_TORCH]
+    modules = [module for module in MODULES if not needs_torch(module)]
+    rooms_with_torch = {room_of(module) for module in MODULES} - {room_of(module) for module in modules}
+    assert rooms_with_torch <= {"loader", "adapters", "huggingface", "attention"}
+    assert "loader.state" in modules, "the command line reads states, and works without torch"
     result = run_script(
         """
         import importlib, json, sys
@@ -300,7 +269,7 @@ def test_all_but_the_loader_import_without_torch_dali_and_cupy(run_script: Runne
             importlib.import_module(name)
         print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - before})))
         """,
-        *names,
+        *(f"dali_pipes.{module}" for module in modules),
     )
     assert result.returncode == 0, result.stderr
     imported = set(json.loads(result.stdout))

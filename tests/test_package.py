@@ -77,7 +77,7 @@ def test_the_wheel_says_what_it_is(built: Built) -> None:
         info = f"dali_pipes-{dali_pipes.__version__}.dist-info"
         metadata = wheel.read(f"{info}/METADATA").decode()
         assert wheel.read(f"{info}/top_level.txt").decode().split() == ["dali_pipes"]
-        assert "dali-pipes = dali_pipes.cli:app" in wheel.read(f"{info}/entry_points.txt").decode()
+        assert "dali-pipes = dali_pipes.tools.cli:app" in wheel.read(f"{info}/entry_points.txt").decode()
     assert re.search(rf"^Version: {re.escape(dali_pipes.__version__)}$", metadata, re.MULTILINE)
     assert re.search(r"^License-Expression: Apache-2\.0$", metadata, re.MULTILINE)
 

@@ -13,7 +13,7 @@ import pytest
 from counting import CountingCorpus
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.other_loaders import FOREIGN_NAMES, NO_SETTING, NOT_NEEDED
+from dali_pipes.config.aliases import FOREIGN_NAMES, NO_SETTING, NOT_NEEDED
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"]

@@ -98,7 +98,7 @@ ALTERNATIVES = {
             "ours",
             "dali_pipes.TokenLoader, CPU, defaults",
             "dali_loaders:DaliPipes",
-            (*_DALI, "dali_pipes.loader"),
+            (*_DALI, "dali_pipes.loader.token_loader"),
         ),
         Alternative(
             "memmap",

@@ -104,7 +104,7 @@ def _segments_call(
 
     from dali_pipes.operators import segments
     from dali_pipes.operators.segments import OUTPUTS
-    from dali_pipes.schedule import pack
+    from dali_pipes.rows.packing import pack
 
     rows = batches * batch_size
     generator = np.random.default_rng(rows)

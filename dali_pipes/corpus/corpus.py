@@ -15,25 +15,22 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus.batch_read import runs_of_equal
-from dali_pipes.corpus.chunks import DEFAULT_CACHE_BYTES, ChunkCache
-from dali_pipes.corpus.datafile import DataFile, Int64Array
-from dali_pipes.corpus.eager import decode_all, decoded_bytes
-from dali_pipes.corpus.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
+from dali_pipes.corpus.data_file import DataFile, Int64Array
+from dali_pipes.corpus.eager_decoding import decode_all, decoded_bytes
+from dali_pipes.corpus.id_types import StoredType, stored_types
 from dali_pipes.corpus.notes import notes_on
-from dali_pipes.corpus.read_retries import current_retries
-from dali_pipes.corpus.reader import DescriptorPool
-from dali_pipes.corpus.stored_types import StoredType, stored_types
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
-from dali_pipes.stats import CacheStats
-
-if TYPE_CHECKING:
-    from dali_pipes.corpus.loss_mask import LossMask
+from dali_pipes.monitoring.stats import CacheStats
+from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES, ChunkCache
+from dali_pipes.storage.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
+from dali_pipes.storage.linux_aio import runs_of_equal
+from dali_pipes.storage.local import DescriptorPool
+from dali_pipes.storage.retries import current_retries
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -43,6 +40,22 @@ class TokenLocation(NamedTuple):
 
     file: Path
     offset: int
+
+
+class TokenMask(Protocol):
+    """Which ids of a corpus are learned, by its positions: `loss_mask.LossMask`."""
+
+    dtype: np.dtype[np.uint8]
+    digests: tuple[bytes, ...]
+    num_files: int
+
+    def read_pieces(
+        self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[np.uint8]
+    ) -> None:
+        """As `Corpus.read_pieces`: 1 for each id that is learned, 0 for the others."""
+
+    def close(self) -> None:
+        """Let the files go."""
 
 
 class Corpus:
@@ -77,7 +90,7 @@ class Corpus:
         self,
         files: Sequence[DataFile],
         eos_id: int | None = None,
-        loss_mask: "LossMask | None" = None,
+        loss_mask: TokenMask | None = None,
         *,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         eos_id_from: Path | None = None,

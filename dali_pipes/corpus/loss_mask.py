@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus import npy
 from dali_pipes.corpus.corpus import Corpus
-from dali_pipes.corpus.datafile import DataFile, Int64Array, Layout, one_extent
-from dali_pipes.corpus.discover import find_files
-from dali_pipes.corpus.fingerprint import digest_file, read_samples
-from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus.data_file import DataFile, Int64Array, Layout, one_extent
+from dali_pipes.corpus.discovery.find_files import find_files
+from dali_pipes.corpus.formats import npy
 from dali_pipes.errors import ConfigError, CorpusFormatError
+from dali_pipes.storage.fingerprint import digest_file, read_samples
+from dali_pipes.storage.local import OpenFile
 
 SUFFIX = ".loss"
 _STORED = np.dtype(np.uint8)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.corpus.datafile import DataFile
+from dali_pipes.corpus.data_file import DataFile
 
 
 def notes_on(files: Sequence[DataFile], dtype: np.dtype[Any]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files
+from dali_pipes.runtime import offset_cache
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -17,4 +17,4 @@ def kept_about(content_key: str, kind: str, token_id: int) -> bytes:
 
 def is_plausible(offsets: Int64Array, num_tokens: int) -> bool:
     """Whether offsets may be those of a scan of `num_tokens` tokens, which rise strictly."""
-    return bool(offsets[-1] == num_tokens) and kept_files.may_be_offsets(offsets, strictly=True)
+    return bool(offsets[-1] == num_tokens) and offset_cache.may_be_offsets(offsets, strictly=True)

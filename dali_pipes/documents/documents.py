@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes import kept_files
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents.cache import is_plausible, kept_about
 from dali_pipes.documents.scan import Delimiter, scan_offsets
 from dali_pipes.errors import ConfigError
+from dali_pipes.runtime import offset_cache
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -110,7 +110,7 @@ def _kept_or_scanned(corpus: Corpus, delimiter: Delimiter, cache_dir: Path | Non
     scan = partial(scan_offsets, corpus, delimiter)
     about = kept_about(corpus.content_key, delimiter.kind, delimiter.token_id)
     may_be = partial(is_plausible, num_tokens=corpus.num_tokens)
-    return kept_files.find_or_make(corpus.files, "documents", about, may_be, scan, cache_dir)
+    return offset_cache.find_or_make(corpus.files, "documents", about, may_be, scan, cache_dir)
 
 
 def _cut(offsets: Int64Array, corpus: Corpus, end_at_files: bool) -> Int64Array:

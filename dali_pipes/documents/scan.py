@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus
-from dali_pipes.progress import progress_bar
-from dali_pipes.readers import ReaderThreads
+from dali_pipes.runtime.progress import progress_bar
+from dali_pipes.runtime.threads import ReaderThreads
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -27,7 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import ConfigError
-from dali_pipes.schedule.windows import Windows
+from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.window_counts import WindowMark
+from dali_pipes.rows.windows import Windows
 
 Int64Array = npt.NDArray[np.int64]
 PADDING = -1
@@ -50,24 +52,6 @@ class StepRange(NamedTuple):
     num_steps: int
 
 
-class WindowMark(NamedTuple):
-    """A window of an epoch's plan, and the rows of the windows before it."""
-
-    window: int
-    rows_before: int
-
-
-class LeftOut(NamedTuple):
-    """Tokens of long documents that are in no row; the same in every epoch."""
-
-    documents: int
-    """That lose some, or all, of their tokens."""
-    tokens: int
-    share: float
-    """Of all tokens, 0 to 1."""
-    is_exact: bool
-
-
 class RowCounts(Protocol):
     """How many rows an epoch has, where that depends on the documents in it and is found out as it goes."""
 
@@ -83,7 +67,7 @@ class RowCounts(Protocol):
     def rows_by_now(self, epoch: int) -> tuple[int, bool]:
         """Rows of the epoch by what has been counted, 0 before, and whether that is exact. Waits for nobody."""
 
-    def left_out(self) -> "LeftOut":
+    def left_out(self) -> LeftOut:
         """What is in no row of any epoch, for documents that are longer than one. Counts no rows."""
 
     def mark(self, epoch: int, row: int) -> WindowMark:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.corpus.arrayrecord import Records, choose_feature
-from dali_pipes.corpus.tf_example import Feature, NotAnExample, parse_example
-from dali_pipes.corpus.token_columns import NAMES
+from dali_pipes.corpus.columns.token_columns import NAMES
+from dali_pipes.corpus.formats.arrayrecord import Records, choose_feature
+from dali_pipes.corpus.formats.tf_example import Feature, NotAnExample, parse_example
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import CONTROL_BYTES, Document
 from dali_pipes.text.lines import text_of

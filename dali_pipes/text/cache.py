@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.corpus.file_names import utf8_name
+from dali_pipes.corpus.discovery.file_names import utf8_name
 from dali_pipes.errors import ConfigError, CorpusReadError
-from dali_pipes.file_locks import lock, unlock
+from dali_pipes.runtime.locks import lock, unlock
+from dali_pipes.runtime.user_cache import cache_folder, kept_name
 from dali_pipes.text.encoder import TextEncoder
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.notes import Notes
@@ -29,7 +30,6 @@ from dali_pipes.text.progress import show_progress
 from dali_pipes.text.run_folder import MANIFEST
 from dali_pipes.text.tokenize import Job, check_has_tokens, tokenize_files
 from dali_pipes.text.tokenizer import end_of_text, load_tokenizer, read_tokenizer
-from dali_pipes.user_cache import cache_folder, kept_name
 
 _VERSION = 1
 

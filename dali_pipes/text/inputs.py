@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from dali_pipes.corpus.discover import entries_of, meant_as, natural_key, unfinished_beside
-from dali_pipes.corpus.file_names import data_paths, is_side_file
-from dali_pipes.corpus.fingerprint import read_samples
-from dali_pipes.corpus.huggingface import list_shards
-from dali_pipes.corpus.mds_shards import list_shard_files
-from dali_pipes.corpus.patterns import list_folder, matches_of
-from dali_pipes.corpus.reader import OpenFile
-from dali_pipes.corpus.repeats import refuse_repeats
-from dali_pipes.corpus.sets import find_index, kind_of_index
-from dali_pipes.corpus.sniff import RIEGELI_MAGIC, is_arrow_stream
-from dali_pipes.corpus.splits import refuse_mixed_splits
+from dali_pipes.corpus.discovery.duplicates import refuse_repeats
+from dali_pipes.corpus.discovery.file_names import data_paths, is_side_file
+from dali_pipes.corpus.discovery.find_files import entries_of, meant_as, natural_key, unfinished_beside
+from dali_pipes.corpus.discovery.globs import list_folder, matches_of
+from dali_pipes.corpus.discovery.shard_sets import find_index, kind_of_index
+from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
+from dali_pipes.corpus.formats.huggingface import list_shards
+from dali_pipes.corpus.formats.mds_shards import list_shard_files
+from dali_pipes.corpus.formats.recognize import RIEGELI_MAGIC, is_arrow_stream
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
+from dali_pipes.storage.fingerprint import read_samples
+from dali_pipes.storage.local import OpenFile
 from dali_pipes.text.documents import CONTROL_BYTES
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from dali_pipes.progress import ProgressBar
+from dali_pipes.runtime.progress import ProgressBar
 
 
 @contextlib.contextmanager

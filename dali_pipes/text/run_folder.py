@@ -24,9 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.corpus.file_names import utf8_name
+from dali_pipes.corpus.discovery.file_names import utf8_name
 from dali_pipes.errors import ConfigError, CorpusWriteError
-from dali_pipes.file_locks import lock, unlock
+from dali_pipes.runtime.locks import lock, unlock
 from dali_pipes.text.inputs import TextFile
 from dali_pipes.text.notes import Notes
 from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, writing

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.corpus.token_columns import NAMES, choose_columns, import_pyarrow
+from dali_pipes.corpus.columns.token_columns import NAMES, choose_columns, import_pyarrow
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.fields import without_nulls
 from dali_pipes.text.documents import Document

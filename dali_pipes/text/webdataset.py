@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
-from dali_pipes.corpus.file_names import is_litter
+from dali_pipes.corpus.discovery.file_names import is_litter
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.text.documents import Document
 from dali_pipes.text.lines import text_of

@@ -14,8 +14,9 @@ from profiles import examples
 
 from dali_pipes import TokenLoader
 from dali_pipes.errors import CorpusReadError, TokenRangeError
-from dali_pipes.row_plan import steps_reading
-from dali_pipes.schedule import Schedule, StepRange, Windows
+from dali_pipes.rows.windows import Windows
+from dali_pipes.schedule import Schedule, StepRange
+from dali_pipes.schedule.plans import steps_reading
 
 T = 4
 BAD = 60_000

@@ -13,9 +13,9 @@ import pytest
 from at_lines import AtLine, Line, lines_of
 
 from dali_pipes import TokenLoader
-from dali_pipes.document_rows import DocumentRows
 from dali_pipes.errors import CorpusError, LoaderClosedError
-from dali_pipes.readers import ReaderThreads
+from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.runtime.threads import ReaderThreads
 
 Load = Callable[..., TokenLoader]
 PACKED = {"rows": "pack", "eos_id": 0, "window_documents": 20}

@@ -76,7 +76,7 @@ FORKS = {
         print("done")
     """,
     "a forked child while other threads wait inside next()": """
-        dali_pipes.block_queue._EXIT_WAIT_S = 3600
+        dali_pipes.engine.block_stream._EXIT_WAIT_S = 3600
         go_on, read_rows = threading.Event(), Corpus.read_rows
         def held(self, starts, out):
             if 16 in starts:

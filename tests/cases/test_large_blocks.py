@@ -9,7 +9,8 @@ from streams import row_ids, take
 
 from dali_pipes import TokenLoader
 from dali_pipes.operators import permute
-from dali_pipes.schedule import Schedule, Windows
+from dali_pipes.rows.windows import Windows
+from dali_pipes.schedule import Schedule
 
 T = 1024
 ROWS = 1501

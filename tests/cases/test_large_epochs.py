@@ -11,8 +11,9 @@ import pytest
 from streams import take
 
 from dali_pipes import TokenLoader
-from dali_pipes.row_plan import plan_rows
-from dali_pipes.schedule import Blocks, Position, Schedule, Windows
+from dali_pipes.rows.windows import Windows
+from dali_pipes.schedule import Blocks, Position, Schedule
+from dali_pipes.schedule.plans import plan_rows
 
 T = 8
 ROWS = 3_000_000_000

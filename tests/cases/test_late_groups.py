@@ -33,8 +33,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Groups:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    monkeypatch.setattr("dali_pipes.ranks.process_group", lambda: groups.now)
-    monkeypatch.setattr("dali_pipes.loader._group_exists", lambda: groups.now is not None)
+    monkeypatch.setattr("dali_pipes.runtime.ranks.process_group", lambda: groups.now)
+    monkeypatch.setattr("dali_pipes.loader.token_loader._group_exists", lambda: groups.now is not None)
     return groups
 
 

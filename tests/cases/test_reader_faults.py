@@ -13,10 +13,12 @@ import pytest
 from oracle import epoch_batches
 from streams import all_same, take
 
-from dali_pipes import TokenLoader, readers
-from dali_pipes.corpus import Corpus, read_retries
-from dali_pipes.corpus.batch_read import BatchReader
+from dali_pipes import TokenLoader
+from dali_pipes.corpus import Corpus
 from dali_pipes.errors import CorpusReadError
+from dali_pipes.runtime import threads as readers
+from dali_pipes.storage import retries as read_retries
+from dali_pipes.storage.linux_aio import BatchReader
 
 T = 4
 Load = Callable[..., TokenLoader]

@@ -9,8 +9,8 @@ from scenarios import PREAMBLE
 
 # What the loader waits for at the end of the interpreter comes, however slow the machine is.
 PATIENT = """
-import dali_pipes.readers
-dali_pipes.block_queue._EXIT_WAIT_S = dali_pipes.readers._EXIT_WAIT_S = 3600
+import dali_pipes.runtime.threads
+dali_pipes.engine.block_stream._EXIT_WAIT_S = dali_pipes.runtime.threads._EXIT_WAIT_S = 3600
 """
 
 # Programs that end with code 0 and print "done" and nothing else, also not while the interpreter takes itself down.
@@ -78,7 +78,7 @@ CLEAN = {
     """,
     "in a daemon thread that never ends": """
         # A thread that is inside torch when the interpreter goes down aborts the process, so the loader has to end it.
-        dali_pipes.block_queue._USER_WAIT_S = 3600  # it ends, however long that takes on a machine that does much else
+        dali_pipes.engine.block_stream._USER_WAIT_S = 3600  # it ends, however long that takes on a busy machine
         for number in range(8):  # the exit falls into another part of the loop each time
             pid = os.fork()
             if pid == 0:

@@ -12,7 +12,7 @@ from streams import all_same, row_ids
 
 from dali_pipes import TokenLoader
 from dali_pipes.errors import ConfigError
-from dali_pipes.schedule import split_windows
+from dali_pipes.rows.windows import split_windows
 
 T = 8
 Load = Callable[..., TokenLoader]

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from dali_pipes.cli import app
+from dali_pipes.tools.cli import app
 
 
 def run(*arguments: object) -> Result:

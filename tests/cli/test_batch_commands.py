@@ -14,7 +14,7 @@ from corpus_files import write_megatron
 from sample_corpora import NAMES, load_sample
 
 from dali_pipes import LoaderConfig, TokenLoader
-from dali_pipes.reports import TokenText
+from dali_pipes.tools.reports import TokenText
 
 END = 9
 ROW_KEYS = {"row", "row_id", "is_padding", "file", "offset", "source", "position", "pieces"}

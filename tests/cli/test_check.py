@@ -18,10 +18,10 @@ from sample_corpora import NAMES, load_sample
 
 from dali_pipes.corpus import open_corpus
 from dali_pipes.documents import Documents
-from dali_pipes.reports import id_scan
-from dali_pipes.reports.findings import add_document_problems
-from dali_pipes.reports.id_scan import all_spans, scan_ids
-from dali_pipes.reports.problem import MOST_LISTED, Problems
+from dali_pipes.tools.reports import id_scan
+from dali_pipes.tools.reports.findings import add_document_problems
+from dali_pipes.tools.reports.id_scan import all_spans, scan_ids
+from dali_pipes.tools.reports.problem import MOST_LISTED, Problems
 
 WriteFiles = Callable[[Path], Path]
 KEYS = {

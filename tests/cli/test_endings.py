@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from commands import one_line_error, run, run_json, run_well
 
-AT_ONCE = "import dali_pipes.progress as progress; progress.SHOWN_AFTER_S = 0"
-COMMAND = [sys.executable, "-c", f"{AT_ONCE}\nfrom dali_pipes.cli import app; app()"]
+AT_ONCE = "import dali_pipes.runtime.progress as progress; progress.SHOWN_AFTER_S = 0"
+COMMAND = [sys.executable, "-c", f"{AT_ONCE}\nfrom dali_pipes.tools.cli import app; app()"]
 HOSTILE = "[red]a\x1b[31m\n:smile:\u202e\x9b" + os.fsdecode(b"\xff") + ".bin"
 
 

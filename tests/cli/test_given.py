@@ -15,8 +15,8 @@ from counting import CountingCorpus
 from shard_files import write_litdata
 
 from dali_pipes import LoaderConfig, TokenLoader
+from dali_pipes.config.settings_files import presets
 from dali_pipes.errors import ConfigError
-from dali_pipes.setting_sources import presets
 
 Counting = Callable[..., CountingCorpus]
 COMMANDS = ["preview", "explain", "locate", "config", "inspect", "check", "tokenize"]

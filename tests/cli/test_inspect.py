@@ -20,8 +20,8 @@ from sample_corpora import NAMES, load_sample
 
 from dali_pipes.corpus import open_corpus
 from dali_pipes.documents import Documents
-from dali_pipes.reports.document_lengths import measure_lengths
-from dali_pipes.reports.id_scan import SAMPLE_IDS, SAMPLE_PLACES
+from dali_pipes.tools.reports.document_lengths import measure_lengths
+from dali_pipes.tools.reports.id_scan import SAMPLE_IDS, SAMPLE_PLACES
 
 Counting = Callable[..., CountingCorpus]
 END = 9

@@ -12,8 +12,9 @@ from profiles import examples
 from shard_files import tf_example
 from shard_files import write_array_record as write
 
-from dali_pipes.corpus import arrayrecord, open_corpus
-from dali_pipes.corpus.tf_example import NotAnExample, parse_example
+from dali_pipes.corpus import open_corpus
+from dali_pipes.corpus.formats import arrayrecord
+from dali_pipes.corpus.formats.tf_example import NotAnExample, parse_example
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError, DaliPipesError
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 65535), max_size=300), min_size=1, max_size=12)

@@ -11,10 +11,12 @@ import pytest
 from held import Held
 from table_files import list_array, table_of, write_arrow, write_parquet
 
-from dali_pipes.corpus import column_scans, open_corpus, opening
-from dali_pipes.corpus.column_scans import ColumnScans
+from dali_pipes.corpus import open_corpus
+from dali_pipes.corpus import opener as opening
+from dali_pipes.corpus.columns import scans as column_scans
+from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.readers import ReaderThreads
+from dali_pipes.runtime.threads import ReaderThreads
 
 KINDS = ("parquet", "file", "file-zstd", "stream", "stream-zstd", "stream-dictionary")
 FILES = 5

@@ -16,11 +16,13 @@ from shard_files import tf_example, write_array_record, write_mds
 from table_files import list_array, write_arrow, write_parquet
 from test_row_columns import Refused, Row, read_row, rows_by_structure
 
-from dali_pipes.corpus import Corpus, arrayrecord, mds, open_corpus, row_chunks
-from dali_pipes.corpus.fingerprint import digest_corpus, digest_file
-from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus import Corpus, open_corpus
+from dali_pipes.corpus.columns import row_chunks
+from dali_pipes.corpus.formats import arrayrecord, mds
 from dali_pipes.errors import CorpusError, CorpusFormatError
-from dali_pipes.reports import check_corpus, inspect_corpus
+from dali_pipes.storage.fingerprint import digest_corpus, digest_file
+from dali_pipes.storage.local import OpenFile
+from dali_pipes.tools.reports import check_corpus, inspect_corpus
 
 KINDS = ("parquet", "plain", "zstd", "stream", "saved", "mds", "mds.zstd", "arrayrecord")
 ROWS = [[1, 2, 3, 4, 5, 6], [11, 12, 13, 14]]

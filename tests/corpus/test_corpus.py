@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from dali_pipes.corpus import Corpus, TokenLocation, open_corpus, reader
+from dali_pipes.corpus import Corpus, TokenLocation, open_corpus
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
+from dali_pipes.storage import local as reader
 
 DTYPES = {
     "flat": ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"],

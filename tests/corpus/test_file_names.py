@@ -12,11 +12,11 @@ from table_files import list_array, table_of, write_arrow
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.corpus import open_corpus
-from dali_pipes.corpus.discover import find_files
-from dali_pipes.corpus.file_names import finished_name, is_side_file
+from dali_pipes.corpus.discovery.file_names import finished_name, is_side_file
+from dali_pipes.corpus.discovery.find_files import find_files
 from dali_pipes.errors import CorpusError
-from dali_pipes.reports import check_corpus, inspect_corpus
 from dali_pipes.text import find_text_files
+from dali_pipes.tools.reports import check_corpus, inspect_corpus
 
 UNFINISHED = [
     "{}.incomplete", "{}.aria2", "{}.crdownload", "{}.download", "{}.filepart", "{}.tmp", "{}.temp", "{}.part",

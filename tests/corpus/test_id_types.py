@@ -12,7 +12,7 @@ from table_files import list_array, table_of, write_parquet
 
 from dali_pipes.corpus import open_corpus
 from dali_pipes.errors import CorpusFormatError, TokenRangeError
-from dali_pipes.reports import check_corpus, inspect_corpus
+from dali_pipes.tools.reports import check_corpus, inspect_corpus
 
 TYPES = ["|u1", "|i1", "<u2", ">u2", "<i2", ">i2", "<u4", ">u4", "<i4", ">i4", "<i8", ">i8", "<u8", ">u8"]
 

@@ -9,11 +9,12 @@ import pytest
 from corpus_files import write_megatron, write_shard
 
 from dali_pipes import TokenLoader
-from dali_pipes.corpus import manifests, open_corpus
-from dali_pipes.corpus.reader import OpenFile
+from dali_pipes.corpus import open_corpus
+from dali_pipes.corpus.discovery import manifests
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import ConfigError, CorpusFormatError, StateError
-from dali_pipes.reports import check_corpus
+from dali_pipes.storage.local import OpenFile
+from dali_pipes.tools.reports import check_corpus
 
 IDS = np.arange(1, 40, dtype=np.uint16)
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from dali_pipes.corpus import TokenLocation, megatron, open_corpus
+from dali_pipes.corpus import TokenLocation, open_corpus
+from dali_pipes.corpus.formats import megatron
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 
 ABC = [np.array([1, 2, 3], "uint16"), np.array([4, 5], "uint16"), np.array([6, 7, 8, 9], "uint16")]

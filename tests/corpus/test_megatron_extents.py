@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dali_pipes.corpus.megatron_extents import SequenceBlock, build_extents
+from dali_pipes.corpus.formats.megatron_extents import SequenceBlock, build_extents
 from dali_pipes.errors import CorpusFormatError
 
 

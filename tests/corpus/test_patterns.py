@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dali_pipes import open_corpus
-from dali_pipes.corpus.patterns import matches_of
+from dali_pipes.corpus.discovery.globs import matches_of
 from dali_pipes.errors import CorpusReadError
 
 NAMES = ["a", "b.bin", "c1.bin", ".hidden", "c[1]"]

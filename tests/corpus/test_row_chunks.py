@@ -16,11 +16,14 @@ from profiles import examples
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes import TokenLoader
-from dali_pipes.corpus import arrow, eager, open_corpus, parquet, row_chunks
-from dali_pipes.corpus.column_scans import ColumnScans
+from dali_pipes.corpus import eager_decoding as eager
+from dali_pipes.corpus import open_corpus
+from dali_pipes.corpus.columns import row_chunks
+from dali_pipes.corpus.columns.row_chunks import RowReader, make_data_file
+from dali_pipes.corpus.columns.scans import ColumnScans
+from dali_pipes.corpus.columns.token_columns import TokenColumns
 from dali_pipes.corpus.corpus import Corpus
-from dali_pipes.corpus.row_chunks import RowReader, make_data_file
-from dali_pipes.corpus.token_columns import TokenColumns
+from dali_pipes.corpus.formats import arrow, parquet
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from dali_pipes.corpus.row_columns import Cells, Place, read_rows
+from dali_pipes.corpus.columns.row_columns import Cells, Place, read_rows
 from dali_pipes.errors import CorpusFormatError
 
 MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "assistant_tokens_mask")

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from profiles import examples
 from shard_files import COMPRESS, mds_shard, write_datatrove, write_litdata, write_mds
 
-from dali_pipes.corpus import mds, mds_shards, open_corpus
+from dali_pipes.corpus import open_corpus
+from dali_pipes.corpus.formats import mds, mds_shards
 from dali_pipes.errors import BackendError, ConfigError, CorpusError, CorpusFormatError, CorpusReadError, DaliPipesError
 
 ARRAY = {"tokens": "ndarray:uint16"}
@@ -361,7 +362,7 @@ def test_fixed_sizes_need_no_decompression(tmp_path: Path, monkeypatch: pytest.M
     write_mds(tmp_path / "a", {"tokens": "ndarray:uint16:7"}, [[{"tokens": ids} for ids in IDS]], compression=["zstd"])
     make_litdata(tmp_path / "b", "zstd")
     monkeypatch.setattr(mds_shards, "inflate", None)
-    monkeypatch.setattr("dali_pipes.corpus.litdata.inflate", None)
+    monkeypatch.setattr("dali_pipes.corpus.formats.litdata.inflate", None)
     for name in ("a", "b"):
         with open_corpus(tmp_path / name) as corpus:
             assert (corpus.num_tokens, corpus.num_documents) == (210, 30)

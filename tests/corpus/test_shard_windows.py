@@ -9,7 +9,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from shard_files import tf_example, write_datatrove, write_litdata, write_mds
 
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.loader import TokenLoader
+from dali_pipes.loader.token_loader import TokenLoader
 
 
 def write(folder: Path, kind: str, documents: list[list[Any]]) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from corpus_files import write_megatron
 
 from dali_pipes import TokenLoader, open_corpus
-from dali_pipes.corpus.discover import find_files
+from dali_pipes.corpus.discovery.find_files import find_files
 from dali_pipes.errors import CorpusError
 from dali_pipes.text import find_text_files
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from dali_pipes import LoaderConfig, TokenLoader, open_corpus
-from dali_pipes.corpus.synthetic import MEAN_DOCUMENT, MOST_DOCUMENTS, MOST_TOKENS, SyntheticIds, parse_size
+from dali_pipes.corpus.formats.synthetic import MEAN_DOCUMENT, MOST_DOCUMENTS, MOST_TOKENS, SyntheticIds, parse_size
 from dali_pipes.errors import ConfigError, CorpusError
 
 WORD = 2**64

@@ -25,9 +25,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from dali_pipes import kept_files, user_cache
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.documents import Documents, cache, find_documents, scan
+from dali_pipes.runtime import offset_cache as kept_files
+from dali_pipes.runtime import user_cache
 
 E = 9
 TOKENS = [7, 8, E, 6, E, E, 5] * 30

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from dali_pipes import progress
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.documents import Documents, find_documents, scan
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError, TokenRangeError
+from dali_pipes.runtime import progress
 
 E = 9
 FORMATS = [

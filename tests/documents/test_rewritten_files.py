@@ -12,10 +12,14 @@ import pytest
 from shard_files import write_mds
 from table_files import list_array, table_of, write_arrow, write_parquet
 
-from dali_pipes import TokenLoader, kept_files
-from dali_pipes.corpus import arrayrecord, fingerprint, mds, open_corpus, row_chunks
+from dali_pipes import TokenLoader
+from dali_pipes.corpus import open_corpus
+from dali_pipes.corpus.columns import row_chunks
+from dali_pipes.corpus.formats import arrayrecord, mds
 from dali_pipes.documents import find_documents
-from dali_pipes.reports import check_corpus
+from dali_pipes.runtime import offset_cache
+from dali_pipes.storage import fingerprint
+from dali_pipes.tools.reports import check_corpus
 
 E = 9
 LENGTHS = [[3, 5, 8, 2], [8, 2, 3, 5]]
@@ -146,7 +150,7 @@ def test_a_copy_with_its_time_shares_what_was_kept(tmp_path: Path, kind: str, mo
     WRITERS[kind](tmp_path / "data", LENGTHS[0])
     before = found(tmp_path / "data")
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
-    monkeypatch.setattr(kept_files, "store", None)
+    monkeypatch.setattr(offset_cache, "store", None)
     assert found(tmp_path / "copy") == found(tmp_path / "data") == before
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another machine"))
     (tmp_path / "data").chmod(0o755)

@@ -13,10 +13,10 @@ from corpus_files import npy_bytes, write_llmc, write_megatron
 from shard_files import tf_example, write_array_record, write_datatrove, write_litdata, write_mds
 from table_files import list_array, table_of, write_arrow, write_parquet
 
-from dali_pipes import kept_files
 from dali_pipes.corpus import open_corpus
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import CorpusWriteError
+from dali_pipes.runtime import offset_cache
 from dali_pipes.text.inputs import TextFile, find_text_files
 from dali_pipes.text.reading import read_batches
 from dali_pipes.text.run_folder import Receipt, RunFolder
@@ -197,11 +197,13 @@ def _read_plan(folder: Path) -> Any:
 
 
 def _offsets(folder: Path) -> None:
-    kept_files.store(folder / "a.npy", np.array([0, *range(3, 40, 3)]))
+    offset_cache.store(folder / "a.npy", np.array([0, *range(3, 40, 3)]))
 
 
 def _read_offsets(folder: Path) -> Any:
-    return kept_files.load(folder / "a.npy", lambda offsets: kept_files.may_be_offsets(offsets, strictly=True)) is None
+    return (
+        offset_cache.load(folder / "a.npy", lambda offsets: offset_cache.may_be_offsets(offsets, strictly=True)) is None
+    )
 
 
 _RUN_SETTINGS = {"format": "megatron", "eos_id": 3, "text_key": "text"}

@@ -14,10 +14,10 @@ from profiles import examples
 from streams import loader_stream, take
 
 from dali_pipes import LoaderConfig, TokenLoader
+from dali_pipes.engine.block_source import BlockInfo
+from dali_pipes.engine.dali import BuiltSource
 from dali_pipes.errors import TokenRangeError
-from dali_pipes.pipeline import BuiltSource
-from dali_pipes.ranks import resolve_ranks
-from dali_pipes.source import BlockInfo
+from dali_pipes.runtime.ranks import resolve_ranks
 
 PLACEMENTS = ("host", "device")
 

@@ -8,8 +8,12 @@ import gpu_stand_in
 import pytest
 import torch
 
-from dali_pipes import LoaderConfig, TokenLoader, announce, batches, build_pipeline, choice, device, loader_parts
+from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
 from dali_pipes.errors import BackendError
+from dali_pipes.loader import batches, loader_parts
+from dali_pipes.placement import cuda as device
+from dali_pipes.placement import selection as choice
+from dali_pipes.runtime.messages import say_once
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def _fails() -> int:
 def test_what_was_chosen_is_said_once(
     settings: dict[str, Any], capfd: pytest.CaptureFixture[str], counting: Callable[..., Any]
 ) -> None:
-    announce.say_once.cache_clear()
+    say_once.cache_clear()
     with gpu_stand_in.installed():
         for _ in range(2):
             TokenLoader(**settings, device="cuda").close()

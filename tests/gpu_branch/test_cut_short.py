@@ -10,7 +10,8 @@ import pytest
 from oracle import same
 from streams import loader_stream, oracle_stream, take
 
-from dali_pipes import TokenLoader, device
+from dali_pipes import TokenLoader
+from dali_pipes.placement import cuda as device
 
 PLACEMENTS = ("host", "device")
 ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}

@@ -20,9 +20,11 @@ from oracle import IntArray, epoch_batches, same
 from readers_at_once import EagerReaders
 from streams import loader_stream, oracle_stream, take
 
-from dali_pipes import TokenLoader, device, source
-from dali_pipes.gpu_placements import HostPlacement
-from dali_pipes.readers import ReaderThreads
+from dali_pipes import TokenLoader
+from dali_pipes.engine import block_source as source
+from dali_pipes.placement import cuda as device
+from dali_pipes.placement.gpu import HostPlacement
+from dali_pipes.runtime.threads import ReaderThreads
 
 PLACEMENTS = ("host", "device")
 ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}

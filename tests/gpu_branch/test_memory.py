@@ -12,9 +12,10 @@ from held import wait_for
 from oracle import epoch_batches, same
 from streams import all_same, loader_stream
 
-from dali_pipes import TokenLoader, gpu_placements
+from dali_pipes import TokenLoader
 from dali_pipes.errors import BackendError, CorpusReadError
-from dali_pipes.row_outputs import HOST_OUTPUTS
+from dali_pipes.placement import gpu as gpu_placements
+from dali_pipes.rows.outputs import HOST_OUTPUTS
 
 PLACEMENTS = ("host", "device")
 

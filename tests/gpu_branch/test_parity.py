@@ -16,10 +16,11 @@ from profiles import examples
 from readers_at_once import EagerReaders
 from streams import all_same, loader_stream, oracle_stream, take
 
-from dali_pipes import LoaderConfig, TokenLoader, source
-from dali_pipes.pipeline import BuiltSource
-from dali_pipes.ranks import resolve_ranks
-from dali_pipes.source import BlockInfo
+from dali_pipes import LoaderConfig, TokenLoader
+from dali_pipes.engine import block_source as source
+from dali_pipes.engine.block_source import BlockInfo
+from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.runtime.ranks import resolve_ranks
 
 OUTPUTS = ("input_ids", "labels", "row_ids")
 PLACEMENTS = ("host", "device")

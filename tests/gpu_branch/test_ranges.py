@@ -9,8 +9,9 @@ from typing import Any
 import gpu_stand_in
 import pytest
 
-from dali_pipes import TokenLoader, profiling
+from dali_pipes import TokenLoader
 from dali_pipes.corpus import Corpus
+from dali_pipes.engine import profiling
 from dali_pipes.errors import CorpusReadError, DaliPipesError
 
 MAIN = threading.main_thread().name

@@ -8,7 +8,7 @@ import gpu_stand_in
 import numpy as np
 import pytest
 
-from dali_pipes import device
+from dali_pipes.placement import cuda as device
 
 CALLED = [  # everything that dali_pipes/device.py and operators/ take from CuPy
     "RawModule",

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dali_pipes.operators import permute, rows, shuffled_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.row_plan import plan_rows
+from dali_pipes.rows.windows import Windows
 from dali_pipes.schedule import Schedule, StepRange
-from dali_pipes.schedule.windows import Windows
+from dali_pipes.schedule.plans import plan_rows
 
 settings_with_backend = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -13,7 +13,7 @@ from profiles import examples
 from row_oracle import END, some_documents, write_documents
 
 from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
-from dali_pipes.context_parallel import shared_ranges
+from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.errors import ConfigError
 
 IN_ROWS = ("input_ids", "labels", "position_ids", "segment_ids", "loss_mask", "attention_mask")

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from dali_pipes.document_rows import DocumentRows, split_documents
 from dali_pipes.errors import ConfigError
-from dali_pipes.schedule import Position, Schedule, StepRange, WindowMark, Windows
+from dali_pipes.rows.document_rows import DocumentRows, split_documents
+from dali_pipes.rows.window_counts import WindowMark
+from dali_pipes.rows.windows import Windows
+from dali_pipes.schedule import Position, Schedule, StepRange
 
 LENGTHS = st.lists(st.integers(0, 23), min_size=1, max_size=40).filter(any)
 MODES = st.sampled_from(["pack", "pad"])

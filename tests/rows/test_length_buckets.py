@@ -20,10 +20,11 @@ from streams import loader_stream, take
 from test_batches import DEVICES, rows_of
 from test_loss_masks import on
 
-from dali_pipes import LoaderConfig, TokenLoader, build_pipeline, length_buckets
+from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
 from dali_pipes.config import OUTPUT_NAMES
 from dali_pipes.errors import ConfigError, StateError, TokenRangeError
-from dali_pipes.length_buckets import LengthBuckets
+from dali_pipes.rows import length_buckets
+from dali_pipes.rows.length_buckets import LengthBuckets
 
 Lengths = st.lists(st.integers(1, 16), max_size=80)
 

@@ -15,8 +15,9 @@ from row_oracle import END, write_documents
 from streams import row_ids
 
 from dali_pipes import TokenLoader
-from dali_pipes.document_rows import DocumentRows
-from dali_pipes.schedule import Blocks, Position, Schedule, Windows
+from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.windows import Windows
+from dali_pipes.schedule import Blocks, Position, Schedule
 
 
 @pytest.fixture(scope="module")

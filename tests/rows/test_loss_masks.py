@@ -20,8 +20,9 @@ from row_oracle import END, IGNORED, batch_outputs, problem
 from streams import loader_stream, take
 from test_batches import DEVICES, rows_of, windows_of
 
-from dali_pipes import LoaderConfig, TokenLoader, block_queue, build_pipeline
+from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
 from dali_pipes.config import OUTPUT_NAMES
+from dali_pipes.engine import block_stream as block_queue
 from dali_pipes.errors import BackendError, ConfigError, StateError
 
 X = IGNORED

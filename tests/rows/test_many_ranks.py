@@ -12,11 +12,12 @@ from oracle import epoch_batches, same
 
 from dali_pipes import TokenLoader
 from dali_pipes.config import LoaderConfig
-from dali_pipes.document_rows import DocumentRows, RowMode
-from dali_pipes.length_buckets import LengthBuckets
-from dali_pipes.pipeline import batches_per_run
-from dali_pipes.row_plan import Layout, PackedPieces, Plan, PlanCache, plan_rows
-from dali_pipes.schedule import PADDING, Schedule, StepRange, Windows, split_windows
+from dali_pipes.engine.dali import batches_per_run
+from dali_pipes.rows.document_rows import DocumentRows, RowMode
+from dali_pipes.rows.length_buckets import LengthBuckets
+from dali_pipes.rows.windows import Windows, split_windows
+from dali_pipes.schedule import PADDING, Schedule, StepRange
+from dali_pipes.schedule.plans import Layout, PackedPieces, Plan, PlanCache, plan_rows
 
 WORLD_SIZE = 16384
 T = 16

@@ -14,9 +14,9 @@ from row_oracle import END, write_documents
 from streams import row_ids, take
 
 from dali_pipes import TokenLoader
-from dali_pipes.announce import say_once
 from dali_pipes.errors import ConfigError, StateError
-from dali_pipes.state_change import StateChange
+from dali_pipes.loader.state_change import StateChange
+from dali_pipes.runtime.messages import say_once
 
 State = dict[str, Any]
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from profiles import examples
 from row_oracle import END, write_documents
 
-from dali_pipes import TokenLoader, progress
-from dali_pipes.document_rows import DocumentRows, PlanReport
-from dali_pipes.plan_reports import PlanReports
+from dali_pipes import TokenLoader
+from dali_pipes.rows.document_rows import DocumentRows, PlanReport
+from dali_pipes.rows.plan_reports import PlanReports
+from dali_pipes.runtime import progress
 
 DOCUMENTS = [[number % 7 + 1] * (number * 7 % 23) + [END] for number in range(60)]
 TOKENS = sum(map(len, DOCUMENTS))

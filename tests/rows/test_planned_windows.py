@@ -10,10 +10,11 @@ import pytest
 from row_oracle import END, write_documents
 from streams import loader_stream, take
 
-from dali_pipes import TokenLoader, row_plan
-from dali_pipes.document_rows import DocumentRows
+from dali_pipes import TokenLoader
 from dali_pipes.errors import StateError
-from dali_pipes.length_buckets import LengthBuckets
+from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.length_buckets import LengthBuckets
+from dali_pipes.schedule import plans as row_plan
 
 FEW = 12
 """Windows, for a start and some batches: of about 90 in an epoch."""

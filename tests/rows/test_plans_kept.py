@@ -13,9 +13,11 @@ from profiles import examples
 from row_oracle import END, write_documents
 from streams import loader_stream, take
 
-from dali_pipes import TokenLoader, row_plan
-from dali_pipes.row_plan import PlanCache
-from dali_pipes.schedule import Blocks, Position, Schedule, StepRange, Windows
+from dali_pipes import TokenLoader
+from dali_pipes.rows.windows import Windows
+from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
+from dali_pipes.schedule import plans as row_plan
+from dali_pipes.schedule.plans import PlanCache
 
 Made = Counter[tuple[StepRange, bool]]
 """How often a plan was made, by its steps and whether that was in the main thread."""

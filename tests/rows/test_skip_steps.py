@@ -168,7 +168,7 @@ def test_ranks_that_are_known_late(corpus: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with load(corpus, batch_size=5, skip_steps=[[0, 2]], rank=None, world_size=None) as loader:
         assert loader.state_dict()["rows"] == 10
-        monkeypatch.setattr("dali_pipes.ranks.process_group", lambda: (1, 2))
+        monkeypatch.setattr("dali_pipes.runtime.ranks.process_group", lambda: (1, 2))
         assert (loader.step, len(loader), row_ids(take(loader, 1))) == (2, 5, [21, 23, 25, 27, 29])
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from at_lines import AtLine, lines_of
 
-from dali_pipes import document_rows
-from dali_pipes.document_rows import DocumentRows
-from dali_pipes.schedule import window_counts
+from dali_pipes.rows import document_rows, window_counts
+from dali_pipes.rows.document_rows import DocumentRows
 
 LENGTHS = [3, 9, 1, 4, 2, 7, 8, 8]
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dali_pipes.config.skip_steps import merged_ranges
 from dali_pipes.errors import ConfigError
-from dali_pipes.row_plan import plan_rows
-from dali_pipes.schedule import PADDING, Blocks, Position, Schedule, StepRange, WindowMark, Windows
-from dali_pipes.skipped_steps import merged_ranges
+from dali_pipes.rows.window_counts import WindowMark
+from dali_pipes.rows.windows import Windows
+from dali_pipes.schedule import PADDING, Blocks, Position, Schedule, StepRange
+from dali_pipes.schedule.plans import plan_rows
 
 
 def make(rows: int, batch_size: int, rank: int = 0, world_size: int = 1, **settings: Any) -> Schedule:

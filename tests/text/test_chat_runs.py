@@ -13,8 +13,8 @@ from corpus_truth import read_documents, words_tokenizer
 from typer.testing import CliRunner, Result
 
 from dali_pipes import TokenLoader, open_corpus
-from dali_pipes.cli import app
 from dali_pipes.text.chat import ChatEncoder, Learn, load_template, parse_conversation
+from dali_pipes.tools.cli import app
 
 
 def tokenize(*arguments: object) -> Result:

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from typer.testing import CliRunner
 
 from dali_pipes import open_corpus
-from dali_pipes.cli import app
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.text import Document, TextEncoder, load_tokenizer
 from dali_pipes.text.lost_characters import LostCharacters, can_lose_characters
 from dali_pipes.text.notes import Notes
+from dali_pipes.tools.cli import app
 
 LETTERS = {letter: id for id, letter in enumerate("ab ")}
 BYTES = {letter: id for id, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

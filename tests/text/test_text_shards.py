@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from profiles import examples
 from typer.testing import CliRunner
 
-from dali_pipes import TokenLoader, cli, open_corpus
+from dali_pipes import TokenLoader, open_corpus
 from dali_pipes.errors import BackendError, ConfigError, CorpusError, CorpusFormatError, CorpusReadError, DaliPipesError
 from dali_pipes.text import find_text_files
 from dali_pipes.text.documents import Document
 from dali_pipes.text.reading import read_batches
+from dali_pipes.tools import cli
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "corpus"))
 from shard_files import mds_shard, tf_example, write_mds

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dali_pipes import TokenLoader
-from dali_pipes.announce import say_once
 from dali_pipes.huggingface import loader_trainer
+from dali_pipes.runtime.messages import say_once
 
 pytestmark = pytest.mark.needs("transformers", "accelerate")
 

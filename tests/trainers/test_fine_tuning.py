@@ -12,7 +12,7 @@ from recipes import README
 from typer.testing import CliRunner
 
 from dali_pipes import TokenLoader
-from dali_pipes.cli import app
+from dali_pipes.tools.cli import app
 
 pytestmark = pytest.mark.needs("transformers", "accelerate", "tokenizers", "jinja2")
 

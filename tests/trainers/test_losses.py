@@ -10,9 +10,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dali_pipes import TokenLoader
+from dali_pipes.adapters.trainer_settings import refuse_old_liger, refuse_settings
 from dali_pipes.errors import ConfigError
 from dali_pipes.huggingface import loader_trainer
-from dali_pipes.trainer_settings import refuse_old_liger, refuse_settings
 
 pytestmark = pytest.mark.needs("transformers", "accelerate")
 

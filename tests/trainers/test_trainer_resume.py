@@ -12,8 +12,8 @@ import torch
 from tiny import Outcome, Training, documents, outcome
 
 from dali_pipes import TokenLoader
-from dali_pipes.announce import say_once
 from dali_pipes.errors import ConfigError, StateError
+from dali_pipes.runtime.messages import say_once
 
 pytestmark = pytest.mark.needs("transformers", "accelerate")
 

@@ -1,0 +1,1 @@
+"""For trainers and libraries that are not a plain PyTorch loop."""

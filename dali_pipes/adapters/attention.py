@@ -1,0 +1,97 @@
+"""What attention kernels need to keep the documents of a batch apart, from its outputs.
+
+    segment_ids   1 1 1 2 2 0     token q sees token k     # . . . . .     the padding of a row is one segment more:
+                                  where k <= q and both    # # . . . .     every token sees itself at least, so that
+                                  are of one segment       # # # . . .     no softmax is empty
+                                                           . . . # . .
+                                                           . . . # # .
+                                                           . . . . . #
+
+Positions are another matter: give the model `position_ids`, or it counts a document's tokens from the row's start.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from dali_pipes.errors import ConfigError
+
+
+class VarlenArguments(TypedDict):
+    """Arguments of flash-attention's `flash_attn_varlen_func`, by name."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+def block_mask(batch: Mapping[str, Any], *, block_size: int | tuple[int, int] = 128) -> BlockMask:
+    """The mask for `flex_attention` of queries and keys (B, H, T, D), from `segment_ids` (B, T), on their device.
+
+    The same as `create_block_mask` makes, which builds the mask of all T x T pairs first; here the largest tensor has
+    an entry for each pair of blocks. `block_size` is that of queries and keys, or (queries, keys), in tokens.
+
+    Does not block. The mask reads `segment_ids` when it is used: with `static_buffers` it is valid as long as they are.
+    Raises `ConfigError` where the batch has no `segment_ids`.
+    """
+    segment_ids: Tensor = _output(batch, "segment_ids")
+    query_size, key_size = (block_size, block_size) if isinstance(block_size, int) else block_size
+    seq_len = segment_ids.shape[1]
+
+    def same_segment(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (segment_ids[row, query] == segment_ids[row, key])
+
+    first_query, query_end = _blocks(seq_len, query_size, segment_ids.device)
+    first_key, key_end = _blocks(seq_len, key_size, segment_ids.device)
+    first_query, query_end = first_query[:, None], query_end[:, None]
+    first_key, key_end = first_key[None], key_end[None]
+
+    # A segment's tokens lie together, so what lies between two tokens of one segment is of that segment too.
+    last_key = torch.minimum(query_end, key_end) - 1  # that some query of the block may see
+    nearest_query = torch.maximum(first_query, last_key)
+    some = (last_key >= first_key) & (segment_ids[:, nearest_query] == segment_ids[:, last_key])
+    whole = (query_end - first_query == query_size) & (key_end - first_key == key_size) & (key_end - 1 <= first_query)
+    every = whole & (segment_ids[:, first_key] == segment_ids[:, query_end - 1])
+
+    mask: BlockMask = BlockMask.from_kv_blocks(
+        *_ordered(some & ~every),
+        *_ordered(every),
+        BLOCK_SIZE=(query_size, key_size),
+        mask_mod=same_segment,
+        seq_lengths=(seq_len, seq_len),
+    )
+    return mask
+
+
+def varlen_args(batch: Mapping[str, Any]) -> VarlenArguments:
+    """The arguments for `flash_attn_varlen_func` of queries and keys (B * T, H, D), beside `causal=True`.
+
+    The padding of a row is a sequence of its own, so every token is in one. Does not block. Raises `ConfigError` where
+    the batch has no `cu_seqlens` or no `max_seqlen`.
+    """
+    bounds: Tensor = _output(batch, "cu_seqlens")
+    longest: int = _output(batch, "max_seqlen")
+    bounds = bounds[: batch["num_segments"] + 1]
+    return {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
+def _output(batch: Mapping[str, Any], name: str) -> Any:
+    if name not in batch:
+        raise ConfigError(f"the batch has no {name!r}, it has {', '.join(batch)}: add {name!r} to the loader's outputs")
+    return batch[name]
+
+
+def _blocks(seq_len: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """First token and end of each block; the last one may be cut short."""
+    first = torch.arange(0, seq_len, size, device=device)
+    return first, (first + size).clamp(max=seq_len)
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of (B, Q, K) how many blocks are set, and their numbers before all others, as `BlockMask` has it."""
+    numbers = torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], numbers.to(torch.int32)[:, None]

@@ -1,0 +1,1 @@
+"""Columns of tables: token ids, and what the columns beside them say of padding, documents and masks."""

@@ -1,0 +1,270 @@
+"""Files of rows in chunks that are decoded one at a time: row groups of Parquet, compressed batches of Arrow.
+
+    chunk 0                   chunk 1              row offsets    0 3 3 5 | 6 9
+    [1 2 3] [] [4 5]          [6] [7 8 9]          extents        [0, 5] [1, 4]
+
+How many ids a chunk has is only known when its column has been read once: empty and null rows count as values in the
+file's own figures. So at the first opening all chunks are read, by several threads, and the lengths of the rows are
+kept in the user's cache folder; with them what the columns beside the ids say of padding and documents (`row_columns`).
+Of these columns nothing is read later but masks, and, where there is padding, what marks it.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes import fields
+from dali_pipes.corpus.columns.list_arrays import cells_of, copy_rows, rows_of
+from dali_pipes.corpus.columns.row_columns import Cells, Place, check_numbering, find_kept, find_learned, read_rows
+from dali_pipes.corpus.columns.row_facts import RowFacts, facts_of_offsets, join_facts, used_columns, with_names
+from dali_pipes.corpus.columns.scans import ColumnScans
+from dali_pipes.corpus.columns.token_columns import LOSS_MASK, TokenColumns
+from dali_pipes.corpus.data_file import DataFile, Int64Array
+from dali_pipes.errors import CorpusFormatError, DaliPipesError
+from dali_pipes.runtime import offset_cache
+from dali_pipes.storage.fingerprint import digest_content
+
+LEAST_KEPT_BYTES = 1 << 16
+"""Columns of fewer bytes are read again at each opening, which costs less than a file of their own."""
+
+_KEPT_VERSION = 1
+_MASK = np.dtype(np.uint8)
+_NO_IDS = np.zeros(0, np.int64)
+
+
+class RowChunks(Protocol):
+    """A file of rows in chunks.
+
+    rows:  rows of each chunk
+    sizes: bytes of each chunk in the file, about
+    """
+
+    path: Path
+    rows: list[int]
+    sizes: list[int]
+
+    def batches(self, chunk: int, names: Sequence[str]) -> Iterator[list[Any]]:
+        """The list arrays of the named columns, in that order, batch by batch. Blocks, safe for several threads.
+
+        Raises CorpusReadError for a file that is not the one that was opened, CorpusFormatError for a damaged one.
+        """
+
+
+@contextlib.contextmanager
+def damage_named(path: Path, where: str) -> Iterator[None]:
+    """Turn what pyarrow raises for a file that it cannot make sense of into CorpusFormatError."""
+    import pyarrow
+
+    try:
+        yield
+    except DaliPipesError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError, SystemError) as error:
+        # The last is what Python makes of an array that says it has a negative length.
+        text = " ".join(str(error).split())
+        raise CorpusFormatError(
+            f"{path}: {where}: {text}: the file is damaged, or of a kind that is not supported"
+        ) from error
+
+
+@dataclass
+class RowReader:
+    """What is asked of a file of rows in chunks: lengths of rows, ids, loss mask.
+
+    digest, modified_ns: as in DataFile, the time as it was before the digest was taken
+    read_row_offsets:    of ids that lie plain; else rows are as long as the column of ids says
+    """
+
+    chunks: RowChunks
+    columns: TokenColumns
+    digest: bytes
+    modified_ns: int
+    read_row_offsets: Callable[[], Int64Array] | None = None
+    first_rows: Int64Array = field(init=False)
+    """Rows before each chunk, and all of them: int64 (chunks + 1,)."""
+
+    _facts: RowFacts | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.first_rows = np.cumsum(np.array([0, *self.chunks.rows], np.int64))
+
+    def facts(self, scans: ColumnScans | None = None) -> RowFacts:
+        """What there is to know of all rows. Kept, or read from the whole columns; blocks."""
+        if self._facts is not None:
+            return self._facts
+        num_chunks = len(self.chunks.rows)
+        if not sum(self.chunks.rows):
+            return facts_of_offsets(np.zeros(1, np.int64), self.first_rows)
+        with contextlib.ExitStack() as stack:
+            scan = partial(self._scan, scans or stack.enter_context(ColumnScans("reading the lengths of rows")))
+            why: str | None
+            if sum(self.chunks.sizes) < LEAST_KEPT_BYTES:
+                packed, why = scan(), "the file is small"
+            else:
+                key = digest_content(self.digest, [self.modified_ns])
+                about = f"dali_pipes rows {_KEPT_VERSION} {key} {'/'.join(self._names)}".encode()
+                packed, why = offset_cache.find_or_make([self.chunks.path], "rows", about, self._is_plausible, scan)
+        facts = facts_of_offsets(packed, self.first_rows) if self._is_simple else RowFacts.unpack(packed, num_chunks)
+        # Nothing is lost but time: what cannot be kept on disk is kept here, and so is what is not asked of the disk.
+        if why is not None or offset_cache.are_made_anew():
+            self._facts = facts
+        return facts
+
+    def document_offsets(self) -> Int64Array:
+        """Ids before each document, and all of them: int64 (D + 1,). As `facts`."""
+        return self.facts().offsets
+
+    def decode(self, counts: dict[int, int], padding: Sequence[str], chunk: int) -> npt.NDArray[Any]:
+        """The ids of a chunk: counts[chunk], or more or fewer if the file is another one. Blocks.
+
+        padding: columns that mark padding, none if there is no padding
+        """
+        tokens, stored = self.columns.tokens, self.columns.stored
+        if padding:
+            parts = [np.zeros(0, stored)]
+            for first_row, cells in self._cells(chunk, (tokens, *padding)):
+                kept = find_kept({name: cells[name] for name in padding}, self._place(first_row))
+                values = cells[tokens].values
+                parts.append(values if kept is None else values[kept])
+            return np.concatenate(parts)
+        count = counts[chunk]
+        out = np.empty(count, stored)
+        done, first_row = 0, int(self.first_rows[chunk])
+        for (array,) in self.chunks.batches(chunk, [tokens]):
+            rows = rows_of(array, self.chunks.path, tokens, first_row)
+            first_row += len(rows.lengths)
+            more = int(rows.lengths.sum())
+            if done + more > count:
+                return np.empty(done + more, stored)  # refused for its size
+            copy_rows(rows, out[done : done + more])
+            done += more
+        return out[:done]
+
+    def decode_mask(self, masks: Sequence[str], padding: Sequence[str], chunk: int) -> npt.NDArray[np.uint8]:
+        """For each id of a chunk 1 if it is learned, else 0. Blocks. masks: columns that say so."""
+        parts = [np.zeros(0, np.uint8)]
+        for first_row, cells in self._cells(chunk, (*masks, *padding)):
+            place = self._place(first_row)
+            kept = find_kept({name: cells[name] for name in padding}, place)
+            learned = find_learned({name: cells[name] for name in masks}, kept, place)
+            assert learned is not None
+            parts.append(learned.view(np.uint8))
+        return np.concatenate(parts)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.columns.tokens, *self.columns.beside)
+
+    @property
+    def _is_simple(self) -> bool:
+        """Whether each row is a document, so that offsets tell all."""
+        return set(self.columns.beside) <= {LOSS_MASK}
+
+    def _scan(self, scans: ColumnScans) -> Int64Array:
+        # Ids are compared with labels alone; for all else their number will do, which may be had without them.
+        offsets = None if fields.LABELS in self.columns.beside else self.read_row_offsets
+        lengths = None if offsets is None else np.diff(offsets())
+        facts = join_facts(scans.for_chunks(partial(self._measure, lengths), self.chunks.sizes))
+        check_numbering(facts.numbering, self._place(0))
+        packed = facts.offsets if self._is_simple else facts.pack()
+        packed.flags.writeable = False
+        return packed
+
+    def _measure(self, lengths: Int64Array | None, chunk: int) -> RowFacts:
+        """What is to know of a chunk, after all checks of what is in it. lengths: of all rows, if they are known."""
+        path, first_row = self.chunks.path, int(self.first_rows[chunk])
+        tokens, row, parts = self.columns.tokens, first_row, []
+        for row, cells in self._cells(chunk, self._names if lengths is None else self.columns.beside):
+            if lengths is None:
+                ids = cells.pop(tokens)
+            else:
+                count = len(next(iter(cells.values())).lengths)
+                ids = Cells(lengths[row : row + count], _NO_IDS)
+            parts.append(RowFacts.of(read_rows(ids, cells, self._place(row))))
+            row += len(ids.lengths)
+        expected = self.chunks.rows[chunk]
+        if row - first_row != expected:
+            raise CorpusFormatError(
+                f"{path}: chunk {chunk} holds {row - first_row} rows, but the file says {expected}: it is damaged"
+            )
+        return join_facts(parts, one_chunk=True)
+
+    def _cells(self, chunk: int, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Cells]]]:
+        """The first row and the columns of each batch of a chunk."""
+        row = int(self.first_rows[chunk])
+        for arrays in self.chunks.batches(chunk, names):
+            yield (
+                row,
+                {
+                    name: cells_of(rows_of(array, self.chunks.path, name, row))
+                    for name, array in zip(names, arrays, strict=True)
+                },
+            )
+            row += len(arrays[0])
+
+    def _place(self, first_row: int) -> Place:
+        return Place(self.chunks.path, first_row, self.columns.tokens)
+
+    def _is_plausible(self, packed: Int64Array) -> bool:
+        if self._is_simple:
+            return len(packed) == sum(self.chunks.rows) + 1 and offset_cache.may_be_offsets(packed, strictly=False)
+        return RowFacts.may_be_packed(packed, len(self.chunks.rows))
+
+
+class PlainIds(NamedTuple):
+    """Ids that can be read as they lie: `extents` and `read_document_offsets` of a DataFile."""
+
+    extents: Int64Array
+    read_document_offsets: Callable[[], Int64Array]
+
+
+def make_data_file(
+    reader: RowReader, format: str, size: int, scans: ColumnScans, plain: PlainIds | None = None
+) -> DataFile:
+    """The file as a corpus takes it, decoded chunk by chunk unless its ids are `plain`. Blocks to measure the rows."""
+    columns, chunks = reader.columns, reader.chunks
+    decoded, counts_of = np.zeros((0, 2), np.int64), {}
+    facts: RowFacts | None = None
+    if plain is not None:
+        reader.read_row_offsets = plain.read_document_offsets
+    if plain is None or columns.beside:
+        facts = reader.facts(scans)
+        counts = facts.counts
+        decoded = np.stack([np.arange(len(counts)), counts], axis=1)[counts > 0]
+        counts_of = dict(zip(*decoded.T.tolist(), strict=True))
+    used = used_columns(columns.beside, facts, sum(chunks.rows), columns.unused)
+    if used.padding:
+        plain = None
+    digest = with_names(reader.digest, (*used.padding, *used.packing))
+    file = DataFile(
+        path=chunks.path,
+        format=format,
+        size=size,
+        stored=columns.stored,
+        data_offset=None,
+        extents=decoded if plain is None else plain.extents,
+        digest=digest,
+        num_documents=len(facts.offsets) - 1 if facts and used.packing else sum(chunks.rows),
+        read_document_offsets=(
+            plain.read_document_offsets if plain is not None and not used.packing else reader.document_offsets
+        ),
+        decode=partial(reader.decode, counts_of, used.padding) if plain is None else None,
+        columns=used,
+    )
+    if not used.masks:
+        return file
+    mask = replace(
+        file,
+        stored=_MASK,
+        extents=decoded,
+        digest=with_names(digest, () if used.masks == (LOSS_MASK,) else used.masks),
+        read_document_offsets=reader.document_offsets,
+        decode=partial(reader.decode_mask, used.masks, used.padding),
+    )
+    return replace(file, loss_mask=mask)

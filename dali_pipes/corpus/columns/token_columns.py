@@ -1,0 +1,171 @@
+"""Which column of a table holds the ids: Parquet and Arrow files, each row a document.
+
+    id: string   input_ids: list<int32>   loss_mask: list<bool>          row 0 = ids 5 6 7, row 1 = no ids, ...
+
+A column of ids is a list of whole numbers: `list`, `large_list`, `list_view`, or of fixed size, of integers of any
+width, and either the lists or the integers may be dictionary-encoded.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dali_pipes import fields
+from dali_pipes.corpus.columns.row_columns import LEARNED
+from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
+
+NAMES = ("input_ids", "tokens")
+LOSS_MASK = fields.MASKS[0]
+IS_TEXT = "text: open it with tokenizer='tokenizer.json', or make tokens of it with `dali-pipes tokenize`"
+_EXPECTED = dict.fromkeys(fields.MASKS, "a loss mask")
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """The columns of a table that say something of its ids.
+
+    tokens: name of the column of ids
+    stored: their native integer type
+    beside: columns that say which ids are padding or learned, or where documents end; see `fields`
+    unused: columns of numbers that may say something of the ids, but are not known
+    """
+
+    tokens: str
+    stored: np.dtype[Any]
+    beside: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+def import_pyarrow(path: Path) -> Any:
+    """The package `pyarrow`, with the modules `parquet` and `ipc` loaded. Raises BackendError where it is missing."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise BackendError(
+            f"{path}: Parquet and Arrow files are read with pyarrow, which is not installed: "
+            'pip install "dali-pipes[parquet]"'
+        ) from error
+    return pyarrow
+
+
+def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bool = True) -> TokenColumns:
+    """The column of ids: `wanted` if it is named, else `input_ids`, else `tokens`, else the only one it can be.
+
+    schema:    a `pyarrow.Schema`
+    use_masks: whether columns that say which ids are learned are used
+
+    Raises ConfigError for a `wanted` that is not there, CorpusFormatError for a column that holds no lists of integers,
+    or if there is none or more than one to choose from; both name the columns there are.
+    """
+    if wanted is not None:
+        _field(path, schema, wanted)
+        name = wanted
+    else:
+        candidates = [field.name for field in schema if integer_type(field.type) is not None]
+        known = [name for name in NAMES if name in candidates]
+        others = [name for name in candidates if name not in fields.NOT_IDS]
+        if not known and len(others) != 1:
+            found = f"{len(others)} columns are lists of integers" if others else "no column is a list of integers"
+            advice = "say token_column" if others else "text needs a tokenizer: say tokenizer='tokenizer.json'"
+            raise CorpusFormatError(f"{path}: {found}, none named {' or '.join(NAMES)}: {_there(schema)}; {advice}")
+        name = (known or others)[0]
+    stored = integer_type(_field(path, schema, name).type)
+    if stored is None:
+        raise CorpusFormatError(
+            f"{path}: column {name} is {schema.field(name).type}; ids are a list of integers: {_there(schema)}"
+        )
+    own, foreign = names_beside(name, schema.names)
+    beside = tuple(one for one in own if (use_masks or one not in LEARNED) and _is_beside(path, schema, one))
+    numbers = [field.name for field in schema if _is_list_of_numbers(field.type)]
+    return TokenColumns(name, stored, beside, (*fields.unused_columns(numbers, (name, *NAMES)), *foreign))
+
+
+def names_beside(tokens: str, there: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Which of the columns that are `there` say something of the ids in column `tokens`, and which of other ids.
+
+    Where there is a column of one of the usual names as well, all but a loss mask are about that one.
+    """
+    found = tuple(name for name in fields.BESIDE_IDS if name != tokens and name in there)
+    if tokens in NAMES or not any(name in there for name in NAMES):
+        return found, ()
+    return tuple(name for name in found if name == LOSS_MASK), tuple(name for name in found if name != LOSS_MASK)
+
+
+def digest_of_names(columns: TokenColumns, schema: Any) -> bytes:
+    """What the columns add to the digest of a file: columns that make a difference come later (`row_facts`)."""
+    names = [columns.tokens]
+    if LOSS_MASK in schema.names and columns.tokens != LOSS_MASK:
+        names.append(LOSS_MASK)
+    return "\0".join(names).encode()
+
+
+def integer_type(column: Any) -> np.dtype[Any] | None:
+    """The native type of the integers that a column of this `pyarrow.DataType` lists, None if it lists none."""
+    element = _element(column)
+    import pyarrow
+
+    return np.dtype(element.to_pandas_dtype()) if element is not None and pyarrow.types.is_integer(element) else None
+
+
+def _is_beside(path: Path, schema: Any, name: str) -> bool:
+    """Whether the table has a column of that name that says something of the ids.
+
+    Raises CorpusFormatError for one that should, but is of another type.
+    """
+    if name not in schema.names:
+        return False
+    from pyarrow import types
+
+    column = _field(path, schema, name).type
+    element = _element(column)
+    if element is not None and (types.is_integer(element) or types.is_boolean(element)):
+        return True
+    # A label of a whole row, and how long a row is, say nothing of single ids; nor does a column without any value.
+    is_number = element is not None and (types.is_floating(element) or _element(element) is not None)
+    if types.is_null(column) or (name in (fields.LABELS, fields.LENGTHS, fields.ENDS) and not is_number):
+        return False
+    raise CorpusFormatError(
+        f"{path}: column {name} is {column}; {_EXPECTED.get(name, 'it')} must be a list of integers or booleans, one "
+        "for each id. Remove the column, or save it as such a list."
+    )
+
+
+def _is_list_of_numbers(column: Any) -> bool:
+    from pyarrow import types
+
+    element = _element(column)
+    return element is not None and (
+        types.is_integer(element) or types.is_boolean(element) or types.is_floating(element)
+    )
+
+
+def _element(column: Any) -> Any:
+    """The type of what a list of this type holds, without dictionaries around either; None if it is no list."""
+    from pyarrow import types
+
+    if types.is_dictionary(column):
+        column = column.value_type
+    views = [getattr(types, name, None) for name in ("is_list_view", "is_large_list_view")]  # pyarrow 16
+    kinds = [types.is_list, types.is_large_list, types.is_fixed_size_list, *(view for view in views if view)]
+    if not any(kind(column) for kind in kinds):
+        return None
+    element = column.value_type
+    return element.value_type if types.is_dictionary(element) else element
+
+
+def _field(path: Path, schema: Any, name: str) -> Any:
+    numbers = schema.get_all_field_indices(name)
+    if not numbers:
+        raise ConfigError(f"{path}: has no column {name!r}: {_there(schema)}")
+    if len(numbers) > 1:
+        raise CorpusFormatError(f"{path}: has {len(numbers)} columns named {name!r}: {_there(schema)}")
+    return schema.field(numbers[0])
+
+
+def _there(schema: Any) -> str:
+    return f"the columns are {', '.join(f'{field.name}: {field.type}' for field in schema) or 'none at all'}"

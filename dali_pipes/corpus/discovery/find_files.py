@@ -1,0 +1,211 @@
+"""From what the user names, a file, a folder, a glob or a list of these, to files in an order that never varies.
+
+- folder: the files in it, not in folders below it (a glob with `**` goes down); of a set with an index of its shards
+  (`sets`), that index;
+- glob: `*`, `?`, `[...]`, `**`; a name that exists as written is taken as it is;
+- list: in the list's own order, each entry expanded in its place; a file that is there twice is refused (`repeats`);
+- a Megatron pair can be named by its prefix, its `.bin` or its `.idx`.
+
+Folders and globs are in natural order, s_1 s_2 s_03 s_10: runs of digits count as numbers, the rest goes by code
+point, folder by folder from the top; names that then tie (s_3, s_03) go by code point. The order of the directory plays
+no part.
+
+Folders and globs leave out what is clearly not data, and refuse what shows that data is missing or there twice:
+`file_names` has the rules. Everything else is data or an error; a file named in full is never left out. Loss masks,
+`.loss`, are left out of the data, and taken where masks are named. Files for training and for validation, by their
+names, are not brought together (`splits`), but by a list.
+"""
+
+import fnmatch
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from dali_pipes.corpus.discovery.file_names import data_paths, finished_name, is_side_file, some, utf8_name
+from dali_pipes.corpus.discovery.globs import list_folder, matches_of
+from dali_pipes.corpus.discovery.shard_sets import find_index
+from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
+from dali_pipes.errors import EMPTY_PATH, NO_WEIGHTS, ConfigError, CorpusError, CorpusReadError
+from dali_pipes.storage.retries import tried_again
+
+_DIGITS = re.compile(r"([0-9]+)")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash is left where it came as a Path
+_NUMBER = re.compile(r"[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?")
+
+
+def find_files(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    setting: Literal["corpus", "loss_masks"] = "corpus",
+    *,
+    use_indexes: bool = False,
+) -> list[Path]:
+    """Absolute paths of the data files; of a Megatron pair the `.bin` if both are found, else the one that is there.
+
+    setting:     what the paths were given as; files named `.loss` are data of loss_masks, in the
+                 order of the names before
+    use_indexes: take the index of a set for its folder
+
+    Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data, with
+    files of several splits, or with unfinished files.
+    """
+    return [file for _, file in named_files(paths, setting, use_indexes=use_indexes, notes=[])]
+
+
+def named_files(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    setting: Literal["corpus", "loss_masks"] = "corpus",
+    *,
+    use_indexes: bool,
+    notes: list[str],
+) -> list[tuple[str, Path]]:
+    """As `find_files`, each file with the entry that names it. notes: takes sentences about files left out."""
+    found: list[tuple[str, Path]] = []
+    for entry in entries_of(paths, setting):
+        files = _expand(entry, setting, use_indexes, notes)
+        if setting == "corpus":  # masks go with data that was checked
+            refuse_mixed_splits(entry, _without_indexes(files))
+        found += [(entry, file) for file in files]
+    # A shell's `data/*` names both files of each Megatron pair: the index is not a second corpus.
+    data = set(_without_indexes([file for _, file in found]))
+    return [(entry, file) for entry, file in found if file in data]
+
+
+def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str = "corpus") -> list[str]:
+    """The entries of what the user named. Raises ConfigError for what is no path, or no list of paths."""
+    if isinstance(paths, (str, os.PathLike)):
+        return [_entry(paths, setting)]
+    if not isinstance(paths, Iterable) or isinstance(paths, (bytes, set, frozenset, dict)):
+        weights = f": {NO_WEIGHTS}" if isinstance(paths, dict) else ""
+        raise ConfigError(
+            f"{setting}: {paths!r} is a {type(paths).__name__}; a path, or a list of paths, is expected{weights}"
+        )
+    entries: list[str] = []
+    for path in paths:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ConfigError(f"{setting}: {path!r} is no path: {NO_WEIGHTS}")
+        entries.append(_entry(path, setting))
+    if not entries:
+        raise ConfigError(f"{setting}: an empty list of paths; name at least one file, folder or glob")
+    return entries
+
+
+def _entry(path: str | os.PathLike[str], setting: str) -> str:
+    entry = os.fsdecode(path)
+    if not entry:  # of a shell's variable that is not set; it would be the current folder
+        raise ConfigError(f"{setting}: {EMPTY_PATH}")
+    return entry
+
+
+def meant_as(entry: str) -> str:
+    """For a message about an entry that names nothing: what it may be meant as, and what to do, or nothing."""
+    if _ADDRESS.match(entry):
+        return ": only local or mounted paths can be read; mount the bucket, or copy the files first"
+    return f": {NO_WEIGHTS}" if _NUMBER.fullmatch(entry.strip()) else ""
+
+
+def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
+    """The sort key of folders and globs. Text and numbers alternate, so that the two are never compared."""
+    text = utf8_name(str(path))
+    parts = [_DIGITS.split(part) for part in Path(text).parts]
+    return [[int(piece) if at % 2 else piece for at, piece in enumerate(part)] for part in parts], text
+
+
+def _without_indexes(files: Sequence[Path]) -> list[Path]:
+    present = set(files)
+    return [file for file in files if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
+
+
+def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> list[Path]:
+    path = Path(os.path.abspath(os.path.expanduser(entry)))
+    mode = _mode(path)
+    if mode is not None:
+        if not stat.S_ISDIR(mode):
+            return [_regular(path, mode)]
+        index = find_index(path) if use_indexes else None
+        return _files_of_folder(path, setting, notes) if index is None else [index]
+    if glob.has_magic(entry):
+        return _files_of_glob(entry, path, setting, notes)
+    for suffix in (".bin", ".idx"):  # a Megatron prefix, which may have dots of its own
+        if _mode(Path(f"{path}.idx")) is not None and _mode(Path(f"{path}{suffix}")) is not None:
+            return [Path(f"{path}{suffix}")]
+    raise CorpusReadError(
+        f"{path}: there is no such file, folder or Megatron prefix (given as {entry!r}){meant_as(entry)}"
+    )
+
+
+def _files_of_folder(folder: Path, setting: str, notes: list[str]) -> list[Path]:
+    return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}", setting, notes)
+
+
+def _files_of_glob(entry: str, pattern: Path, setting: str, notes: list[str]) -> list[Path]:
+    matches = matches_of(pattern)
+    if not matches:
+        raise CorpusReadError(f"{pattern}: nothing matches this pattern (given as {entry!r}){meant_as(entry)}")
+    return _data_files([*matches, *unfinished_beside(pattern, matches)], f"the pattern {pattern}", setting, notes)
+
+
+def unfinished_beside(pattern: Path, matches: Iterable[Path]) -> list[Path]:
+    """Unfinished files beside the matches of a pattern that would match once they are finished."""
+    if pattern.name == "**":
+        return []
+    beside = (Path(entry.path) for folder in {path.parent for path in matches} for entry in list_folder(folder))
+    finished = ((path, finished_name(path.name)) for path in beside)
+    return [path for path, name in finished if name is not None and fnmatch.fnmatchcase(name, pattern.name)]
+
+
+def _data_files(candidates: Iterable[Path], where: str, setting: str, notes: list[str]) -> list[Path]:
+    def data_path(path: Path) -> Path:
+        """The name that decides: of a mask that of the data file it goes with, so that both are in one order."""
+        return path.with_name(path.name.removesuffix(".loss")) if setting == "loss_masks" else path
+
+    def sort_key(path: Path) -> tuple[list[list[str | int]], str]:
+        return natural_key(data_path(path))
+
+    files: list[Path] = []
+    folders: list[Path] = []
+
+    def is_side(name: str) -> bool:
+        return is_side_file(data_path(Path(name)).name)
+
+    found, side = data_paths(set(candidates), where, is_side, notes)
+    side.sort()
+    for path in sorted(found, key=sort_key):
+        mode = _mode(path)
+        if mode is None:
+            raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")
+        if stat.S_ISDIR(mode):
+            folders.append(path)
+        else:
+            files.append(_regular(path, mode))
+    if not files:
+        sets = [folder.name for folder in folders if find_index(folder) is not None]
+        if sets:
+            raise CorpusError(
+                f"{where} holds no data file, but {len(sets)} sets of their own, such as splits{some(sets)}: name one "
+                f"of these folders, or list those that you want"
+            )
+        names = [folder.name for folder in folders]
+        raise CorpusError(
+            f"{where} holds no data file: {len(side)} side files{some(side)}, {len(folders)} folders{some(names)}. "
+            f"Name files in full, or go down into folders with a pattern such as 'folder/**/*.bin'."
+        )
+    return files
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return tried_again(lambda: os.stat(path)).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise CorpusReadError(f"{path}: cannot be looked up: {error}") from error
+
+
+def _regular(path: Path, mode: int) -> Path:
+    if not stat.S_ISREG(mode):
+        raise CorpusReadError(f"{path}: is neither a regular file nor a folder")
+    return path

@@ -1,0 +1,115 @@
+"""What a manifest beside the data lists: `manifest*.json`, as `dali-pipes tokenize` writes it.
+
+{"settings": {"format": "flat", "eos_id": 0}, "shards": [{"files": {"tokens-00000-0000.bin": {"bytes": 2048, ...}}}]}
+{"files": [{"name": "tokens-00000-0000.bin", "sha256": "9f86..."}]}
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dali_pipes.corpus.data_file import DataFile
+from dali_pipes.corpus.discovery.file_names import utf8_name
+from dali_pipes.errors import ConfigError, CorpusFormatError, CorpusReadError
+from dali_pipes.storage.local import OpenFile
+
+MANIFEST = "manifest.json"
+_MASK_SUFFIX, _INDEX_SUFFIX = ".loss", ".idx"
+
+
+class Manifest(NamedTuple):
+    """What one says. end_id: that ends every document of its files, which are flat; None: it does not say."""
+
+    path: Path
+    names: Mapping[str, int | None]
+    """Bytes of each file that it lists, by name."""
+    end_id: int | None
+
+
+class Manifests:
+    """Those beside the files of one corpus, each read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, Manifest] = {}
+
+    def refuse_lost_files(self, files: Sequence[DataFile], *, masks: bool, indexes: bool) -> None:
+        """Raise CorpusFormatError where the manifest of a file's folder lists a mask or index of it that is not there.
+
+        Without its mask a file would be learned whole, and without its index have no documents, both without a word.
+
+        masks, indexes: which of them are looked for beside the data
+        """
+        for file in files:
+            folder = file.path.parent
+            wanted: list[tuple[Path, str]] = []
+            if masks and file.loss_mask is None:
+                mask = file.path.with_name(file.path.name + _MASK_SUFFIX)
+                wanted.append((mask, "to learn all tokens without masks, set loss_masks = []"))
+            if indexes and file.format == "flat":
+                index = file.path.with_suffix(_INDEX_SUFFIX)
+                wanted.append((index, f"to read {file.path.name} alone, set format='flat' and a dtype"))
+            for path, otherwise in wanted:
+                if utf8_name(path.name) in self._beside(file).names and not os.path.lexists(path):
+                    raise CorpusFormatError(
+                        f"{path}: is listed in {folder / MANIFEST} but missing: copy it here, or create the data "
+                        f"again; {otherwise}"
+                    )
+
+    def end_id(self, files: Sequence[DataFile], given: int | None) -> tuple[int, Path] | None:
+        """The id that ends every document of flat files of `dali-pipes tokenize`, and the manifest that says so.
+
+        None where one of the files is of other origin, was changed since, or ends its documents in another way. Raises
+        ConfigError for a `given` id that is not the one of the manifest.
+        """
+        found: set[tuple[int, Path] | None] = set()
+        for file in files:
+            manifest = self._beside(file)
+            end_id = manifest.end_id if manifest.names.get(utf8_name(file.path.name)) == file.size else None
+            if end_id is not None and given not in (None, end_id):
+                raise ConfigError(
+                    f"eos_id = {given}: documents of {file.path} end with id {end_id} according to {manifest.path}; "
+                    f"leave eos_id out, or set eos_id = {end_id}"
+                )
+            found.add(None if end_id is None else (end_id, manifest.path))
+        same = None not in found and len({entry[0] for entry in found if entry is not None}) == 1
+        return min(entry for entry in found if entry is not None) if same else None
+
+    def _beside(self, file: DataFile) -> Manifest:
+        path = file.path.parent / MANIFEST
+        if path not in self._read:
+            content = _read(path) if os.path.lexists(path) else {}
+            settings = content.get("settings")
+            end_id = None
+            if isinstance(settings, dict) and settings.get("format") == "flat" and type(settings.get("eos_id")) is int:
+                end_id = settings["eos_id"]
+            self._read[path] = Manifest(path, {name: facts.get("bytes") for name, facts in _listed(content)}, end_id)
+        return self._read[path]
+
+
+def recorded_checksums(manifest: Path) -> dict[str, str]:
+    """SHA-256 by name of what a manifest lists; none if it cannot be read as one."""
+    return {name: facts["sha256"] for name, facts in _listed(_read(manifest))}
+
+
+def _read(manifest: Path) -> dict[str, Any]:
+    """What is in a manifest; nothing if it cannot be read as one."""
+    try:
+        with OpenFile(manifest) as file:
+            content = json.loads(file.read(0, file.size))
+    except (CorpusReadError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _listed(content: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and facts, "sha256" among them, of what a manifest lists."""
+    shards = content.get("shards")
+    for part in [content, *(shards if isinstance(shards, list) else [])]:
+        files = part.get("files") if isinstance(part, dict) else None
+        if isinstance(files, dict):
+            files = [{"name": name, **facts} for name, facts in files.items() if isinstance(facts, dict)]
+        for facts in files if isinstance(files, list) else []:
+            if isinstance(facts, dict) and isinstance(facts.get("name"), str) and isinstance(facts.get("sha256"), str):
+                yield facts["name"], facts

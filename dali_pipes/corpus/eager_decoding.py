@@ -1,0 +1,74 @@
+"""Decode a whole corpus at opening, if it fits into memory: nothing is decoded while training."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dali_pipes.corpus.columns.scans import ColumnScans
+from dali_pipes.corpus.data_file import DataFile
+from dali_pipes.errors import ConfigError
+from dali_pipes.storage.decoded_cache import ChunkCache
+
+_CGROUPS = (  # limit, use, and statistics with the part of it that the kernel gives up when asked
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
+_RECLAIMABLE = ("file", "total_cache")
+
+
+def decoded_bytes(files: Sequence[DataFile]) -> int:
+    """Bytes that the ids of those files take that have to be decoded."""
+    return sum(file.num_tokens * file.stored.itemsize for file in files if file.decode is not None)
+
+
+def decode_all(files: Sequence[DataFile], cache: ChunkCache) -> None:
+    """Put every chunk of `files` into `cache`, which is large enough; says so on standard error. Blocks.
+
+    Raises ConfigError where memory does not suffice, before anything is decoded, and what decoding raises.
+    """
+    needed = decoded_bytes(files)
+    if not needed:
+        return
+    available = available_bytes()
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"eager: the decoded corpus takes {needed} bytes ({needed / 2**30:.3g} GiB), but {available} "
+            f"({available / 2**30:.3g} GiB) of memory are available; leave eager out, so that decoded_cache_bytes of "
+            f"it are kept, or convert the corpus to a flat format"
+        )
+    print(f"dali_pipes: eager: decoding {len(files)} files into {needed} bytes of memory", file=sys.stderr)
+    chunks = [
+        (number, file.decode, int(chunk), int(count) * file.stored.itemsize)
+        for number, file in enumerate(files)
+        if file.decode is not None
+        for chunk, count in file.extents.tolist()
+    ]
+
+    def decode(at: int) -> None:
+        number, decode_chunk, chunk, _ = chunks[at]
+        cache.get(number, chunk, decode_chunk)
+
+    with ColumnScans("decoding the corpus") as scans:
+        scans.for_chunks(decode, [size for _, _, _, size in chunks])
+
+
+def available_bytes() -> int | None:
+    """Memory that this process can still take, by the kernel's account and its control group's; None if not known."""
+    found = []
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError):
+        pass
+    for limit, used, statistics in _CGROUPS:
+        try:
+            counts = dict(line.split() for line in Path(statistics).read_text().splitlines())
+            reclaimable = max(int(counts.get(name, 0)) for name in _RECLAIMABLE)
+            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + reclaimable)
+        except (OSError, ValueError):  # no such group, or "max": without a limit
+            continue
+    return max(0, min(found)) if found else None

@@ -1,0 +1,118 @@
+"""Open any corpus: token files as they are, text through a tokenizer."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dali_pipes import __version__
+from dali_pipes import corpus as token_files
+from dali_pipes.corpus import Corpus
+from dali_pipes.corpus.discovery.file_names import is_side_file
+from dali_pipes.errors import ConfigError, CorpusError
+from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES
+from dali_pipes.storage.retries import DEFAULT_RETRIES
+from dali_pipes.text import arrayrecord, find_text_files, kept_tokens, mds, tables
+from dali_pipes.text.inputs import list_files, recognise
+
+
+def open_corpus(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    format: str = "auto",
+    dtype: str | np.dtype[Any] | None = None,
+    eos_id: int | None = None,
+    loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    text_key: str | None = None,
+    token_column: str | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    eager: bool = False,
+    verify: bool = False,
+    read_retries: int = DEFAULT_RETRIES,
+    vocab_size: int | None = None,
+) -> Corpus:
+    """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
+
+    tokenizer: `tokenizer.json` for files of text: .txt (a document each), .jsonl, .csv, .tsv (also .gz, .zst), Parquet,
+               Arrow and MosaicML MDS with a text column, `save_to_disk` folders, WebDataset tars, ArrayRecord. They are
+               tokenised when they are first opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and
+               opened from there later. Of several processes one does it and the others wait. Not looked at for token
+               files.
+    text_key:  key or column of the text; "text" if not given. A table or set that also has a column of tokens counts as
+               text only if this is given. Records of ArrayRecord that say nothing are text unless there is a `dtype`.
+    eos_id:    with text, put behind each document that is not empty; if not given, the tokenizer's end-of-text token.
+
+    The rest is as for `dali_pipes.corpus.open_corpus`. Raises what that does, ConfigError for a tokenizer that cannot
+    be loaded, several candidates for eos_id, or a cache folder that cannot be written, BackendError for a missing
+    library.
+    """
+    has_tokens = format != "auto" or (token_column is not None and text_key is None)
+    if tokenizer is None or has_tokens or not _are_text(paths, text_key, dtype is not None):
+        corpus = token_files.open_corpus(
+            paths,
+            format,
+            dtype,
+            eos_id,
+            loss_masks,
+            token_column=token_column,
+            cache_bytes=cache_bytes,
+            eager=eager,
+            verify=verify,
+            read_retries=read_retries,
+            vocab_size=vocab_size,
+        )
+        if tokenizer is not None and corpus.is_synthetic:
+            raise ConfigError(
+                f"tokenizer = {os.fspath(tokenizer)!r} applies to text, not to a synthetic corpus; leave it out"
+            )
+        if text_key is not None:  # after the files are known to be tokens: else their own error says more
+            corpus.close()
+            mend = "set tokenizer to have the text tokenized" if tokenizer is None else "name files of text"
+            raise ConfigError(
+                f"text_key = {text_key!r}: {corpus.files[0]} is read as ids, not as text; leave text_key out, or {mend}"
+            )
+        return corpus
+    only_tokens = {
+        "dtype": dtype,
+        "loss_masks": loss_masks or None,
+        "token_column": token_column,
+        "verify": verify or None,
+    }
+    for name, value in only_tokens.items():
+        if value is not None:
+            raise ConfigError(f"{name} = {value!r} is for files of tokens; leave it out where text is tokenised")
+    made_by = f"dali_pipes {__version__}"
+    notes: list[str] = []
+    folder, end = kept_tokens(find_text_files(paths, notes), tokenizer, eos_id, text_key or "text", made_by)
+    return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries, notes=notes)
+
+
+def _are_text(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], text_key: str | None, has_dtype: bool
+) -> bool:
+    try:
+        files = list_files(paths)
+    except CorpusError:  # a Megatron prefix, for one: the readers of tokens know, or say what is wrong
+        return False
+    text = [path for path in files if _is_text(path, text_key, has_dtype)]
+    others = [path for path in files if path not in set(text)]
+    if text and others and not all(is_side_file(path.name) for path in text):
+        raise CorpusError(f"{text[0]} is text and {others[0]} is not; name files of one kind")
+    return not others
+
+
+def _is_text(path: Path, text_key: str | None, has_dtype: bool) -> bool:
+    found = recognise(path)
+    if found is None:
+        return False
+    kind, compression = found
+    if text_key is not None:
+        return True
+    if kind in ("arrow", "parquet"):
+        return not tables.holds_tokens(path, kind)
+    if kind == "mds":
+        return not mds.holds_tokens(path, compression)
+    return kind != "arrayrecord" or not (has_dtype or arrayrecord.holds_tokens(path))

@@ -1,0 +1,256 @@
+"""The block source: the callable that DALI's external source runs. Block number in, token arrays out.
+
+A block is K batches of one rank. For each block the source plans the rows (integers), gets their tokens and runs the
+token kernels. Planning and reading are done ahead of time by threads, with reads that release the GIL into buffers
+that are kept and reused, so the thread that runs the pipeline, the trainer's, does not touch a file:
+
+    reader threads    plan ─▶ positioned reads ─▶ range check ─┐
+    trainer's thread      source(block number) ◀── ready block ┘
+
+Blocks leave here in the file's own width wherever someone behind can widen them: DALI copies what an external source
+hands it, and copying two bytes a token costs an eighth of copying two int64.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.corpus import Corpus
+from dali_pipes.engine.profiling import Ranges
+from dali_pipes.errors import LoaderClosedError
+from dali_pipes.monitoring.stats import BlockTimes
+from dali_pipes.placement.base import Placement, Slot
+from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
+from dali_pipes.schedule.plans import Layout, PlanCache
+
+Array = Any  # a NumPy array, or a CuPy array where the placement is on a GPU
+Int64Array = npt.NDArray[np.int64]
+
+_forks = 0
+"""How many forks lie between the process that imported this and this one; cheaper to look at than its number is."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class BlockInfo(NamedTuple):
+    """What a source is asked for; DALI's `BatchInfo` has the same fields."""
+
+    iteration: int
+    epoch_idx: int
+
+
+class BlockSource:
+    """Blocks by number, for DALI's external source (`batch=True, batch_info=True`) or for a queue without DALI.
+
+    What a call returns depends on the block number alone; reading ahead only makes the answer ready. A call blocks
+    while the block it asks for is still being read. Arrays are (1, R, T) ((1, R) for row_ids) and valid until the
+    next call. Errors of a reader thread are raised by the call that asks for the failed block; the next one reads it
+    again.
+
+    With `endless`, blocks run on from epoch to epoch; without, `StopIteration` ends each epoch and DALI's `epoch_idx`
+    tells which one is meant.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        schedule: Schedule,
+        placement: Placement,
+        *,
+        outputs: tuple[str, ...],
+        batches_per_run: int,
+        num_threads: int,
+        prefetch_queue_depth: int,
+        endless: bool,
+        layout: Layout = None,
+        ranges: Ranges,
+    ) -> None:
+        self.corpus, self.schedule, self.placement = corpus, schedule, placement
+        self.outputs, self.batches_per_run, self.endless = outputs, batches_per_run, endless
+        self._num_threads, self._ranges = num_threads, ranges
+        self.plans = PlanCache(
+            schedule, batches_per_run, layout, num_threads=num_threads, queue_depth=prefetch_queue_depth
+        )
+        self._blocks = Blocks(schedule, batches_per_run, Position(0, 0))
+        self._origin = 0
+        self._pending: dict[tuple[int | None, int], Future[Slot]] = {}
+        self._free: deque[Slot] = deque()
+        self._delivered: Slot | None = None
+        self._threads: ReaderThreads | None = None
+        self._process, self._forks = os.getpid(), _forks
+        self._closed = False
+        self.delivered = 0
+        """Blocks handed out so far, over all epochs and restarts."""
+        self._times: dict[int, BlockTimes] = {}  # of each thread, so that none has to wait for another to add to them
+
+    def __call__(self, info: BlockInfo) -> tuple[Array, ...]:
+        self.check_usable()
+        self.placement.check()
+        # Whoever got the last block has copied it by now. An interrupt between the lines loses a slot; the other way
+        # round it would put one there twice, and two blocks into the same memory.
+        last, self._delivered = self._delivered, None
+        if last is not None:
+            self._free.append(last)
+        key = self._read_ahead(info)
+        if key is None:
+            self.placement.check(info.iteration)  # perhaps nobody asks again
+            raise StopIteration
+        asked = time.perf_counter()
+        try:
+            assert self._threads is not None, "whoever has something to read has threads"
+            slot = self._threads.result(self._pending[key])
+            self.check_usable()
+            del self._pending[key]
+        except Exception:
+            self._pending.pop(key, None)  # it holds the error, whose traceback now holds the frames of this call
+            self.check_usable()  # closed from a signal handler or another thread meanwhile: no other error tells that
+            raise
+        self._delivered = slot
+        steps = self.steps(info)
+        assert steps is not None
+        begin = time.perf_counter()
+        with self._ranges.around("deliver"):
+            arrays = self.placement.deliver(slot, steps, info.iteration)
+        self._add_times(BlockTimes(wait_s=begin - asked, kernels_s=time.perf_counter() - begin))
+        self.delivered += 1
+        return tuple(arrays[name] for name in self.outputs)
+
+    def check(self, info: BlockInfo) -> None:
+        """Raise `TokenRangeError` if a block that was handed out holds a bad id that only a GPU has seen.
+
+        The CPU knows before it hands a block out. On a GPU this waits for the block's kernel, which has usually run by
+        the time anyone takes the block; a call for a later block raises too once the answer is known.
+        """
+        self.placement.check(info.iteration)
+
+    def steps(self, info: BlockInfo) -> StepRange | None:
+        """Steps of a block, None past the end of its epoch. Reads nothing."""
+        return self._blocks.steps(info.iteration - self._origin, None if self.endless else info.epoch_idx)
+
+    def ready(self, info: BlockInfo) -> bool:
+        """Whether a call for this block would return at once; starts reading it otherwise. Does not block."""
+        self.check_usable()
+        key = self._read_ahead(info)
+        return key is None or self._pending[key].done()
+
+    def restart(self, position: Position, iteration: int = 0) -> None:
+        """Make `iteration` the first block from `position` on. Blocks read ahead for another place are dropped."""
+        self._blocks = Blocks(self.schedule, self.batches_per_run, position)
+        self._origin = iteration
+        self.placement.restart()
+        threads = self._threads
+        if threads is not None and not threads.are_alive:
+            threads.stop()
+            self._threads = None
+        for key in list(self._pending):
+            self._discard(key)
+
+    def blocks_ready(self) -> int:
+        """Blocks that have been read ahead and wait to be asked for."""
+        return sum(future.done() for future in list(self._pending.values()))
+
+    def block_times(self) -> BlockTimes:
+        """Seconds spent so far, by part. Does not block."""
+        total = BlockTimes()
+        for times in list(self._times.values()):
+            total.add(times)
+        return total
+
+    def end(self) -> None:
+        """Read nothing more, and hand nothing out, from now on; does not wait for the reads under way. Idempotent."""
+        self._closed = True  # before the threads are looked for: who starts some looks at it behind that
+        self.corpus.end_retries()
+        for future in list(self._pending.values()):
+            future.cancel()
+        threads = self._threads
+        if threads is not None and not self.is_forked:
+            threads.stop(0)
+
+    def close(self) -> None:
+        """Stop the reader threads (waiting for reads under way) and free the buffers; idempotent."""
+        self.end()
+        threads = self._threads
+        if threads is not None and not self.is_forked:
+            threads.stop()
+        self._threads = None
+        self._pending.clear()
+        self._free.clear()
+        self._delivered = None
+        self.placement.close()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy, in a forked process, of a source whose threads are in another one."""
+        return _forks != self._forks
+
+    def check_usable(self) -> None:
+        """Raise `LoaderClosedError` where the source is closed, or belongs to the process this one was forked from."""
+        if self._closed:
+            raise LoaderClosedError("this block source is closed; build a new loader")
+        if _forks != self._forks:
+            raise LoaderClosedError(
+                f"this loader belongs to process {self._process} and its threads do not exist in the forked process "
+                f"{os.getpid()}; build the loader in the process that uses it"
+            )
+
+    def _read_ahead(self, info: BlockInfo) -> tuple[int | None, int] | None:
+        """See that a block and those behind it are being read; the block's key, or None past the end of the epoch."""
+        if self.steps(info) is None:
+            return None
+        epoch_index = None if self.endless else info.epoch_idx
+        block = info.iteration - self._origin
+        wanted = range(block, block + self._num_threads + 1)
+        for key in [key for key in self._pending if key[0] != epoch_index or key[1] not in wanted]:
+            self._discard(key)
+        threads = self._threads
+        if threads is None:
+            threads = self._threads = ReaderThreads(self._num_threads)
+            if self._closed:  # meanwhile, by someone who has not seen these
+                threads.stop()
+        for number in wanted:
+            steps = self._blocks.steps(number, epoch_index)
+            if steps is not None and (epoch_index, number) not in self._pending:
+                slot = self._free.popleft() if self._free else None
+                self._pending[epoch_index, number] = threads.submit(self._prepare, steps, slot)
+        return epoch_index, block
+
+    def _discard(self, key: tuple[int | None, int]) -> None:
+        future = self._pending.pop(key)
+        if not future.cancel():
+            future.add_done_callback(self._reclaim)
+
+    def _reclaim(self, future: "Future[Slot]") -> None:
+        if future.exception() is None:
+            self._free.append(future.result())
+
+    def _prepare(self, steps: StepRange, slot: Slot | None) -> Slot:
+        slot = self.placement.new_slot(self.batches_per_run * self.schedule.batch_size) if slot is None else slot
+        times = BlockTimes(blocks=1)
+        if self.placement.plans_rows:
+            begin = time.perf_counter()
+            with self._ranges.around("plan"):
+                slot.plan = self.plans.plan(steps)
+            times.plan_s = time.perf_counter() - begin
+        with self._ranges.around("read"):
+            self.placement.prepare(slot, times)
+        if slot.plan is not None:
+            with self._ranges.around("plan"):
+                self.plans.plan_behind(slot.plan)
+        self._add_times(times)
+        return slot
+
+    def _add_times(self, times: BlockTimes) -> None:
+        self._times.setdefault(threading.get_ident(), BlockTimes()).add(times)

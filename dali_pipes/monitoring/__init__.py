@@ -1,0 +1,1 @@
+"""What a loader measures, and how it is shown. No torch."""

@@ -1,0 +1,1 @@
+"""Where a block's tokens are kept and gathered: host memory or a GPU."""

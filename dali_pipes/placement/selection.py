@@ -1,0 +1,72 @@
+"""Which device a loader works for, and where it keeps the corpus. Decisions and their reasons, no CUDA."""
+
+from collections.abc import Callable
+
+from dali_pipes.errors import BackendError
+from dali_pipes.placement import cuda
+
+DEVICE_SHARE = 0.1
+"""Share of the free GPU memory that placement "auto" gives to the corpus when `max_device_bytes` is not set."""
+
+
+def choose_device(
+    requested: str, local_rank: int | None, why_not: Callable[[], str | None] = lambda: None
+) -> tuple[int | None, str]:
+    """The CUDA device number, or None for the CPU, and the reason for the choice.
+
+    "cuda" is the device that the process has made current, else the one of the launcher's local rank, else the first
+    (also where a launcher shows each process one device alone). Only "auto" may fall back to the CPU. Raises
+    `BackendError` when a GPU that was asked for cannot be used.
+
+    why_not: says why whoever takes the batches cannot use a GPU, None if it can; asked where there is one.
+    """
+    if requested == "cpu":
+        return None, 'device = "cpu"'
+    if requested == "auto":
+        if not cuda.cuda_driver_present():
+            return None, "no CUDA driver on this machine"
+        try:
+            count, number = cuda.visible_devices()
+        except BackendError as error:
+            return None, str(error)
+    else:
+        count, number = cuda.visible_devices()
+    problem = why_not()
+    if problem is not None:
+        if requested == "auto":
+            return None, problem
+        raise BackendError(f'device = "{requested}" was asked for, but {problem}; use device = "cpu"')
+    if ":" in requested:
+        number = int(requested.split(":")[1])
+    elif number == 0 and local_rank is not None and count > 1:
+        number = local_rank
+    if number >= count:
+        raise BackendError(f"device cuda:{number} was asked for, but {count} device(s) are visible")
+    return number, f"device = {requested!r}"
+
+
+def choose_placement(
+    requested: str, device: int, corpus_bytes: int, max_device_bytes: int | None = None
+) -> tuple[str, str]:
+    """The placement, "host" or "device", and the reason, for a split whose windows read `corpus_bytes`.
+
+    Raises `BackendError` with the numbers where "device" was asked for and does not fit; nothing is allocated.
+    """
+    if requested == "host":
+        return requested, 'placement = "host"'
+    free = cuda.free_bytes(device)
+    size, there = f"{corpus_bytes / 2**30:.3g} GiB", f"{free / 2**30:.3g} GiB free on cuda:{device}"
+    if requested == "device":
+        for limit, text in ((max_device_bytes, f"max_device_bytes = {max_device_bytes}"), (free, there)):
+            if limit is not None and corpus_bytes > limit:
+                raise BackendError(
+                    f'placement = "device": the corpus takes {size} ({corpus_bytes} bytes), more than {text}; use '
+                    'placement = "host"'
+                )
+        return requested, 'placement = "device"'
+    budget, text = int(DEVICE_SHARE * free), f"{DEVICE_SHARE:.0%} of {there}"
+    if max_device_bytes is not None and max_device_bytes <= free:
+        budget, text = max_device_bytes, f"max_device_bytes = {max_device_bytes}"
+    if corpus_bytes <= budget:
+        return "device", f"the corpus of {size} fits in {text}"
+    return "host", f"the corpus of {size} is more than {text}"

@@ -1,0 +1,382 @@
+"""Rows made of whole documents: which pieces of the corpus are in row i of an epoch.
+
+    order of the epoch    d7 d2 d9 d4 | d1 d8 d3 d6 | d0 d5           windows of 4 documents, each planned by itself
+    rows of a window      [d9 d2] [d7] [d4]                           best fit, then shuffled
+    rows of the epoch     0 1 2 | 3 4 | 5                             numbered on from window to window
+
+A window's rows depend on the seed, the epoch and its number alone, so every rank plans the same ones, and a run that
+goes on plans the windows it needs and no others. How many rows a window makes is known when it has been planned; a
+state therefore says in which window it is and how many rows came before it.
+"""
+
+import contextlib
+import hashlib
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.documents import Pieces
+from dali_pipes.errors import ConfigError
+from dali_pipes.operators import permute
+from dali_pipes.rows.length_buckets import LengthBuckets
+from dali_pipes.rows.packing import (
+    LeftOut,
+    LongDocuments,
+    Packing,
+    PackingCounts,
+    left_out,
+    narrow,
+    pack,
+    rows_of_documents,
+)
+from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
+
+Int64Array = npt.NDArray[np.int64]
+RowMode = Literal["pack", "pad"]
+
+_MOST_LENGTHS, _RUNS = 1 << 21, 64
+"""Documents whose lengths are looked at for what long ones lose, and into how many runs they are spread."""
+
+_WINDOWS_KEPT = 6
+"""As many as a step of 65,536 packed rows may span, so that none is planned again after its rows were counted."""
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What an epoch's plan makes of the documents, over all ranks; every figure is exact.
+
+    Tokens in rows and `dropped_tokens` add up to `tokens`.
+    """
+
+    epoch: int
+    documents: int
+    """Empty ones included."""
+    tokens: int
+    rows: int
+    padding_tokens: int
+    fill: float
+    """Share of the rows' places that hold tokens. With length buckets the places of a row are those of its own bucket,
+    which is the least a batch can have: where rows of two buckets meet in one, it is as wide as the longer's."""
+    dropped_documents: int
+    dropped_tokens: int
+    """Of documents that were dropped, and behind the end of those that were truncated."""
+    split_documents: int
+    truncated_documents: int
+
+
+def split_documents(offsets: Int64Array, split: str, validation_fraction: float) -> Int64Array:
+    """The documents of one split: validation has those that begin in the last part of the tokens, train the others."""
+    border = int(offsets[-1]) - int((offsets[-1] - offsets[0]) * validation_fraction)
+    first = int(np.searchsorted(offsets[:-1], border)) if validation_fraction else len(offsets) - 1
+    part = offsets[first:] if split == "validation" else offsets[: first + 1]
+    if len(part) < 2 or part[-1] == part[0]:
+        raise ConfigError(
+            f"the {split} split has no document with tokens in it (validation_fraction {validation_fraction}, "
+            f"{len(offsets) - 1} documents); use a longer corpus or another validation_fraction"
+        )
+    return part
+
+
+class DocumentRows:
+    """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
+
+    What is known already is told at once, also while another thread plans: a trainer's state never waits for a plan.
+
+    offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
+    """
+
+    def __init__(
+        self,
+        offsets: Int64Array,
+        seq_len: int,
+        *,
+        mode: RowMode,
+        long_documents: LongDocuments,
+        window_documents: int,
+        shuffle: bool,
+        seed: int,
+        buckets: LengthBuckets | None = None,
+    ) -> None:
+        self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
+        self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
+        self._shuffle, self._seed = shuffle, seed
+        self.num_documents = len(offsets) - 1
+        self.num_windows = -(-self.num_documents // window_documents)
+        self._counts = WindowCounts()
+        self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
+        # Of all the above, never held while a window is planned. A signal handler that asks for a state may come to any
+        # line that holds it, and take it again: what happens there must bear being done in the midst of itself.
+        self._lock = threading.RLock()
+        self._planning = threading.RLock()  # whoever has it never waits for `_lock`, which may be held under a handler
+
+    def count(self, epoch: int, at_least: int | None = None) -> int:
+        """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
+        while True:
+            with self._lock:
+                counted = self._counts.furthest(self._numbered(epoch))
+                if self._complete(counted) or (at_least is not None and counted.known >= at_least):
+                    return counted.known
+                window = counted.next_window
+            self._plan(epoch, window)
+
+    def is_complete(self, epoch: int) -> bool:
+        """Whether all rows of an epoch have been counted. Plans nothing."""
+        with self._lock:
+            return any(map(self._complete, self._counts.of(self._numbered(epoch))))
+
+    def mark(self, epoch: int, row: int) -> WindowMark:
+        """The window that `row` is in, or the one behind the first with which the rows before it are complete.
+
+        The same whatever else has been planned. Plans nothing while the epoch is one of the last ones used, wherever in
+        it rows have been asked for meanwhile.
+        """
+        if row == 0:
+            return WindowMark(0, 0)
+        counted = self._counts.known(self._numbered(epoch), row) or self._counted_to(epoch, row)
+        if row == counted.first.rows_before:
+            return counted.first
+        number = bisect_left(counted.ends, row)
+        return counted.mark(number + (counted.ends[number] == row))
+
+    @property
+    def is_busy_here(self) -> bool:
+        """Whether this very thread holds a lock: then a handler of a signal may not wait for one that wants it."""
+        return any(lock._is_owned() for lock in (self._planning, self._lock))  # type: ignore[attr-defined]
+
+    def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
+        """Count an epoch's rows from a saved mark on. False if `row` cannot be where the mark says it is."""
+        if not (0 <= mark.window <= self.num_windows and 0 <= mark.rows_before <= row):
+            return False
+        if mark.window == 0 and mark.rows_before:
+            return False
+        if row > mark.rows_before and (
+            mark.window == self.num_windows or row > mark.rows_before + self._plan(epoch, mark.window).num_rows
+        ):
+            return False
+        with self._lock:
+            self._counts.begin(self._numbered(epoch), mark, row)
+        return True
+
+    def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:
+        """Pieces of rows (rising; -1, at the end, is a row without any) of an epoch."""
+        real = row_ids[row_ids >= 0]
+        parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        counts: list[Int64Array] = []
+        done = 0
+        while done < len(real):
+            mark = self._window_of(epoch, int(real[done]))
+            packing = self._plan(epoch, mark.window)
+            num_rows = packing.num_rows
+            here = real[done : np.searchsorted(real, mark.rows_before + num_rows)] - mark.rows_before
+            if not len(here):  # another thread's epochs have pushed this one's count out: it is planned and counted now
+                continue
+            done += len(here)
+            is_ordered = self.buckets is not None or not self._shuffle
+            rows = here if is_ordered else permute(here, num_rows, self._key("window", epoch, mark.window))
+            first = packing.row_offsets[rows].astype(np.int64)
+            size = packing.row_offsets[rows + 1] - first
+            at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
+            starts = self.offsets[packing.piece_documents[at]] + packing.piece_begins[at]
+            lengths = packing.piece_lengths[at].astype(np.int64)
+            parts.append((starts, lengths, starts + lengths))
+            counts.append(size)
+        counts.append(np.zeros(len(row_ids) - len(real), np.int64))
+        row_offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
+        empty = np.zeros(0, np.int64)
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [empty, empty, empty]
+        return Pieces(row_offsets, *columns)
+
+    def longest_rows(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array:
+        """Tokens of the longest of each `step_rows` rows from `first` to `end` - 1; the last may be fewer.
+
+        For rows of one piece, with buckets. Looks at rows where the plan has them: takes no memory for them.
+        """
+        assert self.buckets is not None
+        self.count(epoch, end)
+        longest = np.zeros(-(-(end - first) // step_rows), np.int64)
+        row = first
+        while row < end:
+            mark = self._window_of(epoch, row)
+            packing = self._plan(epoch, mark.window)
+            until = min(end, mark.rows_before + packing.num_rows)
+            if until == row:  # as in `pieces`
+                continue
+            steps = np.arange((row - first) // step_rows, (until - 1 - first) // step_rows + 1)
+            lengths = packing.piece_lengths[row - mark.rows_before : until - mark.rows_before]
+            begins = np.maximum(first + steps * step_rows - row, 0)
+            longest[steps] = np.maximum(longest[steps], np.maximum.reduceat(lengths, begins))
+            row = until
+        return longest
+
+    def plan_behind(self, epoch: int, row: int) -> None:
+        """Plan the window behind that of `row`, so that nobody has to wait for it later."""
+        window = self._window_of(epoch, row).window + 1
+        if window < self.num_windows:
+            self._plan(epoch, window)
+        else:
+            self._counted_to(epoch + 1, 1)
+
+    def estimate(self, epoch: int) -> int:
+        """Rows of an epoch: exact once they have been counted, else by the windows planned so far, at least one."""
+        with self._lock:
+            before = self._counts.furthest(self._numbered(epoch)).first.rows_before
+        self.count(epoch, before + 1)
+        return self.rows_by_now(epoch)[0]
+
+    def rows_by_now(self, epoch: int) -> tuple[int, bool]:
+        """Rows of an epoch by the windows counted so far, 0 where none has been, and whether that is exact.
+
+        Takes no lock, so it waits for nobody, not even in a process that was forked while one was held.
+        """
+        counted = self._counts.by_now(self._numbered(epoch))
+        if counted is None:
+            return 0, False
+        ends = list(counted.ends)
+        known = ends[-1] if ends else counted.first.rows_before
+        left = self.num_windows - counted.first.window - len(ends)
+        if left <= 0 or not ends:
+            return known, left <= 0
+        return known + (known - counted.first.rows_before) * left // len(ends), False
+
+    def left_out(self) -> LeftOut:
+        """What long documents lose, by all their lengths; of more than two million, by those of 64 runs of them.
+
+        Takes milliseconds.
+        """
+        count = self.num_documents
+        run = count if count <= _MOST_LENGTHS else _MOST_LENGTHS // _RUNS
+        firsts = [0] if run == count else [number * (count - run) // (_RUNS - 1) for number in range(_RUNS)]
+        documents = tokens = looked_at = 0
+        for first in firsts:
+            bounds = self.offsets[first : first + run + 1]
+            more, lost = left_out(np.diff(bounds), self.seq_len, self._long_documents)
+            documents, tokens, looked_at = documents + more, tokens + lost, looked_at + int(bounds[-1] - bounds[0])
+        share = tokens / looked_at if looked_at else 0.0
+        if run == count:
+            return LeftOut(documents, tokens, share, True)
+        total = int(self.offsets[-1] - self.offsets[0])
+        return LeftOut(documents * count // (_RUNS * run), round(share * total), share, False)
+
+    def plan_bytes(self) -> int:
+        """Bytes of the plans that are kept, at most six windows."""
+        with self._lock:
+            return sum(packing.nbytes for packing in list(self._plans.values()))
+
+    def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
+        """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
+        rows = places = pieces_tokens = 0
+        counts = PackingCounts(0, 0, 0, 0)
+        for window in range(self.num_windows):
+            packing = self._kept_plan(self._numbered(epoch), window) or self._make_plan(epoch, window)
+            with self._lock:
+                self._counts.note(self._numbered(epoch), window, packing.num_rows)
+            rows += packing.num_rows
+            places += self._places(packing)
+            pieces_tokens += int(packing.piece_lengths.sum())
+            counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
+            if advance is not None:
+                advance(1)
+        lengths_total = int(self.offsets[-1] - self.offsets[0])
+        return PlanReport(
+            epoch=epoch,
+            documents=self.num_documents,
+            tokens=lengths_total,
+            rows=rows,
+            padding_tokens=places - pieces_tokens,
+            fill=pieces_tokens / places if places else 0.0,
+            **counts._asdict(),
+        )
+
+    def _complete(self, counted: WindowCount) -> bool:
+        return counted.next_window >= self.num_windows
+
+    def _numbered(self, epoch: int) -> int:
+        """The number that an epoch's plan is known by: without a shuffle all epochs are one."""
+        return epoch if self._shuffle else 0
+
+    def _counted_to(self, epoch: int, row: int) -> WindowCount:
+        """A count of an epoch in which the rows before `row` have been counted, as far as it has so many."""
+        while True:
+            with self._lock:
+                counted = self._counts.furthest(self._numbered(epoch), row)
+                if row <= counted.known or self._complete(counted):
+                    return counted
+                window = counted.next_window
+            self._plan(epoch, window)
+
+    def _window_of(self, epoch: int, row: int) -> WindowMark:
+        """The window that holds `row`, unless that has not been counted, or is no more: then the one to plan next."""
+        counted = self._counted_to(epoch, row)
+        return counted.mark(bisect_right(counted.ends, row))
+
+    def _plan(self, epoch: int, window: int) -> Packing:
+        """The rows that the documents of a window make; `piece_documents` are documents of the split."""
+        epoch = self._numbered(epoch)
+        packing = self._kept_plan(epoch, window)
+        if packing is None:
+            with self._planning:
+                packing = self._plans.get((epoch, window))
+                if packing is None:
+                    packing = self._plans[epoch, window] = self._make_plan(epoch, window)
+        with self._lock:
+            while len(self._plans) > _WINDOWS_KEPT:
+                self._plans.popitem(last=False)
+            self._counts.note(epoch, window, packing.num_rows)
+        return packing
+
+    def _kept_plan(self, epoch: int, window: int) -> Packing | None:
+        with self._lock:
+            packing = self._plans.get((epoch, window))
+            if packing is not None:
+                _touch(self._plans, (epoch, window))
+            return packing
+
+    def _make_plan(self, epoch: int, window: int) -> Packing:
+        begin = window * self._window_documents
+        documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
+        if self._shuffle:
+            documents = permute(documents, self.num_documents, self._key("order", epoch))
+        packing = self._ordered(self._pack(self.offsets[documents + 1] - self.offsets[documents]), epoch, window)
+        whose = narrow(documents, self.num_documents)[packing.piece_documents]
+        return packing._replace(piece_documents=whose)
+
+    def _pack(self, lengths: Int64Array) -> Packing:
+        if self._mode == "pack":
+            return pack(lengths, self.seq_len, self._long_documents)
+        pieces = rows_of_documents(lengths, self.seq_len, self._long_documents)
+        rows = len(pieces.piece_documents)
+        return Packing(narrow(np.arange(rows + 1), rows), *pieces)
+
+    def _ordered(self, packing: Packing, epoch: int, window: int) -> Packing:
+        """With buckets, the rows in the order of the epoch; without, `pieces` puts them in that."""
+        if self.buckets is None or not self._shuffle:
+            return packing
+        order = self.buckets.order(packing.piece_lengths, partial(self._key, "bucket", epoch, window))
+        return packing._replace(
+            piece_documents=packing.piece_documents[order],
+            piece_begins=packing.piece_begins[order],
+            piece_lengths=packing.piece_lengths[order],
+        )
+
+    def _places(self, packing: Packing) -> int:
+        """Positions in the rows of a window, each as wide as it has to be."""
+        if self.buckets is None:
+            return packing.num_rows * self.seq_len
+        return int(self.buckets.widths(packing.piece_lengths).sum())
+
+    def _key(self, *what: object) -> int:
+        text = " ".join(map(str, ("dali_pipes", self._seed, *what)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def _touch(kept: "OrderedDict[Any, Any]", key: Any) -> None:
+    """Make an entry the one used last, unless it has been dropped meanwhile."""
+    with contextlib.suppress(KeyError):
+        kept.move_to_end(key)

@@ -1,0 +1,122 @@
+"""Reports of whole plans, kept in the user's cache folder: a later start knows an epoch's rows without planning it.
+
+    plan-0123...cdef.json     {"about": "...", "report": {"epoch": 0, "rows": 1713, ...}, "sha256": "..."}
+
+`about` is what the plan depends on: corpus, times of its files, settings of the order, epoch. A file is used
+only if it is, byte for byte, the one that its figures make, and if these agree with each other and with what is known
+of the epoch. They are told, never planned with: no row comes from a kept report.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.corpus import Corpus
+from dali_pipes.operators.permute import ORDER_NAME
+from dali_pipes.rows.document_rows import DocumentRows, PlanReport
+from dali_pipes.runtime.messages import say_once
+from dali_pipes.runtime.progress import progress_bar
+from dali_pipes.runtime.user_cache import cache_folder, kept_name, load_or_make, write_whole
+
+_FORMAT_VERSION = 1
+"""Changes with the file, and with the rows that a window's documents make."""
+
+_MOST_BYTES = 1 << 16
+
+
+class PlanReports:
+    """The reports of one split, by epoch. `settings`: all that decides the order, as in a state."""
+
+    def __init__(self, documents: DocumentRows, corpus: Corpus, settings: Mapping[str, Any]) -> None:
+        self._documents, self._files = documents, corpus.files
+        given = json.dumps(settings, sort_keys=True)
+        self._about = f"dali_pipes plan {_FORMAT_VERSION} {ORDER_NAME} {corpus.content_key} {given}"
+        self._known: dict[int, PlanReport | None] = {}
+
+    def known(self, epoch: int) -> PlanReport | None:
+        """The report of an epoch if it has been made, by this process or by one before. Plans nothing, waits for none.
+
+        Looks for the file once an epoch.
+        """
+        if epoch not in self._known:
+            folder, _ = cache_folder(self._files)
+            self._known[epoch] = None if folder is None else self._load(epoch, folder / self._name(epoch))
+        report = self._known[epoch]
+        return report if report is not None and self._agrees(report, epoch) else None
+
+    def knows_rows(self, epoch: int) -> bool:
+        """Whether `rows` has nothing to plan. Plans nothing."""
+        return self._documents.is_complete(epoch) or self.known(epoch) is not None
+
+    def rows(self, epoch: int) -> int:
+        """Rows of an epoch. Blocks as `report` does, unless they have been counted already."""
+        return self._documents.count(epoch) if self._documents.is_complete(epoch) else self.report(epoch).rows
+
+    def report(self, epoch: int) -> PlanReport:
+        """The report of an epoch. Where it cannot be kept, says why, once.
+
+        Plans all of the epoch if nobody has before, which blocks, as does another process that is just doing so.
+        """
+        known = self.known(epoch)
+        if known is not None:
+            return known
+        make = partial(self._make, epoch)
+        folder, reason = cache_folder(self._files)
+        if folder is None:
+            report = make()
+        else:
+            path, load, store = folder / self._name(epoch), partial(self._load, epoch), partial(self._store, epoch)
+            report, reason = load_or_make(path, load, make, store)
+        self._known[epoch] = report
+        if reason is not None:
+            say_once(f"the report of a plan is not kept: {reason}; the next start plans it again")
+        return report
+
+    def _make(self, epoch: int) -> PlanReport:
+        with progress_bar(f"planning epoch {epoch}", self._documents.num_windows) as advance:
+            return self._documents.report(epoch, advance)
+
+    def _name(self, epoch: int) -> str:
+        return kept_name("plan", self._about_epoch(epoch).encode(), ".json")
+
+    def _about_epoch(self, epoch: int) -> str:
+        return f"{self._about} epoch {epoch}"
+
+    def _load(self, epoch: int, path: Path) -> PlanReport | None:
+        """The report kept at `path`, or None if there is none, or none that can be trusted."""
+        try:
+            with path.open("rb") as file:
+                content = file.read(_MOST_BYTES)
+            report = PlanReport(**json.loads(content)["report"])
+            can_be_trusted = self._content(epoch, report) == content and self._agrees(report, epoch)
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return None  # not there, not readable, not JSON, not a report
+        return report if can_be_trusted else None
+
+    def _store(self, epoch: int, path: Path, report: PlanReport) -> None:
+        write_whole(path, self._content(epoch, report))
+
+    def _content(self, epoch: int, report: PlanReport) -> bytes:
+        figures = {"about": self._about_epoch(epoch), "report": dataclasses.asdict(report)}
+        digest = hashlib.sha256(json.dumps(figures).encode()).hexdigest()
+        return (json.dumps({**figures, "sha256": digest}) + "\n").encode()
+
+    def _agrees(self, report: PlanReport, epoch: int) -> bool:
+        """Whether a report may be that of an epoch, by all that is known without planning it."""
+        documents = self._documents
+        if documents.is_complete(epoch) and documents.count(epoch) != report.rows:
+            return False
+        in_rows = report.tokens - report.dropped_tokens
+        most_padding = report.rows * documents.seq_len - in_rows
+        return (
+            report.epoch == epoch
+            and report.documents == documents.num_documents
+            and report.tokens == documents.offsets[-1] - documents.offsets[0]
+            and report.rows <= in_rows <= report.tokens
+            and 0 <= report.padding_tokens <= most_padding
+            and (report.padding_tokens == most_padding or documents.buckets is not None)
+        )

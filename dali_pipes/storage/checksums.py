@@ -1,0 +1,63 @@
+"""Checksums that a set records of its shards, compared when the user asks for it."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.errors import BackendError, CorpusFormatError
+from dali_pipes.storage.local import OpenFile
+
+_XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
+_STEP_BYTES = 1 << 20
+
+
+def check_file(path: Path, size: int, expected: Mapping[str, str]) -> None:
+    """Compare the file at `path` with hex digests by algorithm. Reads all of it; blocks.
+
+    Raises CorpusFormatError for a digest that differs or an unknown algorithm, BackendError for a missing package.
+    """
+    hashes = _start(path, expected)
+    with OpenFile(path) as file:
+        for start in range(0, size, _STEP_BYTES):
+            piece = file.read(start, min(_STEP_BYTES, size - start))
+            for one in hashes.values():
+                one.update(piece)
+    _compare(path, "", hashes, expected)
+
+
+def check_content(path: Path, content: bytes, expected: Mapping[str, str]) -> None:
+    """As `check_file`, for what the file at `path` holds when it is decompressed."""
+    hashes = _start(path, expected)
+    for one in hashes.values():
+        one.update(content)
+    _compare(path, " decompressed", hashes, expected)
+
+
+def _start(path: Path, expected: Mapping[str, str]) -> dict[str, Any]:
+    return {algorithm: _new_hash(path, algorithm) for algorithm in expected}
+
+
+def _new_hash(path: Path, algorithm: str) -> Any:
+    if algorithm in _XXHASH:
+        try:
+            import xxhash
+        except ImportError as error:
+            raise BackendError(
+                f"checksums of kind {algorithm} need the package xxhash: install dali-pipes[shards]"
+            ) from error
+        return getattr(xxhash, algorithm)()
+    # The shake functions have no length of their own, so a digest cannot be told from a part of one.
+    if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake"):
+        return hashlib.new(algorithm, usedforsecurity=False)
+    raise CorpusFormatError(f"{path}: the index records a checksum of the unknown kind {algorithm!r}")
+
+
+def _compare(path: Path, state: str, hashes: Mapping[str, Any], expected: Mapping[str, str]) -> None:
+    for algorithm, digest in expected.items():
+        found = hashes[algorithm].hexdigest()
+        if found != digest.lower():
+            raise CorpusFormatError(
+                f"{path}: {algorithm} of the file{state} is {found}, but the index expects {digest}: it is damaged, or "
+                f"belongs to another index. Copy it again."
+            )

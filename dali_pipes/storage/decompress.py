@@ -1,0 +1,105 @@
+"""Whole files that are compressed, decompressed in memory: never to more bytes than they should have."""
+
+import bz2
+import gzip
+import io
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dali_pipes.errors import BackendError, CorpusFormatError
+from dali_pipes.storage.local import OpenFile
+
+SUFFIXES = ("zstd", "gz", "bz2")
+"""What can be decompressed, by the names that MDS and LitData use."""
+_STEP_BYTES = 1 << 20
+_MOST_BYTES_FOR_ONE = {"zstd": 1 << 15, "gz": 1 << 11, "bz2": 1 << 21}
+"""More than that no byte of a file decompresses to: of zstd 4 bytes are a block of 128 KiB at most."""
+
+
+def check_method(method: str, where: str) -> str:
+    """The suffix of files compressed by `method`, which may say a level (`zstd:7`): one of `SUFFIXES`.
+
+    Raises CorpusFormatError naming `where` for another one, BackendError if the package that it takes is missing.
+    """
+    suffix = method.split(":")[0]
+    if suffix not in SUFFIXES:
+        raise CorpusFormatError(
+            f"{where} is {method!r}; what can be read is {', '.join(SUFFIXES)}. Decompress the shards."
+        )
+    if suffix == "zstd":
+        _open_zstd(io.BytesIO())
+    return suffix
+
+
+def check_claim(path: Path, suffix: str, size: int, inflated_bytes: int, where: str) -> None:
+    """Raise CorpusFormatError if a file of `size` bytes cannot decompress to as many as `where`, its index, claims.
+
+    The claim says how many ids there are before anything is decompressed.
+    """
+    if inflated_bytes > size * _MOST_BYTES_FOR_ONE[suffix]:
+        raise CorpusFormatError(
+            f"{path}: has {size} bytes, which cannot decompress ({suffix}) to the {inflated_bytes} that {where} "
+            f"claims: the index is damaged, or belongs to other files"
+        )
+
+
+def inflate(path: Path, suffix: str, size: int, inflated_bytes: int) -> bytes:
+    """The content of the file at `path`, which has `size` bytes and `inflated_bytes` when decompressed. Blocks.
+
+    Memory: both. Raises CorpusFormatError for damaged data or another size, CorpusReadError if it cannot be read.
+    """
+    with OpenFile(path) as file:
+        if file.size != size:
+            raise CorpusFormatError(f"{path}: had {size} bytes when the corpus was opened, {file.size} now")
+        packed = io.BytesIO(file.read(0, size))
+    return inflate_bytes(packed, path, suffix, inflated_bytes)
+
+
+def inflate_bytes(packed: io.BytesIO, path: Path, suffix: str, inflated_bytes: int) -> bytes:
+    """As `inflate`, of bytes that were read from `path`."""
+    content = bytearray()
+    try:
+        with _OPENERS[suffix](packed) as stream:
+            # One byte more than there should be, which tells of too many without taking them.
+            while len(content) <= inflated_bytes:
+                step = stream.read(min(_STEP_BYTES, inflated_bytes + 1 - len(content)))
+                if not step:
+                    break
+                content += step
+    except _failures(suffix) as error:
+        raise CorpusFormatError(f"{path}: cannot be decompressed ({suffix}): {error}. Copy it again.") from error
+    if len(content) != inflated_bytes:
+        found = "more" if len(content) > inflated_bytes else f"only {len(content)}"
+        raise CorpusFormatError(
+            f"{path}: should decompress to {inflated_bytes} bytes by the index, but gives {found}: it is truncated, or "
+            f"belongs to another index"
+        )
+    return bytes(content)
+
+
+def _open_gzip(packed: io.BytesIO) -> Any:
+    return gzip.GzipFile(fileobj=packed)
+
+
+def _open_zstd(packed: io.BytesIO) -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise BackendError(
+            "shards compressed with zstd need the package zstandard: install dali-pipes[shards]"
+        ) from error
+    return zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+
+
+def _failures(suffix: str) -> tuple[type[Exception], ...]:
+    """What damaged data may raise."""
+    if suffix != "zstd":
+        return OSError, EOFError, ValueError, zlib.error
+    import zstandard
+
+    return (zstandard.ZstdError,)
+
+
+_OPENERS: dict[str, Callable[[io.BytesIO], Any]] = {"zstd": _open_zstd, "gz": _open_gzip, "bz2": bz2.BZ2File}

@@ -1,0 +1,55 @@
+"""How a command ends: what the user can mend is one line on standard error and status 2, and nothing is a traceback."""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+
+import typer
+
+from dali_pipes.errors import DaliPipesError
+from dali_pipes.tools.terminal import printable
+
+USER_ERROR = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+"""The last two as a shell reports a process that SIGINT or SIGPIPE ended."""
+
+
+@contextlib.contextmanager
+def errors_as_one_line() -> Iterator[None]:
+    """Around the body of a command. Ctrl-C is status 130, a reader of standard output that went away status 141."""
+    if sys.stdout is None:  # closed by the shell, for the exit status alone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 shows escapes
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+        sys.stdout.flush()
+    except (DaliPipesError, ModuleNotFoundError) as error:  # the second: an optional package
+        _say("error: " + " ".join(printable(line.strip()) for line in str(error).splitlines()))
+        raise typer.Exit(USER_ERROR) from None
+    except KeyboardInterrupt:
+        _say("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        _drop_output()
+        raise typer.Exit(PIPE_CLOSED) from None
+    except OSError as error:
+        _drop_output()
+        where = "standard output" if error.filename is None else printable(str(error.filename))
+        _say(f"error: {where}: {error.strerror or error}")
+        raise typer.Exit(USER_ERROR) from None
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        typer.echo(text, err=True)
+
+
+def _drop_output() -> None:
+    """What is left in the buffer would be written, and fail once more, when the interpreter ends."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())

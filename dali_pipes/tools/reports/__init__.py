@@ -1,0 +1,31 @@
+"""What a corpus or a batch holds, as plain data, for the command to print. Trains nothing, needs no GPU."""
+
+from dali_pipes.tools.reports.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, locate_batch, one_row
+from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
+from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus
+from dali_pipes.tools.reports.document_lengths import LengthReport
+from dali_pipes.tools.reports.preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
+from dali_pipes.tools.reports.problem import Problem
+from dali_pipes.tools.reports.step_report import StepReport, explain_step
+from dali_pipes.tools.reports.token_text import TokenText
+
+__all__ = [
+    "BatchOrigin",
+    "BatchPreview",
+    "CheckReport",
+    "CorpusReport",
+    "LengthReport",
+    "PieceOrigin",
+    "PreviewPiece",
+    "PreviewRow",
+    "Problem",
+    "RowOrigin",
+    "StepReport",
+    "TokenText",
+    "check_corpus",
+    "explain_step",
+    "inspect_corpus",
+    "locate_batch",
+    "one_row",
+    "preview_batch",
+]

@@ -1,0 +1,212 @@
+"""Where the rows of a batch come from, down to the pieces of documents and of files: `locate_batch`. Reads no tokens.
+
+a row          9 2 6 6 5 | 1 4 4          the end of document 7, all of document 8, which lies in another file
+pieces         columns 0 to 4: a.bin, token 4091, document 7 from its token 120 on
+               columns 5 to 7: b.bin, token 0, document 8 from its first
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.corpus import Corpus
+from dali_pipes.documents import find_documents, pieces_of_windows
+from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.errors import ConfigError, StateError
+from dali_pipes.loader.state import States
+from dali_pipes.schedule import PADDING
+from dali_pipes.schedule.plans import Plan, plan_step
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PieceOrigin:
+    """Tokens of a row that lie one behind the other in one file, and in one document where documents are known."""
+
+    column: int
+    """Place of the first in the row."""
+    length: int
+    file: Path
+    offset: int
+    """The first, in tokens from the first token of the file's data."""
+    position: int
+    """The first, in the corpus seen as one stream."""
+    document: int | None = None
+    document_offset: int | None = None
+    """The first, in tokens from the first of its document."""
+    document_length: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {**asdict(self), "file": str(self.file)}
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """One row of a batch. Columns that no piece covers are padding; all of a padding row are."""
+
+    row: int
+    row_id: int
+    """Place in the epoch's order; -1 is a row that only pads the batch."""
+    pieces: tuple[PieceOrigin, ...]
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether it only fills the batch."""
+        return self.row_id == PADDING
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able. `file`, `offset` and `position` are those of the first token, None for a padding row."""
+        first = self.pieces[0] if self.pieces else None
+        return {
+            "row": self.row,
+            "row_id": self.row_id,
+            "is_padding": self.is_padding,
+            "file": None if first is None else str(first.file),
+            "offset": None if first is None else first.offset,
+            "source": 0,
+            "position": None if first is None else first.position,
+            "pieces": [piece.as_dict() for piece in self.pieces],
+        }
+
+
+@dataclass(frozen=True)
+class BatchOrigin:
+    """One step of one rank."""
+
+    epoch: int
+    step: int
+    rank: int
+    world_size: int
+    seq_len: int
+    rows: tuple[RowOrigin, ...]
+
+
+def built_on_cpu(config: LoaderConfig) -> BuiltSource:
+    """What a loader with these settings works with, on the CPU, a batch at a time: none of that changes which token is
+    where, and a GPU may be out of reach or busy. Steps that are left out can be looked at. Raises as `TokenLoader`.
+    """
+    on_cpu = {"device": "cpu", "placement": "host", "batches_per_run": 1, "num_threads": 1, "skip_steps": ()}
+    return BuiltSource(config.replace(**on_cpu), endless=True, for_loader=True)
+
+
+def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | None = None) -> BatchOrigin:
+    """Where the rows of this rank's batch number `step` come from. Rank and world size must be in `config`.
+
+    `state`: the JSON file of the state that the run went on from, where that was saved with another number of rows in a
+    step: steps of its epoch are then counted as that run counts them.
+    Blocks for the documents, if they are used, and for the plan of rows made of documents. Raises as `TokenLoader`,
+    and `ConfigError` for a step that does not exist.
+    """
+    built = built_on_cpu(config)
+    try:
+        return batch_origin(built, config, step, epoch, counted_from(state, config, built, epoch))
+    finally:
+        built.source.close()
+        built.source.corpus.close()
+
+
+def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int, base: int) -> BatchOrigin:
+    """As `locate_batch`, of what has been built for `config`, with steps counted from row `base`."""
+    plan = plan_step(built.schedule, built.layout, epoch, step, base)
+    cutter = RowCutter(built.source.corpus, known_offsets(built, config))
+    rows = tuple(
+        RowOrigin(row, int(row_id), tuple(cutter.row(plan, row, config.seq_len)))
+        for row, row_id in enumerate(plan.row_ids)
+    )
+    return BatchOrigin(epoch, step, built.schedule.rank, built.schedule.world_size, config.seq_len, rows)
+
+
+def known_offsets(built: BuiltSource, config: LoaderConfig) -> Int64Array | None:
+    """Where documents begin, and the end, (D + 1,): from the format, or found where the configuration needs them."""
+    corpus = built.source.corpus
+    if corpus.document_offsets is None and config.uses_documents:
+        return find_documents(
+            corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files
+        ).offsets
+    return corpus.document_offsets
+
+
+def counted_from(state: Path | None, config: LoaderConfig, built: BuiltSource, epoch: int) -> int:
+    """The row that steps of an epoch are counted from: the first, or where a run went on from a state, a JSON file."""
+    if state is None:
+        return 0
+    try:
+        saved = json.loads(state.read_bytes())
+    except OSError as error:
+        raise StateError(f"{state}: cannot read the state: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{state}: not JSON: {error}; write what state_dict() returns with json.dump") from error
+    found = States(config, built.source.corpus, built.schedule).read(saved)
+    return built.schedule.counted_from(found.position, epoch)
+
+
+def one_row(origin: BatchOrigin, row: int) -> RowOrigin:
+    """A row that comes from somewhere. Raises `ConfigError` for one that does not exist or only pads the batch."""
+    if not 0 <= row < len(origin.rows):
+        raise ConfigError(f"row {row}: step {origin.step} has rows 0 to {len(origin.rows) - 1} on this rank")
+    if origin.rows[row].is_padding:
+        raise ConfigError(
+            f"row {row} of step {origin.step} is padding: it comes from no file and its labels are ignored"
+        )
+    return origin.rows[row]
+
+
+class RowCutter:
+    """Cuts tokens that follow one another in the corpus where documents end and where they lie apart in files."""
+
+    def __init__(self, corpus: Corpus, offsets: Int64Array | None) -> None:
+        self._corpus, self._offsets = corpus, offsets
+        self._extents, _ = corpus.extents
+
+    def row(self, plan: Plan, row: int, seq_len: int) -> Iterator[PieceOrigin]:
+        """The pieces of one row of a plan."""
+        if plan.row_ids[row] == PADDING:
+            return
+        spans = [(int(plan.starts[row]), seq_len)]
+        if plan.pieces is not None:
+            part = slice(*plan.pieces.row_offsets[row : row + 2].tolist())
+            spans = list(zip(plan.pieces.starts[part].tolist(), plan.pieces.lengths[part].tolist(), strict=True))
+        column = 0
+        for start, length in spans:
+            for piece in self._in_documents(start, length):
+                yield replace(piece, column=column + piece.column)
+            column += length
+
+    def _in_documents(self, start: int, length: int) -> Iterator[PieceOrigin]:
+        """The pieces of a span, with columns from 0."""
+        if self._offsets is None:
+            yield from self._in_files(start, length, 0)
+            return
+        cut = pieces_of_windows(self._offsets, [start], length)
+        for begin, count in zip(cut.starts.tolist(), cut.lengths.tolist(), strict=True):
+            document = int(np.searchsorted(self._offsets, begin, side="right")) - 1
+            first, end = self._offsets[document : document + 2].tolist()
+            for piece in self._in_files(begin, count, begin - start):
+                known = {
+                    "document": document,
+                    "document_offset": piece.position - first,
+                    "document_length": end - first,
+                }
+                yield replace(piece, **known)
+
+    def _in_files(self, start: int, length: int, column: int) -> list[PieceOrigin]:
+        first, last = np.searchsorted(self._extents, [start, start + length - 1], side="right")
+        borders = [start, *self._extents[first:last].tolist(), start + length]
+        pieces: list[PieceOrigin] = []
+        for begin, end in pairwise(borders):
+            place = self._corpus.locate(begin)
+            before = pieces[-1] if pieces else None
+            if before is not None and (before.file, before.offset + before.length) == place:
+                pieces[-1] = replace(before, length=before.length + end - begin)
+            else:
+                pieces.append(PieceOrigin(column + begin - start, end - begin, place.file, place.offset, begin))
+        return pieces

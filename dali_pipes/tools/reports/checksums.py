@@ -1,0 +1,84 @@
+"""Checksums that were recorded beside the data (`corpus.manifests`), compared with the files."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dali_pipes.corpus.discovery.manifests import recorded_checksums
+from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.tools.reports.problem import Problem
+
+_PIECE_BYTES = 4 << 20
+_MOST_THREADS = 8
+
+
+@dataclass(frozen=True)
+class RecordedFile:
+    """A file as a manifest has it. `exists`: with `size` bytes; else it is missing."""
+
+    path: Path
+    sha256: str
+    manifest: Path
+    exists: bool
+    size: int
+
+
+def recorded_files(data_files: Sequence[Path]) -> list[RecordedFile]:
+    """What manifests beside the data say about these files and those that go with them (`a.bin`: `a.idx`), and about
+    files that are missing. Empty without a manifest; a file that cannot be read as one is none.
+    """
+    names: dict[Path, set[str]] = {}
+    for file in data_files:
+        names.setdefault(file.parent, set()).add(_stem(file.name))
+    found: list[RecordedFile] = []
+    for folder, stems in names.items():
+        for manifest in sorted(folder.glob("manifest*.json")):
+            for name, sha256 in sorted(recorded_checksums(manifest).items()):
+                path = folder / os.fsdecode(name.encode("utf-8", "surrogateescape"))  # whatever the locale
+                exists = path.is_file()
+                if not exists or _stem(path.name) in stems:
+                    size = path.stat().st_size if exists else 0
+                    found.append(RecordedFile(path, sha256.lower(), manifest, exists, size))
+    return found
+
+
+def wrong_files(files: Sequence[RecordedFile], advance: Callable[[int], None]) -> Iterator[Problem]:
+    """Files that are missing or have another SHA-256. Reads them in parallel; `advance(bytes)` may be called by any
+    thread.
+    """
+    present = [file for file in files if file.exists]
+    readers = ReaderThreads(max(1, min(_MOST_THREADS, os.cpu_count() or 1, len(present))))
+    try:
+        digests = [readers.submit(_sha256, file.path, advance) for file in present]
+        for file in files:
+            if not file.exists:
+                message = f"{file.path}: is missing; {file.manifest} lists it"
+                yield Problem("missing_file", message, file.path)
+        for file, digest in zip(present, digests, strict=True):
+            try:
+                found = digest.result()
+            except OSError as error:
+                yield Problem("unreadable", f"{file.path}: cannot be read: {error.strerror or error}", file.path)
+                continue
+            if found != file.sha256:
+                message = f"{file.path}: SHA-256 is {found}, but {file.manifest} says {file.sha256}: is it damaged?"
+                yield Problem("checksum", message, file.path)
+    finally:
+        for digest in digests:
+            digest.cancel()
+        readers.stop()
+
+
+def _sha256(path: Path, advance: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            advance(len(piece))
+    return digest.hexdigest()
+
+
+def _stem(name: str) -> str:
+    return name.partition(".")[0]

@@ -1,0 +1,126 @@
+"""What a corpus holds, and what looks wrong at a first look: `inspect_corpus`.
+
+Reads headers and indexes, a sample of the ids, and all of them only for a full look or to find documents by an id.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dali_pipes.corpus import Corpus
+from dali_pipes.tools.reports.document_lengths import LengthReport, measure_lengths
+from dali_pipes.tools.reports.findings import (
+    FORMULA_NOTE,
+    add_document_problems,
+    add_file_problems,
+    add_id_problems,
+    add_type_problems,
+    add_zero_problems,
+    documents_of,
+    expected_ids,
+    tokens_in_files,
+)
+from dali_pipes.tools.reports.id_scan import all_spans, sample_spans, scan_ids
+from dali_pipes.tools.reports.problem import Problem, Problems
+
+
+class FileReport(NamedTuple):
+    """One data file: `size` in bytes, None if it is gone."""
+
+    path: Path
+    tokens: int
+    size: int | None
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What a corpus holds. `as_dict` has the same under the same names, JSON-able."""
+
+    format: str
+    files: tuple[FileReport, ...]
+    tokens: int
+    bytes: int
+    """Of all data files, indexes beside them not counted."""
+    dtype: str
+    fingerprint: str
+    documents: int | None
+    documents_from: str | None
+    """"index", "end id 50256" or "start id 1"; None if nothing tells where documents end."""
+    lengths: LengthReport | None
+    loss_masks: int
+    """Data files with a loss mask; the others, or all, are learned whole."""
+    largest_id: int | None
+    ids_looked_at: int
+    is_full: bool
+    """Whether all ids have been looked at."""
+    problems: tuple[Problem, ...]
+    problem_counts: dict[str, int]
+    """By kind, also those that are not listed."""
+    notes: tuple[str, ...]
+    """What is worth knowing and need not be wrong."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        files = [{**file._asdict(), "path": str(file.path)} for file in self.files]
+        lengths = None if self.lengths is None else asdict(self.lengths)
+        if lengths is not None and self.lengths is not None:
+            lengths["buckets"] = [bucket._asdict() for bucket in self.lengths.buckets]
+        problems = [problem.as_dict() for problem in self.problems]
+        return {**vars(self), "files": files, "lengths": lengths, "problems": problems, "notes": list(self.notes)}
+
+
+def inspect_corpus(
+    corpus: Corpus,
+    *,
+    start_id: int | None = None,
+    vocab_size: int | None = None,
+    full: bool = False,
+    advance: Callable[[int], None] = lambda done: None,
+) -> CorpusReport:
+    """Look at a corpus. Blocks: for a few reads, for those of its index, for all of it with `full`.
+
+    Documents come from the index, or from the ids that end (`corpus.eos_id`) or begin (`start_id`) them, which reads
+    all ids the first time. `advance(ids)` is called as ids are looked at. Raises what `find_documents` raises.
+    """
+    problems = Problems()
+    notes = [*corpus.notes]
+    documents = documents_of(corpus, start_id, problems, notes)
+    if corpus.is_synthetic:
+        notes.append(FORMULA_NOTE)
+    spans = all_spans(corpus) if full and not corpus.is_synthetic else sample_spans(corpus.num_tokens)
+    expected = expected_ids(corpus, documents, start_id)
+    scan = scan_ids(corpus, spans, vocab_size=vocab_size, expected=expected, advance=advance)
+    lengths = None if documents is None else measure_lengths(corpus, documents)
+    add_id_problems(problems, corpus, scan, vocab_size, documents)
+    add_type_problems(problems, corpus, scan)
+    add_zero_problems(problems, corpus)
+    add_file_problems(problems, corpus)
+    if documents is not None:
+        add_document_problems(problems, notes, corpus, documents, lengths)
+    files = tuple(map(FileReport, corpus.files, tokens_in_files(corpus).tolist(), map(_size, corpus.files)))
+    return CorpusReport(
+        format=corpus.format,
+        files=files,
+        tokens=corpus.num_tokens,
+        bytes=sum(file.size or 0 for file in files),
+        dtype=corpus.dtype.name,
+        fingerprint=corpus.fingerprint,
+        documents=None if documents is None else documents.num_documents,
+        documents_from=None if documents is None else documents.source,
+        lengths=lengths,
+        loss_masks=0 if corpus.loss_mask is None else corpus.loss_mask.num_files,
+        largest_id=scan.largest,
+        ids_looked_at=scan.looked_at,
+        is_full=scan.looked_at == corpus.num_tokens,
+        problems=tuple(problems.listed),
+        problem_counts=dict(problems.counts),
+        notes=tuple(notes),
+    )
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

@@ -1,0 +1,252 @@
+"""What a step holds, as a trainer gets it: `preview_batch`. Goes to the step at once, needs neither GPU nor torch.
+
+With `context_parallel` that is a share of every row, here of a row of eight by rank 0 of 2, zigzag:
+
+    row, by position    9 2 6 6 5 | 1 4 4      the end of document 7, then document 8
+    columns             9 2     | 4 4          columns 0 to 1 are positions 0 to 1, and 2 to 3 are 6 to 7
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.config.context_parallel import shared_ranges
+from dali_pipes.engine.block_stream import BlockStream
+from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.schedule import Position
+from dali_pipes.tools.reports.batch_origin import (
+    BatchOrigin,
+    PieceOrigin,
+    RowOrigin,
+    batch_origin,
+    built_on_cpu,
+    counted_from,
+)
+from dali_pipes.tools.reports.token_text import TokenText
+
+Int64Array = npt.NDArray[np.int64]
+Ranges = tuple[tuple[int, int], ...]
+"""Of positions of a row: first, and the one behind the last."""
+
+
+class Run(NamedTuple):
+    """Tokens of one piece that follow one another, all of them with or without a label."""
+
+    is_masked: bool
+    """Whether their labels, of the tokens behind them, are ignored."""
+    ids: list[int]
+    text: str | None
+
+
+@dataclass(frozen=True)
+class PreviewPiece:
+    """A piece of a row, and those of its tokens that are shown. `positions`: its first and last position id."""
+
+    origin: PieceOrigin
+    segment: int | None
+    positions: tuple[int, int] | None
+    runs: tuple[Run, ...]
+    text: str | None
+    """Of all tokens that are shown, decoded together."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {**self.origin.as_dict(), "segment": self.segment, "positions": self.positions, "text": self.text}
+
+
+@dataclass(frozen=True)
+class PreviewRow:
+    """A row, or this rank's share of it, which `origin` and `pieces` are of, too, with their places in the share.
+
+    `outputs` are its fields by name, (T,) ((T, k) for labels with mtp), cut to what is shown.
+    """
+
+    origin: RowOrigin
+    pieces: tuple[PreviewPiece, ...]
+    outputs: dict[str, Any]
+    padding: int
+    """Columns that hold no token; all of them in a padding row."""
+    masked: int
+    """Columns, also those that are not shown, whose label is ignored, padding included."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        own = {"padding": self.padding, "masked": self.masked, **self.outputs}
+        return {**self.origin.as_dict(), **own, "pieces": [piece.as_dict() for piece in self.pieces]}
+
+
+@dataclass(frozen=True)
+class BatchPreview:
+    """Some rows of a batch, up to a number of tokens."""
+
+    batch: BatchOrigin
+    row_mode: str
+    rows: tuple[PreviewRow, ...]
+    tokens: int
+    """Most tokens of a row that are shown."""
+    warning: str | None
+    """About the documents, as a loader prints it."""
+    width: int
+    """Positions of the batch's rows, which is less than seq_len in a length bucket."""
+    context_parallel: tuple[int, int] | None
+    """Context-parallel rank and size; None: rows are whole."""
+    context_split: str
+    ranges: Ranges
+    """The positions that the columns are, in order."""
+
+    @property
+    def columns(self) -> int:
+        """Positions of a row that this rank gets."""
+        return sum(end - first for first, end in self.ranges)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able. `row_positions`: which positions of a row the columns that are shown are; None for whole rows."""
+        about = {name: value for name, value in vars(self.batch).items() if name != "rows"}
+        about |= {"row_mode": self.row_mode, "batch_rows": len(self.batch.rows), "tokens": self.tokens}
+        about |= {"width": self.width, "columns": self.columns, "context_parallel": self.context_parallel}
+        is_whole = self.context_parallel is None
+        positions = [position for first, end in self.ranges for position in range(first, end)]
+        about |= {"context_split": None if is_whole else self.context_split}
+        about |= {"row_positions": None if is_whole else positions[: self.tokens]}
+        return {**about, "warning": self.warning, "rows": [row.as_dict() for row in self.rows]}
+
+
+def preview_batch(
+    config: LoaderConfig,
+    step: int,
+    epoch: int = 0,
+    *,
+    rows: int,
+    tokens: int,
+    tokenizer: TokenText | None = None,
+    state: Path | None = None,
+) -> BatchPreview:
+    """The first `rows` rows of a rank's batch number `step`, and the first `tokens` tokens of each.
+
+    With `context_parallel` those of this rank's share of each row. Rank and world size must be in `config`; `state` is
+    as for `locate_batch`. Blocks: reads this batch and a few behind it. Raises as `TokenLoader`, also for ids of this
+    batch that are out of range, and `ConfigError` for a step that does not exist.
+    """
+    config = config.replace(outputs=_outputs_shown(config))
+    built = built_on_cpu(config)
+    stream = BlockStream(built, config, with_dali=False)
+    try:
+        base, schedule = counted_from(state, config, built, epoch), built.schedule
+        batch = batch_origin(built, config, step, epoch, base)
+        before = (step - schedule.step_number(base)) * schedule.global_rows
+        stream.seek(Position(epoch, base + before))
+        (block,) = stream.take()  # of one batch
+        (width,) = block.widths
+        ranges: Ranges = ((0, width),)
+        if config.context_parallel is not None:
+            ranges = shared_ranges(width, *config.context_parallel, config.context_split)
+        if config.document_start_id is None:  # else it is what the user says that tells documents apart
+            config = config.replace(eos_id=built.source.corpus.eos_id)
+        writer = _RowWriter(config, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer)
+        shown = tuple(writer.row(row) for row in batch.rows[:rows])
+        how = config.context_parallel, config.context_split
+        return BatchPreview(batch, config.rows, shown, tokens, built.warning, width, *how, ranges)
+    finally:
+        stream.close()
+
+
+def _outputs_shown(config: LoaderConfig) -> tuple[str, ...]:
+    """Those that say most of a row, and what else the trainer gets for each of its positions."""
+    base = ("input_ids", "labels", *(("position_ids", "segment_ids") if config.uses_documents else ()))
+    return base + tuple(name for name in ("attention_mask", "loss_mask") if name in config.outputs)
+
+
+def _in_share(piece: PieceOrigin, ranges: Ranges) -> Iterator[PieceOrigin]:
+    """What of a piece lies in some ranges of its row, by its place in the share that they make."""
+    column = 0
+    for first, end in ranges:
+        begin, behind = max(first, piece.column), min(end, piece.column + piece.length)
+        if begin < behind:
+            yield _part(piece, begin - piece.column, behind - piece.column, column + begin - first)
+        column += end - first
+
+
+def _part(piece: PieceOrigin, begin: int, end: int, column: int) -> PieceOrigin:
+    """Tokens begin ... end - 1 of a piece, which are at `column`."""
+    inside = None if piece.document_offset is None else piece.document_offset + begin
+    offset, position = piece.offset + begin, piece.position + begin
+    return replace(piece, column=column, length=end - begin, offset=offset, position=position, document_offset=inside)
+
+
+class _RowWriter:
+    """Writes rows of a batch, of which `arrays` has the outputs, whole ones."""
+
+    def __init__(
+        self,
+        config: LoaderConfig,
+        arrays: dict[str, Int64Array],
+        ranges: Ranges,
+        tokens: int,
+        tokenizer: TokenText | None,
+    ) -> None:
+        self._config, self._ranges, self._tokens, self._tokenizer = config, ranges, tokens, tokenizer
+        self._arrays = {
+            name: np.concatenate([array[:, first:end] for first, end in ranges], 1) for name, array in arrays.items()
+        }
+
+    def row(self, origin: RowOrigin) -> PreviewRow:
+        arrays = {name: array[origin.row] for name, array in self._arrays.items()}
+        labels = arrays["labels"]
+        is_masked = (labels if labels.ndim == 1 else labels[:, 0]) == IGNORE_INDEX
+        shared = sorted(
+            (part for piece in origin.pieces for part in _in_share(piece, self._ranges)), key=lambda part: part.column
+        )
+        pieces = [part for piece in shared for part in self._at_delimiters(piece, arrays["input_ids"])]
+        return PreviewRow(
+            replace(origin, pieces=tuple(shared)),
+            tuple(self._piece(piece, arrays, is_masked) for piece in pieces),
+            {name: array[: self._tokens].tolist() for name, array in arrays.items()},
+            len(labels) - sum(piece.length for piece in pieces),
+            int(np.count_nonzero(is_masked)),
+        )
+
+    def _at_delimiters(self, piece: PieceOrigin, ids: Int64Array) -> Iterator[PieceOrigin]:
+        """The piece itself, or cut where an id says that documents end or begin, if nothing else was asked for it."""
+        end_id, start_id = self._config.eos_id, self._config.document_start_id
+        own = ids[piece.column : piece.column + piece.length]
+        cuts: list[int] = []
+        if piece.document is None and end_id is not None:
+            cuts = (np.flatnonzero(own == end_id) + 1).tolist()
+        elif piece.document is None and start_id is not None:
+            cuts = np.flatnonzero(own == start_id).tolist()
+        begin = 0
+        for end in [*cuts, piece.length]:
+            if end > begin:
+                yield _part(piece, begin, end, piece.column + begin)
+                begin = end
+
+    def _piece(
+        self, origin: PieceOrigin, arrays: dict[str, Int64Array], is_masked: npt.NDArray[np.bool_]
+    ) -> PreviewPiece:
+        first, last = origin.column, origin.column + origin.length - 1
+        end = min(last + 1, self._tokens)
+        positions, segments = arrays.get("position_ids"), arrays.get("segment_ids")
+        ids = arrays["input_ids"][first:end].tolist()
+        return PreviewPiece(
+            origin,
+            None if segments is None else int(segments[first]),
+            None if positions is None else (int(positions[first]), int(positions[last])),
+            tuple(self._runs(ids, is_masked[first:end])),
+            self._text(ids),
+        )
+
+    def _runs(self, ids: list[int], is_masked: npt.NDArray[np.bool_]) -> Iterator[Run]:
+        if not ids:
+            return
+        borders = [0, *(np.flatnonzero(np.diff(is_masked)) + 1).tolist(), len(ids)]
+        for begin, end in pairwise(borders):
+            yield Run(bool(is_masked[begin]), ids[begin:end], self._text(ids[begin:end]))
+
+    def _text(self, ids: list[int]) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.decode(ids)

@@ -1,0 +1,143 @@
+"""What a whole step held: `explain_step`. All ranks of it or one, in figures and row by row. Reads no tokens.
+
+The rows of all ranks are those of one rank that has them all, so a step of any number of ranks is planned at once:
+row i of the step is row i // world_size of rank i % world_size.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.config.skip_steps import in_steps_of
+from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.schedule import PADDING
+from dali_pipes.schedule.plans import Plan, plan_step
+from dali_pipes.tools.reports.batch_origin import RowCutter, RowOrigin, built_on_cpu, counted_from, known_offsets
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step, of all ranks or of one."""
+
+    epoch: int
+    step: int
+    rank: int | None
+    """None: all of them."""
+    world_size: int
+    is_skipped: bool
+    """Whether it is one of `skip_steps`, so that a run with this configuration does not hand it out."""
+    num_rows: int
+    """With tokens in them."""
+    padding_rows: int
+    """That only fill a batch, so that all ranks have as many."""
+    width: int
+    """Positions in each row."""
+    tokens: int
+    padding: int
+    """Positions without a token, those of padding rows included."""
+    row_ids: tuple[int, int]
+    """First and last, as places in the epoch's order; with one rank of several, not all between them are its own."""
+    documents: int | None
+    """That have a token in it; None where documents are not known."""
+    num_files: int
+    files: tuple[Path, ...]
+    """The first of those that have a token in it."""
+    rows: tuple[tuple[int, RowOrigin], ...]
+    """The first rows, each with its rank."""
+
+    @property
+    def rows_left_out(self) -> int:
+        """Rows of the step behind `rows`."""
+        return self.num_rows + self.padding_rows - len(self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            **vars(self),
+            "files": [str(file) for file in self.files],
+            "rows": [{"rank": rank, **row.as_dict()} for rank, row in self.rows],
+            "rows_left_out": self.rows_left_out,
+        }
+
+
+def explain_step(
+    config: LoaderConfig, step: int, epoch: int = 0, *, all_ranks: bool, most: int, state: Path | None = None
+) -> StepReport:
+    """What step `step` of an epoch holds, with its first `most` rows and the first `most` of its files.
+
+    Of all ranks, or of the rank in `config`, which must have a world size too. `state`: the JSON file of the state that
+    the run went on from, where it was saved with another number of rows in a step: steps of that epoch are then counted
+    as that run counts them. Blocks for the documents, if they are used, and for the plan of rows made of documents.
+    Raises as `TokenLoader`, and `ConfigError` for a step that does not exist.
+    """
+    built = built_on_cpu(config)
+    try:
+        return _step_report(built, config, step, epoch, all_ranks, most, state)
+    finally:
+        built.source.close()
+        built.source.corpus.close()
+
+
+def _step_report(
+    built: BuiltSource, config: LoaderConfig, step: int, epoch: int, all_ranks: bool, most: int, state: Path | None
+) -> StepReport:
+    own, corpus = built.schedule, built.source.corpus
+    base = counted_from(state, config, built, epoch)
+    schedule = replace(own, rank=0, world_size=1, batch_size=own.global_rows) if all_ranks else own
+    plan = plan_step(schedule, built.layout, epoch, step, base)
+    real = plan.row_ids[plan.row_ids != PADDING]
+    rows = -(-len(real) // own.world_size) * own.world_size if all_ranks else len(plan.row_ids)
+    offsets = known_offsets(built, config)
+    starts, lengths = _spans(plan, config.seq_len)
+    extents, file_numbers = corpus.extents
+    files = np.unique(file_numbers[_met(extents, starts, lengths)])
+    width = config.seq_len if plan.widths is None else int(plan.widths[0])
+    cutter = RowCutter(corpus, offsets)
+    shown = []
+    for number in range(min(rows, most)):
+        rank, row = (number % own.world_size, number // own.world_size) if all_ranks else (own.rank, number)
+        is_real = number < len(real)
+        pieces = tuple(cutter.row(plan, number, config.seq_len)) if is_real else ()
+        shown.append((rank, RowOrigin(row, int(real[number]) if is_real else PADDING, pieces)))
+    tokens = int(lengths.sum())
+    left_out = in_steps_of(config.skip_steps, config.skip_step_rows, own.global_rows)
+    return StepReport(
+        epoch,
+        step,
+        None if all_ranks else own.rank,
+        own.world_size,
+        is_skipped=any(first <= step < end for first, end, number in left_out if number == epoch),
+        num_rows=len(real),
+        padding_rows=rows - len(real),
+        width=width,
+        tokens=tokens,
+        padding=rows * width - tokens,
+        row_ids=(int(real[0]), int(real[-1])) if len(real) else (PADDING, PADDING),
+        documents=None if offsets is None else len(_met(offsets, starts, lengths)),
+        num_files=len(files),
+        files=tuple(corpus.files[number] for number in files[:most].tolist()),
+        rows=tuple(shown),
+    )
+
+
+def _spans(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:
+    """First token and number of tokens of everything that the rows of a plan show."""
+    if plan.pieces is not None:
+        return plan.pieces.starts, plan.pieces.lengths
+    starts = plan.starts[plan.row_ids != PADDING]
+    return starts, np.full(len(starts), seq_len)
+
+
+def _met(bounds: Int64Array, starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    """Which parts bounds[i] ... bounds[i + 1] - 1 have a token in one of the spans: rising."""
+    firsts = np.searchsorted(bounds, starts, side="right") - 1
+    counts = np.searchsorted(bounds, starts + lengths, side="left") - firsts
+    parts: Int64Array = np.unique(np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts))
+    has_tokens: npt.NDArray[np.bool_] = bounds[parts] < bounds[parts + 1]
+    return parts[has_tokens]

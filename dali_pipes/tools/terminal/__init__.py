@@ -1,0 +1,17 @@
+"""Reports on a terminal, in a pipe or as JSON: names and texts of the data are shown, never obeyed."""
+
+from dali_pipes.tools.terminal.batch_text import show_preview, show_row, show_step
+from dali_pipes.tools.terminal.console import printable, show_json
+from dali_pipes.tools.terminal.corpus_text import show_check, show_corpus
+from dali_pipes.tools.terminal.preset_text import show_presets
+
+__all__ = [
+    "printable",
+    "show_check",
+    "show_corpus",
+    "show_json",
+    "show_presets",
+    "show_preview",
+    "show_row",
+    "show_step",
+]

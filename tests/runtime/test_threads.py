@@ -1,0 +1,94 @@
+"""Reader threads by themselves: none is left, and no task waits for ever, however starting and stopping them is cut."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+
+import pytest
+from at_lines import AtLine, lines_of
+
+from dali_pipes.errors import LoaderClosedError
+from dali_pipes.runtime.threads import ReaderThreads
+
+
+@pytest.fixture
+def others() -> Callable[[], list[threading.Thread]]:
+    """The threads that there were not before the test."""
+    before = set(threading.enumerate())
+    return lambda: [thread for thread in threading.enumerate() if thread not in before]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), KeyboardInterrupt()])
+@pytest.mark.parametrize("failing", range(4))
+def test_a_thread_that_cannot_be_started(
+    others: Callable[[], list[threading.Thread]],
+    monkeypatch: pytest.MonkeyPatch,
+    failing: int,
+    error: BaseException,
+) -> None:
+    """Ends those that were started before it."""
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def some_start(thread: threading.Thread) -> None:
+        if len(started) == failing:
+            raise error
+        started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", some_start)
+        with pytest.raises(type(error)):
+            ReaderThreads(4)
+    assert len(started) == failing
+    assert others() == []
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_they_are_stopped(others: Callable[[], list[threading.Thread]]) -> None:
+    """Wherever it comes, stopping them again ends them all; without that, their owner's end does."""
+    for line in lines_of(ReaderThreads(3).stop):
+        for is_stopped_again in (True, False):
+            readers = ReaderThreads(3)
+            threads = others()
+            with AtLine(line, interrupt), contextlib.suppress(KeyboardInterrupt):
+                readers.stop()
+            if is_stopped_again:
+                readers.stop()
+                assert others() == []
+            del readers
+            for thread in threads:
+                thread.join()
+
+
+def test_they_are_stopped_while_a_task_is_submitted(others: Callable[[], list[threading.Thread]]) -> None:
+    """By a signal handler, at any line: the task is run, or fails, and whoever waits for it is told."""
+    readers = ReaderThreads(2)
+    lines = lines_of(lambda: readers.result(readers.submit(int, "7")))
+    readers.stop()
+    for line in lines:
+        readers = ReaderThreads(2)
+        with AtLine(line, readers.stop), contextlib.suppress(LoaderClosedError, CancelledError):
+            assert readers.result(readers.submit(int, "7")) == 7
+        readers.stop()
+        assert others() == []
+
+
+def test_another_thread_stops_them(others: Callable[[], list[threading.Thread]]) -> None:
+    """Every task that was submitted meanwhile ends in one way or the other."""
+    for _ in range(100):
+        readers = ReaderThreads(2)
+        futures: list[Future[int]] = []
+        stopping = threading.Thread(target=readers.stop)
+        stopping.start()
+        for number in range(20):
+            futures.append(readers.submit(int, str(number)))
+        stopping.join()
+        for number, future in enumerate(futures):
+            with contextlib.suppress(LoaderClosedError):
+                assert readers.result(future) == number
+        assert others() == []

@@ -1,0 +1,172 @@
+"""Reads in one system call give the bytes and the errors that reads one by one give."""
+
+import errno
+import gc
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from profiles import examples
+
+from dali_pipes.corpus import Corpus, open_corpus
+from dali_pipes.errors import CorpusReadError
+from dali_pipes.storage.linux_aio import MOST_READS, BatchReader, BatchReaders
+
+
+@pytest.fixture(params=["batch", "one by one"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs both ways: with the kernel's batches and as on a machine that has none."""
+    if request.param == "one by one":
+        monkeypatch.setattr(BatchReader, "create", classmethod(lambda cls: None))
+    else:
+        reader = BatchReader.create()
+        if reader is None:
+            pytest.skip("this kernel offers no native AIO")
+        reader.close()
+    return str(request.param)
+
+
+@settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_equals_the_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(0, 80), min_size=1, max_size=9).filter(lambda s: sum(s) > 12))
+    dtype = data.draw(st.sampled_from(["uint8", "uint16", "uint32", "int64"]))
+    folder = tmp_path_factory.mktemp("data")
+    tokens = np.arange(sum(sizes)) % 251
+    for number, part in enumerate(np.split(tokens, np.cumsum(sizes)[:-1])):
+        part.astype(dtype).tofile(folder / f"s_{number}.bin")
+    length = data.draw(st.integers(1, 12))
+    starts = np.array(data.draw(st.lists(st.integers(0, len(tokens) - length), min_size=1, max_size=700)))
+    out = np.zeros((len(starts), length), dtype)
+    with open_corpus(folder, dtype=dtype) as corpus:
+        corpus.read_rows(starts, out)
+    assert np.array_equal(out, tokens[starts[:, None] + np.arange(length)])
+
+
+def spread(corpus: Corpus, rows: int, length: int) -> tuple[Any, Any]:
+    starts = np.linspace(0, corpus.num_tokens - length, rows).astype(np.int64)
+    return starts, np.zeros((rows, length), corpus.dtype)
+
+
+def test_more_rows_than_one_call_takes(tmp_path: Path) -> None:
+    np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    with open_corpus(tmp_path) as corpus:
+        starts, out = spread(corpus, 3 * MOST_READS + 5, 7)
+        corpus.read_rows(starts, out)
+    assert np.array_equal(out, starts[:, None] + np.arange(7))
+
+
+def test_a_truncated_file_is_one_error_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    np.arange(60_000, dtype=np.uint16).tofile(path)
+    with open_corpus(tmp_path) as corpus:
+        starts, out = spread(corpus, 40, 7)
+        corpus.read_rows(starts, out)
+        os.truncate(path, 50_001)
+        with pytest.raises(CorpusReadError, match=r"a\.bin: ends early: wanted 14 bytes at byte \d+, got \d+"):
+            corpus.read_rows(starts, out)
+
+
+def test_many_threads_at_once(tmp_path: Path) -> None:
+    tokens = np.arange(60_000, dtype=np.uint16)
+    tokens.tofile(tmp_path / "a.bin")
+    with open_corpus(tmp_path) as corpus, ThreadPoolExecutor(8) as threads:
+
+        def read(seed: int) -> bool:
+            starts = np.random.default_rng(seed).integers(0, 59_000, 300)
+            out = np.zeros((300, 31), np.uint16)
+            corpus.read_rows(starts, out)
+            return np.array_equal(out, starts[:, None] + np.arange(31))
+
+        assert all(threads.map(read, range(200)))
+
+
+def test_a_forked_child_reads_too(tmp_path: Path, run_script: Callable[..., Any]) -> None:
+    np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    done = run_script(
+        """
+        import os, sys, numpy as np
+        from dali_pipes import open_corpus
+        corpus = open_corpus(sys.argv[1])
+        starts, out = np.arange(0, 5000, 10), np.zeros((500, 5), np.uint16)
+        corpus.read_rows(starts, out)
+        child = os.fork()
+        out[:] = 0
+        corpus.read_rows(starts, out)
+        right = (out == starts[:, None] + np.arange(5)).all()
+        if child == 0:
+            os._exit(0 if right else 1)
+        assert right
+        assert os.waitpid(child, 0)[1] == 0
+        corpus.read_rows(starts, out)
+        """,
+        tmp_path / "a.bin",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_contexts_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Counted at the system calls: the kernel's own count is for all processes together."""
+    np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    open_contexts = 0
+    system_call = BatchReader._system_call
+
+    def counted(self: BatchReader, number: int, *arguments: Any) -> int:
+        nonlocal open_contexts
+        result = system_call(self, number, *arguments)
+        open_contexts += {self._setup: 1, self._destroy: -1}.get(number, 0)
+        return result
+
+    monkeypatch.setattr(BatchReader, "_system_call", counted)
+    for close in (True, False):
+        corpus = open_corpus(tmp_path)
+        starts, out = spread(corpus, 40, 7)
+        corpus.read_rows(starts, out)
+        assert open_contexts == (way == "batch")
+        if close:
+            corpus.close()
+        else:
+            del corpus
+            gc.collect()
+        assert open_contexts == 0
+
+
+def test_a_kernel_that_refuses_later_is_asked_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    calls = []
+
+    def refuse(self: BatchReader, *arguments: Any) -> Any:
+        calls.append(threading.get_ident())
+        raise OSError(errno.EINVAL, "refused")
+
+    monkeypatch.setattr(BatchReader, "read", refuse)
+    with open_corpus(tmp_path) as corpus:
+        for _ in range(3):
+            starts, out = spread(corpus, 40, 7)
+            corpus.read_rows(starts, out)
+            assert np.array_equal(out, starts[:, None] + np.arange(7))
+    assert len(calls) == (1 if way == "batch" else 0)
+
+
+def test_readers_are_lent_to_one_thread_each(way: str) -> None:
+    readers = BatchReaders()
+    one, other = readers.borrow(), readers.borrow()
+    if way == "one by one":
+        assert one is other is None
+        return
+    assert one is not None
+    assert other is not None
+    assert one is not other
+    readers.give_back(one)
+    assert readers.borrow() is one
+    readers.give_up()
+    assert readers.borrow() is None

@@ -138,7 +138,7 @@ def test_a_handler_closes_while_documents_are_planned(
     """In `len()` or `locate()`, with a reader waiting for the plan that the handler has interrupted."""
     corpus = counting(400, 401, dtype="uint16", vocab_size=7)
     loader = load(corpus, batch_size=4, seq_len=16, quiet=True, **{**PACKED, "window_documents": 3})
-    documents = loader._schedule.documents
+    documents = loader._schedule.interleave
     assert isinstance(documents, DocumentRows)
     assert not documents.is_busy_here
     threads = loader._source._threads = ReaderThreads(1)

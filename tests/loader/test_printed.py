@@ -81,8 +81,8 @@ RUNS = {
     """,
     "imports": """
         import subprocess
-        names = "announce, loader, pipeline, profiling"
-        done = subprocess.run([sys.executable, "-c", f"from dali_pipes import {names}"], capture_output=True)
+        modules = "loader.announcements", "loader.token_loader", "engine.dali", "engine.profiling"
+        done = subprocess.run([sys.executable, "-c", "import " + ", ".join(f"dali_pipes.{name}" for name in modules)], capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     """,
 }

@@ -241,7 +241,7 @@ def test_a_resume_at_every_step_on_every_device(tmp_path: Path, mode: dict[str, 
 def test_a_loader_without_dali_serves_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write(tmp_path, [list(range(40))], [[0, 1] * 20])
     with_dali = served(corpus, seq_len=5, eos_id=None)
-    monkeypatch.setattr(block_queue, "_dali_installed", lambda: False)
+    monkeypatch.setattr(block_queue, "dali_installed", lambda: False)
     assert served(corpus, seq_len=5, eos_id=None) == with_dali
     assert with_dali[0] == {"labels": [[1, X, 3, X, 5]], "loss_mask": [[1, 0, 1, 0, 1]]}
 

@@ -59,6 +59,7 @@ def test_epochs_and_seeds_have_orders_of_their_own(counting: Callable[..., Any],
         assert orders[one][1:] != orders[other][:-1]
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_an_epoch_does_not_depend_on_how_it_was_reached(counting: Callable[..., Any], load: Load, engine: str) -> None:
     """Run through, left early, loaded, repeated."""
     corpus = counting(401)
@@ -105,6 +106,7 @@ def test_a_fresh_process(counting: Callable[..., Any], run_script: Callable[...,
     assert done.stdout.strip() == expected.hexdigest()
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_global_generators_are_left_alone(counting: Callable[..., Any], engine: str) -> None:
     """Building, reading, saving, loading, an error, closing."""
     corpus = counting(401)
@@ -126,6 +128,7 @@ def test_global_generators_are_left_alone(counting: Callable[..., Any], engine: 
     assert global_states() == before
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_two_loaders_side_by_side(counting: Callable[..., Any], load: Load, engine: str) -> None:
     """A second loader, built and read in between, and draws from every global generator, change nothing."""
     corpus, other_corpus = counting(401), counting(150, 151, name="other")

@@ -23,7 +23,11 @@ Load = Callable[..., TokenLoader]
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize(("per_run", "depth", "num_threads"), [(1, 1, 1), (3, 2, 2), (None, 4, 3)])
+@pytest.mark.parametrize(
+    ("engine", "per_run", "depth", "num_threads"),
+    [("dali", 3, 2, 2), ("direct", 1, 1, 1), ("direct", 3, 2, 2), ("direct", None, 4, 3)],
+    indirect=["engine"],
+)
 def test_second_resume(
     counting: Callable[..., Any],
     load: Load,
@@ -234,6 +238,7 @@ def test_every_step_of_two_epochs(
             assert all_same(take(loader_stream(other), rest), stream[number : number + rest])
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_a_state_loaded_inside_the_loop(counting: Callable[..., Any], load: Load, engine: str) -> None:
     """Jumping about in one loader, back and forth and while the queue is full, is as good as a new loader."""
     corpus = counting(401)
@@ -246,6 +251,7 @@ def test_a_state_loaded_inside_the_loop(counting: Callable[..., Any], load: Load
         assert all_same(take(loader_stream(loader), count), expected)
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_going_on_in_the_same_loader_after_a_break(counting: Callable[..., Any], load: Load, engine: str) -> None:
     """A `for` that was left early ends the epoch, unless its own state is loaded again."""
     corpus = counting(401)

@@ -1,5 +1,6 @@
 """Shared fixtures: a watchdog for all tests, counting corpora, an oracle, and scripts in a process of their own."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -94,6 +95,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long come first, so that no worker has one left when the others are done."""
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made need not be searched in every collection of garbage: tests ask for hundreds of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,7 +4,7 @@ import ctypes
 import gc
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,8 @@ CASES = [
     for engine, kinds in {"dali": ("plain", "graph"), "direct": (kind for kind in KINDS if kind != "graph")}.items()
     for kind in kinds
     for use in USES
+    # DALI raises in the frames of the caller, which the error then holds: that takes a collection.
+    if (engine, use) != ("dali", "an error that nobody met")
 ]
 
 
@@ -220,17 +222,7 @@ def use_a_loader(corpus: Any, number: int) -> None:
         next(iter(loader))
 
 
-@pytest.fixture
-def young_garbage() -> Iterator[None]:
-    """Collections look at what a test makes alone: a thousand of them take a second instead of two minutes."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
-@pytest.mark.usefixtures("young_garbage")
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_many_loaders(corpus: Any, count: int) -> None:
     """Memory is looked at from loader 500 on: what libraries keep for the whole process is there by then.

@@ -1,4 +1,4 @@
-"""B08, B35, B37: storage that goes away, is full or forbidden, signals, and starting processes at any moment.
+"""Storage that goes away, is full or forbidden, signals, and starting processes at any moment.
 
 Right data or one clear error, in a process of its own each: never a crash, a hang, or anything left behind.
 """

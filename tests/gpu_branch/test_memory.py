@@ -18,8 +18,11 @@ from dali_pipes.errors import BackendError, CorpusReadError
 from dali_pipes.placement import device as device_placement
 
 PLACEMENTS = ("host", "device")
+late = pytest.mark.parametrize("gpu", ["late"], indirect=True)
+"""Memory is held longest where operations run as late as CUDA allows."""
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_nothing_is_allocated_and_no_event_made_in_the_steady_state(
     gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
@@ -37,6 +40,7 @@ def test_nothing_is_allocated_and_no_event_made_in_the_steady_state(
     assert (after.device_bytes, after.pinned_bytes) == (before.device_bytes, before.pinned_bytes)
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_memory_is_what_the_allocator_gave(
     gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
@@ -55,6 +59,7 @@ def test_memory_is_what_the_allocator_gave(
     gpu.stream(0).run()
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(
     "of_rows",
@@ -89,6 +94,7 @@ def test_rows_of_pieces_allocate_nothing_once_the_loader_is_built(
         assert (gpu.arrays_made, loader.stats().memory.device_bytes) == (made, held)
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_loader_that_is_dropped_gives_its_memory_back(
     gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
@@ -107,6 +113,7 @@ def test_a_loader_that_is_dropped_gives_its_memory_back(
     assert is_back()
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_block_costs_one_launch(gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str) -> None:
     with TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=4) as loader:

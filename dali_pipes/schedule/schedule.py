@@ -73,10 +73,6 @@ class RowCounts(Protocol):
     def mark(self, epoch: int, row: int) -> WindowMark:
         """Where in the plan a run stands that has had the rows before `row`, which are counted. Does not block."""
 
-    @property
-    def is_busy_here(self) -> bool:
-        """Whether this very thread is counting rows, interrupted in that by a signal's handler, who asks."""
-
     def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
         """Count on from a saved mark. False if `row` cannot be there. May block."""
 

@@ -295,7 +295,7 @@ def test_the_state_of_many_masks_is_small(tmp_path: Path) -> None:
     (tmp_path / "s_17.bin.loss").write_bytes(bytes(3))
     with TokenLoader(**settings) as loader, pytest.raises(StateError) as caught:
         loader.load_state_dict(state)
-    assert "loss mask of corpus file s_12.bin or one of the files behind it" in str(caught.value)
+    assert "loss mask of corpus file s_12.bin or of one of the next " in str(caught.value)
 
 
 def test_a_mask_on_the_card_counts(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def _place(mesh: Any, name: str, argument: str) -> tuple[int, int]:
     try:
         line = mesh[name]
     except (KeyError, RuntimeError) as error:  # the second for a mesh without names
-        names = ", ".join(mesh.mesh_dim_names or ()) or "unnamed"
+        names = ", ".join(mesh.mesh_dim_names or ()) or "unnamed dimensions"
         raise ConfigError(
             f"{argument}{name!r} is not a dimension of the device mesh, which has {names}; {_NAMED_BY[argument]}"
         ) from error

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of `next()`, `close()` and `load_state_dict()`; and other threads that ask, or close, meanwhile."""
+"""Ctrl-C at any line of `next()`, `close()` and `load_state_dict()`; other threads that ask, or close, meanwhile."""
 
 import contextlib
 import random
@@ -13,7 +13,7 @@ import pytest
 from at_lines import AtLine, Line, lines_of
 
 from dali_pipes import TokenLoader
-from dali_pipes.corpus import Corpus
+from dali_pipes.engine.block_source import BlockSource
 from dali_pipes.errors import CorpusError, LoaderClosedError
 
 Load = Callable[..., TokenLoader]
@@ -137,17 +137,17 @@ def test_next_closes_what_another_thread_could_not(
     loader = make()
     reading, go_on = threading.Event(), threading.Event()
 
-    def held(corpus: Corpus, *given: Any) -> None:
+    def held(source: BlockSource, *given: Any) -> Any:
         reading.set()
         go_on.wait()
-        return read_rows(corpus, *given)
+        return prepare(source, *given)
 
-    read_rows = Corpus.read_rows
-    monkeypatch.setattr(Corpus, "read_rows", held)
+    prepare = BlockSource._prepare
+    monkeypatch.setattr(BlockSource, "_prepare", held)
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(train, loader, [])
         reading.wait()
-        while not loader._stream._gate._is_owned() and loader._stream._gate.acquire(blocking=False):  # type: ignore[attr-defined]
+        while loader._stream._gate.acquire(blocking=False):  # until `next()` has it
             loader._stream._gate.release()
         loader.close()
         go_on.set()

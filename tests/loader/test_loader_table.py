@@ -178,7 +178,7 @@ def test_a_setting_is_not_set_on_a_loader(counting: Callable[..., Any], name: st
     with TokenLoader(counting(150).pattern, **SETTINGS) as loader:
         before, at_first = repr(loader.config), vars(loader).copy()
         for target in (name, "config"):
-            with pytest.raises(AttributeError, match=r"do not change|no setter"):
+            with pytest.raises(AttributeError, match=target):
                 setattr(loader, target, 3)
         assert (repr(loader.config), vars(loader)) == (before, at_first)
         if name in ("corpus", "device"):

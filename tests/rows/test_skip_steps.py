@@ -163,15 +163,6 @@ def test_a_loop_left_early_passes_over_the_next_epoch(corpus: str) -> None:
         assert row_ids(loader) == list(range(30, 70))
 
 
-def test_ranks_that_are_known_late(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are those of the ranks that there are at the first batch."""
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with load(corpus, batch_size=5, skip_steps=[[0, 2]], rank=None, world_size=None) as loader:
-        assert loader.state_dict()["rows"] == 10
-        monkeypatch.setattr("dali_pipes.runtime.ranks.process_group", lambda: (1, 2))
-        assert (loader.step, len(loader), row_ids(take(loader, 1))) == (2, 5, [21, 23, 25, 27, 29])
-
-
 def test_a_run_without_end(corpus: str) -> None:
     """Blocks read ahead go over the ends of epochs, ranges and an epoch that is left out."""
     skip = [[1, 5], [0, 7, 1], [6, 7, 2]]

@@ -283,7 +283,7 @@ class LoaderConfig(BaseModel):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if (self.rank is None) != (self.world_size is None):
-            raise ValueError("rank and world_size go together: set both or neither")
+            raise ValueError("rank and world_size go together: give both or neither")
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
             raise ValueError(f"rank {self.rank} is not below world_size {self.world_size}: ranks are numbered from 0")
         if self.context_parallel is not None:

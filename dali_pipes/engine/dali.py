@@ -33,6 +33,7 @@ from dali_pipes.rows.document_rows import DocumentRows, split_documents
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.outputs import HOST_OUTPUTS, RowOutputs
 from dali_pipes.rows.windows import Windows, split_windows
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.runtime.ranks import environment_number, resolve_ranks
 from dali_pipes.schedule import Schedule
 from dali_pipes.schedule.plans import STEP_ROWS_PLANNED, Layout, PackedPieces, StreamPieces, token_span
@@ -161,14 +162,10 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
 def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> Any:
     """The DALI graph around a source: its outputs, cast to int64 where they are wanted and are not yet."""
     names = built.source.outputs
-    try:
+    advice = " (cpu: without a GPU; else the CUDA version of the driver)"
+    with optional_package("DALI", "cpu", "cuda12", "cuda13", purpose="to build a pipeline", advice=advice):
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import Pipeline
-    except ImportError as error:
-        raise BackendError(
-            'DALI is not installed: pip install "dali-pipes[cpu]" on a machine without a GPU, "dali-pipes[cuda12]" or '
-            '"dali-pipes[cuda13]" on one with'
-        ) from error
     # exec_dynamic: outputs own their memory, so a batch stays as it was for as long as someone holds it. The older
     # executor was seen to overwrite outputs that torch still held through DLPack.
     pipe = Pipeline(

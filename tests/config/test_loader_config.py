@@ -133,8 +133,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"device": "mps:0"}, r"'mps:0' is an Apple GPU, .* device = \"cpu\""),
         ({"device": "xpu"}, "an Intel GPU"),
         ({"device": torch.device("mps")}, "an Apple GPU"),
-        ({"device": 1}, 'device: a number does not name a device: use device = "cuda:1"'),
-        ({"device": "gpu"}, 'expected "auto", "cpu", "cuda" or, for one GPU of several, "cuda:1"; found \'gpu\''),
+        ({"device": 1}, 'device: 1 .* device = "cuda:1"'),
+        ({"device": "gpu"}, '"auto", "cpu", "cuda" .* "cuda:1"; found \'gpu\''),
         ({"device": "cuda:-1"}, "found 'cuda:-1'"),
         ({"device": None}, "found None"),
         (
@@ -308,7 +308,7 @@ def test_replace_checks_again() -> None:
 def test_padding_is_an_id_that_the_model_knows(rows: str) -> None:
     settings = {"corpus": "a.bin", "batch_size": 1, "seq_len": 8, "eos_id": 0, "vocab_size": 100, "rows": rows}
     LoaderConfig(**settings, pad_id=99)
-    with pytest.raises(ConfigError, match="pad_id = 100 .* vocab_size = 100"):
+    with pytest.raises(ConfigError, match=r"pad_id = 100 .* vocab_size = 100"):
         LoaderConfig(**settings, pad_id=100)
 
 
@@ -328,8 +328,8 @@ def mapped(folder: Path) -> Any:
 
 
 IN_MEMORY: dict[str, tuple[Any, str]] = {
-    "map-style data set": (Endless(), "this is a value of type Endless. Write its token ids to a file once"),
-    "torch data set": (torch.utils.data.TensorDataset(torch.arange(3)), "this is a value of type TensorDataset"),
+    "map-style data set": (Endless(), r"\(Endless\)"),
+    "torch data set": (torch.utils.data.TensorDataset(torch.arange(3)), r"\(TensorDataset\)"),
     "data set of Hugging Face": (Saves(), r'data\.save_to_disk\("tokens"\), and pass that file: corpus = "tokens"$'),
     "array": (np.arange(5), r'np\.save\("tokens\.npy", data\), and pass that file: corpus = "tokens\.npy"$'),
     "tensor": (torch.arange(5), r'np\.save\("tokens\.npy", data\.cpu\(\)\.numpy\(\)\)'),
@@ -346,10 +346,10 @@ IN_MEMORY: dict[str, tuple[Any, str]] = {
     "generator": ((path for path in ["a.bin"]), "a generator can be read only once: pass a list"),
     "endless": (itertools.repeat("a.bin"), "a repeat can be read only once: pass a list"),
     "glob": (Path().glob("*"), "can be read only once: pass a list, "),
-    "set": ({"a.bin"}, "a set does not keep paths in order: pass a list"),
+    "set": ({"a.bin"}, "a set .* sorted"),
     "deque": (deque(["a.bin"]), "expected a list of paths, found a deque: pass list"),
     "array of paths": (np.array(["a.bin"]), "expected a list of paths, found a ndarray: pass list"),
-    "dict of paths": ({"train": "a.bin"}, r"a dict of paths .* corpus = \.\.\.\['train'\]"),
+    "dict of paths": ({"train": "a.bin"}, r"a dict of splits.* corpus = \.\.\.\['train'\]"),
     "number": (5, "expected a path or a list of paths, found 5"),
     "nothing": (None, "expected a path or a list of paths$"),
     "a path of bytes among others": (["a.bin", b"b.bin"], r"b'b\.bin' is not a path"),
@@ -391,7 +391,7 @@ def test_the_advice_gives_the_same_ids(tmp_path: Path, monkeypatch: pytest.Monke
         data = data.astype(np.uint16).tobytes()
     with pytest.raises(ConfigError) as error:
         TokenLoader(data, **SHAPE)
-    found = re.search(r"for example with (.*), and pass that file: corpus = \"(.*)\"$", str(error.value))
+    found = re.search(r"with (.*), and pass that file: corpus = \"(.*)\"$", str(error.value))
     assert found is not None
     monkeypatch.chdir(tmp_path)
     exec(found[1], {"np": np, "pyarrow": pyarrow, "pathlib": pathlib, "data": data, "documents": data})
@@ -436,7 +436,7 @@ def test_what_may_not_come_first(make: Any) -> None:
             "twice: .* as corpus=",
         ),
         ({"first": {"corpus": "a.bin", "batch_size": 1}}, r"pass settings as keywords: TokenLoader\(\*\*settings\)"),
-        ({"first": Path("run.toml")}, r"run\.toml is a settings file, .*LoaderConfig\.from_file\('run\.toml'\)"),
+        ({"first": Path("run.toml")}, r"run\.toml .*LoaderConfig\.from_file\('run\.toml'\)"),
         ({"first": "a.bin", "batch_sise": 1}, "did you mean 'batch_size'"),
     ):
         with pytest.raises(ConfigError, match=message):

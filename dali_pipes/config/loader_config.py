@@ -150,7 +150,7 @@ class LoaderConfig(BaseModel):
     )
     length_buckets: tuple[int, ...] | None = Field(
         None,
-        description="Increasing row widths for `rows = pad`: each batch has the smallest width that fits its rows. "
+        description='Increasing row widths for `rows = "pad"`: each batch has the smallest width that fits its rows. '
         "None: always `seq_len`.",
     )
     window_documents: int = Field(
@@ -216,8 +216,8 @@ class LoaderConfig(BaseModel):
     )
     placement: Literal["auto", "host", "device"] = Field(
         "auto",
-        description="Where the corpus is kept on a GPU run. `host`: in host memory, and rows are copied to the GPU; "
-        "`device`: in GPU memory; `auto`: in GPU memory if the corpus is small.",
+        description="How rows get to the GPU. `host`: they are read on the host and copied; `device`: the whole corpus "
+        "is kept in GPU memory; `auto`: `device` if the corpus is small.",
     )
 
     quiet: bool = Field(
@@ -227,8 +227,8 @@ class LoaderConfig(BaseModel):
         None, description="Mark ranges for profilers with NVTX. None: only if Nsight Systems started the process."
     )
 
-    prefetch_queue_depth: int = Field(2, gt=0, le=64, description="Blocks of batches that are prefetched.")
-    num_threads: int = Field(2, gt=0, le=256, description="Threads that read ahead.")
+    prefetch_queue_depth: int = Field(2, gt=0, le=64, description="Number of blocks of batches to prefetch.")
+    num_threads: int = Field(2, gt=0, le=256, description="Number of threads that read ahead.")
     decoded_cache_bytes: int = Field(
         1 << 30, ge=0, description="Memory in bytes for decoded tokens, for formats that have to be decoded."
     )
@@ -245,7 +245,7 @@ class LoaderConfig(BaseModel):
     max_device_bytes: int | None = Field(
         None,
         ge=0,
-        description="GPU memory in bytes that the corpus may use with `placement = auto`. None: a tenth of the free "
+        description='GPU memory in bytes that the corpus may use with `placement = "auto"`. None: a tenth of the free '
         "memory.",
     )
     static_buffers: bool = Field(

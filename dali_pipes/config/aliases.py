@@ -43,8 +43,8 @@ ALIASES = (
     _alias(
         "prefetch_queue_depth",
         "counts blocks of several batches, so small numbers are enough",
-        "prefetch_factor dataloader_prefetch_factor prefetch_size prefetch prefetch_buffer_size worker_buffer_size "
-        "predownload",
+        "prefetch_factor dataloader_prefetch_factor prefetch_size prefetch_batches prefetch prefetch_buffer_size "
+        "worker_buffer_size predownload",
     ),
     _alias(
         "seq_len",

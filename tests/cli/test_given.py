@@ -116,7 +116,7 @@ def test_data_of_text_is_previewed_with_its_tokenizer(tmp_path: Path) -> None:
         (["--set", "num_workers=3"], "--set num_workers=3: unknown setting"),
         (["--set", "seq_len=none"], "--set seq_len=none: seq_len: "),
         (["--set", "seed=1", "--set", "seed=-1"], "--set seed=-1: seed: "),
-        (["--set", "rows=pack", "--set", "stride=4"], '--set rows=pack, --set stride=4: rows = "pack" are made'),
+        (["--set", "rows=pack", "--set", "stride=4"], "--set rows=pack, --set stride=4: stride = 4 "),
         (["--set", "split=validation"], '--set split=validation: split = "validation" needs a validation_fraction'),
         (["--set", "mtp=1", "--set", "label_shift=false"], "--set mtp=1, --set label_shift=false: label_shift = False"),
         (["--batch-size", 0], "--batch-size 0: batch_size: Input"),
@@ -171,7 +171,7 @@ def test_a_mistake_is_blamed_on_the_file_that_has_it(base: Path, tmp_path: Path)
     assert re.match(rf"error: --batch-size 0: batch_size: .*, found 0; {worse}: num_threads: ", mixed)
     worse.write_text('{"rows": "pack"}')
     assert one_line_error("config", base, worse, "--set", "stride=3").startswith(
-        f'error: {worse}, --set stride=3: rows = "pack" are made of documents'
+        f"error: {worse}, --set stride=3: stride = 3 "
     )
     worse.write_text('{"label_shift": false, "shuffle": false}')
     for name in ("rows=pack", "mtp=1", 'outputs=["loss_mask"]'):

@@ -30,9 +30,9 @@ from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.config.settings_files import (
     MISSING,
     Source,
-    blamed,
-    first_of_each,
+    first_problem_of_each,
     merged,
+    name_sources,
     read_file,
     read_preset,
     toml_value,
@@ -40,12 +40,12 @@ from dali_pipes.config.settings_files import (
 from dali_pipes.config.skip_steps import SkippedRange, parse_ranges
 from dali_pipes.config.validators import (
     Shown,
-    device_name,
-    dtype_name,
-    in_range,
-    list_of,
-    paths_of,
+    parse_device,
+    parse_dtype,
+    parse_list,
+    parse_paths,
     refuse_as_corpus,
+    refuse_huge_number,
     shown,
 )
 from dali_pipes.errors import ConfigError
@@ -259,7 +259,7 @@ class LoaderConfig(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            problems = first_of_each((".".join(map(str, e["loc"])), _message(e)) for e in error.errors())
+            problems = first_problem_of_each((".".join(map(str, e["loc"])), _message(e)) for e in error.errors())
             refused = ConfigError("; ".join(f"{name or 'config'}: {problem}" for name, problem in problems))
             refused.problems = problems
             raise refused from None
@@ -268,13 +268,13 @@ class LoaderConfig(BaseModel):
     @classmethod
     def _paths_as_tuple(cls, value: Any, info: ValidationInfo) -> Any:
         setting = str(info.field_name)
-        return None if value is None and setting == "loss_masks" else paths_of(value, setting)
+        return None if value is None and setting == "loss_masks" else parse_paths(value, setting)
 
-    _in_range = field_validator("*", mode="before")(in_range)
-    _finite_lists = field_validator("outputs", "length_buckets", "context_parallel", mode="before")(list_of)
+    _in_range = field_validator("*", mode="before")(refuse_huge_number)
+    _finite_lists = field_validator("outputs", "length_buckets", "context_parallel", mode="before")(parse_list)
     _ranges_merged = field_validator("skip_steps", mode="before")(parse_ranges)
-    _device_as_name = field_validator("device", mode="before")(device_name)
-    _dtype_as_name = field_validator("dtype", mode="before")(dtype_name)
+    _device_as_name = field_validator("device", mode="before")(parse_device)
+    _dtype_as_name = field_validator("dtype", mode="before")(parse_dtype)
 
     @field_serializer("skip_steps")
     def _ranges_spelled(self, ranges: tuple[SkippedRange, ...]) -> list[Any]:
@@ -400,7 +400,7 @@ class LoaderConfig(BaseModel):
         try:
             return cls(**merged(sources))
         except ConfigError as error:
-            raise blamed(error, sources, cls._problems) from None
+            raise name_sources(error, sources, cls._problems) from None
 
     @classmethod
     def _problems(cls, settings: Mapping[str, Any]) -> Sequence[tuple[str, str]]:

@@ -89,7 +89,7 @@ def merged(sources: Sequence[Source]) -> dict[str, Any]:
     return {name: value for source in sources for name, value in source.settings.items()}
 
 
-def blamed(
+def name_sources(
     error: ConfigError, sources: Sequence[Source], check: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
 ) -> ConfigError:
     """The error of a configuration from `sources`, where each problem names its source.
@@ -101,19 +101,19 @@ def blamed(
     """
     parts: dict[str, list[str]] = {}
     for setting, problem in error.problems:
-        names = {setting.partition(".")[0]} if setting else _causes(problem, sources, check)
+        names = {setting.partition(".")[0]} if setting else _settings_to_blame(problem, sources, check)
         text = f"{setting}: {problem}" if setting else problem
-        parts.setdefault(_place(names, sources), []).append(text)
+        parts.setdefault(_source_names(names, sources), []).append(text)
     return ConfigError("; ".join(f"{place}: " * bool(place) + "; ".join(texts) for place, texts in parts.items()))
 
 
-def _place(names: Collection[str], sources: Sequence[Source]) -> str:
+def _source_names(names: Collection[str], sources: Sequence[Source]) -> str:
     last = {name: number for number, source in enumerate(sources) for name in source.settings if name in names}
     found = sorted(set(last.values())) or range(len(sources))
     return ", ".join(dict.fromkeys(sources[number].name for number in found if sources[number].name))
 
 
-def _causes(
+def _settings_to_blame(
     problem: str, sources: Sequence[Source], check: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
 ) -> list[str]:
     """The settings whose removal from the last source that sets them would solve the problem."""
@@ -127,7 +127,7 @@ def _causes(
     return causes
 
 
-def first_of_each(problems: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+def first_problem_of_each(problems: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The first problem of each setting: the entries of a list often have the same one."""
     first: dict[str, tuple[str, str]] = {}
     for place, problem in problems:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dali_pipes.config.amounts import parse_amount
 from dali_pipes.config.settings_files import toml_value
-from dali_pipes.config.validators import or_refused, shown
+from dali_pipes.config.validators import as_value_error, shown
 from dali_pipes.errors import ConfigError
 
 _UNITS = ("steps", "rows", "tokens")
@@ -44,7 +44,7 @@ class SkippedRange(NamedTuple):
         return toml_value(self.plain())
 
 
-@or_refused
+@as_value_error
 def parse_ranges(given: Any) -> tuple[SkippedRange, ...]:
     """Ranges by unit, epoch and first step; those that overlap or meet become one. ValueError."""
     if not isinstance(given, list | tuple):

@@ -70,7 +70,7 @@ def refuse_as_corpus(given: Any, settings: Collection[str]) -> None:
         )
 
 
-def or_refused(read: Callable[..., Any]) -> Callable[..., Any]:
+def as_value_error(read: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function so that any exception from inspecting an object becomes a `ValueError` for the setting.
 
     For example, a library's proxy object may raise on any attribute, and a table of a closed file on its entries.
@@ -89,26 +89,26 @@ def or_refused(read: Callable[..., Any]) -> Callable[..., Any]:
     return reads
 
 
-@or_refused
-def in_range(value: Any) -> Any:
+@as_value_error
+def refuse_huge_number(value: Any) -> Any:
     """Reject whole numbers too large for any setting; return everything else unchanged."""
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
         raise ValueError(f"expected a number of at most 64 bits, found {shown(value)}")
     return value
 
 
-@or_refused
-def paths_of(value: Any, setting: str) -> tuple[str, ...]:
+@as_value_error
+def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
     """The paths that `corpus` or `loss_masks` names."""
     if isinstance(value, str | os.PathLike):
         value = [value]
     if isinstance(value, Mapping):
-        raise ValueError(_of_mapping(value, setting))
+        raise ValueError(_mapping_error(value, setting))
     if not isinstance(value, list | tuple):
-        raise ValueError(_of_object(value, setting))
+        raise ValueError(_object_error(value, setting))
     for entry in value:
         if not isinstance(entry, str | os.PathLike):
-            raise ValueError(_of_entry(value, entry, setting))
+            raise ValueError(_entry_error(value, entry, setting))
         if not os.fspath(entry):
             raise ValueError(EMPTY_PATH)
     if not value and setting == "corpus":
@@ -116,8 +116,8 @@ def paths_of(value: Any, setting: str) -> tuple[str, ...]:
     return tuple(map(os.fsdecode, value))
 
 
-@or_refused
-def list_of(value: Any) -> Any:
+@as_value_error
+def parse_list(value: Any) -> Any:
     """A list of numbers or names, also from an array. Anything else that can be iterated is rejected."""
     if hasattr(value, "tolist") and not isinstance(value, type):
         return value.tolist()
@@ -126,16 +126,16 @@ def list_of(value: Any) -> Any:
     raise ValueError(f"expected a list, found a {type(value).__name__}; pass a list")
 
 
-@or_refused
-def dtype_name(value: Any) -> Any:
+@as_value_error
+def parse_dtype(value: Any) -> Any:
     """The name of an integer type, also from a `np.dtype` or a NumPy scalar type."""
     if value is None or isinstance(value, str):
         return value
     return getattr(value, "name", getattr(value, "__name__", value))
 
 
-@or_refused
-def device_name(value: Any) -> str:
+@as_value_error
+def parse_device(value: Any) -> str:
     """The name of a device, also from a `torch.device`: "auto", "cpu", "cuda" or "cuda:1"."""
     name = str(value) if hasattr(value, "type") and hasattr(value, "index") else value  # a torch.device
     if isinstance(name, int) and not isinstance(name, bool):
@@ -152,7 +152,7 @@ def device_name(value: Any) -> str:
     raise ValueError(f'expected "auto", "cpu", "cuda" or a GPU by number such as "cuda:1"; found {shown(name)}')
 
 
-def _of_mapping(value: Mapping[Any, Any], setting: str) -> str:
+def _mapping_error(value: Mapping[Any, Any], setting: str) -> str:
     first = next(iter(value.items()), None)
     if first is None or isinstance(first[1], int | float):
         return (
@@ -163,26 +163,28 @@ def _of_mapping(value: Mapping[Any, Any], setting: str) -> str:
     if isinstance(first[1], str | os.PathLike):
         split = f"{setting} = ...[{first[0]!r}]"
         return f"expected a list of paths, found a dict of splits: pass the paths of one split, {split}"
-    return _in_memory(value, 'pyarrow.parquet.write_table(pyarrow.table(data), "tokens.parquet")', "tokens.parquet")
+    return _in_memory_error(
+        value, 'pyarrow.parquet.write_table(pyarrow.table(data), "tokens.parquet")', "tokens.parquet"
+    )
 
 
-def _of_entry(value: Collection[Any], entry: Any, setting: str) -> str:
+def _entry_error(value: Collection[Any], entry: Any, setting: str) -> str:
     """The error for a list with an entry that is not a path."""
     others = any(isinstance(other, str | os.PathLike) for other in value)
     has_one = isinstance(entry, list | tuple) and any(isinstance(part, str | os.PathLike) for part in entry)
     if setting != "corpus" or others or has_one or isinstance(entry, float):
         return f"{shown(entry)} is not a path: {NO_WEIGHTS}"
     if isinstance(entry, Integral):
-        return _in_memory(value, 'np.save("tokens.npy", ids)', "tokens.npy")
+        return _in_memory_error(value, 'np.save("tokens.npy", ids)', "tokens.npy")
     if isinstance(entry, Mapping):
         records = 'pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), "tokens.parquet")'
-        return _in_memory(value, records, "tokens.parquet")
+        return _in_memory_error(value, records, "tokens.parquet")
     if isinstance(entry, list | tuple) or hasattr(entry, "__array__"):
-        return _in_memory(value, _PARQUET, "tokens.parquet")
+        return _in_memory_error(value, _PARQUET, "tokens.parquet")
     return f"{shown(entry)} is not a path; {setting} takes files, folders or globs"
 
 
-def _of_object(value: Any, setting: str) -> str:
+def _object_error(value: Any, setting: str) -> str:
     """The error for a value that is neither a path nor a list. Inspects its type, never its content."""
     kind, module = type(value).__name__, type(value).__module__.partition(".")[0]
     if isinstance(value, Iterator):
@@ -192,25 +194,25 @@ def _of_object(value: Any, setting: str) -> str:
     if isinstance(value, Set):
         return f"a {kind} does not have an order: pass a list, such as sorted(paths)"
     if isinstance(value, bytes | bytearray | memoryview):
-        return _in_memory(value, 'pathlib.Path("tokens.bin").write_bytes(data)', "tokens.bin")
+        return _in_memory_error(value, 'pathlib.Path("tokens.bin").write_bytes(data)', "tokens.bin")
     file = getattr(value, "filename", None)
     if isinstance(file, str | os.PathLike) and hasattr(value, "dtype"):
         dtype = f', dtype = "{value.dtype}"'
         return f"this array is a memory map of {file}: pass the file instead, {setting} = {shown(str(file))}{dtype}"
     if callable(getattr(value, "save_to_disk", None)):
-        return _in_memory(value, 'data.save_to_disk("tokens")', "tokens")
+        return _in_memory_error(value, 'data.save_to_disk("tokens")', "tokens")
     if callable(getattr(value, "to_parquet", None)):
-        return _in_memory(value, 'data.to_parquet("tokens.parquet")', "tokens.parquet")
+        return _in_memory_error(value, 'data.to_parquet("tokens.parquet")', "tokens.parquet")
     if callable(getattr(value, "write_parquet", None)):
-        return _in_memory(value, 'data.write_parquet("tokens.parquet")', "tokens.parquet")
+        return _in_memory_error(value, 'data.write_parquet("tokens.parquet")', "tokens.parquet")
     if module == "pyarrow":
-        return _in_memory(value, 'pyarrow.parquet.write_table(data, "tokens.parquet")', "tokens.parquet")
+        return _in_memory_error(value, 'pyarrow.parquet.write_table(data, "tokens.parquet")', "tokens.parquet")
     if callable(getattr(value, "detach", None)):
-        return _in_memory(value, 'np.save("tokens.npy", data.cpu().numpy())', "tokens.npy")
+        return _in_memory_error(value, 'np.save("tokens.npy", data.cpu().numpy())', "tokens.npy")
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        return _in_memory(value, 'np.save("tokens.npy", data)', "tokens.npy")
+        return _in_memory_error(value, 'np.save("tokens.npy", data)', "tokens.npy")
     if _has_items(value):
-        return _in_memory(value, _PARQUET, "tokens.parquet")
+        return _in_memory_error(value, _PARQUET, "tokens.parquet")
     return f"expected a path or a list of paths{_found(value)}"
 
 
@@ -218,7 +220,7 @@ def _has_items(value: Any) -> bool:
     return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
 
 
-def _in_memory(value: Any, write: str, name: str) -> str:
+def _in_memory_error(value: Any, write: str, name: str) -> str:
     return (
         f"expected a path, found data in memory ({type(value).__name__}). Write its token ids to a file, for example "
         f'with {write}, and pass that file: corpus = "{name}"'

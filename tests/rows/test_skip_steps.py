@@ -1,5 +1,6 @@
 """`skip_steps`: the run without some steps is the run with them minus those, wherever and with whatever it goes on."""
 
+import json
 import re
 import sys
 import tomllib
@@ -17,6 +18,7 @@ from streams import take
 
 from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
 from dali_pipes.errors import ConfigError, StateError
+from dali_pipes.tools.reports.step_report import explain_step
 
 State = dict[str, Any]
 Numbered = list[tuple[int, int, dict[str, Any]]]
@@ -368,6 +370,22 @@ def test_steps_are_counted_from_where_a_run_resumes_within_an_epoch(corpus: str)
         state = loader.state_dict()
     with load(corpus, state, batch_size=4, skip_steps=[[1, 3, 1]]) as loader:
         assert rows_of(loader)[:6] == [0, 1, 2, 3, 12, 13]
+
+
+def test_explain_knows_which_steps_of_a_resumed_run_are_skipped(corpus: str, tmp_path: Path) -> None:
+    with load(corpus, batch_size=6) as loader:
+        take(loader, 1)
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    with load(corpus, batch_size=4, skip_steps=[{"rows": [14, 22]}]) as loader:
+        config = loader.config
+
+    def is_skipped(step: int, **how: Any) -> bool:
+        return explain_step(config, step, all_ranks=True, most=1, **how).is_skipped
+
+    assert [step for step in range(2, 8) if is_skipped(step, state=tmp_path / "state.json")] == [4, 5]
+    with pytest.raises(ConfigError) as error:
+        is_skipped(4)  # in a run from the start these rows are not whole steps
+    assert ranges_in(error.value)[1:] == [{"rows": [12, 24]}, {"rows": [16, 20]}]
 
 
 def test_validation_leaves_out_nothing(corpus: str) -> None:

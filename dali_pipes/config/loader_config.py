@@ -260,7 +260,7 @@ class LoaderConfig(BaseModel):
             super().__init__(**settings)
         except ValidationError as error:
             problems = first_problem_of_each((".".join(map(str, e["loc"])), _message(e)) for e in error.errors())
-            refused = ConfigError("; ".join(f"{name or 'config'}: {problem}" for name, problem in problems))
+            refused = ConfigError("; ".join(f"{name}: {problem}" if name else problem for name, problem in problems))
             refused.problems = problems
             raise refused from None
 
@@ -465,6 +465,18 @@ class LoaderConfig(BaseModel):
         return "".join(f"{name} = {toml_value(value)}\n" for name, value in values.items())
 
 
+_WORDS = {
+    ", unable to": "",
+    ", got a": "",
+    "Input should be": "must be",
+    "a valid integer": "an integer",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a valid tuple": "a list",
+}
+"""Phrases of pydantic's messages and what a user reads instead; "" cuts the rest off."""
+
+
 def _refuse_unknown(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in LoaderConfig.model_fields:
@@ -474,5 +486,9 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
 def _message(error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return MISSING
-    text = str(error["msg"]).removeprefix("Value error, ")
-    return text if error["type"] == "value_error" else f"{text}, found {shown(error['input'])}"
+    if error["type"] == "value_error":
+        return str(error["msg"]).removeprefix("Value error, ")
+    text = str(error["msg"])
+    for pydantics, ours in _WORDS.items():
+        text = text.partition(pydantics)[0] if not ours else text.replace(pydantics, ours)
+    return f"{text}, found {shown(error['input'])}"

@@ -1,8 +1,8 @@
 """Sources of settings: files, presets and options of a command. Later sources override earlier ones; errors name them.
 
 Source("base.toml", {"batch_size": 8, "seq_len": 1024})
-Source("--set batch_size=0", {"batch_size": 0})            --set batch_size=0: batch_size: Input should be greater ...
-Source("", {"seed": 7})                                    keyword arguments, which need no name
+Source("--set batch_size=0", {"batch_size": 0})       --set batch_size=0: batch_size: must be greater than 0, found 0
+Source("", {"seed": 7})                               keyword arguments, which need no name
 """
 
 import importlib.resources

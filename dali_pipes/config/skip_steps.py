@@ -82,11 +82,11 @@ def _check_borders(skipped: SkippedRange, size: int, step_rows: int, start: tupl
         return
     low = skipped.first if first < 0 else begin + first // size * size
     whole = (max(0, -(-first // size)) * size + begin, end // size * size + begin)
-    counted = f" counted from row {start_row:,}, where the run resumes" if start_row % step_rows else ""
+    counted = f", counted from row {start_row:,}, where the run resumes" if start_row % step_rows else ""
     less = f", or {skipped._replace(first=whole[0], end=whole[1])} for its whole steps only" * (whole[0] < whole[1])
     tokens = f" ({size:,} tokens)" if skipped.unit == "tokens" else ""
     raise ConfigError(
-        f"skip_steps: {skipped} does not begin and end with a step of this run, which has {step_rows:,} rows{tokens}"
+        f"skip_steps: {skipped} does not fall on step boundaries: in this run a step has {step_rows:,} rows{tokens}"
         f"{counted}. Use {skipped._replace(first=low, end=begin - (-end // size) * size)} to skip the whole range{less}"
     )
 

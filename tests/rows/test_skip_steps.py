@@ -473,4 +473,4 @@ def test_rows_that_are_left_out_are_those_that_were_meant(
         except StateError as error:  # the steps of the saving run need not be whole steps of this one
             assert counted is None
             assert size != now
-            assert suggestion in ranges_in(error)
+            assert suggestion in ranges_in(error)  # noqa: PT017

@@ -13,7 +13,7 @@ import pytest
 from counting import CountingCorpus
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.config.aliases import FOREIGN_NAMES, NO_SETTING, NOT_NEEDED
+from dali_pipes.config.aliases import ALIASES, NOT_NEEDED
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
@@ -101,10 +101,9 @@ def test_the_migration_table_says_what_the_errors_say() -> None:
         for name in names:
             assert name not in table, f"{name} is there twice"
             table[name] = ours.strip("`")
-            if ours == "not needed":
-                assert NOT_NEEDED[name] in note
-    answers = {**FOREIGN_NAMES, **dict.fromkeys(NOT_NEEDED, "not needed"), **dict.fromkeys(NO_SETTING, "none")}
-    assert table.items() <= answers.items()
+            if ours == NOT_NEEDED:
+                assert any(name in alias.names and alias.note in note for alias in ALIASES)
+    assert table.items() <= {name: alias.here for alias in ALIASES for name in alias.names}.items()
     assert set(table) >= NAMES_EVERYONE_KNOWS
 
 

@@ -96,7 +96,7 @@ class TokenLoader(DatasetGuards, Printed):
         self._group_may_differ = config.rank is None  # from these ranks, until a process group has agreed with them
         self._ranks_given = config.rank is not None
         config = resolve_ranks(config)
-        self._closed = False
+        self._closed, self._is_fresh = False, True
         self._iterator: Callable[[], Generator[Batch, None, None] | None] = lambda: None  # the newest one, unless gone
         self._built = built = BuiltSource(config, endless=True, for_loader=True, graph=graph, gpu_problem=cuda_problem)
         self._source, self._schedule = built.source, built.schedule
@@ -176,6 +176,8 @@ class TokenLoader(DatasetGuards, Printed):
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
         self._check_ranks()
+        if self._is_fresh:  # else the state has been checked against them
+            self._states.check_ranges(Position(0, 0))
         self._run += 1
         self._running = False
         iterator = self._batches_from(self._run)
@@ -205,6 +207,7 @@ class TokenLoader(DatasetGuards, Printed):
         saved = self._states.read(state, on_change)
         self._states.check_steps(saved)
         self._start_at(self._schedule.normalise(saved.position), saved.change, run=self._run + 1)
+        self._is_fresh = False
         say_resumed(self.config, self._schedule, self._resumed, saved.step_rows, saved.change)
 
     def row_positions(self, width: int | None = None) -> torch.Tensor:

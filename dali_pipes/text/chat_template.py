@@ -13,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
+from dali_pipes.errors import ConfigError, CorpusFormatError
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.text.conversation import Message
 
 if TYPE_CHECKING:
@@ -180,13 +181,11 @@ def _with_thoughts(message: Message) -> Message:
 
 @functools.cache
 def _environment() -> "Environment":
-    try:
+    with optional_package("jinja2", "chat", purpose="to render chat templates"):
         import jinja2
         from jinja2 import nodes
         from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise BackendError('chat templates need the package jinja2: pip install "dali-pipes[chat]"') from error
 
     class Generation(Extension):
         tags = {"generation"}  # noqa: RUF012 (read as jinja2 names it)

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.errors import BackendError, CorpusFormatError
+from dali_pipes.errors import CorpusFormatError
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.text.conversation import ROLES
 from dali_pipes.text.tool_calls import Arguments
 
@@ -173,10 +174,8 @@ def _is_role(key: str, value: Any) -> bool:
 
 
 def _tokenizer(settings: str, *, special_is_text: bool) -> "Tokenizer":
-    try:
+    with optional_package("tokenizers", "chat", purpose="to tokenize chats"):
         from tokenizers import Tokenizer
-    except ImportError as error:
-        raise BackendError('chat data needs the package tokenizers: pip install "dali-pipes[chat]"') from error
     made = Tokenizer.from_str(settings)
     made.encode_special_tokens = special_is_text
     return made

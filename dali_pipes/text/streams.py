@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from dali_pipes.errors import BackendError, CorpusFormatError, CorpusReadError
+from dali_pipes.errors import CorpusFormatError, CorpusReadError
+from dali_pipes.runtime.optional import optional_package
 
 Compression: TypeAlias = Literal["", "gzip", "zstd"]
 
@@ -64,10 +65,8 @@ class ChunkReader:
 
 def zstd_frames() -> Callable[[], Any]:
     """Makes an object that unpacks one zstd frame. BackendError without the library."""
-    try:
+    with optional_package("zstandard", "text", purpose="to read files compressed with zstd"):
         import zstandard
-    except ImportError as error:
-        raise BackendError('zstd files need the package zstandard: pip install "dali-pipes[text]"') from error
     # Frames made with --long ask for more than the 128 MiB that are allowed by default.
     return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
 

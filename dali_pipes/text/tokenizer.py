@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.text.lost_characters import can_lose_characters
 
 END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "<EOT>")
@@ -35,10 +36,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
 
     Raises BackendError without the library, ConfigError for a file that is missing or cannot be loaded.
     """
-    try:
+    with optional_package("tokenizers", "text", purpose="to tokenize text"):
         from tokenizers import Tokenizer
-    except ImportError as error:
-        raise BackendError('tokenising text needs the package tokenizers: pip install "dali-pipes[text]"') from error
     file, data = read_tokenizer(path)
     try:
         tokenizer = Tokenizer.from_str(data.decode("utf-8"))

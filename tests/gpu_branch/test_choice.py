@@ -73,7 +73,7 @@ def test_no_cupy_and_no_device_are_one_clear_error_each(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cupy", None)
-        with pytest.raises(BackendError, match=r'needs CuPy: pip install "dali-pipes\[cuda12\]"'):
+        with pytest.raises(BackendError, match=r'CuPy .* pip install "dali-pipes\[cuda12\]"'):
             TokenLoader(**settings, device="cuda")
     with gpu_stand_in.installed() as gpu:
         gpu.devices = 0

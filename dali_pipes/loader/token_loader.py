@@ -28,9 +28,9 @@ from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
 from dali_pipes.loader.not_a_dataset import NotADataSet, refuse_workers
 from dali_pipes.loader.state import OnChange, Saved
 from dali_pipes.loader.state_change import StateChange
+from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
-from dali_pipes.runtime.display import Printed, Table
 from dali_pipes.runtime.ranks import RankWatch, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit
 from dali_pipes.schedule import Position, StepRange
@@ -39,7 +39,7 @@ from dali_pipes.schedule.plans import RowLocation, locate_row, plan_step
 _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
 
 
-class TokenLoader(NotADataSet, Printed):
+class TokenLoader(NotADataSet, ShownAsTable):
     """An iterable over batches; each `for` is one epoch, in its own order (all epochs, with `repeat`).
 
     Batches are dicts of int64 tensors (B, T), contiguous, on `loader.device`; `row_ids` is (B,). With `length_buckets`

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.metrics import exposition, values_of
-from dali_pipes.runtime.display import Printed, Table
 
 MOST_THREADS = 256
 """That may read ahead."""
@@ -89,7 +89,7 @@ class BlockLimits:
 
 
 @dataclass(frozen=True, repr=False)
-class LoaderStats(Printed):
+class LoaderStats(ShownAsTable):
     """A snapshot, which prints as a small table; seconds are wall-clock.
 
     `data_wait_s` is the time the trainer spent inside `next()`. `wall_s` counts from asking for the first batch of an

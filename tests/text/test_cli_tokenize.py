@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from dali_pipes import open_corpus
 from dali_pipes.tools.cli import app
-from dali_pipes.tools.cli_text import is_in
+from dali_pipes.tools.cli.tokenize_command import is_in
 
 EOS = 50256
 

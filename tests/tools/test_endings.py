@@ -221,5 +221,4 @@ def test_a_configuration_in_json_loads_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["inspect", "check", "config", "locate", "explain", "preview"])
 def test_help_tells_the_exit_statuses(command: str) -> None:
     text = " ".join(run_well(command, "--help").split())
-    for status in ("0 done", "1 `check` found problems", "2 a mistake", "130 interrupted", "141"):
-        assert status in text
+    assert re.findall(r"\b\d+\b", text[text.index("Exit status") :]) == ["0", "1", "2", "130", "141"]

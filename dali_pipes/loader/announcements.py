@@ -63,9 +63,8 @@ def start_text(config: LoaderConfig, corpus: Corpus, schedule: Schedule, state: 
     """
     fingerprint = f", fingerprint {corpus.fingerprint[:8]}"
     data = corpus_text(corpus, COLUMNS - len("dali_pipes: ") - len(fingerprint)) + fingerprint
-    documents, epoch = schedule.documents, int(state["epoch"])
-    if documents is not None:
-        documents.estimate(epoch)  # plans a window of it, if none has been
+    epoch = int(state["epoch"])
+    schedule.interleave.estimate(epoch)  # plans a window of documents, if none has been
     split = " of validation" if config.split == "validation" else ""
     mask = corpus.loss_mask
     masks = "" if mask is None else f"; loss masks of {mask.num_files:,} of {len(corpus.files):,} files"
@@ -85,8 +84,7 @@ def corpus_text(corpus: Corpus, columns: int) -> str:
 
 def steps_text(config: LoaderConfig, schedule: Schedule, epoch: int) -> str:
     """Rows and steps of an epoch, as far as they are known without planning any more, and the shape of a step."""
-    documents = schedule.documents
-    rows, is_exact = (schedule.windows.count, True) if documents is None else documents.rows_by_now(epoch)
+    rows, is_exact = schedule.interleave.count_by_now(epoch)
     all_steps = schedule.steps_of(rows)
     steps = schedule.left_of(all_steps, epoch)
     left_out = f" ({all_steps - steps:,} left out)" if schedule.skip_steps else ""
@@ -102,11 +100,10 @@ def steps_text(config: LoaderConfig, schedule: Schedule, epoch: int) -> str:
 
 def lost_text(config: LoaderConfig, schedule: Schedule) -> str:
     """What is lost of documents that are longer than a row; "" where nothing is."""
-    if schedule.documents is None or config.long_documents == "split":
+    left_out = None if config.long_documents == "split" else schedule.interleave.left_out()
+    if left_out is None or not left_out.tokens:
         return ""
-    documents, tokens, share, is_exact = schedule.documents.left_out()
-    if not tokens:
-        return ""
+    documents, tokens, share, is_exact = left_out
     per_cent = f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"
     return (
         f'long_documents = "{config.long_documents}" leaves out {"about " * (not is_exact)}{tokens:,} tokens '

@@ -17,11 +17,9 @@ import numpy as np
 import torch
 
 from dali_pipes.config.context_parallel import shared_ranges
-from dali_pipes.engine.block_stream import Piece
-from dali_pipes.rows.outputs import RowOutputs
-
-ROW_OUTPUTS = frozenset(("input_ids", "labels", "position_ids", "segment_ids", "loss_mask", "attention_mask"))
-"""Outputs with an entry for each position of a row, in their second axis."""
+from dali_pipes.config.outputs import OUTPUTS, Axes
+from dali_pipes.engine.block_stream import Batches
+from dali_pipes.rows.outputs import Outputs
 
 Batch = dict[str, Any]
 """Tensors by output name; `max_seqlen` and `num_segments` are whole numbers."""
@@ -49,22 +47,23 @@ def outside_modes(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
 
 
 @outside_modes
-def sliced(piece: Piece, names: Sequence[str], device: int | None, row_outputs: RowOutputs | None) -> Iterator[Batch]:
-    """The batches of a piece, one after another, in its memory. Does not block."""
+def sliced(block: Batches, outputs: Outputs, device: int | None) -> Iterator[Batch]:
+    """The batches of a block, or of a part of it, one after another, in its memory. Does not block."""
     columns: dict[str, Sequence[Any]] = {}
-    for name in names:
-        if name not in piece.arrays:
-            columns[name] = [values[name] for values in piece.values]
+    for name in outputs.names:
+        axes = OUTPUTS[name].axes
+        if axes is Axes.NUMBER:
+            columns[name] = [values[name] for values in block.values]
             continue
-        array = as_cut(piece.arrays[name], device)
-        if piece.is_flat and name != "row_ids":
-            assert row_outputs is not None
-            shapes = [row_outputs.shape(name, *part) for part in zip(piece.sizes, piece.widths, strict=True)]
+        array = as_cut(block.arrays[name], device)
+        if block.is_flat and axes is not Axes.ROWS:
+            shapes = [outputs.shape(name, *part) for part in zip(block.sizes, block.widths, strict=True)]
             flat = cut(array, [math.prod(shape) for shape in shapes], device)
             columns[name] = [values.view(shape) for values, shape in zip(flat, shapes, strict=True)]
         else:
-            columns[name] = cut(array, [1] * len(piece.sizes) if name == "cu_seqlens" else piece.sizes, device)
-        if name == "cu_seqlens":
+            lines = [1] * len(block.sizes) if axes is Axes.SEGMENT_BOUNDS else block.sizes
+            columns[name] = cut(array, lines, device)
+        if axes is Axes.SEGMENT_BOUNDS:
             columns[name] = [bounds.view(-1) for bounds in columns[name]]
     return (dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True))
 
@@ -82,7 +81,10 @@ class RowShare:
     @outside_modes
     def of(self, batch: Batch) -> Batch:
         """The share of a batch. On a GPU it is copied on torch's current stream; does not block."""
-        return {name: self.columns(value) if name in ROW_OUTPUTS else value for name, value in batch.items()}
+        return {
+            name: self.columns(value) if OUTPUTS[name].axes is Axes.POSITIONS else value
+            for name, value in batch.items()
+        }
 
     def columns(self, rows: torch.Tensor) -> torch.Tensor:
         """The share of (B, T, ...): a copy, (B, T / size, ...)."""
@@ -122,9 +124,10 @@ class StaticBatch:
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
         filled = dict(batch)
         for name, tensor in tensors.items():
-            key = name, tensor.shape if name == "cu_seqlens" else tensor.shape[1:]
+            has_rows = OUTPUTS[name].axes is not Axes.SEGMENT_BOUNDS
+            key = name, tensor.shape[1:] if has_rows else tensor.shape
             if key not in self._tensors:
-                shape = tensor.shape if name == "cu_seqlens" else (self._batch_size, *tensor.shape[1:])
+                shape = (self._batch_size, *tensor.shape[1:]) if has_rows else tensor.shape
                 self._tensors[key] = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
             filled[name] = _first_rows(self._tensors[key], len(tensor))
             filled[name].copy_(tensor, non_blocking=True)

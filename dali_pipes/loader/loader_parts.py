@@ -4,13 +4,12 @@ from typing import NamedTuple
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.engine.block_stream import BlockStream
-from dali_pipes.engine.dali import BuiltSource, Graph
+from dali_pipes.engine.build import BuiltSource, Graph
 from dali_pipes.loader.announcements import WaitWatch
 from dali_pipes.loader.batches import RowShare, StaticBatch, why_no_cuda
 from dali_pipes.loader.state import Saved, States, order_settings
-from dali_pipes.rows.plan_reports import PlanReports
+from dali_pipes.rows.plan_reports import PlanReports, reports_of
 from dali_pipes.schedule import Position
-from dali_pipes.schedule.plans import PackedPieces
 
 
 class LoaderParts(NamedTuple):
@@ -32,20 +31,19 @@ class LoaderParts(NamedTuple):
     @classmethod
     def of(cls, config: LoaderConfig, graph: Graph | None, loaded: Saved | None) -> "LoaderParts":
         """Open the corpus and get ready to go on where a state, if one was `loaded`, says; errors are those of both."""
-        built = BuiltSource(config, endless=True, for_loader=graph is None, why_not=why_no_cuda)
+        built = BuiltSource(config, endless=True, for_loader=True, graph=graph, gpu_problem=why_no_cuda)
         stream = BlockStream(built, config, graph)
         try:
-            states = States(config, built.source.corpus, built.schedule)
+            states = States(config, built.rows.corpus, built.schedule)
             saved = states.again(loaded)
-            documents = built.layout.documents if isinstance(built.layout, PackedPieces) else None
-            order, parallel = order_settings(config, built.source.corpus), config.context_parallel
+            order, parallel = order_settings(config, built.rows.corpus), config.context_parallel
             return cls(
                 built,
                 stream,
                 states,
                 saved,
                 built.schedule.normalise(saved.position),
-                None if documents is None else PlanReports(documents, built.source.corpus, order),
+                reports_of(built.rows, order),
                 None if parallel is None else RowShare(*parallel, config.context_split),
                 StaticBatch(config.batch_size, stream.order) if config.static_buffers else None,
                 WaitWatch(config),

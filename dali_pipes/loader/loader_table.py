@@ -10,7 +10,7 @@ nothing, so that a debugger or a notebook may ask at any moment.
 """
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.loader.announcements import corpus_text, steps_text
 from dali_pipes.monitoring.display import Table
 from dali_pipes.monitoring.stats import LoaderStats
@@ -34,7 +34,7 @@ def loader_table(
 
     Of `stats` what is counted in the loader itself is enough.
     """
-    corpus, schedule = built.source.corpus, built.schedule
+    corpus, schedule = built.rows.corpus, built.schedule
     epoch, step = position.epoch, schedule.step_number(position.rows)
     split = " of validation" if config.split == "validation" else ""
     where = f"epoch {epoch}, step {step:,}"

@@ -58,7 +58,7 @@ class States:
     def __init__(self, config: LoaderConfig, corpus: Corpus, schedule: Schedule) -> None:
         self._corpus, self._schedule, self._on_change = corpus, schedule, config.on_change
         self._counted_rows = config.skip_step_rows
-        self._order = ORDER_NAME if schedule.shuffle else SEQUENTIAL
+        self._order = SEQUENTIAL if schedule.interleave.keeps_order else ORDER_NAME
         self._settings = order_settings(config, corpus)
         self._about_corpus: dict[str, Any] = {
             "fingerprint": corpus.fingerprint,
@@ -83,8 +83,9 @@ class States:
             "rows": position.rows,
             "step_rows": self._schedule.global_rows,
         }
-        if self._schedule.documents is not None:
-            state["window"] = list(self._schedule.documents.mark(position.epoch, position.rows))
+        mark = self._schedule.interleave.mark(position.epoch, position.rows)
+        if mark is not None:
+            state["window"] = list(mark)
             state["check"] = _check_value(self._checked, position, state["window"])
         return state
 
@@ -111,14 +112,15 @@ class States:
                 raise StateError(f"the state is damaged: {name} is {short(state[name])}, expected a table")
         changed = self._refuse_differences(state, expected, on_change)
         epoch, rows, step_rows = state["epoch"], state["rows"], state.get("step_rows")
-        most = self._schedule.windows.count
-        within = rows <= most if is_count(rows) else False
-        if not (is_count(epoch) and is_count(rows) and (within or changed or self._schedule.documents is not None)):
+        interleave = self._schedule.interleave
+        is_within = not interleave.is_uniform or (is_count(rows) and rows <= interleave.count(0))
+        if not (is_count(epoch) and is_count(rows) and (is_within or changed)):
+            most = interleave.count(0) if interleave.is_uniform else 2**63 - 1
             raise StateError(f"epoch {short(epoch)}, rows {short(rows)}: expected whole numbers, rows at most {most}")
         if step_rows is not None and not (is_count(step_rows) and step_rows > 0):
             raise StateError(f"the state is damaged: step_rows is {short(step_rows)}, expected a whole number above 0")
         position = Position(epoch, rows)
-        if self._schedule.documents is not None:
+        if "window" in expected:
             self._read_window(state, position, {name: saved for name, (saved, _) in changed.items()})
         if not changed:
             return Saved(position, None, step_rows, state, on_change)
@@ -232,9 +234,7 @@ class States:
                 f"these settings, as its check value {short(found)} says: it was damaged or changed by hand; use an "
                 "unchanged copy"
             )
-        documents = self._schedule.documents
-        assert documents is not None
-        if not saved and not documents.seek(*position, WindowMark(*window)):
+        if not saved and not self._schedule.interleave.seek(*position, WindowMark(*window)):
             raise StateError(
                 f"rows {position.rows} of epoch {position.epoch} are not in window {window[0]} after {window[1]} rows"
             )

@@ -74,15 +74,16 @@ def nearest_position(
     Rows made of documents are planned as far as that row, which blocks.
     """
     epoch, rows_before = position
-    tokens_a_row = schedule.windows.stride
+    interleave = schedule.interleave
+    tokens_a_row = interleave.stride
     tokens_before = rows_before * saved["stride"]
-    if schedule.documents is None and tokens_before > schedule.windows.num_tokens + saved["stride"]:
+    if interleave.is_uniform and tokens_before > interleave.num_tokens + saved["stride"]:
         raise StateError(
-            f"rows {rows_before}, one every {saved['stride']} tokens: there are {schedule.windows.num_tokens} tokens"
+            f"rows {rows_before}, one every {saved['stride']} tokens: there are {interleave.num_tokens} tokens"
         )
     nearest = (2 * tokens_before + tokens_a_row - 1) // (2 * tokens_a_row)
     rows = min(nearest, schedule.rows_known(epoch, nearest))
-    is_exact = not rows_before or (schedule.documents is None and not schedule.shuffle)
+    is_exact = not rows_before or (interleave.is_uniform and interleave.keeps_order)
     return StateChange(settings, epoch, rows_before, rows, tokens_before, rows * tokens_a_row, is_exact)
 
 

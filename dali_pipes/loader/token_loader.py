@@ -18,8 +18,8 @@ import torch
 
 from dali_pipes.config import LoaderConfig, Paths
 from dali_pipes.corpus import Corpus
-from dali_pipes.engine.block_stream import Piece
-from dali_pipes.engine.dali import Graph
+from dali_pipes.engine.block_stream import Batches
+from dali_pipes.engine.build import Graph
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.loader.announcements import say_resumed, say_start, start_text
 from dali_pipes.loader.batches import Batch, current_stream, row_positions, sliced
@@ -109,7 +109,7 @@ class TokenLoader(NotADataSet, ShownAsTable):
     @property
     def corpus(self) -> Corpus:
         """The opened corpus."""
-        return self._source.corpus
+        return self._built.rows.corpus
 
     @property
     def device(self) -> torch.device:
@@ -214,7 +214,7 @@ class TokenLoader(NotADataSet, ShownAsTable):
         if epoch is None:
             epoch = self.epoch if self._last_epoch is None else self._last_epoch
         base = self._schedule.counted_from(self._resumed, epoch)
-        return locate_row(self.corpus, plan_step(self._schedule, self._built.layout, epoch, step, base), step, row)
+        return locate_row(self._built.rows, plan_step(self._schedule, epoch, step, base), step, row)
 
     def stats(self) -> LoaderStats:
         """What was measured so far. Does not block."""
@@ -269,8 +269,8 @@ class TokenLoader(NotADataSet, ShownAsTable):
         self._running = False
         iterator = self._iterator()
         is_in_next = iterator is not None and inspect.getgeneratorstate(iterator) == inspect.GEN_RUNNING
-        documents = self._schedule.documents
-        if (is_in_next and self._stream.user == threading.get_ident()) or (documents and documents.is_busy_here):
+        documents: Any = self._built.rows.rows
+        if (is_in_next and self._stream.user == threading.get_ident()) or getattr(documents, "is_busy_here", False):
             self._close_behind = is_in_next  # a lock may be held under this call that a reader thread waits for
             self._source.end()
         else:
@@ -331,11 +331,11 @@ class TokenLoader(NotADataSet, ShownAsTable):
             if self._close_behind:
                 self._stream.close()
 
-    def _batches_of(self, pieces: Iterator[Piece], taken_for: int | None) -> Iterator[Batch]:
-        """Batches as views of the pieces of a block: no copies, unless they must be at fixed addresses."""
-        for piece in pieces:
-            batches = sliced(piece, self.config.batch_names, self._built.device, self._built.row_outputs)
-            for size, width, batch in zip(piece.sizes, piece.widths, batches, strict=True):
+    def _batches_of(self, parts: Iterator[Batches], taken_for: int | None) -> Iterator[Batch]:
+        """Batches as views of the parts of a block: no copies, unless they must be at fixed addresses."""
+        for part in parts:
+            batches = sliced(part, self._built.outputs, self._built.device)
+            for size, width, batch in zip(part.sizes, part.widths, batches, strict=True):
                 self._batches += 1
                 self._tokens += size * width if self._share is None else size * width // self._share.size
                 stream = current_stream(self._built.device)

@@ -22,9 +22,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.documents import Pieces
+from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
+from dali_pipes.rows.base import KeyedRange, Reads, Rows
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
     LeftOut,
@@ -92,6 +93,12 @@ class DocumentRows:
     offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
     """
 
+    in_pieces = True
+    is_uniform = False
+    most_planned: int | None = 1 << 16
+    """Though at least a block of steps. Every rank plans the windows of a whole step, so a first batch among 1,024
+    ranks waited seconds for the plans of 128 steps."""
+
     def __init__(
         self,
         offsets: Int64Array,
@@ -105,6 +112,9 @@ class DocumentRows:
         buckets: LengthBuckets | None = None,
     ) -> None:
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
+        self.row_tokens = self.stride = seq_len
+        self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
+        self.num_tokens, self.keeps_order = self.span, not shuffle
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed = shuffle, seed
         self.num_documents = len(offsets) - 1
@@ -126,7 +136,7 @@ class DocumentRows:
                 window = counted.next_window
             self._plan(epoch, window)
 
-    def is_complete(self, epoch: int) -> bool:
+    def is_counted(self, epoch: int) -> bool:
         """Whether all rows of an epoch have been counted. Plans nothing."""
         with self._lock:
             return any(map(self._complete, self._counts.of(self._numbered(epoch))))
@@ -164,8 +174,8 @@ class DocumentRows:
             self._counts.begin(self._numbered(epoch), mark, row)
         return True
 
-    def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:
-        """Pieces of rows (rising; -1, at the end, is a row without any) of an epoch."""
+    def plan(self, epoch: int, row_ids: Int64Array) -> Rows:
+        """Rows (rising; -1, at the end, is a row without pieces) of an epoch. Plans their windows, which blocks."""
         real = row_ids[row_ids >= 0]
         parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
@@ -191,7 +201,27 @@ class DocumentRows:
         row_offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
         empty = np.zeros(0, np.int64)
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [empty, empty, empty]
-        return Pieces(row_offsets, *columns)
+        pieces = Pieces(row_offsets, *columns)
+        starts = np.full(len(row_ids), -1)
+        starts[: len(real)] = pieces.starts[row_offsets[: len(real)]]
+        return Rows(starts, pieces)
+
+    def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
+        """Each piece for itself; they follow one another in their row."""
+        assert rows.pieces is not None
+        return Reads(rows.pieces.starts, rows.pieces.lengths, staged(rows.pieces, row_begins).starts)
+
+    def formula(self, epoch: int) -> KeyedRange | None:
+        """None: rows depend on the documents."""
+        return None
+
+    def places_of(self, epoch: int, position: int) -> list[int] | None:
+        """None but the row at hand: a token is in one row."""
+        return []
+
+    def widths(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array | None:
+        """For each step the bucket of the longest row that any rank has in it; None without buckets."""
+        return None if self.buckets is None else self.buckets.widths(self.longest_rows(epoch, first, end, step_rows))
 
     def longest_rows(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array:
         """Tokens of the longest of each `step_rows` rows from `first` to `end` - 1; the last may be fewer.
@@ -215,8 +245,8 @@ class DocumentRows:
             row = until
         return longest
 
-    def plan_behind(self, epoch: int, row: int) -> None:
-        """Plan the window behind that of `row`, so that nobody has to wait for it later."""
+    def plan_next(self, epoch: int, row: int) -> None:
+        """Plan the window after that of `row`, so that nobody has to wait for it later. Blocks."""
         window = self._window_of(epoch, row).window + 1
         if window < self.num_windows:
             self._plan(epoch, window)
@@ -228,9 +258,9 @@ class DocumentRows:
         with self._lock:
             before = self._counts.furthest(self._numbered(epoch)).first.rows_before
         self.count(epoch, before + 1)
-        return self.rows_by_now(epoch)[0]
+        return self.count_by_now(epoch)[0]
 
-    def rows_by_now(self, epoch: int) -> tuple[int, bool]:
+    def count_by_now(self, epoch: int) -> tuple[int, bool]:
         """Rows of an epoch by the windows counted so far, 0 where none has been, and whether that is exact.
 
         Takes no lock, so it waits for nobody, not even in a process that was forked while one was held.

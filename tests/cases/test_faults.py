@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from faulty_storage import FILES
 from scenarios import PREAMBLE
-from storage import FILES
 
 # What is read through a descriptor that is open goes on as it was; what is opened again is missed and named.
 LOST = """

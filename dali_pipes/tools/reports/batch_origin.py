@@ -7,7 +7,7 @@ pieces         columns 0 to 4: a.bin, token 4091, document 7 from its token 120 
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents, pieces_of_windows
-from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.state import States
 from dali_pipes.schedule import PADDING
@@ -91,18 +91,12 @@ class BatchOrigin:
     rows: tuple[RowOrigin, ...]
 
 
-@contextmanager
-def built_on_cpu(config: LoaderConfig) -> Iterator[BuiltSource]:
+def built_on_cpu(config: LoaderConfig) -> BuiltSource:
     """What a loader with these settings is built on, but on the CPU and one batch at a time, which does not change
-    which token is where. Skipped steps are included. Closed at the end. Raises as `TokenLoader`.
+    which token is where. Skipped steps are included. Raises as `TokenLoader`.
     """
     on_cpu = {"device": "cpu", "placement": "host", "batches_per_run": 1, "num_threads": 1, "skip_steps": ()}
-    built = BuiltSource(config.replace(**on_cpu), endless=True, for_loader=True)
-    try:
-        yield built
-    finally:
-        built.source.close()
-        built.source.corpus.close()
+    return BuiltSource(config.replace(**on_cpu), endless=True, for_loader=True)
 
 
 def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | None = None) -> BatchOrigin:
@@ -110,17 +104,16 @@ def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | 
 
     `state`: JSON file of the state that the run resumed from, if it was saved with another global batch size; steps of
     its epoch are then counted as in that run. Blocks to read the documents, if they are used, and to plan rows of
-    documents. Raises as `TokenLoader`,
-    and `ConfigError` for a step that does not exist.
+    documents. Raises as `TokenLoader`, and `ConfigError` for a step that does not exist.
     """
-    with built_on_cpu(config) as built:
+    with closing(built_on_cpu(config)) as built:
         return batch_origin(built, config, step, epoch, counted_from(state, config, built, epoch))
 
 
 def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int, base: int) -> BatchOrigin:
     """As `locate_batch`, of what has been built for `config`, with steps counted from row `base`."""
-    plan = plan_step(built.schedule, built.layout, epoch, step, base)
-    cutter = RowCutter(built.source.corpus, known_offsets(built, config))
+    plan = plan_step(built.schedule, epoch, step, base)
+    cutter = RowCutter(built.rows.corpus, known_offsets(built, config))
     rows = tuple(
         RowOrigin(row, int(row_id), tuple(cutter.row(plan, row, config.seq_len)))
         for row, row_id in enumerate(plan.row_ids)
@@ -130,7 +123,7 @@ def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int
 
 def known_offsets(built: BuiltSource, config: LoaderConfig) -> Int64Array | None:
     """Where documents begin, and the end, (D + 1,): from the format, or found where the configuration needs them."""
-    corpus = built.source.corpus
+    corpus = built.rows.corpus
     if corpus.document_offsets is None and config.uses_documents:
         return find_documents(
             corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files
@@ -150,7 +143,7 @@ def counted_from(state: Path | None, config: LoaderConfig, built: BuiltSource, e
         raise StateError(
             f"{state}: not valid JSON ({error}); save the result of state_dict() with json.dump"
         ) from error
-    found = States(config, built.source.corpus, built.schedule).read(saved)
+    found = States(config, built.rows.corpus, built.schedule).read(saved)
     return built.schedule.counted_from(found.position, epoch)
 
 

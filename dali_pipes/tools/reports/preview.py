@@ -135,7 +135,8 @@ def preview_batch(
     this batch that are out of range, and `ConfigError` for a step that does not exist.
     """
     config = config.replace(outputs=_outputs_shown(config))
-    with built_on_cpu(config) as built, closing(BlockStream(built, config, with_dali=False)) as stream:
+    built = built_on_cpu(config)
+    with closing(BlockStream(built, config, with_dali=False)) as stream:
         base, schedule = counted_from(state, config, built, epoch), built.schedule
         batch = batch_origin(built, config, step, epoch, base)
         before = (step - schedule.step_number(base)) * schedule.global_rows
@@ -146,7 +147,7 @@ def preview_batch(
         if config.context_parallel is not None:
             ranges = shared_ranges(width, *config.context_parallel, config.context_split)
         if config.document_start_id is None:  # else the user's start id separates documents
-            config = config.replace(eos_id=built.source.corpus.eos_id)
+            config = config.replace(eos_id=built.rows.corpus.eos_id)
         writer = _RowWriter(config, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer)
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
         how = config.context_parallel, config.context_split

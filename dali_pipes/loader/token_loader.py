@@ -34,10 +34,10 @@ from dali_pipes.loader.dataset_guards import DatasetGuards, refuse_workers
 from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
 from dali_pipes.loader.state import OnChange, States, order_settings
 from dali_pipes.loader.state_change import StateChange
+from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.rows.plan_reports import reports_of
-from dali_pipes.runtime.display import Printed, Table
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit
 from dali_pipes.schedule import Position, StepRange
@@ -46,7 +46,7 @@ from dali_pipes.schedule.plans import RowLocation, locate_row, plan_step
 _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
 
 
-class TokenLoader(DatasetGuards, Printed):
+class TokenLoader(DatasetGuards, ShownAsTable):
     """An iterable over batches. Each `for` is one epoch, shuffled in its own order (all epochs, with `repeat`).
 
     Batches are dicts of contiguous int64 tensors (B, T) on `loader.device`; `row_ids` is (B,). With `length_buckets` T

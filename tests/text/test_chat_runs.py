@@ -1,6 +1,7 @@
 """`tokenize --chat`: ids and masks on the disk, dropped conversations counted, and the loader that reads them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_the_samples(tmp_path: Path, tokenizer: Path, kind: str, learn: Learn) -
     assert read_documents(tmp_path / "out") == [ids for ids, _ in wanted]
     assert masks_of(tmp_path / "out") == [bit for _, mask in wanted for bit in mask]
     assert "50 documents (0 empty)" in result.stdout
-    assert "1 inputs, uint16 ids, ends of documents as the chat template of chatml writes them, into " in result.stderr
+    assert re.search(r"1 input .*uint16.*chat template chatml", result.stderr)
 
 
 @pytest.mark.parametrize("known", [[], ["<|im_start|>"], ["<|im_end|>"], ["<|im_start|>", "<|im_end|>"]])
@@ -73,9 +74,7 @@ def test_chatml_markers_that_are_no_tokens_are_named(tmp_path: Path, known: list
     warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: --chat-template")]
     assert len(warnings) == (known != markers)
     for marker in markers:
-        assert all(
-            (f"no {marker}" in line or f"no token {marker}" in line) == (marker not in known) for line in warnings
-        )
+        assert all((marker in line) == (marker not in known) for line in warnings)
     assert "warning" not in result.stdout
 
 
@@ -148,8 +147,8 @@ def test_the_loader_learns_what_the_mask_says(tmp_path: Path, tokenizer: Path) -
     ("options", "message"),
     [
         ([], "chat template"),
-        (["--chat-template", "chatml", "--eos", "1"], "what ends a conversation is said by its template"),
-        (["--chat-template", "chatml", "--no-eos"], "what ends a conversation is said by its template"),
+        (["--chat-template", "chatml", "--eos", "1"], "--eos 1: "),
+        (["--chat-template", "chatml", "--no-eos"], "--no-eos: "),
         (["--chat-template", "none", "--no-eos"], "in.jsonl: line 1: messages need a chat template"),
         (["--chat-template", "gone.jinja"], "gone.jinja"),
     ],

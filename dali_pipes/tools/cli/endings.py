@@ -1,4 +1,4 @@
-"""How a command ends: what the user can mend is one line on standard error and status 2, and nothing is a traceback."""
+"""How a command ends: a mistake of the user is one line on standard error and status 2, never a traceback."""
 
 import contextlib
 import io
@@ -11,16 +11,22 @@ import typer
 from dali_pipes.errors import DaliPipesError
 from dali_pipes.tools.terminal import printable
 
+PROBLEMS_FOUND = 1
 USER_ERROR = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-"""The last two as a shell reports a process that SIGINT or SIGPIPE ended."""
+"""The last two are what a shell reports for a process that SIGINT or SIGPIPE ended."""
+
+EXIT_STATUS = (
+    "Exit status: 0 success; 1 `check` found problems; 2 usage or input error, explained on standard error; "
+    "130 interrupted; 141 the reader of the output closed the pipe."
+)
 
 
 @contextlib.contextmanager
 def errors_as_one_line() -> Iterator[None]:
-    """Around the body of a command. Ctrl-C is status 130, a reader of standard output that went away status 141."""
-    if sys.stdout is None:  # closed by the shell, for the exit status alone
+    """Around the body of a command. Ctrl-C gives status 130, a closed pipe status 141."""
+    if sys.stdout is None:  # closed by the shell, by a user who wants only the exit status
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 shows escapes
@@ -50,6 +56,6 @@ def _say(text: str) -> None:
 
 
 def _drop_output() -> None:
-    """What is left in the buffer would be written, and fail once more, when the interpreter ends."""
+    """The interpreter flushes the buffer when it exits, which would fail a second time."""
     with contextlib.suppress(OSError), open(os.devnull, "wb") as null:
         os.dup2(null.fileno(), sys.stdout.fileno())

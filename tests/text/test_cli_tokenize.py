@@ -209,7 +209,7 @@ def test_an_interrupt_leaves_a_run_to_go_on_with(gpt2: Path, tmp_path: Path, tru
         textwrap.dedent(
             """
             import pathlib, time
-            from dali_pipes.cli import app
+            from dali_pipes.tools.cli import app
             from dali_pipes.text.encoder import TextEncoder
             encode = TextEncoder.encode
             def slow(self, documents):

@@ -1,6 +1,6 @@
 """Ends tests that hang, by the CPU time that they and all they have started use, so that a slow machine is no hang.
 
-    python watchdog.py PID       each line on standard input names the test that begins in process PID
+    python hang_watchdog.py PID       each line on standard input names the test that begins in process PID
 
 A test hangs when it uses less than a tenth of a core over 120 seconds, or longer where processes wait for a core. It
 also hangs when it has used far more CPU time than any test needs. Then the processes that have no children are aborted

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from watchdog import Look, Rules, Watch, below, cpu_s, started_by
+from hang_watchdog import Look, Rules, Watch, below, cpu_s, started_by
 
 RULES = Rules(still_s=120, moved_cpu_s=12, most_cpu_s=1000)
 
@@ -73,7 +73,7 @@ def test_once_something_was_aborted_the_rest_goes_soon() -> None:
 WATCHED = """
 import os, signal, subprocess, sys
 sys.path.append({tests!r})
-from watchdog import Rules, Watchdog
+from hang_watchdog import Rules, Watchdog
 
 os.environ["PYTHONFAULTHANDLER"] = "1"
 child = "import threading, time\\ndef stuck():\\n    print('begun', flush=True)\\n    {stuck}\\nstuck()"

@@ -108,7 +108,7 @@ def test_blocks_run_through_epochs(
 
 
 def test_a_step_on_no_rank_is_refused_alike_on_all() -> None:
-    """B31 b: five rows on eight ranks."""
+    """Five rows on eight ranks."""
     messages = set()
     for rank in range(8):
         with pytest.raises(ConfigError) as error:

@@ -8,6 +8,7 @@ import tarfile
 import textwrap
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counting import CountingCorpus
@@ -23,6 +24,7 @@ settings.load_profile("quick")
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+pytest_plugins = ["processes"]
 ARCHIVES = Path(__file__).parent / "data" / "corpus"
 LONG_FILES = [
     "test_launched.py",
@@ -139,6 +141,36 @@ def counting(tmp_path: Path) -> Callable[..., CountingCorpus]:
         return CountingCorpus(tmp_path / name, sizes, dtype, vocab_size)
 
     return make
+
+
+@pytest.fixture
+def load() -> Iterator[Callable[..., Any]]:
+    """Makes loaders over a counting corpus, on the CPU and with every output; closes them after the test."""
+    from dali_pipes import TokenLoader
+
+    opened: list[Any] = []
+
+    def make(corpus: Any, **settings: Any) -> Any:
+        defaults = {
+            "corpus": corpus.pattern,
+            "dtype": corpus.dtype,
+            "device": "cpu",
+            "outputs": ("input_ids", "labels", "row_ids"),
+        }
+        opened.append(TokenLoader(**{**defaults, **settings}))
+        return opened[-1]
+
+    yield make
+    for loader in opened:
+        loader.close()
+
+
+@pytest.fixture(params=["dali", "direct"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs the test once with DALI and once as on a machine where it is not installed."""
+    if request.param == "direct":
+        monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    return str(request.param)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.config import LoaderConfig, Paths
-from dali_pipes.config.skip_steps import in_steps_of
+from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus_or_text import open_corpus
 from dali_pipes.documents import find_documents
@@ -153,7 +153,9 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
         raise ConfigError('outputs: "max_seqlen" is a number on the host, which a DALI pipeline has no place for')
     if config.context_parallel is not None:
         raise ConfigError("context_parallel: a TokenLoader gives shares of rows; a pipeline makes whole ones")
-    return define_pipeline(BuiltSource(resolve_ranks(config), endless=config.repeat), config, graph)
+    config = resolve_ranks(config)
+    in_steps(config.skip_steps, config.batch_size * (config.world_size or 1), config.seq_len, start=(0, 0))
+    return define_pipeline(BuiltSource(config, endless=config.repeat), config, graph)
 
 
 def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> Any:
@@ -279,7 +281,7 @@ def make_schedule(config: LoaderConfig, corpus: Corpus) -> tuple[Schedule, Layou
         seed=config.seed,
         drop_last=config.drop_last,
         documents=documents,
-        skip_steps=in_steps_of(config.skip_steps, config.skip_step_rows, config.batch_size * (config.world_size or 1)),
+        skip_steps=in_steps(config.skip_steps, config.batch_size * (config.world_size or 1), config.seq_len),
     )
     return schedule, layout, None if documents_found is None else documents_found.warning
 

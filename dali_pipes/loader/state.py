@@ -3,7 +3,8 @@
     {"version": 1, "order": "philox24-v1", "config": {...}, "corpus": {...}, "epoch": 3, "rows": 40960, "step_rows": 64}
 
 `rows` counts the rows of the epoch that all ranks together have consumed, so a run may go on with another number of
-ranks or another batch size. `step_rows`, the rows of a step, tells a run with `skip_steps` which steps those count.
+ranks or another batch size. `step_rows` is the number of rows in a step: where it differs from that of the resuming
+run, ranges of `skip_steps` that are given in steps are ambiguous.
 However many files there are it is under 1 KB, but for digests of loss masks, a few hundred bytes at most, and for
 `length_buckets`, which are all written out.
 Rows made of documents add two entries:
@@ -21,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from dali_pipes.config import DOCUMENT_ORDER_FIELDS, LoaderConfig
+from dali_pipes.config.skip_steps import SkippedRange, in_steps
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.corpus_growth import growth_advice
@@ -57,7 +59,7 @@ class States:
 
     def __init__(self, config: LoaderConfig, corpus: Corpus, schedule: Schedule) -> None:
         self._corpus, self._schedule, self._on_change = corpus, schedule, config.on_change
-        self._counted_rows = config.skip_step_rows
+        self._skip_steps, self._seq_len = config.skip_steps, config.seq_len
         self._order = ORDER_NAME if schedule.shuffle else SEQUENTIAL
         self._settings = order_settings(config, corpus)
         self._about_corpus: dict[str, Any] = {
@@ -134,60 +136,21 @@ class States:
         return self.read(saved.state, saved.on_change) if saved is not None and saved.state else self.start()
 
     def check_steps(self, saved: Saved) -> None:
-        """Refuse steps to be left out ahead of where a run goes on, if they may count other rows than its own.
+        """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.
 
         Of all that is refused this alone depends on the number of ranks.
         """
-        position, change, step_rows = saved.position, saved.change, saved.step_rows
-        now, counted, skip_steps = self._schedule.global_rows, self._counted_rows, self._schedule.skip_steps
-        if counted is None:
-            if step_rows == now and change is None:
-                return
-            had = position if change is None else Position(position.epoch, change.rows_before)
-            behind = [
-                epoch < position.epoch
-                or (step_rows is not None and (epoch, end * now) <= position and (epoch, end * step_rows) <= had)
-                for _, end, epoch in skip_steps
-            ]
-            if not all(behind):  # whichever they count
-                raise StateError(self._other_steps(saved))
-            return
-        is_ahead = any(e == position.epoch and end * now > position.rows for _, end, e in skip_steps)
-        if counted == now or not is_ahead:
-            return
-        if position.rows % now:
-            raise StateError(
-                f"this run goes on at row {position.rows} with steps of {now} rows, so none begins where those of "
-                f"{counted} rows that skip_steps count do; count them in this run's, skip_step_rows = {now} "
-                "(`dali-pipes explain --state` shows which step has which rows)"
-            )
-        if change is None and step_rows == counted and position.rows % counted:
-            raise StateError(
-                f"the run that saved the state had steps of {counted} rows that do not begin at multiples of that: "
-                f"at row {position.rows}, for one, since it had itself gone on within the epoch. skip_steps count them "
-                "from the epoch's first row: say the rows themselves, as ranges of steps of one row, skip_step_rows = 1"
-            )
-
-    def _other_steps(self, saved: Saved) -> str:
-        """Why it is not known which rows `skip_steps` mean, and what to do."""
-        now, step_rows = self._schedule.global_rows, saved.step_rows
-        if saved.change is not None:
-            return (
-                "skip_steps leave steps out, whose rows have another length in this run than in the one that saved the "
-                f"state: {saved.change.differences()}. Take out those that the saving run has left behind, count the "
-                f"others in rows of this run, {now} in each of its steps, and say so: skip_step_rows = {now}"
-            )
-        if step_rows is None:
-            return (
-                "skip_steps leave steps out, and the state, of an older release, does not say how many rows those of "
-                "the run that saved it had: say which they count, skip_step_rows = its batch_size times its ranks, or "
-                f"skip_step_rows = {now} as this run counts them"
-            )
-        return (
-            f"skip_steps leave steps out, of {now} rows each in this run, but of {step_rows} in the run that "
-            f"saved the state: say which they count, skip_step_rows = {step_rows} or skip_step_rows = {now}, "
-            "the latter as this run counts them (`dali-pipes explain --state` shows which has which rows)"
-        )
+        now = self._schedule.global_rows
+        if saved.step_rows != now or saved.change is not None:
+            for steps in self._skip_steps:
+                if steps.unit == "steps" and _may_be_ahead(steps, saved, now):
+                    raise StateError(_ambiguous(steps, saved, now))
+        try:
+            in_steps(self._skip_steps, now, self._seq_len, saved.position)
+        except ConfigError as error:
+            if not saved.state:
+                raise
+            raise StateError(str(error)) from None
 
     def _refuse_differences(
         self, state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange
@@ -238,6 +201,40 @@ class States:
             raise StateError(
                 f"rows {position.rows} of epoch {position.epoch} are not in window {window[0]} after {window[1]} rows"
             )
+
+
+def _may_be_ahead(steps: SkippedRange, saved: Saved, step_rows: int) -> bool:
+    """Whether some of `steps` come after the saved position, if they are steps of this run or of the saving one."""
+    if steps.epoch != saved.position.epoch:
+        return steps.epoch > saved.position.epoch
+    is_unknown = saved.step_rows is None or saved.change is not None
+    return is_unknown or steps.end * max(step_rows, saved.step_rows or 0) > saved.position.rows
+
+
+def _ambiguous(steps: SkippedRange, saved: Saved, step_rows: int) -> str:
+    """What to write for `steps`, which may count those of this run or of the saving one."""
+
+    def in_rows(size: int) -> SkippedRange:
+        # A run that resumes within an epoch counts its steps from there.
+        shift = -saved.position.rows % size if steps.epoch == saved.position.epoch else 0
+        return SkippedRange(max(0, steps.first * size - shift), steps.end * size - shift, steps.epoch, "rows")
+
+    here = f"{in_rows(step_rows)} for steps of this run"
+    if saved.change is not None:
+        return (
+            f"skip_steps: {steps} is ambiguous, because rows have another length than in the saved run "
+            f"({saved.change.differences()}). Remove it if the saved run has passed it, or give it in rows: {here}"
+        )
+    if saved.step_rows is None:
+        return (
+            f"skip_steps: {steps} is ambiguous, because the state is from an older release and does not record how many"
+            f" rows a step had. Give it in rows: {here}; for steps of the saved run, multiply by its batch_size and "
+            "its number of ranks"
+        )
+    return (
+        f"skip_steps: {steps} is ambiguous, because the saved run had {saved.step_rows:,} rows in a step and this run "
+        f"has {step_rows:,}. Give it in rows: {in_rows(saved.step_rows)} for steps of the saved run, or {here}"
+    )
 
 
 def order_settings(config: LoaderConfig, corpus: Corpus) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""B29, B31: ranks as real processes share the data out between them, and take equally many steps."""
+"""Ranks as real processes share the data out between them, and take equally many steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -198,7 +198,7 @@ def test_a_rank_that_agrees_with_the_group_is_kept(reports: list[Any]) -> None:
 
 
 def test_the_pipeline_alone_does_not_ignore_the_group(reports: list[Any]) -> None:
-    """`rank = None` is documented to come from torch.distributed; four ranks with the rows of rank 0 would be B29."""
+    """`rank = None` is documented to come from torch.distributed; else all four would read the rows of rank 0."""
     for rank, report in enumerate(reports):
         rows = report["pipeline"]
         refused = isinstance(rows, str) and rows.startswith("ConfigError: ")
@@ -210,7 +210,7 @@ def test_the_pipeline_alone_does_not_ignore_the_group(reports: list[Any]) -> Non
 def test_all_ranks_take_the_announced_steps(
     reports: list[Any], corpora: dict[str, Any], batch_size: int, drop_last: bool
 ) -> None:
-    """B31 a: with batches of one, ranks 0 and 1 would still fit into the first shard at step 3, 2 and 3 would not."""
+    """With batches of one, ranks 0 and 1 would still fit into the first shard at step 3, 2 and 3 would not."""
     tokens = corpora["uneven"][1]
     for rank, report in enumerate(reports):
         length, epochs = report[f"uneven {batch_size} {drop_last}"]
@@ -223,7 +223,7 @@ def test_all_ranks_take_the_announced_steps(
 
 
 def test_evaluation_counts_each_row_once(reports: list[Any]) -> None:
-    """B31 d: 299 validation rows on 4 ranks: padding rows fill the last step up, and are marked."""
+    """299 validation rows on 4 ranks: padding rows fill the last step up, and are marked."""
     length = -(-299 // 28)
     rows, counted = [], 0
     for report in reports:
@@ -239,7 +239,7 @@ def test_evaluation_counts_each_row_once(reports: list[Any]) -> None:
 
 
 def test_five_samples_on_eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """B31 b: the same clear error on every rank; without drop_last one step, in which three get marked padding."""
+    """The same clear error on every rank; without drop_last one step, in which three get marked padding."""
     pattern, tokens = write_counting(tmp_path_factory.mktemp("five"), [5 * T + 1])
     common: dict[str, Any] = {
         "corpus": pattern,
@@ -295,7 +295,7 @@ def test_padding_of_the_last_step_in_every_width(
 def test_a_half_given_rank_is_never_ignored(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B29: a wrong rank or world size at build time is an error, from keywords as from the launcher."""
+    """A wrong rank or world size at build time is an error, from keywords as from the launcher."""
     pattern, _ = write_counting(tmp_path_factory.mktemp("half"), [100])
     common: dict[str, Any] = {"corpus": pattern, "dtype": "uint32", "seq_len": T, "batch_size": 1, "device": "cpu"}
     wrongs: list[dict[str, Any]] = [{"rank": 0}, {"world_size": 2}]

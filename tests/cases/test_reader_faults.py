@@ -1,4 +1,4 @@
-"""B35, B37 b: reads that fail for a while or for good, and reader threads that are killed: data, or one error, soon."""
+"""Reads that fail for a while or for good, and reader threads that are killed: data, or one error, soon."""
 
 import ctypes
 import errno

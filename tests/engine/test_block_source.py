@@ -109,7 +109,7 @@ def test_buffers_are_kept_and_reused(counting: Callable[..., Any], monkeypatch: 
 def test_ids_out_of_range_are_named(
     tmp_path: Path, dtype: str, bad: int, vocab_size: int | None, expected: str
 ) -> None:
-    """B02 e: the file, the token's place in it, the value, and what was expected."""
+    """The file, the token's place in it, the value, and what was expected."""
     tokens = np.ones(41, dtype=dtype)
     tokens[30] = bad
     tokens[:17].tofile(tmp_path / "a.bin")

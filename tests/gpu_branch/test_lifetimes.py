@@ -1,4 +1,4 @@
-"""B38: a batch never changes after it was handed out, whatever stream reads it and however late.
+"""A batch never changes after it was handed out, whatever stream reads it and however late.
 
 Each rule has a test that takes the rule away and sees the data go wrong, so these tests can fail.
 """

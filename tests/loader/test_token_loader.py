@@ -205,7 +205,6 @@ def test_config_and_keywords_combine(counting: Callable[..., Any], tmp_path: Pat
 
 
 def test_global_random_states_are_left_alone(counting: Callable[..., Any]) -> None:
-    """B32 g."""
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002 - the global state is what must not change
     torch.manual_seed(1)

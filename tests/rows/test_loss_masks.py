@@ -141,7 +141,7 @@ def test_plain_windows_written_out(tmp_path: Path, place: str) -> None:
 
 @pytest.mark.parametrize("place", sorted(DEVICES))
 def test_long_documents_with_a_mask(tmp_path: Path, place: str) -> None:
-    """B14: the documents 1-4, 5-6, 7-9 and 10, each learned from its second token on, in rows of 3.
+    """The documents 1-4, 5-6, 7-9 and 10, each learned from its second token on, in rows of 3.
 
     What a later piece begins with is no label of the one before.
     """
@@ -182,7 +182,7 @@ SAMPLE, ANSWER = list(range(101, 126)), [0] * 20 + [1] * 5
 @pytest.mark.parametrize("place", sorted(DEVICES))
 @pytest.mark.parametrize("mtp", [0, 2])
 def test_a_sample_whose_answer_is_at_its_end(tmp_path: Path, place: str, mtp: int) -> None:
-    """B20: 25 tokens of which the last five are learned, in a row of 32 and cut off in one of 16."""
+    """25 tokens of which the last five are learned, in a row of 32 and cut off in one of 16."""
     pair = write_pair(tmp_path / "pair", SAMPLE, [25], bytes(ANSWER))
     common: dict[str, Any] = {"rows": "pad", "eos_id": None, "dtype": None, "mtp": mtp}
     (batch,) = served(pair, place, seq_len=32, **common)
@@ -197,7 +197,7 @@ def test_a_sample_whose_answer_is_at_its_end(tmp_path: Path, place: str, mtp: in
 
 @pytest.mark.parametrize("place", sorted(DEVICES))
 def test_samples_with_and_without_a_mask_in_one_row(tmp_path: Path, place: str) -> None:
-    """B20: the mask of the third would slide over the second, if what is missing were left out."""
+    """The mask of the third would slide over the second, if what is missing were left out."""
     middle = list(range(1, 8))
     parts = [[*SAMPLE[:-1], END], [*middle[:-1], END], [*SAMPLE[:-1], END]]
     corpus = write(tmp_path, parts, [ANSWER, None, ANSWER])

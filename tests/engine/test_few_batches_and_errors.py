@@ -1,4 +1,4 @@
-"""B35: fewer batches than the queue is deep, and errors in mid-epoch: no hang, no lost batch, one message."""
+"""Fewer batches than the queue is deep, and errors in mid-epoch: no hang, no lost batch, one message."""
 
 import errno
 import gc

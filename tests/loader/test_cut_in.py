@@ -1,4 +1,4 @@
-"""B35: a signal handler, another thread or Ctrl-C at any line of `next()`, `close()` and `load_state_dict()`."""
+"""A signal handler, another thread or Ctrl-C at any line of `next()`, `close()` and `load_state_dict()`."""
 
 import contextlib
 import random

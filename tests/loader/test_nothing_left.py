@@ -1,4 +1,4 @@
-"""B35: no thread, process, descriptor or memory of a loader is left once it is closed or dropped."""
+"""No thread, process, descriptor or memory of a loader is left once it is closed or dropped."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""B10: the order of files is defined, and a state that does not fit is refused with the list of differences."""
+"""The order of files is defined, and a state that does not fit is refused with the list of differences."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""B38 on the CPU: a batch stays what it was for as long as it is held, and writing to it reaches nothing else."""
+"""On the CPU, a batch stays what it was for as long as it is held, and writing to it reaches nothing else."""
 
 import gc
 import queue

@@ -1,4 +1,4 @@
-"""B01: an epoch of 3 000 000 000 rows is planned, read, saved and resumed without an array of that size anywhere."""
+"""An epoch of 3,000,000,000 rows is planned, read, saved and resumed without an array of that size anywhere."""
 
 import json
 import tracemalloc

@@ -1,0 +1,164 @@
+"""The examples of the manual run, from the top of a page to its end, and print what the page says.
+
+CONTRIBUTING.md ("Examples") has the rules. A page's folder begins with the files of `conftest.py`.
+"""
+
+import contextlib
+import doctest
+import gc
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import CodeType
+from unittest.mock import patch
+
+import pytest
+import yaml
+from manual import Block, blocks_of, pages, recipes
+
+from dali_pipes import LoaderConfig, TokenLoader
+from dali_pipes.runtime.messages import say_once
+
+RUN_HERE = ("python", "bash", "toml")
+SAVED = (*RUN_HERE, "json", "yaml")
+NOT_RUN = ("console", "text")
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+WITH_BLOCKS = [page for page in pages() if blocks_of(page)]
+WITH_SLOW_ONES = [page for page in WITH_BLOCKS if any("slow" in block.marks for block in blocks_of(page))]
+
+
+class PageRun:
+    """The blocks of one page, run one after another in one namespace and one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: dict[str, object] = {"__name__": "__main__"}
+        self.printed = ""
+        """What the last block printed."""
+
+    def take(self, block: Block) -> None:
+        """Run a block, save it as a file, or compare it with what was printed."""
+        if "output" in block.marks:
+            options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            said = f"{block.place} says:\n{block.code}\nprinted:\n{self.printed}"
+            assert doctest.OutputChecker().check_output(block.code, self.printed, options), said
+        elif block.title:
+            path = self.folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.code, encoding="utf-8")
+        elif block.language == "python":
+            self._run_python(block)
+        elif block.language == "bash":
+            self._run_bash(block)
+
+    def _run_python(self, block: Block) -> None:
+        with io.StringIO() as output:
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                exec(compiled(block), self.names)
+            self.printed = output.getvalue()
+
+    def _run_bash(self, block: Block) -> None:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        ended = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block.code],
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        self.printed = ended.stdout
+        assert ended.returncode == 0, f"{block.place} ended with {ended.returncode}:\n{block.code}\n{ended.stdout}"
+
+    def close(self) -> None:
+        for value in self.names.values():
+            if isinstance(value, TokenLoader):
+                value.close()
+        self.names.clear()
+        gc.collect()
+
+
+def compiled(block: Block) -> CodeType:
+    """The code, whose errors name the line of the page."""
+    return compile("\n" * block.line + block.code, block.page, "exec")
+
+
+def check_as_written(block: Block) -> None:
+    """What can be said of any block without running it."""
+    if block.language == "python":
+        compiled(block)
+    elif block.language == "bash":
+        ended = subprocess.run(["bash", "-n", "-c", block.code], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, f"{block.place}: {ended.stderr}"
+    elif block.language == "toml":
+        required = {"corpus": "data/*.bin", "batch_size": 8, "seq_len": 1024}
+        LoaderConfig(**{**required, **tomllib.loads(block.code)})
+    elif block.language == "json":
+        json.loads(block.code)
+    elif block.language == "yaml":
+        yaml.safe_load(block.code)
+
+
+def run_page(page: str, folder: Path, *, slow: bool) -> None:
+    say_once.cache_clear()
+    run = PageRun(folder)
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+    environment |= {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    try:
+        with contextlib.chdir(folder), patch.dict(os.environ, environment, clear=True):
+            for block in blocks_of(page):
+                needed = [name.strip() for name in block.marks.get("needs", "").split(",") if name.strip()]
+                if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+                    pytest.skip(f"{block.place}: not installed: {', '.join(missing)}")
+                if not ({"not run", "recipe"} & set(block.marks) or ("slow" in block.marks and not slow)):
+                    run.take(block)
+    finally:
+        run.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS)
+def test_examples_run(page: str, folder: Path) -> None:
+    run_page(page, folder, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_SLOW_ONES)
+def test_slow_examples_run(page: str, folder: Path) -> None:
+    run_page(page, folder, slow=True)
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS)
+def test_blocks_are_well_formed(page: str) -> None:
+    """Each names a language that is known, can be parsed, is run or says why not; a saved file is used."""
+    blocks = blocks_of(page)
+    for number, block in enumerate(blocks):
+        assert block.language in (*SAVED, *NOT_RUN), f"{block.place}: language {block.language!r}"
+        if block.language in ("json", "yaml"):
+            assert block.title, f"{block.place}: is neither run nor saved: give it a title, or take `text`"
+        if "not run" in block.marks:
+            assert block.marks["not run"], f"{block.place}: a block that is not run says why"
+        if block.title and block.language in ("python", "bash"):
+            used = any(block.title in later.code for later in blocks[number + 1 :] if later.language == "bash")
+            assert used, f"{block.place}: {block.title} is saved and never run"
+        check_as_written(block)
+
+
+def test_every_recipe_has_its_test() -> None:
+    """Names of recipes, and the tests that run them."""
+    run_elsewhere = {
+        path: path.read_text(encoding="utf-8")
+        for folder in ("trainers", "cases")
+        for path in (Path(__file__).parents[1] / folder).glob("*.py")
+    }
+    for name, block in recipes().items():
+        assert any(f'"{name}"' in text for text in run_elsewhere.values()), f"{block.place}: no test runs {name!r}"

@@ -1,0 +1,51 @@
+"""The manual builds as a site, strictly, and that site asks nothing of the network."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from manual import ROOT
+
+pytestmark = pytest.mark.slow
+LOADED_LATER = re.compile(r"""(?:src|href)=["']?https?://[^"' >]+\.(?:js|css|woff2?)""")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The site, built as `make docs` builds it, into another folder."""
+    pytest.importorskip("zensical", reason="zensical is not installed: the extra `docs` brings it")
+    folder = tmp_path_factory.mktemp("site")
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for name in ("CONTRIBUTING.md", "dali_pipes", "docs", "operators"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "mkdocs.yml").write_text(settings)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False), folder / "site"
+
+
+def test_it_builds_strictly(built: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    ended, site = built
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    navigation = re.findall(r": (\S+)\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(navigation) == len(list((ROOT / "docs").rglob("*.md")))
+    for page in navigation:
+        assert (site / ("" if page == "index" else page) / "index.html").is_file(), page
+
+
+def test_it_asks_nothing_of_the_network(built: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    _, site = built
+    asked = {found for path in site.rglob("*.html") for found in LOADED_LATER.findall(path.read_text(encoding="utf-8"))}
+    assert not asked
+    drawn = [path for path in site.rglob("*.html") if 'class="mermaid"' in path.read_text(encoding="utf-8")]
+    assert not drawn, "mermaid comes from the network: draw as text, or as SVG"
+
+
+def test_public_names_are_on_the_site(built: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    _, site = built
+    text = (site / "reference/loader/index.html").read_text(encoding="utf-8")
+    for name in ("TokenLoader", "TokenLoader.state_dict", "TokenLoader.locate", "RowLocation"):
+        assert f'id="dali_pipes.{name}"' in text, name
+    assert yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["theme"]["font"] is False

@@ -81,9 +81,7 @@ class TestHuggingFace:
 
     @pytest.mark.slow
     def test_max_steps_run_on_over_epochs(self, corpus: CountingCorpus, tmp_path: Path) -> None:
-        source = changed(
-            recipe("huggingface"), "num_train_epochs=2, save_steps=2", "max_steps=8, save_steps=5"
-        )
+        source = changed(recipe("huggingface"), "num_train_epochs=2, save_steps=2", "max_steps=8, save_steps=5")
         run = Run(tmp_path, corpus.pattern)
         loader = run.start(source)["loader"]
         assert run.batches == expected_batches(loader, 3)[: 10 + 10 + 4 + 4]

@@ -4,9 +4,9 @@ The text between `<!-- generated: NAME -->` and `<!-- /generated -->` is replace
 and the names of other loaders in configuration.md, the commands in cli.md.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def _cell(text: str, *, separators: bool = False) -> str:
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "configuration.md": {
-        **{f"settings: {group}": (lambda names=names: settings_table(names)) for group, names in SETTINGS.items()},  # type: ignore[misc]
+        **{f"settings: {group}": partial(settings_table, names) for group, names in SETTINGS.items()},
         "aliases": aliases_table,
     },
     "cli.md": {"commands": commands, "exit status": lambda: EXIT_STATUS},
@@ -108,11 +108,11 @@ def generated(page: str) -> str:
     text = (HERE / page).read_text(encoding="utf-8")
     for name, write in PAGES[page].items():
         begin, end = f"<!-- generated: {name} -->\n", "<!-- /generated -->"
-        text, found = re.subn(
-            f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}{write()}\n{end}", text, flags=re.DOTALL
-        )
-        if found != 1:
-            raise SystemExit(f"docs/{page}: expected {begin.strip()} once, found {found} times")
+        before, found, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (found and ended):
+            raise SystemExit(f"docs/{page}: expected {begin.strip()} and, after it, {end}")
+        text = f"{before}{begin}{write()}\n{end}{after}"
     return text
 
 

@@ -96,7 +96,14 @@ def recipe(name: str) -> str:
 def _setups(page: str, above: str, line: int) -> list[Block]:
     """Hidden code in the text between two blocks."""
     return [
-        Block(page, line + above[: match.start(1)].count("\n"), "python", match[1].removeprefix("setup"), None, {"setup": ""})
+        Block(
+            page,
+            line + above[: match.start(1)].count("\n"),
+            "python",
+            match[1].removeprefix("setup"),
+            None,
+            {"setup": ""},
+        )
         for match in _COMMENT.finditer(above)
         if match[1].startswith("setup\n")
     ]

@@ -1,6 +1,7 @@
 """The manual builds as a site, strictly, and that site asks nothing of the network."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,18 @@ def test_it_asks_nothing_of_the_network(built: tuple[subprocess.CompletedProcess
     assert not asked
     drawn = [path for path in site.rglob("*.html") if 'class="mermaid"' in path.read_text(encoding="utf-8")]
     assert not drawn, "mermaid comes from the network: draw as text, or as SVG"
+
+
+def test_docstrings_become_lists() -> None:
+    pytest.importorskip("griffe", reason="griffe is not installed: the extra `docs` brings it")
+    functions = runpy.run_path(str(ROOT / "docs" / "docstrings.py"))
+    docstring = (
+        "rows: a summary, 2**63.\n\nbad, out: what\n    `2**3` and 2**4\nseq_len: T\n\nNote: prose\n\n    code: 2**5"
+    )
+    expected = (
+        r"rows: a summary, 2\*\*63.|- **bad, out**: what `2**3` and 2\*\*4|- **seq_len**: T|Note: prose|    code: 2**5"
+    )
+    assert re.sub("\n+", "|", functions["with_lists"](docstring)) == expected
 
 
 def test_public_names_are_on_the_site(built: tuple[subprocess.CompletedProcess[str], Path]) -> None:

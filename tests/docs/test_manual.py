@@ -15,6 +15,8 @@ import yaml
 from manual import DOCS, ROOT, blocks_of, pages, prose_of, text_of
 
 from dali_pipes import LoaderConfig
+from dali_pipes.config import OUTPUT_NAMES
+from dali_pipes.corpus import FORMATS
 
 PUBLIC = ("dali_pipes", "dali_pipes.attention", "dali_pipes.errors", "dali_pipes.huggingface", "dali_pipes.operators")
 PAGES = pages()
@@ -129,6 +131,12 @@ def test_the_reference_documents_public_names_alone() -> None:
 
 def test_every_setting_has_a_description() -> None:
     assert [name for name, field in LoaderConfig.model_fields.items() if not field.description] == []
+
+
+def test_every_output_and_format_is_explained() -> None:
+    guide = text_of("docs/packing-and-attention.md")
+    assert [name for name in OUTPUT_NAMES if f"`{name}`" not in guide] == []
+    assert [name for name in FORMATS if name not in text_of("docs/corpora.md").lower().replace(".", "")] == []
 
 
 def test_the_repeated_parts_are_those_of_the_code() -> None:

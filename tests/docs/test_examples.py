@@ -4,7 +4,6 @@ CONTRIBUTING.md ("Examples") has the rules. A page's folder begins with the file
 """
 
 import contextlib
-import gc
 import importlib.util
 import io
 import json
@@ -80,8 +79,6 @@ class PageRun:
         for value in self.names.values():
             if isinstance(value, TokenLoader):
                 value.close()
-        self.names.clear()
-        gc.collect()
 
 
 def is_output(expected: str, printed: str) -> bool:

@@ -8,8 +8,8 @@ import pytest
 from chat_cases import samples
 
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.text.conversation import parse_conversation
-from dali_pipes.text.tool_calls import Arguments
+from dali_pipes.text.chat.conversation import parse_conversation
+from dali_pipes.text.chat.tool_calls import Arguments
 
 USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 

@@ -13,7 +13,7 @@ from corpus_truth import read_documents, words_tokenizer
 from typer.testing import CliRunner, Result
 
 from dali_pipes import TokenLoader, open_corpus
-from dali_pipes.text.chat import ChatEncoder, Learn, load_template, parse_conversation
+from dali_pipes.text.chat import ChatEncoder, TurnsToLearn, load_template, parse_conversation
 from dali_pipes.tools.cli import app
 
 
@@ -34,7 +34,9 @@ def write_records(path: Path, records: list[Any]) -> Path:
     return path
 
 
-def expected(records: list[Any], learn: Learn, template: str | None = "chatml") -> list[tuple[list[int], list[int]]]:
+def expected(
+    records: list[Any], learn: TurnsToLearn, template: str | None = "chatml"
+) -> list[tuple[list[int], list[int]]]:
     eos = None if template else library().token_to_id("</s>")
     encoder = ChatEncoder(library(), load_template(None, template) if template else None, learn, eos_id=eos)
     found = encoder.encode_batch([parse_conversation(record, "x") for record in records])
@@ -49,7 +51,7 @@ def masks_of(folder: Path) -> list[int]:
     ("kind", "learn"),
     [("messages", "assistant"), ("messages", "all"), ("sharegpt", "last"), ("prompt_completion", "all")],
 )
-def test_the_samples(tmp_path: Path, tokenizer: Path, kind: str, learn: Learn) -> None:
+def test_the_samples(tmp_path: Path, tokenizer: Path, kind: str, learn: TurnsToLearn) -> None:
     records = samples()[kind]
     path = write_records(tmp_path / "in.jsonl", records)
     arguments = ["--tokenizer", tokenizer, "--out", tmp_path / "out", "--chat-template", "chatml", "--learn", learn]

@@ -11,7 +11,7 @@ from profiles import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.text.special_text import SpecialText
+from dali_pipes.text.chat.special_text import SpecialText
 
 SPECIAL = ["<s>", "</s>", "[INST]"]
 KINDS = ["byte-level", "metaspace first", "metaspace always", "prepend", "lower case", "unigram"]

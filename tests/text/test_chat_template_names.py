@@ -9,7 +9,7 @@ from chat_cases import tokenizer
 from typer.testing import CliRunner
 
 from dali_pipes.errors import ConfigError, CorpusFormatError
-from dali_pipes.text.chat_template import load_template
+from dali_pipes.text.chat.template import load_template
 from dali_pipes.tools.cli import app
 
 ASK = [{"role": "user", "content": "hi"}]

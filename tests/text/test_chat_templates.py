@@ -12,7 +12,7 @@ import pytest
 from chat_cases import TOKENS
 
 from dali_pipes.errors import ConfigError
-from dali_pipes.text.chat_template import ChatTemplate, load_template
+from dali_pipes.text.chat.template import ChatTemplate, load_template
 
 NOW = datetime(2024, 7, 26, 13, 5, tzinfo=UTC)
 ASK = [{"role": "user", "content": "<b>é"}]

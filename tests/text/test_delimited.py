@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dali_pipes import open_corpus
 from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.text import find_text_files
-from dali_pipes.text.delimited import read_delimited
+from dali_pipes.text.formats.delimited import read_delimited
 from dali_pipes.text.reading import read_batches
 
 PATH = Path("in.csv")

@@ -300,7 +300,7 @@ def test_an_input_that_is_lost_meanwhile_is_no_fault_of_the_cache(
     files = find_text_files(path)
     path.unlink()
     with pytest.raises(CorpusReadError, match=r"in\.jsonl: cannot be read"):
-        cache.kept_tokens(files, small, None, "text", "test")
+        cache.cached_tokens(files, small, None, "text", "test")
 
 
 def test_text_from_a_folder_that_is_read_only(kept: Path, tmp_path: Path, small: Path) -> None:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
-from dali_pipes.text.lines import read_jsonl, read_plain, split_lines
+from dali_pipes.text.formats.json_lines import read_json_lines
+from dali_pipes.text.formats.lines import split_lines
+from dali_pipes.text.formats.plain_text import read_plain_text
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 
 PATH = Path("in.jsonl")
@@ -24,7 +26,7 @@ def chunked(data: bytes, cuts: list[int]) -> Iterator[bytes]:
 
 
 def texts(data: bytes, key: str = "text") -> list[str]:
-    return [document.content for document in read_jsonl(PATH, iter([data]), key)]
+    return [document.content for document in read_json_lines(PATH, iter([data]), key)]
 
 
 @given(st.lists(st.sampled_from([b"\n", b"a", b"\r", b"bc", b"\0"])).map(b"".join), st.lists(st.integers(0, 30)))
@@ -42,7 +44,7 @@ def test_texts_come_back_as_they_were(
     text = "\ufeff" + end.join(lines) + (end if has_last else "")
     raw = text.encode()
     cuts = data.draw(st.lists(st.integers(0, len(raw))))
-    assert [document.content for document in read_jsonl(PATH, chunked(raw, cuts), "text")] == wanted
+    assert [document.content for document in read_json_lines(PATH, chunked(raw, cuts), "text")] == wanted
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_bad_line_is_named(line: bytes, message: str) -> None:
 
 
 def test_whole_records_are_handed_out_if_no_key_is_named() -> None:
-    (document,) = read_jsonl(PATH, iter([b'{"a": [1], "b": null}']), None)
+    (document,) = read_json_lines(PATH, iter([b'{"a": [1], "b": null}']), None)
     assert document.content == {"a": [1], "b": None}
     assert document.place == "in.jsonl: line 1"
 
@@ -101,22 +103,22 @@ PIECES = st.lists(st.sampled_from(["a", "b", "ab", "aa", "é", "\n", "\U0001f642
 @given(PIECES, st.sampled_from(["a", "ab", "aa", "aba", "\n\n", "é"]), st.lists(st.integers(0, 60)))
 def test_a_separator_cuts_as_on_the_whole_text(text: str, separator: str, cuts: list[int]) -> None:
     expected = text.split(separator)
-    found = [document.content for document in read_plain(PATH, chunked(text.encode(), cuts), separator)]
+    found = [document.content for document in read_plain_text(PATH, chunked(text.encode(), cuts), separator)]
     assert found == (expected if expected[-1] else expected[:-1])
 
 
 @given(st.text(), st.lists(st.integers(0, 60)))
 def test_a_plain_file_is_one_document_as_it_is(text: str, cuts: list[int]) -> None:
-    (document,) = read_plain(PATH, chunked(b"\xef\xbb\xbf" + text.encode(), cuts), None)
+    (document,) = read_plain_text(PATH, chunked(b"\xef\xbb\xbf" + text.encode(), cuts), None)
     assert document.content == text
 
 
 @pytest.mark.parametrize("cuts", [[], [4], [3, 4, 5]])
 def test_a_plain_file_that_is_not_utf8_is_refused(cuts: list[int]) -> None:
     with pytest.raises(CorpusFormatError, match="byte 4 of the text is not UTF-8"):
-        list(read_plain(PATH, chunked(b"abc\n\xffd", cuts), None))
+        list(read_plain_text(PATH, chunked(b"abc\n\xffd", cuts), None))
     with pytest.raises(CorpusFormatError, match="byte 3 of the text is not UTF-8"):
-        list(read_plain(PATH, chunked(b"abc\xe2\x82", cuts), "x"))  # ends within a character
+        list(read_plain_text(PATH, chunked(b"abc\xe2\x82", cuts), "x"))  # ends within a character
 
 
 def plain(path: Path, compression: Compression) -> bytes:

@@ -72,7 +72,7 @@ def _checked(path: Path) -> TextFile:
     found = recognize(path)
     if found is None:
         raise CorpusFormatError(
-            f"{path}: not a text file; expected one of: {', '.join(one.description for one in TEXT_FORMATS.values())}"
+            f"{path}: not a text file; expected {', '.join(one.description for one in TEXT_FORMATS.values())}"
         )
     with OpenFile(path) as file:
         modified_ns = os.fstat(file.descriptor).st_mtime_ns  # before the samples: a later change is noticed

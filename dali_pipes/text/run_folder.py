@@ -80,7 +80,7 @@ class RunFolder:
         self._compared: tuple[int, int, int] | None = None
 
     def begin(self) -> dict[str, Any] | None:
-        """Create the folder and write the plan, or compare it with the one there. Return the manifest of a finished run.
+        """Create folder and plan, or compare it with the one there. Returns the manifest of a finished run.
 
         Several processes may begin at the same time.
         """

@@ -105,7 +105,7 @@ def test_a_vocabulary_that_has_special_text_as_a_word_is_refused() -> None:
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     library.add_special_tokens(["<s>"])
     codec = SpecialText(library)
-    with pytest.raises(CorpusFormatError, match="b:3: a message holds the text of a special token, and this tokenizer"):
+    with pytest.raises(CorpusFormatError, match=r"b:3: .*special token"):
         codec.encode_masked([codec.masked("a <s> a")], ["b:3"])
 
 

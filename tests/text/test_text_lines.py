@@ -65,25 +65,25 @@ def test_what_is_accepted(line: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"text": "a', r"not valid JSON: Unterminated string .* at character 10"),
-        (b'{"text": "a\tb"}', r"not valid JSON: Invalid control character"),
-        (b'{"text": "a"} {"text": "b"}', r"not valid JSON: Extra data at character 15"),
-        (b"hello", r"not valid JSON: Expecting value at character 1, found 'hello'"),
-        (b'{"text": "a\xffb"}', r"byte 11 of the line, 0xff, is not UTF-8"),
-        (b'{"text": "\xed\xa0\x80"}', r"is not UTF-8"),
-        (b'"text"', r"a JSON str, 'text'; one object a line is expected"),
-        (b'["text"]', r"a JSON list"),
-        (b'{"text": 5}', r"'text' holds 5, a int; a string is expected"),
-        (b'{"text": ["a"]}', r"'text' holds \['a'\], a list"),
-        (b'{"id": 1, "body": "a"}', r"no key 'text'; the keys are 'id', 'body'.*text_key"),
-        (b"{}", r"no key 'text'; the keys are \(none\)"),
-        (b'{"id": 1, "messages": []}', r"no key 'text'; the keys are 'id', 'messages'.*`dali-pipes tokenize --chat`"),
-        (b'{"conversations": []}', r"no key 'text'; the keys are 'conversations'.*`dali-pipes tokenize --chat`"),
-        (b'{"prompt": "", "completion": ""}', r"no key 'text'.*`dali-pipes tokenize --chat`"),
-        (b'{"prompt": ""}', r"no key 'text'; the keys are 'prompt'\. Name the one"),
-        (b"[" * 100_000, r"cannot be parsed as JSON"),
-        (b'{"n": ' + b"1" * 5000 + b', "text": ""}', r"cannot be parsed as JSON"),
-        (b"{\0}", r"not valid JSON"),
+        (b'{"text": "a', r"Unterminated string .* at character 10"),
+        (b'{"text": "a\tb"}', r"Invalid control character"),
+        (b'{"text": "a"} {"text": "b"}', r"Extra data at character 15"),
+        (b"hello", r"Expecting value at character 1, near 'hello'"),
+        (b'{"text": "a\xffb"}', r"byte 11 \(0xff\)"),
+        (b'{"text": "\xed\xa0\x80"}', r"byte 10 \(0xed\)"),
+        (b'"text"', r"found 'text';"),
+        (b'["text"]', r"found \['text'\] \(list\);"),
+        (b'{"text": 5}', r"'text' is 5 \(int\);"),
+        (b'{"text": ["a"]}', r"'text' is \['a'\] \(list\);"),
+        (b'{"id": 1, "body": "a"}', r"'text' .*'id', 'body'.*text_key"),
+        (b"{}", r"'text' .*\(none\)"),
+        (b'{"id": 1, "messages": []}', r"'text' .*'id', 'messages'.*`dali-pipes tokenize --chat`"),
+        (b'{"conversations": []}', r"'text' .*'conversations'.*`dali-pipes tokenize --chat`"),
+        (b'{"prompt": "", "completion": ""}', r"'text' .*`dali-pipes tokenize --chat`"),
+        (b'{"prompt": ""}', r"'text' .*'prompt'\. .*text_key"),
+        (b"[" * 100_000, r"JSON"),
+        (b'{"n": ' + b"1" * 5000 + b', "text": ""}', r"JSON"),
+        (b"{\0}", r"character 2"),
     ],
 )
 def test_a_bad_line_is_named(line: bytes, message: str) -> None:
@@ -115,9 +115,9 @@ def test_a_plain_file_is_one_document_as_it_is(text: str, cuts: list[int]) -> No
 
 @pytest.mark.parametrize("cuts", [[], [4], [3, 4, 5]])
 def test_a_plain_file_that_is_not_utf8_is_refused(cuts: list[int]) -> None:
-    with pytest.raises(CorpusFormatError, match="byte 4 of the text is not UTF-8"):
+    with pytest.raises(CorpusFormatError, match=r"in\.jsonl: byte 4 "):
         list(read_plain_text(PATH, chunked(b"abc\n\xffd", cuts), None))
-    with pytest.raises(CorpusFormatError, match="byte 3 of the text is not UTF-8"):
+    with pytest.raises(CorpusFormatError, match=r"in\.jsonl: byte 3 "):
         list(read_plain_text(PATH, chunked(b"abc\xe2\x82", cuts), "x"))  # ends within a character
 
 
@@ -159,7 +159,7 @@ def test_much_from_little_comes_in_pieces(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])
 def test_a_cut_is_an_error_wherever_it_is(tmp_path: Path, compression: Compression) -> None:
-    """Not an end: the documents behind it would be missing without a word."""
+    """Not an end: the documents after it would be missing silently."""
     parts = [b"0123456789" * 20, b"x" * 50]
     packed = [gzip.compress(p) if compression == "gzip" else zstd_frame(p, sized=True) for p in parts]
     whole, ends = b"".join(packed), {len(packed[0]), len(packed[0]) + len(packed[1])}
@@ -169,7 +169,7 @@ def test_a_cut_is_an_error_wherever_it_is(tmp_path: Path, compression: Compressi
         if size in ends:
             assert plain(path, compression) in (parts[0], b"".join(parts))
         else:
-            with pytest.raises(CorpusFormatError, match=r"ends inside of \w+ (member|frame) [12]: it is cut off"):
+            with pytest.raises(CorpusFormatError, match=r"cut: .*(gzip member|zstd frame) [12]"):
                 plain(path, compression)
 
 
@@ -178,15 +178,15 @@ def test_damage_is_an_error(tmp_path: Path, compression: Compression) -> None:
     data = b"0123456789" * 2000
     packed = bytearray(gzip.compress(data) if compression == "gzip" else zstd_frame(data, sized=True))
     path = tmp_path / "damaged"
-    path.write_bytes(bytes(packed) + b"junk behind the end")
-    with pytest.raises(CorpusFormatError, match=r"(member|frame) 2 is damaged"):
+    path.write_bytes(bytes(packed) + b"junk after the end")
+    with pytest.raises(CorpusFormatError, match=r"damaged: .*(gzip member|zstd frame) 2 "):
         plain(path, compression)
     packed[len(packed) // 2] ^= 0xFF
     path.write_bytes(packed)
-    with pytest.raises(CorpusFormatError, match=r"is damaged|cut off"):
+    with pytest.raises(CorpusFormatError, match=r"damaged: .*(gzip member|zstd frame) 1"):
         plain(path, compression)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CorpusReadError, match=r"gone: cannot be read: No such file"):
+    with pytest.raises(CorpusReadError, match=r"gone: .*No such file"):
         list(read_chunks(tmp_path / "gone", "", ByteMeter()))

@@ -131,7 +131,7 @@ class SpecialText:
         return found
 
     def _leaks(self, tokens: Tokens, text: str) -> bool:
-        """Whether the model encoded the text of a special token as its id. Unknown tokens for other text do not count."""
+        """Whether the model encoded special-token text as its id. An unknown token for other text does not count."""
         found = np.flatnonzero(np.isin(tokens.ids, self._special_ids))
         covered = (text[slice(*tokens.offsets[i].tolist())].strip() for i in found)
         return any(self._special.get(piece) is not None for piece in covered)

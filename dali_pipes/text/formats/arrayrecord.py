@@ -133,6 +133,4 @@ def _is_array_record(start: FileStart) -> bool:
     return start.head.startswith(RIEGELI_MAGIC) and not start.compression
 
 
-ARRAY_RECORD = TextFormat(
-    "ArrayRecord of tf.train.Example, JSON or text", _is_array_record, _read, holds_tokens=_holds_tokens
-)
+ARRAY_RECORD = TextFormat("ArrayRecord", _is_array_record, _read, holds_tokens=_holds_tokens)

@@ -43,5 +43,5 @@ def _begins_an_object(start: FileStart) -> bool:
 
 
 JSON_LINES = TextFormat(
-    "JSON Lines (.jsonl, .ndjson)", lambda start: start.suffix in _SUFFIXES, _read, looks_like=_begins_an_object
+    "JSON Lines (.jsonl)", lambda start: start.suffix in _SUFFIXES, _read, looks_like=_begins_an_object
 )

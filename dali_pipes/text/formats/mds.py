@@ -99,6 +99,4 @@ def _parse(place: str, encoding: object, value: bytes) -> Any:
     return parse_json(text, place) if encoding == "json" else text
 
 
-MDS = TextFormat(
-    "MDS shards with a column of strings", lambda start: start.suffix == ".mds", _read, holds_tokens=_holds_tokens
-)
+MDS = TextFormat("MDS", lambda start: start.suffix == ".mds", _read, holds_tokens=_holds_tokens)

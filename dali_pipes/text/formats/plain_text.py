@@ -70,7 +70,7 @@ def _read(file: TextFile, _: str | None, separator: str | None, meter: ByteMeter
 
 
 PLAIN_TEXT = TextFormat(
-    "plain text (.txt, .md)",
+    "plain text (.txt)",
     lambda start: start.suffix in _SUFFIXES,
     _read,
     looks_like=lambda start: looks_like_text(start.head),

@@ -192,5 +192,5 @@ def _format(description: str, kind: str, matches: Callable[[FileStart], bool]) -
     return TextFormat(description, matches, read, holds_tokens=holds_tokens)
 
 
-ARROW = _format("Arrow with a column of strings", "arrow", _is_arrow)
-PARQUET = _format("Parquet with a column of strings", "parquet", _is_parquet)
+ARROW = _format("Arrow", "arrow", _is_arrow)
+PARQUET = _format("Parquet", "parquet", _is_parquet)

@@ -132,4 +132,4 @@ def _is_tar(start: FileStart) -> bool:
     return start.head[257:262] == b"ustar" or start.suffix == ".tar"
 
 
-WEBDATASET = TextFormat("WebDataset archives (.tar) of .txt or .json", _is_tar, _read, has_records=False)
+WEBDATASET = TextFormat("WebDataset (.tar)", _is_tar, _read, has_records=False)

@@ -40,19 +40,17 @@ def cached_tokens(
     eos_id: int | None,
     text_key: str,
     made_by: str,
-    cache_dir: Path | None = None,
 ) -> tuple[Path, int]:
     """The folder with the token ids of `inputs`, in Megatron's format, and the id after each document.
 
-    eos_id:    by default the tokenizer's end-of-text token.
-    cache_dir: by default as for document offsets.
+    eos_id: by default the tokenizer's end-of-text token.
 
     Blocks while the text is tokenized. Later calls only read the tokenizer file and samples of each input. Raises
     ConfigError if the folder cannot be written, CorpusError if the inputs do not contain any token, and what
     `load_tokenizer`, `end_of_text` and `tokenize_files` raise.
     """
     file, content = read_tokenizer(tokenizer)
-    directory, reason = cache_folder([file.path for file in inputs], cache_dir)
+    directory, reason = cache_folder([file.path for file in inputs])
     if directory is None:
         raise ConfigError(f"the tokenized text cannot be stored: {reason}. Set DALI_PIPES_CACHE to a writable folder")
     key = [_VERSION, hashlib.sha256(content).hexdigest(), eos_id, text_key]

@@ -34,7 +34,7 @@ from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, w
 MANIFEST = "manifest.json"
 WORK_FOLDER = "_tokenize"
 _MOST_DIFFERENCES = 5
-_COUNTS = ("documents", "tokens", "empty", "dropped")
+COUNTS = ("documents", "tokens", "empty", "dropped")
 
 
 @dataclass(frozen=True)
@@ -213,11 +213,11 @@ class RunFolder:
         notes = notes_of(receipts).as_json()
         return {
             "made_by": self._made_by,
-            **{name: sum(getattr(receipt, name) for receipt in receipts) for name in _COUNTS},
+            **total_counts(receipts),
             **self._plan,
             **({"notes": notes} if notes else {}),
             "paths": self._inputs,
-            "shards": [{name: getattr(receipt, name) for name in ("files", *_COUNTS)} for receipt in receipts],
+            "shards": [{name: getattr(receipt, name) for name in ("files", *COUNTS)} for receipt in receipts],
         }
 
     @contextlib.contextmanager
@@ -283,6 +283,11 @@ class RunFolder:
         return self._inputs[number] if number < len(self._inputs) else "?"
 
 
+def total_counts(receipts: Sequence[Receipt]) -> dict[str, int]:
+    """The sums of documents, tokens and so on over all receipts."""
+    return {name: sum(getattr(receipt, name) for receipt in receipts) for name in COUNTS}
+
+
 def notes_of(receipts: Sequence[Receipt]) -> Notes:
     """The notes of all receipts."""
     notes = Notes()
@@ -338,7 +343,10 @@ def _check_manifest(found: Any) -> None:
 def _check_receipt(prefix: str, found: Any) -> None:
     _expect(isinstance(found, dict), "expected a JSON object")
     names = {field.name for field in fields(Receipt)}
-    _expect(names - {"notes"} <= set(found) <= names, f"found the keys {', '.join(found)}")  # older releases: no notes
+    _expect(
+        names - {"notes"} <= set(found) <= names,
+        f"expected the keys {', '.join(sorted(names))}, found {', '.join(found)}",
+    )  # older releases: no notes
     Notes.from_json(found.get("notes", {}))
     _check_counts(found)
     _expect(type(found["end"]) is int and type(found["last"]) is bool, "end or last is missing")
@@ -353,8 +361,8 @@ def _check_receipt(prefix: str, found: Any) -> None:
 
 
 def _check_counts(found: dict[str, Any]) -> None:
-    counts = [found.get(name) for name in _COUNTS]
-    _expect(all(type(count) is int and count >= 0 for count in counts), f"{', '.join(_COUNTS)} are {counts}")
+    counts = [found.get(name) for name in COUNTS]
+    _expect(all(type(count) is int and count >= 0 for count in counts), f"{', '.join(COUNTS)} are {counts}")
 
 
 def _expect(is_so: bool, otherwise: str) -> None:

@@ -63,7 +63,7 @@ class ShardWriter:
             if smallest < 0 or largest > np.iinfo(self._stored).max:
                 bad = smallest if smallest < 0 else largest
                 raise TokenRangeError(
-                    f"id {bad} does not fit {self._stored.name}; it exceeds the largest id of the encoder"
+                    f"id {bad} does not fit {self._stored.name}; the encoder returned an id outside its stated range"
                 )
         self._ids.write(ids.astype(self._stored).tobytes())
         if self._mask is not None:

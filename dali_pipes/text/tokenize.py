@@ -21,7 +21,7 @@ from dali_pipes.text.encoder import Encoded, Encoder
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.notes import Notes
 from dali_pipes.text.reading import Batch, read_batches
-from dali_pipes.text.run_folder import Receipt, RunFolder, notes_of, shard_name
+from dali_pipes.text.run_folder import COUNTS, Receipt, RunFolder, notes_of, shard_name, total_counts
 from dali_pipes.text.shard_writer import Format, ShardWriter, id_type
 
 SHARD_TOKENS = 1 << 28
@@ -115,8 +115,9 @@ def tokenize_files(
     if manifest is not None:
         check_has_tokens(manifest, job.inputs)
         shards = sum(1 for shard in manifest["shards"] if shard["files"])
-        counts = {name: manifest[name] for name in ("documents", "tokens", "empty", "dropped")}
-        return Summary(**counts, shards=shards, missing=0, notes=manifest.get("notes", {}))
+        return Summary(
+            **{name: manifest[name] for name in COUNTS}, shards=shards, missing=0, notes=manifest.get("notes", {})
+        )
     return _unfinished(folder, items)
 
 
@@ -147,10 +148,7 @@ def _unfinished(folder: RunFolder, items: Sequence[Sequence[TextFile]]) -> Summa
     receipts = [receipt for item in found for receipt in item]
     missing = [files for files, done in zip(items, found, strict=True) if not (done and done[-1].last)]
     return Summary(
-        documents=sum(receipt.documents for receipt in receipts),
-        tokens=sum(receipt.tokens for receipt in receipts),
-        empty=sum(receipt.empty for receipt in receipts),
-        dropped=sum(receipt.dropped for receipt in receipts),
+        **total_counts(receipts),
         shards=sum(1 for receipt in receipts if receipt.files),
         missing=sum(map(len, missing)),
         notes=notes_of(receipts).as_json(),

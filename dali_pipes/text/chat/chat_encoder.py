@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.chat.conversation import Conversation, Message
 from dali_pipes.text.chat.special_text import SpecialText, Tokens
-from dali_pipes.text.chat.template import HOW_TO_GIVE, ChatTemplate, Span
+from dali_pipes.text.chat.template import HOW_TO_SET, ChatTemplate, Span
 from dali_pipes.text.chat.turns import Turns
 from dali_pipes.text.json_values import check_surrogates
 
@@ -73,7 +73,7 @@ class ChatEncoder:
                     "tokenizer; use the tokenizer of the template's model"
                 )
         self._text = SpecialText(tokenizer)
-        self._template, self._learn, self._learn_thoughts = template, learn, learn_thoughts
+        self._template, self._learned_turns, self._learn_thoughts = template, learn, learn_thoughts
         self._eos = [] if eos_id is None else [eos_id]
 
     def encode_batch(self, conversations: Sequence[Conversation]) -> list[Encoded | None]:
@@ -106,14 +106,14 @@ class ChatEncoder:
         for prompt, completion in zip(ids, ids, strict=True):
             whole = np.concatenate([prompt, completion, np.array(self._eos, np.int64)])
             mask = np.ones(len(whole), np.uint8)
-            mask[: 0 if self._learn == "all" else len(prompt)] = 0
+            mask[: 0 if self._learned_turns == "all" else len(prompt)] = 0
             found.append(_supervised(whole, mask))
         return found
 
     def _rendered(self, conversation: Conversation) -> _Rendered:
         template, where = self._template, conversation.where
         if template is None:
-            raise ConfigError(f"{where}: messages require a chat template. {HOW_TO_GIVE}")
+            raise ConfigError(f"{where}: messages require a chat template. {HOW_TO_SET}")
         conversation = conversation.with_messages()
         messages = conversation.messages
         learned = self._learned_messages(conversation)
@@ -151,11 +151,11 @@ class ChatEncoder:
 
     def _learned_messages(self, conversation: Conversation) -> list[int]:
         """Numbers of the messages to learn; of any role in "all"."""
-        if self._learn == "all":
+        if self._learned_turns == "all":
             return [k for k, weight in enumerate(conversation.weights) if weight]
         spoken = [k for k, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         spoken = [k for k in spoken if k >= conversation.num_prompt]
-        return [k for k in (spoken[-1:] if self._learn == "last" else spoken) if conversation.weights[k]]
+        return [k for k in (spoken[-1:] if self._learned_turns == "last" else spoken) if conversation.weights[k]]
 
     def _spans(
         self,
@@ -167,7 +167,7 @@ class ChatEncoder:
     ) -> list[Span]:
         template, text = self._template, turns.text
         assert template is not None, "conversations are rendered with a template"
-        if self._learn == "all":
+        if self._learned_turns == "all":
             weights = enumerate(conversation.weights)
             return _without([(0, len(text))], [turns.whole_message(k) for k, weight in weights if not weight])
         if not template.has_generation(variables):

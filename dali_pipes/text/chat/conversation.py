@@ -60,7 +60,7 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 MAY_REPLACE_CONTENT = (*CALLS, *THOUGHTS)
 """A message with one of these does not need content."""
 
-OF_OTHERS = "turns that are not the assistant's"
+NOT_ASSISTANT_TURNS = "turns that are not the assistant's"
 """Kind of unused fields: flags that ask to learn turns of others, which are learned only in "all"."""
 
 Message = dict[str, Any]
@@ -213,7 +213,7 @@ def _message(item: Any, where: str) -> tuple[Message, bool, Unused]:
         )
     not_used = [("tool calls, where it is null,", name) for call in _given_arguments(item) for name in null_keys(call)]
     if ROLES[role] != "assistant":
-        not_used += [(OF_OTHERS, key) for key, is_learned in flags.items() if is_learned]
+        not_used += [(NOT_ASSISTANT_TURNS, key) for key, is_learned in flags.items() if is_learned]
     return {"role": ROLES[role], "content": content} | rest, all(flags.values()), tuple(not_used)
 
 

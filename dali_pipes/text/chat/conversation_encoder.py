@@ -8,7 +8,7 @@ from typing import Any
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.fields import SYSTEM_TEXTS, holds_nothing
 from dali_pipes.text.chat.chat_encoder import ChatEncoder, TurnsToLearn
-from dali_pipes.text.chat.conversation import OF_OTHERS, Conversation, Message, parse_conversation
+from dali_pipes.text.chat.conversation import NOT_ASSISTANT_TURNS, Conversation, Message, parse_conversation
 from dali_pipes.text.chat.rendering import Rendering
 from dali_pipes.text.chat.template import ChatTemplate
 from dali_pipes.text.documents import Document
@@ -43,7 +43,7 @@ class ConversationEncoder:
         learn_thoughts: bool = True,
     ) -> None:
         self._encoder = ChatEncoder(tokenizer.library, template, learn, eos_id=eos_id, learn_thoughts=learn_thoughts)
-        self._template, self._learn, self._given = template, learn, dict(template_settings or {})
+        self._template, self._learned_turns, self._given = template, learn, dict(template_settings or {})
         self._lost = (
             LostCharacters(tokenizer.library, special_is_text=template is None)
             if tokenizer.can_lose_characters
@@ -100,7 +100,7 @@ class ConversationEncoder:
         """Which parts of a conversation are not used."""
         conversation, notes = rendering.conversation, Notes()
         for kind, name in (*conversation.unused, *rendering.unseen_keys(), *rendering.unseen_texts()):
-            if kind != OF_OTHERS or self._learn != "all":
+            if kind != NOT_ASSISTANT_TURNS or self._learned_turns != "all":
                 notes.unused.add(kind, [name], conversation.where)
         return notes
 

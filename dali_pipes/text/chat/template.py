@@ -36,11 +36,11 @@ OPEN, CLOSE = "\U000b0010", "\U000b0011"
 """Mark a `{% generation %}` block. Code points of a plane without characters, so they do not occur in text."""
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-HOW_TO_GIVE = (
+HOW_TO_SET = (
     "Pass a file (--chat-template FILE: Jinja source, or a tokenizer_config.json with a chat_template), pass "
     "--chat-template chatml for ChatML, or put chat_template.jinja or tokenizer_config.json beside tokenizer.json"
 )
-OURS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
+RESERVED = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
 """Variables that a record cannot set, except to a false value, which changes nothing."""
 
 ADDITIONAL = "additional_chat_templates"
@@ -142,11 +142,11 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Message], variables: Mapping[str, Any], where: str, prompt: bool, mark: bool
     ) -> str:
-        ours = [name for name in OURS if variables.get(name)]
-        if ours:
+        reserved = [name for name in RESERVED if variables.get(name)]
+        if reserved:
             raise CorpusFormatError(
-                f"{where}: the record sets {', '.join(ours)}, a variable of the chat template that `tokenize` sets; "
-                "remove it from the record"
+                f"{where}: the record sets {', '.join(reserved)}, a variable of the chat template that `tokenize` "
+                "sets; remove it from the record"
             )
         which = self._which(variables)
         if which not in self._compiled:
@@ -271,7 +271,7 @@ def load_template(
 def _find(folder: Path | None) -> dict[str, Path]:
     """Files of templates by name. A tokenizer_config.json, which may contain several, counts as one."""
     if folder is None:
-        raise ConfigError(f"chat template: not given. {HOW_TO_GIVE}")
+        raise ConfigError(f"chat template: not given. {HOW_TO_SET}")
     jinja, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     found = {"default": jinja} if jinja.is_file() else {}
     found |= {path.stem: path for path in sorted((folder / ADDITIONAL).glob("*.jinja"))}
@@ -280,14 +280,16 @@ def _find(folder: Path | None) -> dict[str, Path]:
     if config.is_file() and _config(config).get("chat_template"):
         return {"default": config}
     state = "does not contain a chat_template" if config.is_file() else "does not exist"
-    raise ConfigError(f"chat template: not given, and {jinja} does not exist, {config} {state}. {HOW_TO_GIVE}")
+    raise ConfigError(f"chat template: not given, and {jinja} does not exist, {config} {state}. {HOW_TO_SET}")
 
 
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat template: {file} cannot be read: {error}") from error
+        raise ConfigError(
+            f"chat template: {file} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _config(file: Path) -> dict[str, Any]:

@@ -110,14 +110,14 @@ def _table_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise CorpusFormatError(f"{path}: {_first_line(error)}") from error
+        raise CorpusFormatError(f"{path}: cannot be read as a table: {_first_line(error)}") from error
     except UnicodeDecodeError as error:
         raise CorpusFormatError(f"{path}: a string is not valid UTF-8: {error}") from error
     except OSError as error:
         if isinstance(error, CorpusReadError):
             raise
         if error.errno is None:  # pyarrow's way to report a truncated file
-            raise CorpusFormatError(f"{path}: {_first_line(error)}") from error
+            raise CorpusFormatError(f"{path}: cannot be read as a table: {_first_line(error)}") from error
         raise CorpusReadError(f"{path}: cannot be read: {_first_line(error)}") from error
 
 

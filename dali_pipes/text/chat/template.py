@@ -1,8 +1,8 @@
-"""Jinja chat templates, rendered as the libraries around Hugging Face models do.
+"""Jinja chat templates, rendered like `apply_chat_template` of transformers.
 
-Where such a template is, what it may use and which variables it gets follows `apply_chat_template` of transformers:
-a sandbox in which the messages cannot be changed, `trim_blocks` and `lstrip_blocks`, `break` and `continue`, a `tojson`
-that escapes no HTML, `raise_exception`, `strftime_now`, and `{% generation %}` around what an assistant writes.
+The places of template files, their variables and their environment are the same: a sandbox in which messages cannot be
+changed, `trim_blocks` and `lstrip_blocks`, `break` and `continue`, a `tojson` that does not escape HTML,
+`raise_exception`, `strftime_now`, and `{% generation %}` around what the assistant writes.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.runtime.optional import optional_package
-from dali_pipes.text.conversation import Message
+from dali_pipes.text.chat.conversation import Message
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,33 +31,34 @@ CHATML = """\
 {{ '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
+"""Its hash is among the settings of runs: any change would refuse to continue them."""
 CHATML_MARKERS = ("<|im_start|>", "<|im_end|>")
 OPEN, CLOSE = "\U000b0010", "\U000b0011"
-"""Mark a `{% generation %}` block. Code points of a plane without characters, so that no text holds them."""
+"""Mark a `{% generation %}` block. Code points of a plane without characters, so they do not occur in text."""
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-HOW_TO_GIVE = (
-    "Give a file (--chat-template FILE: Jinja source, or a tokenizer_config.json with a chat_template), "
+HOW_TO_SET = (
+    "Pass a file (--chat-template FILE: Jinja source, or a tokenizer_config.json with a chat_template), pass "
     "--chat-template chatml for ChatML, or put chat_template.jinja or tokenizer_config.json beside tokenizer.json"
 )
-OURS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
-"""Variables that a record cannot set. False for one of them changes nothing."""
+RESERVED = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
+"""Variables that a record cannot set, except to a false value, which changes nothing."""
 
 ADDITIONAL = "additional_chat_templates"
 Span = tuple[int, int]
 
 
 class ChatTemplate:
-    """A template, compiled; rendering is safe from several threads.
+    """A compiled template. Rendering is thread-safe.
 
-    name: for messages. sources: Jinja source by name. choice: the name of the one to use; by default, as transformers
-    does, "tool_use" for conversations with tools, if there is one, else "default".
-    tokens: texts of `bos_token`, `eos_token` and so on, for the template. now: the one time that `strftime_now` tells.
+    name: for messages. sources: Jinja source by name. selected: the name of the one to use; by default, like
+    transformers, "tool_use" for conversations with tools, if it exists, else "default".
+    tokens: texts of `bos_token`, `eos_token` and so on, for the template. now: the time that `strftime_now` returns.
 
-    variables: what the sources read that they do not set. names: every attribute, key and text in them: a key of a
-    message that is not among these is shown only where a message is shown as a whole.
+    variables: names that the sources read but do not set. names: every attribute, key and string in them: a key of a
+    message that is not among these is shown only if the message is shown as a whole.
 
-    Raises BackendError without jinja2, ConfigError for a source that is not Jinja, and if there is none to use.
+    Raises BackendError without jinja2, ConfigError for invalid Jinja source, and for a name that does not exist.
     """
 
     def __init__(
@@ -66,17 +67,19 @@ class ChatTemplate:
         sources: Mapping[str, str],
         tokens: Mapping[str, str],
         now: datetime,
-        choice: str | None = None,
+        selected: str | None = None,
     ) -> None:
         environment = _environment()
         from jinja2 import TemplateSyntaxError, meta, nodes
 
-        wanted = ("default", "tool_use") if choice is None else (choice,)
+        wanted = ("default", "tool_use") if selected is None else (selected,)
         used = {key: sources[key] for key in wanted if key in sources}
         if not used:
-            known = f"chat template: {name} has templates named {', '.join(sources)} but none named {wanted[0]}"
-            raise ConfigError(f"{known}. Choose one with --chat-template-name")
-        self.name, self.tokens, self.now, self._choice = name, dict(tokens), now, choice
+            raise ConfigError(
+                f"chat template: {name} does not contain a template named {wanted[0]}; choose one of "
+                f"{', '.join(sources)} with --chat-template-name"
+            )
+        self.name, self.tokens, self.now, self._selected = name, dict(tokens), now, selected
         self._compiled = {}
         self._with_generation = set()
         self.variables: set[str] = set()
@@ -91,64 +94,66 @@ class ChatTemplate:
             self.names |= _names_in(tree)
             if any(node.name == "_generated" for node in tree.find_all(nodes.ExtensionAttribute)):
                 self._with_generation.add(key)
-        chosen = [dict(sources), self.tokens, *([] if choice is None else [choice])]
+        chosen = [dict(sources), self.tokens, *([] if selected is None else [selected])]
         self.sha256 = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
     def has_generation(self, variables: Mapping[str, Any]) -> bool:
-        """Whether the template itself says, with `{% generation %}`, what an assistant writes."""
+        """Whether the template marks what the assistant writes with `{% generation %}`."""
         return self._which(variables) in self._with_generation
 
     def render(
         self, messages: Sequence[Message], variables: Mapping[str, Any], where: str, *, prompt: bool = False
     ) -> str:
-        """The conversation as text; with `prompt`, followed by what asks the assistant to speak.
+        """The conversation as text; with `prompt`, followed by the generation prompt.
 
-        Raises CorpusFormatError, naming `where`, for whatever goes wrong in the template.
+        Raises CorpusFormatError, naming `where`, for any error in the template.
         """
         return self._render(messages, variables, where, prompt, False)
 
     def generated(self, messages: Sequence[Message], variables: Mapping[str, Any], where: str, text: str) -> list[Span]:
         """Spans of the `{% generation %}` blocks in `text`, the rendered conversation, in order.
 
-        Raises CorpusFormatError where marks around the blocks change the text: something trims or measures it.
+        Raises CorpusFormatError if marks around the blocks change the text: the template trims or measures it.
         """
         pieces: list[str] = []
         spans: list[Span] = []
         length = 0
         for number, part in enumerate(self._render(messages, variables, where, False, True).split(OPEN)):
-            inside, is_closed, behind = part.partition(CLOSE)
+            inside, is_closed, outside = part.partition(CLOSE)
             if bool(number) != bool(is_closed):
-                raise CorpusFormatError(f"{where}: {{% generation %}} blocks of {self.name} are nested or cut")
+                raise CorpusFormatError(
+                    f"{where}: the {{% generation %}} blocks of {self.name} are nested or truncated"
+                )
             if number:
                 spans.append((length, length + len(inside)))
-            pieces += (inside, behind)
-            length += len(inside) + len(behind)
+            pieces += (inside, outside)
+            length += len(inside) + len(outside)
         if "".join(pieces) != text:
             raise CorpusFormatError(
                 f"{where}: the chat template {self.name} changes the text of its {{% generation %}} blocks after they "
-                "end, so that what to learn is not known"
+                "end, so the learned text cannot be located; move the change into the blocks"
             )
         return spans
 
     def _which(self, variables: Mapping[str, Any]) -> str:
-        if self._choice is not None:
-            return self._choice
+        if self._selected is not None:
+            return self._selected
         return "tool_use" if variables.get("tools") and "tool_use" in self._compiled else "default"
 
     def _render(
         self, messages: Sequence[Message], variables: Mapping[str, Any], where: str, prompt: bool, mark: bool
     ) -> str:
-        ours = [name for name in OURS if variables.get(name)]
-        if ours:
+        reserved = [name for name in RESERVED if variables.get(name)]
+        if reserved:
             raise CorpusFormatError(
-                f"{where}: the record sets {', '.join(ours)} for the chat template, but tokenize sets it itself. "
-                "Remove it from the record"
+                f"{where}: the record sets {', '.join(reserved)}, a variable of the chat template that `tokenize` "
+                "sets; remove it from the record"
             )
         which = self._which(variables)
         if which not in self._compiled:
             raise CorpusFormatError(
-                f"{where}: the chat template {self.name} does not have a default for conversations without tools. "
-                "Choose one with --chat-template-name"
+                f"{where}: the chat template {self.name} does not contain a template named default, for conversations "
+                "without tools; choose another one with --chat-template-name"
             )
         given: dict[str, Any] = {"tools": None, "documents": None, **self.tokens, **variables}
         given |= {
@@ -160,8 +165,8 @@ class ChatTemplate:
             return self._compiled[which].render(given | {"strftime_now": self.now.strftime})
         except Exception as error:  # a template is a program: it may raise anything
             raise CorpusFormatError(
-                f"{where}: the chat template {self.name} cannot render this conversation: {error}. Mend or remove the "
-                "conversation, or give another template"
+                f"{where}: the chat template {self.name} cannot render this conversation: {error}. Correct or remove "
+                "the conversation, or use another template"
             ) from error
 
 
@@ -173,7 +178,7 @@ def _names_in(tree: Any) -> set[str]:
 
 
 def _with_thoughts(message: Message) -> Message:
-    """The message with its thoughts under the names that templates read, as transformers does from release 5 on."""
+    """The message with its thoughts under the names that templates read, like transformers 5 and later."""
     names = ("reasoning_content", "thinking", "reasoning")
     thoughts = next((message[name] for name in names if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
@@ -221,16 +226,16 @@ def load_template(
     name: str | None = None,
     now: datetime | None = None,
 ) -> ChatTemplate:
-    """The template that is asked for, or the one that lies beside the tokenizer.
+    """The given template, or the one beside the tokenizer.
 
     template: "chatml"; a file with Jinja source; a `.json` with a `chat_template` (one, or several with names). None:
     in the folder of `tokenizer_json`, `chat_template.jinja`, which is the default, and
-    `additional_chat_templates/NAME.jinja`; only if there are none, `tokenizer_config.json`. name: which one of several;
-    see `ChatTemplate`. Texts of bos_token, eos_token and so on come from the `.json` file, else from the
+    `additional_chat_templates/NAME.jinja`; without these, `tokenizer_config.json`. name: which one of several; see
+    `ChatTemplate`. Texts of bos_token, eos_token and so on come from the `.json` file, else from the
     `tokenizer_config.json` beside the template or the tokenizer.
 
-    Raises ConfigError where there is none, naming the places; for a file that cannot be read; and for a template
-    that uses a bos_token or eos_token which no file gives. BackendError without jinja2.
+    Raises ConfigError if there is none, naming the places; for a file that cannot be read; and for a template that uses
+    a bos_token or eos_token that is not in any of these files. BackendError without jinja2.
     """
     now = now or datetime.now().astimezone()
     if template == "chatml":
@@ -245,7 +250,9 @@ def load_template(
     if isinstance(sources, str):
         sources = {"default": sources}
     if not isinstance(sources, dict) or not all(isinstance(item, str) for pair in sources.items() for item in pair):
-        raise ConfigError(f"chat template: {file} has no chat_template that is a text or a list of named ones")
+        raise ConfigError(
+            f"chat template: {file} does not contain a chat_template (a string, or a list of named templates)"
+        )
     configs = [file] if is_json else []
     configs += [folder / "tokenizer_config.json" for folder in dict.fromkeys((file.parent, beside)) if folder]
     known = next((path for path in configs if path.is_file()), None)
@@ -254,16 +261,16 @@ def load_template(
     unknown = sorted(made.variables & set(TOKEN_NAMES))
     if known is None and unknown:
         raise ConfigError(
-            f"chat template: {file} uses {', '.join(unknown)}, and no file says what that is. Looked for "
+            f"chat template: {file} uses {', '.join(unknown)}, which must be in a tokenizer_config.json; not found: "
             f"{', '.join(map(str, configs))}"
         )
     return made
 
 
 def _find(folder: Path | None) -> dict[str, Path]:
-    """Files of templates by name; a tokenizer_config.json, which may have several, is all of them."""
+    """Files of templates by name. A tokenizer_config.json, which may contain several, counts as one."""
     if folder is None:
-        raise ConfigError(f"chat template: none was given. {HOW_TO_GIVE}")
+        raise ConfigError(f"chat template: not given. {HOW_TO_SET}")
     jinja, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     found = {"default": jinja} if jinja.is_file() else {}
     found |= {path.stem: path for path in sorted((folder / ADDITIONAL).glob("*.jinja"))}
@@ -271,17 +278,17 @@ def _find(folder: Path | None) -> dict[str, Path]:
         return found
     if config.is_file() and _config(config).get("chat_template"):
         return {"default": config}
-    state = "is there but has no chat_template" if config.is_file() else "is not there"
-    raise ConfigError(
-        f"chat template: none was given and none found: {jinja} is not there, {config} {state}. {HOW_TO_GIVE}"
-    )
+    state = "does not contain a chat_template" if config.is_file() else "does not exist"
+    raise ConfigError(f"chat template: not given, and {jinja} does not exist, {config} {state}. {HOW_TO_SET}")
 
 
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat template: {file} cannot be read: {error}") from error
+        raise ConfigError(
+            f"chat template: {file} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _config(file: Path) -> dict[str, Any]:
@@ -295,7 +302,7 @@ def _config(file: Path) -> dict[str, Any]:
 
 
 def _tokens(config: dict[str, Any]) -> dict[str, str]:
-    """A token is written as its text or as an object with the text under `content`."""
+    """Texts of tokens, each written as a string or as an object with the string under `content`."""
     found = {name: config.get(name) for name in TOKEN_NAMES}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -1,12 +1,12 @@
-"""Tools as chat templates expect them: descriptions as objects, and the arguments of a call as an object or as text.
+"""Tools as chat templates expect them: descriptions as objects, and the arguments of a call as an object or a string.
 
-The arguments of a call come as an object, or, as in the API of OpenAI, as its JSON text. Some templates need the one
-(`arguments | tojson`, `arguments.items()`), some the other (`'...' + arguments`, `{{ arguments }}`). They get a value
-that is the object, and the text wherever a text is used:
+Data sets write the arguments of a call as an object or, like the OpenAI API, as its JSON text. Some templates need the
+object (`arguments | tojson`, `arguments.items()`), some the text (`'...' + arguments`, `{{ arguments }}`). They get a
+value that is the object, and acts as the text wherever a string is used:
 
     {"city": "Oslo"} or '{"city": "Oslo"}'      arguments | tojson     {"city": "Oslo"}
                                                 arguments.city         Oslo
-                                                {{ arguments }}        {"city": "Oslo"}       as it was written
+                                                {{ arguments }}        {"city": "Oslo"}       as written
 """
 
 import json
@@ -15,13 +15,13 @@ from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.fields import holds_nothing
+from dali_pipes.text.json_values import parse_if_text, parse_list, shown
 
 _MOST_ENCODINGS = 4
-_MOST_SHOWN = 60
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a call: an object that is its JSON text where a template prints it or treats it as a text."""
+    """The arguments of a call: an object that acts as its JSON text where a template uses it as a string."""
 
     def __init__(self, values: Mapping[str, Any], text: str) -> None:
         super().__init__(values)
@@ -50,25 +50,26 @@ class Arguments(dict[str, Any]):
         return self.text[key] if isinstance(key, slice) else super().__getitem__(key)
 
     def __getattr__(self, name: str) -> Any:
-        """`strip`, `startswith` and so on, of the text; a template asks for arguments of such names first."""
+        """Methods of the text, such as `strip` and `startswith`; arguments of the same names come first."""
         if name.startswith("_") or name == "text" or name in self or not hasattr(str, name):
             raise AttributeError(name)
         return getattr(self.text, name)
 
 
 def parsed_calls(calls: Any, where: str) -> Any:
-    """`tool_calls` of a message with their arguments as `Arguments`; a JSON text of calls is decoded first.
+    """`tool_calls` of a message, or their JSON text, with the arguments as `Arguments`.
 
-    Raises CorpusFormatError, naming the call, for arguments that are not an object or the JSON text of one.
+    Raises CorpusFormatError, naming the call, for arguments that are not an object or its JSON text.
     """
-    calls = decoded(calls, where)
+    calls = parse_if_text(calls, where)
     if not isinstance(calls, list):
         return calls
-    return [parsed_call(decoded(call, f"{where}[{n}]"), f"{where}[{n}]") for n, call in enumerate(calls)]
+    return [parsed_call(call, f"{where}[{n}]") for n, call in enumerate(calls)]
 
 
 def parsed_call(call: Any, where: str) -> Any:
-    """The same for one call: {"name", "arguments"}, or an object with that under "function"."""
+    """The same for one call: {"name", "arguments"}, or an object with these under "function"."""
+    call = parse_if_text(call, where)
     if not isinstance(call, Mapping):
         return call
     if isinstance(call.get("function"), Mapping):
@@ -79,51 +80,28 @@ def parsed_call(call: Any, where: str) -> Any:
 
 
 def parsed_tools(tools: Any, where: str) -> list[Any]:
-    """Descriptions of tools, as a list, its JSON text, or a list of JSON texts; a bare function is put into an object:
+    """Descriptions of tools, as a list, its JSON text, or a list of JSON texts. A bare function becomes an object:
 
         {"name": "clock", ...}      {"type": "function", "function": {"name": "clock", ...}}
 
-    Raises CorpusFormatError for what is not a list.
+    Raises CorpusFormatError for anything but a list.
     """
-    tools = decoded(tools, where)
-    if holds_nothing(tools):
-        return []
-    if not isinstance(tools, list):
-        raise CorpusFormatError(f"{where} is {shown(tools)}; expected a list of tool descriptions")
-    described = [decoded(tool, f"{where}[{number}]") for number, tool in enumerate(tools)]
-    return [_wrapped(tool) for tool in described if not holds_nothing(tool)]
-
-
-def decoded(value: Any, where: str) -> Any:
-    """The value of a JSON text, None for a blank one; any other value as it is. Raises CorpusFormatError."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value) if value.strip() else None
-    except (ValueError, RecursionError) as error:
-        raise CorpusFormatError(f"{where} is not valid JSON: {error}. Correct or remove it") from None
-
-
-def shown(value: Any) -> str:
-    """The beginning of a value and its type, for messages."""
-    text = repr(value)
-    short = text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
-    return f"{short} ({type(value).__name__})"
+    return [_wrapped(tool) for tool in parse_list(tools, where, "a list of tools") if not holds_nothing(tool)]
 
 
 def _arguments(found: Any, where: str) -> Arguments:
     value, text = found, None
-    for _ in range(_MOST_ENCODINGS):  # some data sets encode the text once more
+    for _ in range(_MOST_ENCODINGS):  # some data sets encode the text again
         if not isinstance(value, str):
             break
         text = value
-        value = decoded(value, f"{where}: 'arguments'")
+        value = parse_if_text(value, f"{where}: 'arguments'")
     if value is None or value == []:
         return Arguments({}, "{}")
     if not isinstance(value, Mapping):
         raise CorpusFormatError(
-            f"{where}: 'arguments' is {shown(found)}; expected a JSON object, or the text of one. Correct or remove "
-            "the conversation"
+            f"{where}: 'arguments' is {shown(found)}; expected a JSON object or its text. Correct or remove the "
+            "conversation"
         )
     return Arguments(value, json.dumps(value, ensure_ascii=False) if text is None else text)
 

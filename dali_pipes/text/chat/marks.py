@@ -1,22 +1,22 @@
 """Marks around the texts of messages, to find them again in a rendered conversation.
 
-A mark is a character of two planes in which Unicode has none. If a conversation with marks is rendered the same but for
-the marks, then where they are is where the texts are.
+A mark is a character of two planes in which Unicode has none. If a conversation with marks is rendered the same except
+for the marks, their positions are those of the texts.
 
     content   <think>\\nSo.\\n</think>\\n\\nHi         marked   <think>\\n(So.)\\n</think>\\n\\n(Hi)        (, ): marks
 
-Marks are inside the white space around a text, so that it can be trimmed, and leave the tags of thoughts alone, so that
-a template can find them. Text that is empty or white space gets none at first: templates ask whether there is content.
+Marks go inside the white space around a text, so that it can be trimmed, and not into the tags of thoughts, so that a
+template can find them. Text that is empty or white space gets none at first: templates test whether there is content.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from dali_pipes.text.conversation import CALLS, THOUGHTS, Message
+from dali_pipes.text.chat.conversation import CALLS, THOUGHTS, Message
 
 BARE = "\U000b0001"
-"""Stands for a text that is none of the conversation's."""
+"""Placeholder for a text that does not occur in the conversation."""
 
 _FIRST, _MOST = 0x90000, 1 << 16
 _MARK = re.compile("([\U00090000-\U000affff])")
@@ -25,7 +25,7 @@ _OUTER_TAGS = re.compile(r"((?:<[^<>]*>\s*)*)(.*?)((?:\s*<[^<>]*>)*)", re.DOTALL
 
 
 class Part(NamedTuple):
-    """A text of a message: characters `start` to `end`. name: which of them; the same in all renderings."""
+    """A text of a message: characters `start` to `end`. name: identifies the text in every rendering."""
 
     start: int
     end: int
@@ -35,8 +35,8 @@ class Part(NamedTuple):
 
 
 class Marked:
-    """Messages with marks around their texts, put there in way 0, which marks most, to `WAYS` - 1, or `THOUGHTS_ALONE`.
-    only: the number of the one message that is marked.
+    """Messages with marks around their texts. way: from 0, which marks most, to `WAYS` - 1, or `THOUGHTS_ALONE`.
+    only: the number of the single message to mark.
     """
 
     def __init__(self, messages: Sequence[Message], way: int = 0, only: int | None = None) -> None:
@@ -51,7 +51,7 @@ class Marked:
         return bool(self._texts)
 
     def parts(self, rendered: str | None, expected: str) -> list[Part] | None:
-        """The texts in `expected`, in order, found in `rendered`, the same with marks. None if it is not the same."""
+        """The texts in `expected`, in order, found in `rendered`, which is the same with marks. None if it is not."""
         if rendered is None or len(self._texts) > _MOST:
             return None
         pieces = _MARK.split(rendered)
@@ -69,7 +69,7 @@ class Marked:
                 continue
             if number not in opened:
                 without_start.add(number)
-            # A template may cut what a text begins with, and its mark; then the part is its end alone.
+            # A template may cut the start of a text, and its mark; the part is then only the end of the text.
             found.append(Part(opened.pop(number, position), position, *self._texts[number]))
         if not without_start.isdisjoint(opened):
             return None  # written backwards, perhaps
@@ -98,7 +98,7 @@ class _Marker:
         return text if found is None else f"{found[1]}{self.around(found[2])}{found[3]}"
 
     def pieces(self, message: Message, *, is_all: bool = True) -> Message:
-        """Marks around what is between the tags of thoughts in the content; around thoughts only, unless `is_all`."""
+        """Marks around the texts between the tags of thoughts in the content; only around thoughts unless `is_all`."""
         content = message["content"]
         if not content or message["role"] != "assistant":
             return self.content(message, self.around) if is_all else message
@@ -143,7 +143,7 @@ class _Marker:
         return self.around(value)
 
     def blank(self, message: Message, *, is_before: bool) -> Message:
-        """A mark before or after the white space of content that is nothing else."""
+        """A mark before or after content that is only white space."""
         content = message["content"]
         if content is None or content.strip():
             return message
@@ -162,4 +162,4 @@ _WAYS: Sequence[Callable[[_Marker, Message], Message]] = (
     lambda marker, message: marker.pieces(marker.thoughts(message), is_all=False),
 )
 WITHOUT_CALLS, WAYS, THOUGHTS_ALONE = 2, len(_WAYS) - 1, len(_WAYS) - 1
-"""The first way that leaves calls out; the number of ways that mark all else a message says; the one that does not."""
+"""The first way without calls; the number of ways that mark whole contents; the way that marks only thoughts."""

@@ -1,9 +1,9 @@
-"""Documents of ArrayRecord files: one a record. What a record is nothing in the file says; the first that is not empty
-tells:
+"""Documents of ArrayRecord files: one per record. The file does not say what a record is, so the first one that is not
+empty decides:
 
-    tf.train.Example    the feature of that name holds the text
-    a JSON object       so does the key
-    UTF-8               the record is the text; the first has no control characters, as other messages have
+    tf.train.Example    the text is in a feature
+    a JSON object       the text is under a key
+    UTF-8               the record is the text; the first one has no control characters, unlike other messages
 """
 
 import json
@@ -15,14 +15,17 @@ import numpy as np
 
 from dali_pipes.corpus.columns.token_columns import NAMES
 from dali_pipes.corpus.formats.arrayrecord import Records, choose_feature
+from dali_pipes.corpus.formats.recognize import RIEGELI_MAGIC
 from dali_pipes.corpus.formats.tf_example import Feature, NotAnExample, parse_example
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import CONTROL_BYTES, Document
-from dali_pipes.text.lines import text_of
-from dali_pipes.text.streams import ByteMeter
+from dali_pipes.text.formats.record_text import text_of
+from dali_pipes.text.formats.text_format import FileStart, TextFile, TextFormat
+from dali_pipes.text.json_values import decode_utf8, parse_object
+from dali_pipes.text.streams import ByteMeter, Compression
 
 DEFAULT_KEY = "text"
-"""Where nobody has said where the text is; records that are texts have no other."""
+"""The key unless the user sets one. Records that are plain texts do not have keys."""
 _RECORDS_AT_ONCE = 256
 
 
@@ -30,8 +33,8 @@ def read_arrayrecord(path: Path, size: int, key: str | None, meter: ByteMeter) -
     """The text of each record; whole records as dicts if `key` is None. An empty record is an empty text.
 
     size: bytes of the file, spread evenly over its records for the meter. Blocks.
-    Raises CorpusFormatError for records that are not as the first one is or have no text under `key`, ConfigError for
-    whole records of a file of texts, BackendError without the array_record package.
+    Raises CorpusFormatError for records unlike the first one or without text under `key`, ConfigError for whole records
+    of a file of plain texts, BackendError without the array_record package.
     """
     before, kind = meter.done, ""
     for number, record, share in _records(path, size):
@@ -48,11 +51,12 @@ def read_arrayrecord(path: Path, size: int, key: str | None, meter: ByteMeter) -
     meter.done = before + size
 
 
-def holds_tokens(path: Path) -> bool:
-    """Whether the records are Examples with a list of ids of a usual name, or with one and no text beside it.
-
-    A length or a label is a list of integers, too. Reads some; raises as `read_arrayrecord`.
+def _holds_tokens(path: Path, compression: Compression, has_dtype: bool) -> bool:
+    """Whether the records are Examples with token ids: in a feature with one of the usual names, or in one without text
+    beside it (a length or a label is a list of integers, too). Records of unknown content are ids if there is a dtype.
     """
+    if has_dtype:
+        return True
     first = next((record for _, record, _ in _records(path, path.stat().st_size) if record), b"")
     try:
         features = parse_example(first)
@@ -63,7 +67,7 @@ def holds_tokens(path: Path) -> bool:
 
 
 def _records(path: Path, size: int) -> Iterator[tuple[int, bytes, float]]:
-    """Number, from 1 on, content, and the share of the file that is done behind it."""
+    """Number (from 1), content, and the share of the file that is done after it."""
     records = Records(path, size)
     count = len(records)
     for first in range(0, count, _RECORDS_AT_ONCE):
@@ -86,39 +90,47 @@ def _kind_of(record: bytes) -> str:
 def _check_bare_text(path: Path, number: int, record: bytes, key: str | None) -> None:
     if not CONTROL_BYTES.isdisjoint(record):
         raise CorpusFormatError(
-            f"{path}: record {number} is no tf.train.Example and no JSON, and has bytes that no text has: "
-            f"{record[:40]!r}. If the records are ids, say their type with dtype=; other messages cannot be read"
+            f"{path}: record {number} begins with {record[:40]!r}; expected a tf.train.Example, a JSON object or UTF-8 "
+            "text. If the records are token ids, set dtype; other messages cannot be read"
         )
     if key is None:
-        raise ConfigError(f"{path}: its records are texts; conversations are JSON objects or tf.train.Example")
+        raise ConfigError(
+            f"{path}: the records are plain texts; expected conversations as JSON objects or tf.train.Example"
+        )
     if key != DEFAULT_KEY:
-        raise ConfigError(f"{path}: its records are texts, which have no {key!r}; leave text_key (--text-key) out")
+        raise ConfigError(f"{path}: the records are plain texts without a key {key!r}; omit text_key (--text-key)")
 
 
 def _parse(place: str, kind: str, record: bytes, key: str | None) -> str | dict[str, Any]:
+    if kind == "text":
+        return decode_utf8(record, place)
+    if kind == "json":
+        return parse_object(decode_utf8(record, place), place)
     try:
-        if kind == "text":
-            return record.decode("utf-8")
-        if kind == "example":
-            wanted = parse_example(record).items()
-            return {name: _value(feature) if key in (None, name) else None for name, feature in wanted}
-        found = json.loads(record)
-    except UnicodeDecodeError as error:
-        raise CorpusFormatError(f"{place}: the text is not UTF-8: {error}") from None
+        wanted = parse_example(record).items()
+        return {name: _value(place, feature) if key in (None, name) else None for name, feature in wanted}
     except NotAnExample as error:
-        raise CorpusFormatError(f"{place}: is no tf.train.Example ({error}), but the first records are") from None
-    except (ValueError, RecursionError) as error:
-        raise CorpusFormatError(f"{place}: is no JSON ({error}), but the first records are") from None
-    if not isinstance(found, dict):
-        raise CorpusFormatError(f"{place}: a JSON {type(found).__name__}; an object is expected, as the first is")
-    return found
+        raise CorpusFormatError(
+            f"{place}: not a valid tf.train.Example ({error}), unlike the first records of the file"
+        ) from None
 
 
-def _value(feature: Feature) -> Any:
-    """The text of a feature with one string, "" for one without any; else what it holds."""
+def _value(place: str, feature: Feature) -> Any:
+    """The text of a feature with one string, "" for an empty one; else its list of values."""
     if isinstance(feature, np.ndarray):
         return feature.tolist() if len(feature) else ""
     if isinstance(feature, str):
-        return []  # floats, which are no text
-    texts = [value.decode("utf-8") for value in feature]
+        return []  # floats, which are not text
+    texts = [decode_utf8(value, place) for value in feature]
     return "".join(texts) if len(texts) < 2 else texts
+
+
+def _read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> Iterator[Document]:
+    return read_arrayrecord(file.path, file.size, key, meter)
+
+
+def _is_array_record(start: FileStart) -> bool:
+    return start.head.startswith(RIEGELI_MAGIC) and not start.compression
+
+
+ARRAY_RECORD = TextFormat("ArrayRecord", _is_array_record, _read, holds_tokens=_holds_tokens)

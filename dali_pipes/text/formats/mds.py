@@ -1,8 +1,8 @@
-"""Documents of MosaicML MDS shards: a sample each, its column of text.
+"""Documents of MosaicML MDS shards: one per sample, from its column of text.
 
-What columns a shard has stands in its own header too, so a shard is read without its index, which gives the order.
-A column of text is `str`, or UTF-8 as `bytes`. Whole records are made of the columns that are `str` or `json`, which is
-parsed; of the others they have the name, so that a conversation with images is not read without them.
+The header of a shard lists its columns, so a shard is read without its index, which only gives the order. A column of
+text is `str`, or UTF-8 as `bytes`. Whole records contain the columns of encoding `str` or `json`, which is parsed, and
+the names of the others, so that a conversation with images is not read without them.
 """
 
 import json
@@ -18,7 +18,9 @@ from dali_pipes.corpus.formats.mds_samples import Content, locate_samples, read_
 from dali_pipes.corpus.formats.shard_index import MOST_SHARD_BYTES, Entry
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import Document
-from dali_pipes.text.lines import missing_column, text_of
+from dali_pipes.text.formats.record_text import missing_column, text_of
+from dali_pipes.text.formats.text_format import TextFile, TextFormat
+from dali_pipes.text.json_values import decode_utf8, parse_json
 from dali_pipes.text.streams import ByteMeter, ChunkReader, Compression, read_chunks
 
 _OF_RECORDS = ("str", "json")
@@ -26,10 +28,10 @@ _READABLE = (*_OF_RECORDS, "bytes")
 
 
 def read_mds(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[Document]:
-    """The text in column `key` of each sample; the columns of whole records, as dicts, if it is None.
+    """The text in column `key` of each sample; whole records, as dicts, if `key` is None.
 
-    chunks: of the shard, decompressed. The memory is that of the shard.
-    Raises CorpusFormatError for a damaged shard, a column that is not there or holds no text.
+    chunks: of the shard, decompressed. Memory holds the whole shard.
+    Raises CorpusFormatError for a damaged shard, and for a column that is missing or not text.
     """
     reader = ChunkReader(chunks)
     header, start = _read_header(path, reader)
@@ -41,8 +43,7 @@ def read_mds(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[D
             raise CorpusFormatError(f"{path}: {missing_column(key, list(encodings))}")
         if encodings[key] not in _READABLE:
             raise CorpusFormatError(
-                f"{path}: column {key!r} is of encoding {encodings[key]!r}; one of text is expected: "
-                f"{', '.join(_READABLE)}"
+                f"{path}: column {key!r} is of encoding {encodings[key]!r}; expected text: {', '.join(_READABLE)}"
             )
         names = [key]
     offsets = read_offsets(content, int(np.frombuffer(start, "<u4", 1)[0]))
@@ -56,11 +57,12 @@ def read_mds(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[D
         yield Document(record if key is None else text_of(record, key, place), path, "sample", number)
 
 
-def holds_tokens(path: Path, compression: Compression) -> bool:
-    """Whether the shard holds tokens: a column of ids with one of the usual names, or one and no text beside it.
+def _read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> Iterator[Document]:
+    return read_mds(file.path, read_chunks(file.path, file.compression, meter), key)
 
-    Reads its header; raises as `read_mds`.
-    """
+
+def _holds_tokens(path: Path, compression: Compression, has_dtype: bool) -> bool:
+    """Whether the shard holds token ids: in a column with one of the usual names, or in one without text beside it."""
     header, _ = _read_header(path, ChunkReader(read_chunks(path, compression, ByteMeter())))
     try:
         column = choose_column(header, path, None)
@@ -70,14 +72,14 @@ def holds_tokens(path: Path, compression: Compression) -> bool:
 
 
 def _read_header(path: Path, reader: ChunkReader) -> tuple[Entry, bytes]:
-    """The columns of a shard, as its index has them, and all that was read for it."""
+    """The columns of a shard, as in its index, and the bytes that were read for them."""
     start = reader.read(4)
     count = int.from_bytes(start, "little")
     start += reader.read(4 * (count + 1))
     if len(start) < 4 * (count + 2):
         raise CorpusFormatError(
-            f"{path}: ends at byte {len(start)}, inside of the offsets of its {count} samples: it is truncated, or no "
-            "MDS shard. Make or copy it again."
+            f"{path}: ends at byte {len(start):,}, inside the offsets of {count:,} samples; the file is truncated, or "
+            "not an MDS shard. Copy or create it again"
         )
     first = int.from_bytes(start[4:8], "little")
     columns = reader.read(max(0, first - len(start)))
@@ -87,15 +89,14 @@ def _read_header(path: Path, reader: ChunkReader) -> tuple[Entry, bytes]:
         if isinstance(error, CorpusFormatError):
             raise
         raise CorpusFormatError(
-            f"{path}: its columns, from byte {len(start)} to {first}, are no JSON ({error}): it is damaged, or no MDS "
-            "shard. Make or copy it again."
+            f"{path}: the list of columns, bytes {len(start):,} to {first:,}, is not valid JSON ({error}); the file is "
+            "damaged, or not an MDS shard. Copy or create it again"
         ) from None
 
 
-def _parse(where: str, encoding: object, value: bytes) -> Any:
-    try:
-        return json.loads(value) if encoding == "json" else value.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusFormatError(f"{where}: the text is not UTF-8: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise CorpusFormatError(f"{where}: the value cannot be parsed as JSON: {error}") from None
+def _parse(place: str, encoding: object, value: bytes) -> Any:
+    text = decode_utf8(value, place)
+    return parse_json(text, place) if encoding == "json" else text
+
+
+MDS = TextFormat("MDS", lambda start: start.suffix == ".mds", _read, holds_tokens=_holds_tokens)

@@ -1,31 +1,35 @@
-"""Documents of Parquet and Arrow IPC files, both kinds: one a row, in the order of the rows.
+"""Documents of Parquet and Arrow IPC files (file and stream format): one per row, in the order of the rows.
 
 A text column is string, large_string, string_view or UTF-8 binary, also dictionary-encoded. A null is an empty
-document. Read batch by batch: the memory is that of a batch and of the row group or record batch it comes from.
+document. Files are read in batches of rows: memory holds a batch and the row group or record batch it comes from.
 """
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 from dali_pipes.corpus.columns.token_columns import NAMES, choose_columns, import_pyarrow
+from dali_pipes.corpus.formats.recognize import is_arrow_stream
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.fields import without_nulls
 from dali_pipes.text.documents import Document
-from dali_pipes.text.lines import missing_column
-from dali_pipes.text.streams import ByteMeter
+from dali_pipes.text.formats.record_text import missing_column
+from dali_pipes.text.formats.text_format import FileStart, TextFile, TextFormat
+from dali_pipes.text.json_values import decode_utf8
+from dali_pipes.text.streams import ByteMeter, Compression
 
 _BATCH_ROWS = 1024
+_PARQUET_MAGIC, _ARROW_MAGIC = b"PAR1", b"ARROW1\0\0"
 
 
 def read_table(path: Path, kind: str, size: int, key: str | None, meter: ByteMeter) -> Iterator[Document]:
-    """The texts of column `key`; the whole rows as dicts if `key` is None, without what is null at any depth: every
-    row has the fields of all rows, so that a null says no more than a key that is not there.
+    """The texts of column `key`; the whole rows as dicts if `key` is None, without nulls at any depth: every row has
+    the fields of all rows, so a null says no more than a missing key.
 
     kind: "parquet" or "arrow". size: bytes of the file, spread evenly over its rows for the meter.
-    Raises CorpusFormatError for a column that is not there or holds no text, and for damaged files.
+    Raises CorpusFormatError for a column that is missing or not text, and for damaged files.
     """
     number, before = 1, meter.done
     with _table_errors(path), contextlib.closing(_batches(path, kind, key)) as batches:
@@ -38,11 +42,8 @@ def read_table(path: Path, kind: str, size: int, key: str | None, meter: ByteMet
     meter.done = before + size
 
 
-def holds_tokens(path: Path, kind: str) -> bool:
-    """Whether the table holds tokens: a column of ids with one of the usual names, or one and no text beside it.
-
-    Raises as `read_table`.
-    """
+def _holds_tokens(path: Path, kind: str) -> bool:
+    """Whether the table holds token ids: in a column with one of the usual names, or in one without text beside it."""
     with _table_errors(path):
         if kind == "parquet":
             import pyarrow.parquet
@@ -60,7 +61,7 @@ def holds_tokens(path: Path, kind: str) -> bool:
 
 
 def _batches(path: Path, kind: str, key: str | None) -> Generator[tuple[Any, float]]:
-    """Record batches of at most some rows, with the share of the file that is done behind each."""
+    """Record batches of limited size, with the share of the file that is done after each."""
     if kind == "parquet":
         import pyarrow.parquet
 
@@ -88,15 +89,15 @@ def _open_arrow(path: Path) -> Iterator[Any]:
     import pyarrow as pa
 
     with _os_file(path) as source:
-        is_file = source.read(8) == b"ARROW1\0\0"
+        is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
         source.seek(0)
         with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
             yield reader
 
 
 def _os_file(path: Path) -> Any:
-    """A file of pyarrow. Read, not mapped: one that shrinks meanwhile is an error then, not a signal that ends the
-    process. Named by bytes, since names may be other than UTF-8.
+    """A file for pyarrow. Read, not memory-mapped: a file that shrinks meanwhile raises an error instead of SIGBUS.
+    The name is bytes, since names need not be UTF-8.
     """
     import pyarrow as pa
 
@@ -109,14 +110,14 @@ def _table_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise CorpusFormatError(f"{path}: {_first_line(error)}") from error
+        raise CorpusFormatError(f"{path}: cannot be read as a table: {_first_line(error)}") from error
     except UnicodeDecodeError as error:
-        raise CorpusFormatError(f"{path}: a text is not UTF-8: {error}") from error
+        raise CorpusFormatError(f"{path}: a string is not valid UTF-8: {error}") from error
     except OSError as error:
         if isinstance(error, CorpusReadError):
             raise
-        if error.errno is None:  # the library's word for a file that ends early
-            raise CorpusFormatError(f"{path}: {_first_line(error)}") from error
+        if error.errno is None:  # pyarrow's way to report a truncated file
+            raise CorpusFormatError(f"{path}: cannot be read as a table: {_first_line(error)}") from error
         raise CorpusReadError(f"{path}: cannot be read: {_first_line(error)}") from error
 
 
@@ -125,11 +126,15 @@ def _text_column(path: Path, schema: Any, key: str) -> str:
 
     indices = schema.get_all_field_indices(key)
     if len(indices) != 1:
-        problem = missing_column(key, schema.names) if not indices else f"{len(indices)} columns are named {key!r}"
+        problem = (
+            missing_column(key, schema.names)
+            if not indices
+            else f"{len(indices)} columns are named {key!r}; rename one"
+        )
         raise CorpusFormatError(f"{path}: {problem}")
     found = schema.field(indices[0]).type
     if not (_is_text(found) or pa.types.is_null(found)):
-        raise CorpusFormatError(f"{path}: column {key!r} is of type {found}; a column of strings is expected")
+        raise CorpusFormatError(f"{path}: column {key!r} is of type {found}; expected strings")
     return key
 
 
@@ -143,13 +148,9 @@ def _is_text(column: Any) -> bool:
 
 def _texts(path: Path, column: Any, number: int) -> list[str]:
     texts = []
-    for at, value in enumerate(column.to_pylist()):
-        if isinstance(value, bytes):
-            try:
-                value = value.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise CorpusFormatError(f"{path}: row {number + at}: the text is not UTF-8: {error}") from None
-        texts.append("" if value is None else value)
+    for row, value in enumerate(column.to_pylist(), number):
+        text = decode_utf8(value, f"{path}: row {row}") if isinstance(value, bytes) else value
+        texts.append("" if text is None else text)
     return texts
 
 
@@ -158,7 +159,7 @@ def _records(batch: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with maps, which come as lists of pairs, as dicts."""
+    """The value with its maps, which pyarrow returns as lists of pairs, as dicts."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if not isinstance(value, list):
@@ -170,3 +171,26 @@ def _plain(value: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _is_arrow(start: FileStart) -> bool:
+    is_marked = start.head.startswith(_ARROW_MAGIC) or is_arrow_stream(start.file, start.head)
+    return is_marked and not start.compression
+
+
+def _is_parquet(start: FileStart) -> bool:
+    return start.head.startswith(_PARQUET_MAGIC) and not start.compression
+
+
+def _format(description: str, kind: str, matches: Callable[[FileStart], bool]) -> TextFormat:
+    def read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> Iterator[Document]:
+        return read_table(file.path, kind, file.size, key, meter)
+
+    def holds_tokens(path: Path, compression: Compression, has_dtype: bool) -> bool:
+        return _holds_tokens(path, kind)
+
+    return TextFormat(description, matches, read, holds_tokens=holds_tokens)
+
+
+ARROW = _format("Arrow", "arrow", _is_arrow)
+PARQUET = _format("Parquet", "parquet", _is_parquet)

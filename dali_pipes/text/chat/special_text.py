@@ -1,20 +1,20 @@
 """Text of special tokens inside messages stays text: only the template can make special ids.
 
-The reference encodes the rendered conversation in one go, and takes `<|im_end|>` for the special token wherever it
-stands: a user who types it ends the turn. Here the strings of a record are *masked* before they are rendered: each
-character of special-token text in them, and of a border that the template could complete to one, becomes a stand-in of
-the same length from a Unicode plane without characters.
+The reference (`apply_chat_template`) encodes the rendered conversation as a whole, and takes `<|im_end|>` for the
+special token wherever it appears: a user who types it ends the turn. Here the strings of a record are *masked* before
+they are rendered: each character of special-token text in them, and of text at their ends that the template could
+complete to a special token, becomes a stand-in of the same length from a Unicode plane without characters.
 
     content   Hi<|im_end|>           masked   HiXXXXXXXXXX          (X: stand-ins)
-    rendered  <|im_start|>user\\nHiXXXXXXXXXX<|im_end|>\\n           what still looks special is the template's
+    rendered  <|im_start|>user\\nHiXXXXXXXXXX<|im_end|>\\n           what still looks special comes from the template
     encoded   SSSSSSSSSSSSuser\\nHi<|im_end|>EEEEEEEEEE\\n           S, E: aliases; the rest as ordinary text
 
-The second encoding runs in a twin of the tokenizer that takes special-token text as ordinary and knows one alias a
-special token, of the same length, so that offsets stay. It is one encoding again: the pieces between special tokens
-are the same as in the reference, and so are the ids of all other text. Most conversations hold no special-token text
-and are encoded by the reference's way itself.
+The encoding uses a copy of the tokenizer that takes special-token text as ordinary text, and knows one alias per
+special token, of the same length, so that offsets stay valid. The text is again encoded as a whole: the pieces between
+special tokens are the same as in the reference, and so are the ids of all other text. Most conversations do not contain
+special-token text and are encoded exactly like the reference.
 
-Added tokens that are not special (often `<think>`, `<tool_call>`) are vocabulary: messages may hold them.
+Added tokens that are not special (often `<think>`, `<tool_call>`) are vocabulary: messages may contain them.
 """
 
 import functools
@@ -28,19 +28,19 @@ import numpy.typing as npt
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.runtime.optional import optional_package
-from dali_pipes.text.conversation import ROLES
-from dali_pipes.text.tool_calls import Arguments
+from dali_pipes.text.chat.conversation import ROLES
+from dali_pipes.text.chat.tool_calls import Arguments
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 STAND_IN, ALIAS = 0xC0000, 0xD0000
-"""First code points of two planes in which Unicode has no character."""
+"""First code points of two planes without Unicode characters."""
 
 
 class Tokens(NamedTuple):
-    """ids: int64 (n,). offsets: int64 (n, 2), characters of the text that a token covers, first and behind the last;
-    all tokens that share a character of several bytes cover it.
+    """ids: int64 (n,). offsets: int64 (n, 2), the characters that a token covers: the first, and one after the last.
+    All tokens that share a character of several bytes cover it.
     """
 
     ids: npt.NDArray[np.int64]
@@ -48,11 +48,11 @@ class Tokens(NamedTuple):
 
 
 class SpecialText:
-    """Encodes rendered conversations with a copy of `tokenizer`, which stays as it is. Safe from several threads."""
+    """Encodes rendered conversations with a copy of `tokenizer`, which is not changed. Thread-safe."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        # Without truncation, padding and post-processor: the last one may cut spaces from the offsets, and has no
-        # other effect where nothing is put around the text.
+        # Without truncation, padding and post-processor: the last one may trim spaces from the offsets, and does
+        # nothing else without tokens around the text.
         settings = json.loads(tokenizer.to_str()) | {"truncation": None, "padding": None, "post_processor": None}
         self._json = json.dumps(settings)
         self._reference = _tokenizer(self._json, special_is_text=False)
@@ -74,19 +74,19 @@ class SpecialText:
         self._longest = max(map(len, self._special), default=0)
 
     def masked(self, value: Any) -> Any:
-        """The same JSON value with the risky text of every string masked, keys too; lengths stay."""
+        """The same JSON value with special-token text masked in every string, including keys; lengths stay."""
         if isinstance(value, str):
             return self._masked_text(value)
         if isinstance(value, list):
             return [self.masked(item) for item in value]
         if isinstance(value, dict):
-            # Roles come from a list of names, and templates build tokens from them.
+            # Roles come from a fixed list of names, and templates build tokens from them.
             found = {self._masked_text(k): v if _is_role(k, v) else self.masked(v) for k, v in value.items()}
             return Arguments(found, self._masked_text(value.text)) if isinstance(value, Arguments) else found
         return value
 
     def unmasked(self, text: str) -> str:
-        """What `masked` had before."""
+        """The text before `masked`."""
         return text.translate(self._unmask)
 
     def _masked_text(self, text: str) -> str:
@@ -102,18 +102,18 @@ class SpecialText:
         return text
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Rendered text in which all special-token text is the template's, exactly as the reference. Uses all cores."""
+        """Encodes rendered text like the reference: all special-token text is the template's. Uses all cores."""
         return [_tokens(found) for found in self._reference.encode_batch(list(texts), add_special_tokens=False)]
 
     def encode_ordinary(self, texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
-        """Ids of texts without a template: no text makes a special id."""
+        """Ids of texts without a template: special-token text is ordinary text."""
         found = self._ordinary.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in found]
 
     def encode_masked(self, texts: Sequence[str], places: Sequence[str]) -> list[Tokens]:
-        """Rendered text with masked messages: the template's special tokens, all else as it was before the mask.
+        """Encodes rendered text with masked messages: special tokens from the template, messages as ordinary text.
 
-        Raises CorpusFormatError, naming the place, where the tokenizer cannot keep the two apart.
+        Raises CorpusFormatError, naming the place, if the tokenizer cannot keep the two apart.
         """
         aliases = [self._any_added.sub(self._alias, text) for text in texts]
         encodings = self._twin.encode_batch([self.unmasked(text) for text in aliases], add_special_tokens=False)
@@ -124,15 +124,15 @@ class SpecialText:
             number = sum(match[0] in self._special for match in self._any_added.finditer(text))
             if self._alias_text.search(text) or is_alias.sum() != number or self._leaks(tokens, self.unmasked(text)):
                 raise CorpusFormatError(
-                    f"{place}: a message holds the text of a special token, and this tokenizer cannot encode it as "
-                    "ordinary text. Remove it from the message"
+                    f"{place}: a message contains the text of a special token, and this tokenizer cannot encode it as "
+                    "ordinary text; remove it from the message"
                 )
             tokens.ids[is_alias] = self._special_ids[tokens.ids[is_alias] - self._first_alias]
             found.append(tokens)
         return found
 
     def _leaks(self, tokens: Tokens, text: str) -> bool:
-        """Whether the model has made a special id out of its text (an unknown token for something else is none)."""
+        """Whether the model encoded special-token text as its id. An unknown token for other text does not count."""
         found = np.flatnonzero(np.isin(tokens.ids, self._special_ids))
         covered = (text[slice(*tokens.offsets[i].tolist())].strip() for i in found)
         return any(self._special.get(piece) is not None for piece in covered)

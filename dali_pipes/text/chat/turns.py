@@ -1,39 +1,39 @@
-"""Where in a rendered conversation an assistant speaks: what is learned, in characters.
+"""Where the assistant speaks in a rendered conversation: the learned spans, in characters.
 
-Exact or refused, never guessed. `marks` says where the texts of each message are in R, the rendered conversation:
+Exact or refused, never guessed. `marks` finds the texts of each message in R, the rendered conversation:
 
     R   ...<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n<|im_start|>user\\nHow ...
         before         |head                  |own |tail                          after     (texts of other messages)
 
-The turn begins in the head and ends in the tail, both of which hold no text of a message. For the turn of message k:
+The turn begins in the head and ends in the tail, which both contain no text of a message. For the turn of message k:
 
-    P = render(messages[:k]) and what asks the assistant to speak       "...<|im_start|>assistant\\n"
+    P = render(messages[:k]) and the generation prompt                  "...<|im_start|>assistant\\n"
     F = render(messages[:k + 1])                                        "...<|im_start|>assistant\\nHello<|im_end|>\\n"
 
-If P begins F, and F begins R, the turn is what F has more than P. Some templates show a turn differently later on
-(thoughts are cut from all but the last, the system text moves to the last question, only the last turn ends with
-`<|return|>`). There the turn begins after the request to speak if its head holds it; else where R differs from R with
-bare text for message k, which is where the header ends. It ends with what follows its own text in F, or in F followed
-by a request. A turn that begins otherwise than with the whole request is learned from its header on: a request with
-an empty thought does not ask for a turn with one.
+If F starts with P, and R starts with F, the turn is what F has after P. Some templates render a turn differently once
+others follow (thoughts are removed from all turns but the last, the system text moves to the last question, only the
+last turn ends with `<|return|>`). Such a turn begins after the generation prompt if its head contains it; otherwise
+where R differs from R with a placeholder as message k, which is where the header ends. It ends with what follows its
+own text in F, or in F followed by a generation prompt. A turn that does not begin with the whole generation prompt is
+learned from the end of its header: a prompt with an empty thought does not ask for a turn with a thought.
 
-Last, each turn is proven to hold no text of another message, whatever the template does.
+Last, each turn is proven not to contain text of another message, whatever the template does.
 
-White space after the end marker ("\\n" after `<|im_end|>`) is not learned: the model has stopped by then. Where
-white space is all that follows the content, it is the end marker.
+White space after the end marker ("\\n" after `<|im_end|>`) is not learned: the model has stopped by then. If only white
+space follows the content, it is the end marker.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.text.chat_template import ChatTemplate, Span
-from dali_pipes.text.conversation import CALLS, MAY_REPLACE_CONTENT, THOUGHTS, Message
-from dali_pipes.text.marks import BARE, THOUGHTS_ALONE, WAYS, WITHOUT_CALLS, Marked, Part
+from dali_pipes.text.chat.conversation import CALLS, MAY_REPLACE_CONTENT, THOUGHTS, Message
+from dali_pipes.text.chat.marks import BARE, THOUGHTS_ALONE, WAYS, WITHOUT_CALLS, Marked, Part
+from dali_pipes.text.chat.template import ChatTemplate, Span
 
 
 class Turns:
-    """The turns of one conversation, rendered as `text`. Each method raises CorpusFormatError, naming `where`."""
+    """The turns of one conversation, rendered as `text`. All methods raise CorpusFormatError, naming `where`."""
 
     def __init__(
         self, template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any], where: str, text: str
@@ -44,10 +44,10 @@ class Turns:
         self.text = text
 
     def learned(self, numbers: Sequence[int]) -> list[Span]:
-        """What the assistant says in these messages, their end markers too; in order."""
+        """What the assistant says in these messages, with their end markers, in order."""
         spans = [self._turn(k) for k in numbers]
-        for k, span, behind in zip(numbers, spans, spans[1:], strict=False):
-            if span[1] > behind[0]:
+        for k, span, following in zip(numbers, spans, spans[1:], strict=False):
+            if span[1] > following[0]:
                 raise self._refused(k, "it shares text with the next turn")
         return spans
 
@@ -61,34 +61,34 @@ class Turns:
             found = self._marked(k, way, self.text)
             if found is not None and all(isinstance(text, str) for text in texts):
                 return [(part.start, part.end) for part in found if part.is_thought]
-        raise self._refused(k, "its thoughts, which should not be learned, cannot be found")
+        raise self._refused(k, "its thoughts, which are not to be learned, cannot be found")
 
     def refuse_unseen(self, k: int) -> None:
-        """Refuse message k if it has no content, and the template shows nothing of what it has instead.
+        """Refuse message k if the template does not show its calls, or any of its thoughts where it has nothing else.
 
-        It would be learned as an empty turn. Of calls and thoughts, the calls are what counts. It is certain: without
-        them the whole conversation is rendered the same.
+        It would be learned as a turn without them. This is certain: without them the whole conversation is rendered the
+        same.
         """
         message = self._messages[k]
-        if (message["content"] or "").strip():
-            return
-        instead = [key for key in MAY_REPLACE_CONTENT if message.get(key)]
-        unseen = [key for key in instead if key in CALLS] or instead
+        unseen = [key for key in CALLS if message.get(key)]
+        if not unseen and not (message["content"] or "").strip():
+            unseen = [key for key in THOUGHTS if message.get(key)]
         if not unseen:
             return
         bare = {key: value for key, value in message.items() if key not in unseen}
         if self._try([*self._messages[:k], bare, *self._messages[k + 1 :]]) == self.text:
+            names = " and ".join(unseen)
             raise CorpusFormatError(
-                f"{self._where}: message {k} has no content but {', '.join(unseen)}, which the chat template "
-                f"{self._template.name} does not show, so that an empty turn would be learned. Give a template that "
-                f'shows it, write it into the content, or put "weight": 0 on the message'
+                f"{self._where}: the chat template {self._template.name} does not show the {names} of message {k}, so "
+                f"the model would learn an answer without {names}. Use a template that shows {names}, write the text "
+                'into the content, or set "weight": 0 on the message'
             )
 
     def whole_message(self, k: int) -> Span:
-        """All text that message k adds, its header too."""
+        """All text that message k adds, including its header."""
         before, whole = self._render(k) or "", self._render(k + 1)
         if whole is None or not (whole.startswith(before) and self.text.startswith(whole)):
-            raise self._refused(k, "the text of the messages before it changes with it")
+            raise self._refused(k, "the text of earlier messages depends on it")
         self._prove(k, len(before), len(whole))
         return len(before), len(whole)
 
@@ -103,7 +103,9 @@ class Turns:
         else:
             own = own or self._own(k, k)
             if not own:
-                raise self._refused(k, "the template shows the turn differently later on, and its text cannot be found")
+                raise self._refused(
+                    k, "the template renders the turn differently once others follow, and its text cannot be found"
+                )
             end = self._end(k, own)
             start = self._start(k, prompt, own, end)
         if start > end:
@@ -114,7 +116,7 @@ class Turns:
         return start, visible if visible > max([start, *texts]) else end
 
     def _parts(self, turn: int) -> list[Part]:
-        """Texts of all messages in the conversation, in order; to find a turn, for errors."""
+        """Texts of all messages in the conversation, in order. turn: the message that errors name."""
         if self._found is None:
             marked = Marked(self._messages)
             self._found = marked.parts(self._try(marked.messages), self.text)
@@ -123,7 +125,7 @@ class Turns:
         return self._found
 
     def _own(self, k: int, turn: int) -> list[Part]:
-        """Texts of message k, marked in the first way that changes nothing else; none if the template shows none."""
+        """Texts of message k, marked in the first way that changes nothing else; empty if the template shows none."""
         is_same = not Marked([self._messages[k]], WITHOUT_CALLS).has_texts
         for way in range(WAYS):
             if Marked([self._messages[k]], way).has_texts:
@@ -132,7 +134,7 @@ class Turns:
                     return found
                 is_same |= found is not None
         if not is_same:
-            raise self._refused(turn, f"the template acts on the text of message {k}, which cannot be found")
+            raise self._refused(turn, f"the template changes the text of message {k}, which cannot be found")
         return []
 
     def _marked(
@@ -142,11 +144,11 @@ class Turns:
         return marked.parts(self._try(marked.messages, prompt=prompt), expected)
 
     def _start(self, k: int, prompt: str | None, own: Sequence[Part], end: int) -> int:
-        """Where a turn begins that has more or less before its texts than at the end of the conversation."""
+        """Start of a turn whose header differs from that of a last turn."""
         first = own[0].start
         others = [part for part in self._parts(k) if part.message != k]
         if k and not any(part.message == k - 1 for part in others):
-            others += self._own(k - 1, k)  # an empty message, perhaps: its marks change some templates
+            others += self._own(k - 1, k)  # an empty message, perhaps, whose marks change some templates
         before = max((part.end for part in others if part.start < first), default=0)
         is_prompted = prompt is not None and prompt != self._render(k) and self.text.startswith(prompt)
         if prompt is not None and is_prompted and before <= len(prompt) <= end:
@@ -155,7 +157,7 @@ class Turns:
         if request is None:
             raise self._refused(k, "the generation prompt cannot be found")
         is_clear = request.strip() and not _holds(self._variables, request.strip())
-        if own[0].start == own[0].end:  # its own text may be before that
+        if own[0].start == own[0].end:  # its own text may come before that
             is_clear = is_clear and not _holds(self._messages[k], request.strip())
         found = self.text.find(request, before) if is_clear else -1
         if 0 <= found < first and found + len(request) <= end:
@@ -166,11 +168,11 @@ class Turns:
         if header_end is None and not request and k:
             header_end = self._end(k - 1, [part for part in others if part.message == k - 1])
         if header_end is None or not before <= header_end <= first:
-            raise self._refused(k, "where it starts is not clear")
+            raise self._refused(k, "its start is ambiguous")
         return header_end
 
     def _header_end(self, k: int, before: int, own: Sequence[Part], request: str) -> int | None:
-        """Where the header of turn k ends, not before `before`: up to there, it is the turn of a bare text."""
+        """Where the header of turn k ends, not before `before`: up to there, it equals that of a placeholder text."""
         message = {key: value for key, value in self._messages[k].items() if key not in MAY_REPLACE_CONTENT}
         bare = self._try([*self._messages[:k], message | {"content": BARE}, *self._messages[k + 1 :]])
         if bare is None or bare.count(BARE) != 1:
@@ -180,33 +182,33 @@ class Turns:
             return None
         if differs == content or (differs == before and not request.strip()):
             return differs
-        # A request with an empty thought: it begins as the turn does, up to the thought itself.
+        # A generation prompt with an empty thought: the turn begins the same way, up to the thought.
         has_request = request.strip() and 0 <= bare.find(request, before, content) <= differs
         return differs if has_request and own and differs == own[0].start else None
 
     def _end(self, k: int, own: Sequence[Part]) -> int:
-        """Where a turn ends that others may follow."""
+        """End of a turn that others may follow."""
         if k + 1 == len(self._messages):
             return len(self.text)
         found: dict[int, int] = {}
         request = self._request(k)
-        for prompt, behind in ((False, ""), (True, request)) if request else ((False, ""),):
+        for prompt, suffix in ((False, ""), (True, request)) if request else ((False, ""),):
             text = self._render(k + 1, prompt=prompt)
-            if text is None or not text.endswith(behind):
+            if text is None or not text.endswith(suffix):
                 continue
             parts = self._marked(k, own[0].name[0], text, k + 1, prompt=prompt) or ()
             for last in parts[-1:]:
-                tail = text[last.end : len(text) - len(behind)]
-                # Several: templates repeat the name of a call before what the tool answers.
+                tail = text[last.end : len(text) - len(suffix)]
+                # Several: templates repeat the name of a call before the answer of the tool.
                 ends = [part.end for part in own if part.name == last.name and self.text.startswith(tail, part.end)]
                 found |= {end: max(end + len(tail), found.get(end, 0)) for end in ends}
         if len(found) != 1:
-            raise self._refused(k, "the template ends the turn differently when others follow")
+            raise self._refused(k, "the template ends the turn differently once others follow")
         return next(iter(found.values()))
 
     def _request(self, k: int) -> str | None:
-        """What asks the assistant to speak before message k; elsewhere, if it cannot be told there; None if nowhere."""
-        end_of_text = self._template.tokens.get("eos_token", "")  # which some write at the end of all alone
+        """The generation prompt before message k; that of another place if it cannot be told there; None if nowhere."""
+        end_of_text = self._template.tokens.get("eos_token", "")  # which some templates write once, at the very end
         for number in (k, len(self._messages), *range(len(self._messages))):
             before, prompt = self._render(number), self._render(number, prompt=True)
             if before is None or prompt is None:
@@ -217,7 +219,7 @@ class Turns:
         return None
 
     def _prove(self, k: int, start: int, end: int) -> None:
-        """Refuse a turn that shares text with another message, or ends within its own."""
+        """Refuse a turn that shares text with another message, or ends within its own text."""
         for part in self._parts(k):
             if part.message == k:
                 if part.start < end < part.end:
@@ -226,7 +228,7 @@ class Turns:
                 raise self._refused(k, f"it shares text with message {part.message}")
 
     def _render(self, number: int, *, prompt: bool = False) -> str | None:
-        """The first messages, rendered once. None where the template refuses: many need a message, or a question."""
+        """The first messages, rendered once. None if the template refuses: many require a message, or a question."""
         if number == len(self._messages) and not prompt:
             return self.text
         if (number, prompt) not in self._rendered:
@@ -241,13 +243,14 @@ class Turns:
 
     def _refused(self, k: int, why: str) -> CorpusFormatError:
         return CorpusFormatError(
-            f"{self._where}: what the assistant says in message {k} cannot be told from the rest: {why} (chat template "
-            f"{self._template.name}). Put {{% generation %}} ... {{% endgeneration %}} around it in the template"
+            f"{self._where}: the answer in message {k} cannot be located in the rendered conversation: {why} (chat "
+            f"template {self._template.name}). Put {{% generation %}} ... {{% endgeneration %}} around what the "
+            "assistant says in the template"
         )
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Length of the common prefix."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,13 +1,13 @@
-"""Conversations to token ids and a mask of what to learn.
+"""Conversations to token ids and a loss mask.
 
     conversation  user: Hi   assistant: Hello
     rendered      <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n
-    mask          0           0   0 00         0 0           0        0 1    1         0
+    loss mask     0           0   0 00         0 0           0        0 1    1         0
 
-The ids are those of one encoding of the whole rendered text, as `apply_chat_template` of transformers gives them: text
-of the template and of a message that touch are cut into tokens together. One thing differs: special-token text in a
-message stays text (see `special_text`). A token belongs to what is learned if it shares a character with it, so that
-one which spans the border counts, and so do all tokens of one character of several bytes.
+The ids are those of one encoding of the whole rendered text, as `apply_chat_template` of transformers returns them:
+where text of the template and of a message touch, they are cut into tokens together. One thing differs: special-token
+text in a message stays text (see `special_text`). The model is trained on a token that shares a character with a
+learned span, also where the token spans the border, and on all tokens of a character of several bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import ConfigError, CorpusFormatError
-from dali_pipes.text.chat_template import HOW_TO_GIVE, ChatTemplate, Span, load_template
-from dali_pipes.text.conversation import Conversation, Message, parse_conversation
-from dali_pipes.text.special_text import SpecialText, Tokens
-from dali_pipes.text.turns import Turns
+from dali_pipes.text.chat.conversation import Conversation, Message
+from dali_pipes.text.chat.special_text import SpecialText, Tokens
+from dali_pipes.text.chat.template import HOW_TO_SET, ChatTemplate, Span
+from dali_pipes.text.chat.turns import Turns
+from dali_pipes.text.json_values import check_surrogates
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ChatEncoder", "ChatTemplate", "Conversation", "Learn", "load_template", "parse_conversation"]
-
-Learn = Literal["assistant", "last", "all"]
+TurnsToLearn = Literal["assistant", "last", "all"]
 Encoded = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
-"""ids (n,) and mask (n,): 1 for a token to learn, 0 for context."""
+"""ids (n,) and loss mask (n,): 1 for a token that is learned, 0 for context."""
 
 
 class _Rendered(NamedTuple):
@@ -40,49 +39,49 @@ class _Rendered(NamedTuple):
 
 
 class ChatEncoder:
-    """Encodes conversations; what it gives for one depends on that one alone. Safe from several threads.
+    """Encodes conversations, each one independently of the others. Thread-safe.
 
-    learn: "assistant", what assistants say and their end markers: where the template has `{% generation %}` blocks,
-    exactly these, else see `turns`. "last": of these, the last turn alone. "all": every token. A message of weight 0
-    is not learned; in "all", neither is its header. Assistant turns in a `prompt` are context but for "all".
-    learn_thoughts: whether the thoughts that a template shows are learned: what is in `reasoning_content`, `reasoning`
-    or `thinking`, and up to `</think>` in content. Their tags are learned in any case.
+    learn: "assistant": what assistants say and their end markers; where the template has `{% generation %}` blocks,
+    exactly these, else see `turns`. "last": only the last of these turns. "all": every token. A message of weight 0 is
+    not learned; in "all", its header is not either. Assistant turns in a `prompt` are context except in "all".
+    learn_thoughts: whether to learn the thoughts that a template shows: the text of `reasoning_content`, `reasoning` or
+    `thinking`, and content up to `</think>`. Their tags are always learned.
 
     Two strings, prompt and completion, are a question of the user and an answer of the assistant. Without a template
-    they are encoded each by itself as ordinary text, followed by `eos_id` if given; the completion and `eos_id` are
-    learned. `eos_id` plays no part where there is a template, which has its own end markers.
+    each is encoded separately as ordinary text, followed by `eos_id` if given; the completion and `eos_id` are learned.
+    `eos_id` is not used with a template, which has its own end markers.
 
-    Raises ConfigError for an unknown `learn`, and where the template puts in a bos_token or eos_token that the
-    tokenizer does not know; BackendError without the library.
+    Raises ConfigError for an unknown `learn`, and if the template writes a bos_token or eos_token that the tokenizer
+    does not know; BackendError without tokenizers.
     """
 
     def __init__(
         self,
         tokenizer: "Tokenizer",
         template: ChatTemplate | None,
-        learn: Learn = "assistant",
+        learn: TurnsToLearn = "assistant",
         *,
         eos_id: int | None = None,
         learn_thoughts: bool = True,
     ) -> None:
-        if learn not in get_args(Learn):
-            raise ConfigError(f"learn: {learn!r}; expected one of {', '.join(get_args(Learn))}")
+        if learn not in get_args(TurnsToLearn):
+            raise ConfigError(f"learn = {learn!r}; expected one of {', '.join(get_args(TurnsToLearn))}")
         for name, text in template.tokens.items() if template is not None else ():
             if template and name in template.variables and tokenizer.token_to_id(text) is None:
                 raise ConfigError(
-                    f"chat template: {template.name} puts in the {name} {text!r}, which is no token of the tokenizer. "
-                    "Give the tokenizer of the template's model"
+                    f"chat template: {template.name} writes the {name} {text!r}, which is not a token of the "
+                    "tokenizer; use the tokenizer of the template's model"
                 )
         self._text = SpecialText(tokenizer)
-        self._template, self._learn, self._learn_thoughts = template, learn, learn_thoughts
+        self._template, self._learned_turns, self._learn_thoughts = template, learn, learn_thoughts
         self._eos = [] if eos_id is None else [eos_id]
 
     def encode_batch(self, conversations: Sequence[Conversation]) -> list[Encoded | None]:
-        """ids and mask of each conversation; None for one in which nothing is left to learn. Blocks; uses all cores.
+        """ids and loss mask of each conversation; None for one without anything to learn. Blocks; uses all cores.
 
-        Raises CorpusFormatError, naming the place of the conversation, where the template refuses it, or shows nothing
-        of a turn that has calls or thoughts alone, where it cannot be told for certain what to learn, or its text holds
-        half of a surrogate pair; ConfigError for messages without a template.
+        Raises CorpusFormatError, naming the place of the conversation, if the template refuses it, does not show the
+        calls of a learned turn, or does not let the learned text be located for certain, and for half of a surrogate
+        pair; ConfigError for messages without a template.
         """
         found: list[Encoded | None] = [None] * len(conversations)
         plain = [i for i, one in enumerate(conversations) if self._template is None and one.texts is not None]
@@ -101,27 +100,21 @@ class ChatEncoder:
     def _plain(self, conversations: Sequence[Conversation]) -> list[Encoded | None]:
         for one in conversations:
             for text in one.texts or ():
-                _check_unicode(text, one.where)
+                check_surrogates(text, one.where)
         ids = iter(self._text.encode_ordinary([text for one in conversations for text in one.texts or ()]))
         found = []
         for prompt, completion in zip(ids, ids, strict=True):
             whole = np.concatenate([prompt, completion, np.array(self._eos, np.int64)])
             mask = np.ones(len(whole), np.uint8)
-            mask[: 0 if self._learn == "all" else len(prompt)] = 0
+            mask[: 0 if self._learned_turns == "all" else len(prompt)] = 0
             found.append(_supervised(whole, mask))
         return found
 
     def _rendered(self, conversation: Conversation) -> _Rendered:
         template, where = self._template, conversation.where
         if template is None:
-            raise ConfigError(f"{where}: messages need a chat template. {HOW_TO_GIVE}")
-        if conversation.texts is not None:
-            prompt, completion = conversation.texts
-            messages: Sequence[Message] = [
-                {"role": "user", "content": prompt},
-                {"role": "assistant", "content": completion},
-            ]
-            conversation = Conversation(where, tuple(messages), (True, True), 1, conversation.variables)
+            raise ConfigError(f"{where}: messages require a chat template. {HOW_TO_SET}")
+        conversation = conversation.with_messages()
         messages = conversation.messages
         learned = self._learned_messages(conversation)
         if not learned:
@@ -129,13 +122,14 @@ class ChatEncoder:
         masked, variables = self._text.masked(list(messages)), self._text.masked(dict(conversation.variables))
         is_masked = masked != list(messages) or variables != conversation.variables
         text = template.render(masked, variables, where)
-        _check_unicode(text, where)
+        check_surrogates(text, where)
         if is_masked:
             as_it_is = template.render(messages, conversation.variables, where)
             if self._text.unmasked(text) != as_it_is:
                 raise CorpusFormatError(
-                    f"{where}: a message holds the text of a special token, and the chat template {template.name} "
-                    "acts on it, so that the text cannot be told from the template's own. Remove it from the message"
+                    f"{where}: a message contains the text of a special token, and the chat template {template.name} "
+                    "changes its output because of it, so the text cannot be told from the template's own; remove it "
+                    "from the message"
                 )
         turns = Turns(template, masked, variables, where, text)
         spoken = [k for k in learned if messages[k]["role"] == "assistant"]
@@ -151,17 +145,17 @@ class ChatEncoder:
     def _check_tags(self, content: str | None, masked: str | None, where: str, k: int) -> None:
         if "</think>" in (content or "") and "</think>" not in (masked or ""):
             raise CorpusFormatError(
-                f"{where}: message {k} has a thought in its content that cannot be left out, because </think> is a "
-                "special token of the tokenizer. Move the thought to reasoning_content"
+                f"{where}: the thought in the content of message {k} cannot be excluded from the loss, because "
+                "</think> is a special token of the tokenizer; move the thought to reasoning_content"
             )
 
     def _learned_messages(self, conversation: Conversation) -> list[int]:
-        """Numbers of the messages that are learned; of any role in "all"."""
-        if self._learn == "all":
+        """Numbers of the messages to learn; of any role in "all"."""
+        if self._learned_turns == "all":
             return [k for k, weight in enumerate(conversation.weights) if weight]
         spoken = [k for k, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         spoken = [k for k in spoken if k >= conversation.num_prompt]
-        return [k for k in (spoken[-1:] if self._learn == "last" else spoken) if conversation.weights[k]]
+        return [k for k in (spoken[-1:] if self._learned_turns == "last" else spoken) if conversation.weights[k]]
 
     def _spans(
         self,
@@ -173,7 +167,7 @@ class ChatEncoder:
     ) -> list[Span]:
         template, text = self._template, turns.text
         assert template is not None, "conversations are rendered with a template"
-        if self._learn == "all":
+        if self._learned_turns == "all":
             weights = enumerate(conversation.weights)
             return _without([(0, len(text))], [turns.whole_message(k) for k, weight in weights if not weight])
         if not template.has_generation(variables):
@@ -186,7 +180,7 @@ class ChatEncoder:
 
 
 def _without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
-    """What is left of the spans, which are in order."""
+    """The spans, which are in order, without the holes."""
     left = list(spans)
     for start, end in holes:
         cut = [part for a, b in left for part in ((a, min(b, start)), (max(a, end), b))]
@@ -207,13 +201,3 @@ def _mask(tokens: Tokens, rendered: _Rendered) -> npt.NDArray[np.uint8]:
 
 def _supervised(ids: npt.NDArray[np.int64], mask: npt.NDArray[np.uint8]) -> Encoded | None:
     return (ids, mask) if mask.any() else None
-
-
-def _check_unicode(text: str, where: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise CorpusFormatError(
-            f"{where}: {text[max(0, error.start - 20) : error.start]!a} is followed by {text[error.start]!a}, half of "
-            "a surrogate pair, which is no text. Mend or remove the conversation"
-        ) from None

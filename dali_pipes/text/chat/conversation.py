@@ -1,21 +1,22 @@
-"""One record of chat or prompt/completion data, checked and brought into one form.
+"""One record of chat or prompt/completion data, checked and normalized.
 
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
     {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}         (ShareGPT)
     {"prompt": "Hi", "completion": "Hello"}                             or two lists of messages
 
-A record with several of these is read as the first of them. Beside any of them: `system` or `system_prompt`, the text
-of a system turn; `tools`, `functions` or `tool_defs`, `documents`, and `chat_template_kwargs`, for the template. What a
-message holds besides its role and content (`name`, `tool_calls`, `reasoning_content`, ...) is handed to the template,
-but for flags that say what is learned. `messages` and `conversations` may be the JSON text of a list.
+A record with several of these is read as the first of them. Any form may come with `system` or `system_prompt`, the
+text of a system turn, and with `tools`, `functions` or `tool_defs`, `documents`, and `chat_template_kwargs`, for the
+template. What a message contains besides its role and content (`name`, `tool_calls`, `reasoning_content`, ...) is
+passed to the template, except for flags that decide what is learned. `messages` and `conversations` may be the JSON
+text of a list.
 
-Keys that are null are left out, at any depth: a table has the keys of all rows in every row, and only without them do
-a table and a file of JSON lines say the same. A null that matters is kept in arguments that are JSON text.
+Keys that are null are removed at any depth: a row of a table has the keys of all rows, and only without nulls do a
+table and a file of JSON Lines mean the same. A null that matters is kept in arguments that are JSON text.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
@@ -34,7 +35,8 @@ from dali_pipes.fields import (
     unused,
     without_nulls,
 )
-from dali_pipes.text.tool_calls import decoded, parsed_call, parsed_calls, parsed_tools, shown
+from dali_pipes.text.chat.tool_calls import parsed_call, parsed_calls, parsed_tools
+from dali_pipes.text.json_values import parse_if_text, parse_list, shown
 
 ROLES = {
     "system": "system",
@@ -51,28 +53,28 @@ ROLES = {
     "function": "function",
     "ipython": "ipython",
 }
-"""Names of the speakers as data sets write them, and as templates know them."""
+"""Roles as data sets write them, and as templates know them."""
 
 CALLS = ("tool_calls", "function_call")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 MAY_REPLACE_CONTENT = (*CALLS, *THOUGHTS)
-"""A message with one of these may have no content."""
+"""A message with one of these does not need content."""
 
-OF_OTHERS = "turns that are not the assistant's"
-"""Kind of unused fields: flags that ask to learn turns that are learned only where all is."""
+NOT_ASSISTANT_TURNS = "turns that are not the assistant's"
+"""Kind of unused fields: flags that ask to learn turns of others, which are learned only in "all"."""
 
 Message = dict[str, Any]
 Unused = tuple[tuple[str, str], ...]
-"""Kinds and names of unused fields, as `UnusedFields` counts them."""
+"""Kinds and names of unused fields, for `UnusedFields`."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """where: file and line. texts: prompt and completion where they are strings; there are no messages then.
+    """where: file and line. texts: prompt and completion if they are strings; then `messages` is empty.
     messages: each with "role" and "content", a string or None. weights: whether a message may be learned.
-    num_prompt: so many messages at the start are context, their assistant turns not learned.
-    variables: what the chat template gets beside the messages, such as "tools"; names without a value are left out.
-    unused: fields of the record and flags of its messages that play no part.
+    num_prompt: messages at the start that are context: their assistant turns are not learned.
+    variables: further variables of the chat template, such as "tools", without empty ones.
+    unused: fields of the record and flags of its messages that are not used.
     """
 
     where: str
@@ -83,20 +85,26 @@ class Conversation:
     texts: tuple[str, str] | None = None
     unused: Unused = field(default=(), compare=False)
 
+    def with_messages(self) -> "Conversation":
+        """The same with its two texts, if it has them, as messages of the user and the assistant."""
+        if self.texts is None:
+            return self
+        return replace(self, texts=None, messages=_as_messages(*self.texts), weights=(True, True), num_prompt=1)
+
 
 def parse_conversation(
     record: Mapping[str, Any], where: str, template_variables: Collection[str] | None = None
 ) -> Conversation:
-    """Bring a record into one form. `where` is the file and line that errors name.
+    """Normalize a record. `where` is the file and line that errors name.
 
-    A flag on a message says whether it is learned: one of `weight`, `train`, `loss`, `loss_mask`, `loss_weight` and
-    `loss_scale` that is 0 or false, or `masked` that is true, that it is not. Content as a list of parts
-    {"type": "text", "text": ...} is joined. A conversation without messages is one: it has nothing to learn.
+    Flags decide whether a message is learned: it is not if one of `weight`, `train`, `loss`, `loss_mask`, `loss_weight`
+    and `loss_scale` is 0 or false, or if `masked` is true. Content as a list of parts {"type": "text", "text": ...} is
+    joined. A conversation without messages is valid, and there is nothing to learn in it.
 
-    template_variables: those that the template reads: what is for others is not used. None: it may read all.
+    template_variables: those that the template reads; fields for others are not used. None: it may read all.
 
-    Raises CorpusFormatError for a record in none of the forms, unknown roles, content that is not text, images and
-    sound, flags other than 0 and 1, and fields that contradict one another.
+    Raises CorpusFormatError for a record in another form, unknown roles, content that is not text, images, audio and
+    video, flags other than 0 and 1, and contradictory fields.
     """
     if not isinstance(record, Mapping):
         raise CorpusFormatError(f"{where}: found {shown(record)}; expected a JSON object with a conversation")
@@ -106,7 +114,7 @@ def parse_conversation(
     texts: tuple[str, str] | None = None
     if form == ("prompt", "completion") and all(isinstance(value, str) for value in values):
         texts = (values[0], values[1])
-        values = [[{"role": "user", "content": texts[0]}], [{"role": "assistant", "content": texts[1]}]]
+        values = [[message] for message in _as_messages(*texts)]
     if not form or (len(form) > 1 and not all(isinstance(value, list) for value in values)):
         raise CorpusFormatError(_no_form(record, where))
     parts = [[_message(*item) for item in _items(value, where, key)] for key, value in zip(form, values, strict=True)]
@@ -130,20 +138,24 @@ def parse_conversation(
     )
 
 
+def _as_messages(prompt: str, completion: str) -> tuple[Message, Message]:
+    return {"role": "user", "content": prompt}, {"role": "assistant", "content": completion}
+
+
 def template_settings(value: Any, where: str) -> dict[str, Any]:
-    """Variables for a template, of an object or its JSON text. Raises CorpusFormatError."""
-    found = decoded(value, where)
+    """Variables for a template, from an object or its JSON text. Raises CorpusFormatError."""
+    found = parse_if_text(value, where)
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise CorpusFormatError(f"{where} is {shown(found)}; expected a JSON object, name to value")
+        raise CorpusFormatError(f"{where}: found {shown(found)}; expected a JSON object of names and values")
     settings = dict(found)
     for name in ("add_generation_prompt", "continue_final_message"):
-        if settings.get(name) is False:  # as it is here anyway
+        if settings.get(name) is False:  # as it is in any case
             del settings[name]
     own = [name for name in settings if name in TEMPLATE_OWN]
     if own:
-        raise CorpusFormatError(f"{where} sets {', '.join(own)}, which tokenize sets itself; remove it there")
+        raise CorpusFormatError(f"{where}: found {', '.join(own)}, which `tokenize` sets; remove it")
     for name in ("tools", DOCUMENTS):
         if name in settings:
             settings[name] = _FOR_TEMPLATES[name](settings[name], f"{where}, '{name}'")
@@ -153,7 +165,7 @@ def template_settings(value: Any, where: str) -> dict[str, Any]:
 def _no_form(record: Mapping[str, Any], where: str) -> str:
     found = ", ".join(f"{key} ({type(value).__name__})" for key, value in record.items()) or "none"
     return (
-        f"{where}: no conversation among the keys {found}. Expected 'messages' (a list of objects with role and "
+        f"{where}: not a conversation; the keys are {found}. Expected 'messages' (a list of objects with role and "
         "content), 'conversations' (a list of objects with from and value), or 'prompt' and 'completion' (two strings "
         "or two lists of messages)"
     )
@@ -170,15 +182,15 @@ def _refuse_media(item: Mapping[str, Any], where: str) -> None:
 
 def _items(value: Any, where: str, key: str) -> Iterator[tuple[Any, str]]:
     found = value
-    with suppress(CorpusFormatError):  # tables, those of commas above all, often have it as a text
-        found = decoded(value, where)
+    with suppress(CorpusFormatError):  # in tables, above all CSV, it is often JSON text
+        found = parse_if_text(value, where)
     if not isinstance(found, list):
         raise CorpusFormatError(f"{where}: '{key}' is {shown(value)}; expected a list of messages")
     yield from ((item, f"{where}, {key}[{number}]") for number, item in enumerate(found))
 
 
 def _message(item: Any, where: str) -> tuple[Message, bool, Unused]:
-    """The message, whether it may be learned, and what of it is not used."""
+    """The message, whether it may be learned, and its fields that are not used."""
     if not isinstance(item, Mapping):
         raise CorpusFormatError(f"{where}: found {shown(item)}; expected an object with role and content")
     names = ("from", "value") if "from" in item and "role" not in item else ("role", "content")
@@ -189,28 +201,24 @@ def _message(item: Any, where: str) -> tuple[Message, bool, Unused]:
     _refuse_media(item, where)
     flags = _flags(item, where)
     rest = without_nulls({key: value for key, value in item.items() if key not in (*names, *flags)})
-    for key, parsed in (("tool_calls", parsed_calls), ("function_call", _older_call)):
+    for key, parsed in (("tool_calls", parsed_calls), ("function_call", parsed_call)):
         if key in rest:
             rest[key] = parsed(rest[key], f"{where}, {key}")
     rest = {key: value for key, value in rest.items() if value is not None}
     content = None if item.get(names[1]) is None else _text(item[names[1]], where, names[1])
     if content is None and not any(rest.get(key) for key in MAY_REPLACE_CONTENT):
         raise CorpusFormatError(
-            f"{where}: no '{names[1]}' (keys: {', '.join(item)}); only a message with one of "
-            f"{', '.join(MAY_REPLACE_CONTENT)} may be without"
+            f"{where}: '{names[1]}' is missing (the keys are {', '.join(item)}); only a message with one of "
+            f"{', '.join(MAY_REPLACE_CONTENT)} does not need it"
         )
     not_used = [("tool calls, where it is null,", name) for call in _given_arguments(item) for name in null_keys(call)]
     if ROLES[role] != "assistant":
-        not_used += [(OF_OTHERS, key) for key, is_learned in flags.items() if is_learned]
+        not_used += [(NOT_ASSISTANT_TURNS, key) for key, is_learned in flags.items() if is_learned]
     return {"role": ROLES[role], "content": content} | rest, all(flags.values()), tuple(not_used)
 
 
-def _older_call(call: Any, where: str) -> Any:
-    return parsed_call(decoded(call, where), where)
-
-
 def _given_arguments(item: Mapping[str, Any]) -> Iterator[Any]:
-    """The arguments of the calls of a message as the record has them."""
+    """The arguments of the calls of a message, as in the record."""
     calls = item.get("tool_calls")
     for call in (*(calls if isinstance(calls, list) else ()), item.get("function_call")):
         if isinstance(call, Mapping):
@@ -231,13 +239,13 @@ def _part(part: Any, where: str) -> str:
         return str(part["text"])
     kind = f"a part of type {shown(part.get('type'))}" if isinstance(part, Mapping) else shown(part)
     raise CorpusFormatError(
-        f'{where}: found {kind}; only text can be tokenised: {{"type": "text", "text": ...}}. Remove the other parts '
+        f'{where}: found {kind}; only text can be tokenized: {{"type": "text", "text": ...}}. Remove the other parts '
         "or the conversation"
     )
 
 
 def _flags(item: Mapping[str, Any], where: str) -> dict[str, bool]:
-    """The flags of a message by name, each as whether it is to be learned."""
+    """The flags of a message by name: whether the message is learned."""
     found = {}
     for key in (*LEARNED_FLAGS, MASKED_FLAG):
         value = item.get(key)
@@ -251,17 +259,17 @@ def _flags(item: Mapping[str, Any], where: str) -> dict[str, bool]:
         found[key] = bool(value) != (key == MASKED_FLAG)
     if len(set(found.values())) > 1:
         values = " and ".join(f"'{key}' is {item[key]!r}" for key in found)
-        raise CorpusFormatError(f"{where}: {values}, which contradict each other; remove one")
+        raise CorpusFormatError(f"{where}: {values}, which contradict each other; remove one of them")
     return found
 
 
 def _system(record: Mapping[str, Any], where: str, messages: Sequence[Message]) -> Message | None:
-    """The system turn that the record has beside its messages; None where they have it."""
+    """The system turn that a record has beside its messages; None if the messages contain it."""
     texts = {key: _text(record[key], where, key) for key in SYSTEM_TEXTS if not holds_nothing(record.get(key))}
     if not texts:
         return None
     if len({text.strip() for text in texts.values()}) > 1:
-        raise CorpusFormatError(f"{where}: {' and '.join(map(repr, texts))} are different texts; remove one")
+        raise CorpusFormatError(f"{where}: {' and '.join(map(repr, texts))} are different texts; remove one of them")
     key, text = next(iter(texts.items()))
     there = [number for number, message in enumerate(messages) if message["role"] == "system"]
     if any((messages[number]["content"] or "").strip() == text.strip() for number in there):
@@ -277,7 +285,7 @@ def _system(record: Mapping[str, Any], where: str, messages: Sequence[Message]) 
 def _variables(
     record: Mapping[str, Any], where: str, template_variables: Collection[str] | None
 ) -> tuple[dict[str, Any], Unused]:
-    """What the record gives the template beside the messages, and the fields of that which it does not read."""
+    """Variables of the template from fields beside the messages, and those fields that it does not read."""
     found: dict[str, Any] = {}
     not_used: list[tuple[str, str]] = []
     given_by: dict[str, str] = {}
@@ -308,16 +316,11 @@ def _variables(
 
 
 def _documents(value: Any, where: str) -> list[Any]:
-    value = decoded(value, where)
-    if holds_nothing(value):
-        return []
-    if not isinstance(value, list):
-        raise CorpusFormatError(f"{where} is {shown(value)}; expected a list of documents")
-    found = [decoded(one, f"{where}[{number}]") for number, one in enumerate(value)]
+    found = parse_list(value, where, "a list of documents")
     for number, one in enumerate(found):
         if not isinstance(one, Mapping):
             raise CorpusFormatError(
-                f"{where}[{number}] is {shown(one)}; expected an object, such as {{'title': ..., 'text': ...}}"
+                f"{where}[{number}]: found {shown(one)}; expected an object, such as {{'title': ..., 'text': ...}}"
             )
     return found
 
@@ -326,7 +329,7 @@ _FOR_TEMPLATES = {"tools": parsed_tools, DOCUMENTS: _documents}
 
 
 def _unused(record: Mapping[str, Any], form: tuple[str, ...], messages: Sequence[Message]) -> Unused:
-    """Fields that no template sees, but for texts that stand in a message too."""
+    """Fields that no template gets, except for texts that are also in a message."""
     names = unused(record, (*form, *SYSTEM_TEXTS, *TOOL_LISTS, DOCUMENTS, TEMPLATE_SETTINGS))
     contents = {(message["content"] or "").strip() for message in messages} if names else set()
     return tuple(

@@ -1,24 +1,25 @@
-"""Documents of a WebDataset tar: one a sample, the field `.txt`, else the text in the field `.json`.
+"""Documents of a WebDataset tar: one per sample, the field `.txt`, else the text in the field `.json`.
 
     a/001.json  a/001.txt  a/002.txt        sample a/001 has the fields json and txt, a/002 has txt
 
-The key of a sample is the path up to the first dot of its last part; the files of a sample lie side by side,
-and nothing follows the end-of-archive marker.
+The key of a sample is the path up to the first dot of its last part. The files of a sample are adjacent, and nothing
+follows the end-of-archive marker.
 """
 
 import hashlib
-import json
 import tarfile
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Self, cast
 
 from dali_pipes.corpus.discovery.file_names import is_litter
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.text.documents import Document
-from dali_pipes.text.lines import text_of
-from dali_pipes.text.streams import ChunkReader
+from dali_pipes.text.formats.record_text import text_of
+from dali_pipes.text.formats.text_format import FileStart, TextFile, TextFormat
+from dali_pipes.text.json_values import decode_utf8, parse_object
+from dali_pipes.text.streams import ByteMeter, ChunkReader, read_chunks
 
 _WANTED = ("txt", "json")
 _BLOCK_BYTES = 256 << 10
@@ -26,11 +27,11 @@ _KEY_BYTES = 8  # of a sample's key that is remembered
 
 
 def read_webdataset(path: Path, chunks: Iterator[bytes], key: str) -> Iterator[Document]:
-    """The text of each sample; `key` is where it is in a `.json`. The memory is that of one sample,
-    and about 100 bytes for each.
+    """The text of each sample; `key` is where it is in a `.json`. Memory holds one sample, and about 100 bytes for
+    each one that was read.
 
-    Raises CorpusFormatError for a damaged tar, a sample without a text, members that are there twice or apart from
-    their sample, and a text that is not UTF-8.
+    Raises CorpusFormatError for a damaged tar, a sample without text, members that appear twice or apart from their
+    sample, and invalid UTF-8.
     """
     seen: set[bytes] = set()
     for number, (sample, members) in enumerate(groupby(_members(path, chunks), key=lambda member: member[0]), 1):
@@ -52,7 +53,7 @@ def read_webdataset(path: Path, chunks: Iterator[bytes], key: str) -> Iterator[D
 
 
 def _members(path: Path, chunks: Iterator[bytes]) -> Iterator[tuple[str, str, bytes | None]]:
-    """(key, field, content) of each regular file; the content of fields that are not wanted is left out."""
+    """(key, field, content) of each regular file; None for the content of a field that is not read."""
     try:
         with tarfile.open(
             fileobj=cast(IO[bytes], ChunkReader(chunks)), mode="r|", tarinfo=_Member, encoding="utf-8"
@@ -74,15 +75,17 @@ def _members(path: Path, chunks: Iterator[bytes]) -> Iterator[tuple[str, str, by
                     assert file is not None
                     content = file.read()
                     if len(content) != member.size:
-                        raise tarfile.ReadError(f"{member.name} has {len(content)} of {member.size} bytes")
+                        raise tarfile.ReadError(f"{member.name} has {len(content):,} of {member.size:,} bytes")
                 yield folder + slash + stem, field, content
             _refuse_more(path, archive)
     except tarfile.TarError as error:
-        raise CorpusFormatError(f"{path}: is a damaged or cut off tar archive: {error}") from error
+        raise CorpusFormatError(
+            f"{path}: the tar archive is damaged or truncated ({error}); copy or create it again"
+        ) from error
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose header must be whole. The library takes a damaged header, and a missing end, for the end."""
+    """A member whose header must be whole. `tarfile` takes a damaged header, and a missing end, for the end."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
@@ -92,7 +95,7 @@ class _Member(tarfile.TarInfo):
             raise
         except tarfile.HeaderError as error:
             what = "it ends without an end-of-archive marker" if str(error) == "empty header" else error
-            raise tarfile.ReadError(f"at byte {archive.offset}: {what}") from error
+            raise tarfile.ReadError(f"at byte {archive.offset:,}: {what}") from error
 
 
 def _refuse_more(path: Path, archive: tarfile.TarFile) -> None:
@@ -101,8 +104,9 @@ def _refuse_more(path: Path, archive: tarfile.TarFile) -> None:
     while block := rest.read(_BLOCK_BYTES):
         if block.strip(b"\0"):
             raise CorpusFormatError(
-                f"{path}: holds data after its end-of-archive marker at byte {archive.offset}: it was joined with "
-                "`cat`, or is damaged. List the archives separately, or join them with `tar --concatenate`."
+                f"{path}: contains data after its end-of-archive marker at byte {archive.offset:,}: the file is "
+                "damaged, or archives were joined with `cat`. Name the archives separately, or join them with "
+                "`tar --concatenate`"
             )
 
 
@@ -110,19 +114,22 @@ def _text(place: str, fields: dict[str, bytes | None], key: str) -> str:
     name = next((name for name in _WANTED if name in fields), None)
     if name is None:
         raise CorpusFormatError(
-            f"{place}: has the fields {', '.join(sorted(fields))}; one named txt is expected, or json with a text in it"
+            f"{place}: found the fields {', '.join(sorted(fields))}; expected txt, or json with a text in it"
         )
     data = fields[name]
     assert data is not None
-    try:
-        text = data.decode("utf-8")
-        if name == "txt":
-            return text
-        record: Any = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise CorpusFormatError(f"{place}: the field {name} is not UTF-8: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise CorpusFormatError(f"{place}: the field json cannot be parsed: {error}") from None
-    if not isinstance(record, dict):
-        raise CorpusFormatError(f"{place}: the field json is a {type(record).__name__}; an object is expected")
-    return text_of(record, key, place)
+    place = f"{place}: field {name}"
+    text = decode_utf8(data, place)
+    return text if name == "txt" else text_of(parse_object(text, place), key, place)
+
+
+def _read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> Iterator[Document]:
+    assert key is not None, "samples are not read as whole records"
+    return read_webdataset(file.path, read_chunks(file.path, file.compression, meter), key)
+
+
+def _is_tar(start: FileStart) -> bool:
+    return start.head[257:262] == b"ustar" or start.suffix == ".tar"
+
+
+WEBDATASET = TextFormat("WebDataset (.tar)", _is_tar, _read, has_records=False)

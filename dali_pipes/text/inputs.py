@@ -24,12 +24,13 @@ from dali_pipes.corpus.discovery.find_files import entries_of, meant_as, natural
 from dali_pipes.corpus.discovery.globs import list_folder, matches_of
 from dali_pipes.corpus.discovery.shard_sets import find_index, kind_of_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
+from dali_pipes.corpus.formats.arrayrecord import MAGIC as RIEGELI_MAGIC
+from dali_pipes.corpus.formats.arrow.messages import is_stream
 from dali_pipes.corpus.formats.huggingface import list_shards
-from dali_pipes.corpus.formats.mds_shards import list_shard_files
-from dali_pipes.corpus.formats.recognize import RIEGELI_MAGIC, is_arrow_stream
+from dali_pipes.corpus.formats.mds.shards import list_shard_files
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.storage.fingerprint import read_samples
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.local import LocalFile
 from dali_pipes.text.documents import CONTROL_BYTES
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 
@@ -87,10 +88,10 @@ def list_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
 
 def recognise(path: Path) -> tuple[Kind, Compression] | None:
     """What kind of text file it is, None if it is none. Reads its start. A table may have no column of text, though."""
-    with OpenFile(path) as file:
+    with LocalFile(path) as file:
         head = file.read(0, min(file.size, _HEAD_BYTES))
         is_empty = file.size == 0
-        is_arrow = head.startswith(b"ARROW1\0\0") or is_arrow_stream(file, head)
+        is_arrow = head.startswith(b"ARROW1\0\0") or is_stream(file, head)
     compression: Compression = ""
     if head.startswith(b"\x1f\x8b\x08"):
         compression = "gzip"
@@ -137,7 +138,7 @@ def _checked(path: Path) -> TextFile:
             f"{path}: is not text; expected .txt, .jsonl, .csv and .tsv (also .gz, .zst), Parquet and Arrow tables "
             "and MDS shards with a column of strings, ArrayRecord, and tar archives of .txt or .json"
         )
-    with OpenFile(path) as file:
+    with LocalFile(path) as file:
         modified_ns = os.fstat(file.descriptor).st_mtime_ns  # before the samples: a change meanwhile shows at the end
         digest = hashlib.sha256(os.fsencode(path.name) + struct.pack("<Q", file.size))
         for sample in read_samples(file):

@@ -1,10 +1,10 @@
-"""Where the ids of a column lie in an Arrow file that is neither compressed nor dictionary-encoded.
+"""Where the ids of a column are in an Arrow file that is neither compressed nor dictionary-encoded.
 
     batch in the file    [head][... validity | offsets | ... values ...]
-    for pyarrow          [head][ memory that no one ever touches ......]
+    for pyarrow          [head][ memory that is never touched ........]
 
-pyarrow turns the head of a batch into arrays whose buffers point into the memory behind it. That memory stays empty:
-only how far behind the head each buffer begins is asked, which is also how far behind the head it lies in the file.
+pyarrow turns the head of a batch into arrays whose buffers point into the memory after it. That memory stays empty:
+only the distance of each buffer from the head is needed, which is the same in the file.
 """
 
 import mmap
@@ -17,9 +17,9 @@ import numpy.typing as npt
 from dali_pipes.corpus.columns.list_arrays import refuse_nulls, runs_of
 from dali_pipes.corpus.columns.row_chunks import damage_named
 from dali_pipes.corpus.data_file import Int64Array
-from dali_pipes.corpus.formats.arrow_messages import Message, Messages
+from dali_pipes.corpus.formats.arrow.messages import Message, Messages
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import ByteFile
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named from Python 3.13 on
 
@@ -48,18 +48,18 @@ class ListLayout(NamedTuple):
     values: Place | None
 
 
-def can_lie_plain(messages: Messages, column: Any) -> bool:
-    """Whether a column of this `pyarrow.DataType`, a list of integers, can be read as it lies."""
+def can_be_plain(messages: Messages, column: Any) -> bool:
+    """Whether a column of this `pyarrow.DataType`, a list of integers, can be read without decoding."""
     from pyarrow import types
 
     is_encoded = types.is_dictionary(column) or types.is_dictionary(column.value_type)
     return messages.is_little_endian and not is_encoded and not any(one.is_compressed for one in messages.batches)
 
 
-def extents_of(file: OpenFile, messages: Messages, schema: Any, column: str, itemsize: int) -> Int64Array:
+def extents_of(file: ByteFile, messages: Messages, schema: Any, column: str, itemsize: int) -> Int64Array:
     """Extents of the ids, as in DataFile. Blocks for one or two reads a batch, and to read the offsets of null rows.
 
-    Raises CorpusFormatError for null ids, and for what lies outside of its batch.
+    Raises CorpusFormatError for null ids, and for a buffer outside of its batch.
     """
     found = [np.zeros((0, 2), np.int64)]
     for layout in _layouts(file, messages, schema, column):
@@ -78,7 +78,7 @@ def extents_of(file: OpenFile, messages: Messages, schema: Any, column: str, ite
     return np.concatenate(found)
 
 
-def row_lengths(file: OpenFile, messages: Messages, schema: Any, column: str, itemsize: int) -> Int64Array:
+def row_lengths(file: ByteFile, messages: Messages, schema: Any, column: str, itemsize: int) -> Int64Array:
     """Ids of each row: int64 (rows,). Blocks to read the offsets of all lists."""
     found = [np.zeros(0, np.int64)]
     for layout in _layouts(file, messages, schema, column):
@@ -88,7 +88,7 @@ def row_lengths(file: OpenFile, messages: Messages, schema: Any, column: str, it
     return np.concatenate(found)
 
 
-def _layouts(file: OpenFile, messages: Messages, schema: Any, column: str) -> Iterator[ListLayout]:
+def _layouts(file: ByteFile, messages: Messages, schema: Any, column: str) -> Iterator[ListLayout]:
     import pyarrow
 
     if not messages.batches:
@@ -104,8 +104,8 @@ def _layouts(file: OpenFile, messages: Messages, schema: Any, column: str) -> It
             layout = _layout(batch.column(schema.get_field_index(column)), one, buffer.address, first_row)
         if layout.rows != one.rows or batch.num_rows != one.rows:
             raise CorpusFormatError(
-                f"{file.path}: batch {number} says {one.rows} rows, but column {column} has {layout.rows}: the file is "
-                f"damaged"
+                f"{file.path}: batch {number} has {one.rows:,} rows, but its column {column} has {layout.rows:,}: the "
+                "file is damaged. Make or copy it again."
             )
         yield layout
         first_row += one.rows
@@ -120,13 +120,13 @@ def _layout(array: Any, message: Message, address: int, first_row: int) -> ListL
         place = None if is_empty else Place(message.start + buffer.address - address, buffer.size)
         end = message.start + message.head_size + message.body_size
         if place is not None and not message.start + message.head_size <= place.start <= end - place.size:
-            raise ValueError(f"a buffer of {place.size} bytes lies outside of its batch")
+            raise ValueError(f"a buffer of {place.size:,} bytes is outside of its batch")
         places.append(place)
     is_fixed = isinstance(array, pyarrow.FixedSizeListArray)
     validity, *lists, values_validity, values = places
     offsets = None if is_fixed else lists[0]
     sizes = lists[1] if len(lists) > 1 else None
-    # The counts are those of the head; counted here, in empty memory, everything would be null.
+    # The counts come from the head; counted here, in empty memory, every value would be null.
     return ListLayout(
         first_row,
         len(array),
@@ -139,7 +139,7 @@ def _layout(array: Any, message: Message, address: int, first_row: int) -> ListL
     )
 
 
-def _span(file: OpenFile, layout: ListLayout, column: Any) -> tuple[Int64Array, Int64Array]:
+def _span(file: ByteFile, layout: ListLayout, column: Any) -> tuple[Int64Array, Int64Array]:
     """One [start, length] for all rows of a batch without nulls, whose values follow on one another."""
     from pyarrow import types
 
@@ -154,7 +154,7 @@ def _span(file: OpenFile, layout: ListLayout, column: Any) -> tuple[Int64Array, 
     return ends[:1], np.diff(ends)
 
 
-def _rows(file: OpenFile, layout: ListLayout, column: Any) -> tuple[Int64Array, Int64Array]:
+def _rows(file: ByteFile, layout: ListLayout, column: Any) -> tuple[Int64Array, Int64Array]:
     """Start and length in values of each row of a batch."""
     from pyarrow import types
 
@@ -176,15 +176,15 @@ def _rows(file: OpenFile, layout: ListLayout, column: Any) -> tuple[Int64Array, 
 
 
 def _check_inside(
-    file: OpenFile, layout: ListLayout, column: str, starts: Int64Array, lengths: Int64Array, itemsize: int
+    file: ByteFile, layout: ListLayout, column: str, starts: Int64Array, lengths: Int64Array, itemsize: int
 ) -> None:
     there = 0 if layout.values is None else layout.values.size // itemsize
     wrong = (starts < 0) | (lengths < 0) | (starts > there) | (lengths > there - np.clip(starts, 0, there))
     if wrong.any() or layout.num_values > there:
         row = int(np.argmax(wrong))
         raise CorpusFormatError(
-            f"{file.path}: column {column}, row {layout.first_row + row} or behind it: {lengths[row]} ids from value "
-            f"{starts[row]} on, but the batch has {there}: the file is damaged"
+            f"{file.path}: column {column}, row {layout.first_row + row:,} or a later one: {lengths[row]:,} ids at "
+            f"value {starts[row]:,}, but the batch has {there:,} values: the file is damaged. Make or copy it again."
         )
 
 
@@ -192,21 +192,21 @@ def _offset_type(column: Any) -> np.dtype[Any]:
     return np.dtype("<i8" if str(column).startswith("large_") else "<i4")
 
 
-def _integers(file: OpenFile, place: Place | None, count: int, dtype: np.dtype[Any]) -> Int64Array:
+def _integers(file: ByteFile, place: Place | None, count: int, dtype: np.dtype[Any]) -> Int64Array:
     start = _needed(file, place, count * dtype.itemsize).start
     return np.frombuffer(file.read(start, count * dtype.itemsize), dtype).astype(np.int64)
 
 
-def _bits(file: OpenFile, place: Place, count: int) -> npt.NDArray[np.bool_]:
+def _bits(file: ByteFile, place: Place, count: int) -> npt.NDArray[np.bool_]:
     start = _needed(file, place, -(-count // 8)).start
     data = np.frombuffer(file.read(start, -(-count // 8)), np.uint8)
     return np.unpackbits(data, count=count, bitorder="little").astype(np.bool_)
 
 
-def _needed(file: OpenFile, place: Place | None, size: int) -> Place:
+def _needed(file: ByteFile, place: Place | None, size: int) -> Place:
     if place is None or place.size < size:
         raise CorpusFormatError(
-            f"{file.path}: a buffer of its lists has {0 if place is None else place.size} bytes, but {size} are "
-            f"needed: the file is damaged"
+            f"{file.path}: a buffer of its lists has {0 if place is None else place.size:,} bytes, expected {size:,}: "
+            "the file is damaged. Make or copy it again."
         )
     return place

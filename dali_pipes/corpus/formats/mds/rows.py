@@ -23,17 +23,17 @@ from dali_pipes.corpus.columns.row_facts import RowFacts
 from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.corpus.columns.token_columns import NAMES, names_beside
 from dali_pipes.corpus.data_file import Int64Array
-from dali_pipes.corpus.formats.mds_columns import encodings_of
-from dali_pipes.corpus.formats.mds_samples import Content
-from dali_pipes.corpus.formats.mds_shards import Shard, as_type, find_shard, read_cells, read_content
+from dali_pipes.corpus.formats.mds.columns import encodings_of
+from dali_pipes.corpus.formats.mds.samples import Content
+from dali_pipes.corpus.formats.mds.shards import Shard, as_type, find_shard, read_cells, read_content
 from dali_pipes.corpus.formats.shard_index import Entry
 
-_OF_A_SAMPLE = ("int", "str")  # encodings that have one value for a sample, which says nothing of single ids
+_OF_A_SAMPLE = ("int", "str")  # encodings with one value for a sample, not for its ids
 _MASK_TYPE = np.dtype(np.uint8)
 
 
 def columns_beside(entry: Entry, tokens: str, *, use_masks: bool) -> tuple[str, ...]:
-    """The columns of a shard that say something of its ids, in the order of `fields`."""
+    """The columns of a shard that describe its ids, in the order of `fields`."""
     encodings = encodings_of(entry)
     return tuple(
         name
@@ -44,7 +44,7 @@ def columns_beside(entry: Entry, tokens: str, *, use_masks: bool) -> tuple[str, 
 
 
 def unused_columns(entry: Entry, tokens: str) -> tuple[str, ...]:
-    """The columns of arrays whose meaning is not known."""
+    """The columns of arrays whose meaning is unknown."""
     arrays = [name for name, encoding in encodings_of(entry).items() if str(encoding).split(":")[0] == "ndarray"]
     return (*fields.unused_columns(arrays, (tokens, *NAMES)), *names_beside(tokens, arrays)[1])
 
@@ -65,7 +65,7 @@ class ShardRows:
         return cls(tokens, {name: find_shard(entry, folder, name, types[name]) for name in names})
 
     def measure(self) -> RowFacts:
-        """What there is to know of the samples, after all checks. Reads all of the shard; blocks."""
+        """The facts of the samples, after all checks. Reads all of the shard; blocks."""
         content = read_content(self.tokens)
         ids = read_cells(self.tokens, content)
         rows = read_rows(ids, self._cells(content, tuple(self.beside)), self._place())
@@ -99,7 +99,7 @@ class ShardRows:
 def find_facts(
     rows: Sequence[ShardRows], scans: ColumnScans, keep: Callable[[Callable[[Int64Array], bool], Any], Int64Array]
 ) -> list[RowFacts]:
-    """The facts of each shard, kept or measured. Blocks. keep: as `kept_files.find_or_make` of the last two."""
+    """The facts of each shard, kept or measured. Blocks. keep: as `offset_cache.find_or_make`."""
 
     def scan() -> Int64Array:
         facts = scans.for_chunks(lambda at: rows[at].measure(), [one.tokens.raw_bytes for one in rows])

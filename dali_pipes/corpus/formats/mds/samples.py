@@ -1,15 +1,15 @@
-"""Where the token ids of each sample lie in one MDS shard, which may be a file or what one decompresses to.
+"""Where the token ids of each sample are in one MDS shard: a file, or its decompressed content.
 
     byte 0   4             4 (N + 2)                 off[0]             off[1]                      off[N] = size
     u32 N    u32 off[0 ... N]   columns, JSON text   sample 0           sample 1   ...
                                                      |
                                                      u32 size of each variable-size column, then the values, by column
 
-Offsets count from the start of the shard. They have 32 bits: of a shard that was written too large they start again.
+Offsets count from the start of the shard. They have 32 bits, so those of a shard over 4 GiB overflow.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.data_file import Int64Array
-from dali_pipes.corpus.formats.mds_columns import TYPE_CODES, Column
+from dali_pipes.corpus.formats.mds.columns import TYPE_CODES, Column
 from dali_pipes.errors import CorpusFormatError
+from dali_pipes.storage.byte_file import Range
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -32,13 +33,19 @@ _FIRST_BYTES = np.array([2**8 - 1, 2**16 - 1, 2**32 - 1, 2**64 - 1], np.uint64)
 
 
 class Source(Protocol):
-    """The bytes of a shard: an `OpenFile`, or `Content`."""
+    """The bytes of a shard: a `ByteFile`, or `Content`."""
 
-    path: Path
-    size: int
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def size(self) -> int: ...
 
     def read(self, offset: int, count: int) -> bytes:
-        """`count` bytes that lie inside."""
+        """`count` bytes from byte `offset`, all of them inside."""
+
+    def read_ranges(self, ranges: Iterable[Range], out: memoryview) -> None:
+        """As `ByteFile.read_ranges`."""
 
 
 class Content:
@@ -48,14 +55,19 @@ class Content:
         self.path, self.data, self.size = path, data, len(data)
 
     def read(self, offset: int, count: int) -> bytes:
-        """`count` bytes that lie inside."""
+        """As `Source.read`."""
         return self.data[offset : offset + count]
+
+    def read_ranges(self, ranges: Iterable[Range], out: memoryview) -> None:
+        """As `Source.read_ranges`."""
+        for offset, count, place in ranges:
+            out[place : place + count] = self.data[offset : offset + count]
 
 
 class Samples(NamedTuple):
     """The ids of each sample: first byte in the shard and number, int64 (N,), and code of their type, uint8 (N,).
 
-    The codes are 0 where the column says the type.
+    The codes are 0 where the column states the type.
     """
 
     starts: Int64Array
@@ -64,7 +76,7 @@ class Samples(NamedTuple):
 
 
 def read_offsets(source: Source, num_samples: int) -> Int64Array:
-    """The offset table, int64 (num_samples + 1,), found to agree with the shard's size. One read; blocks.
+    """The offset table, int64 (num_samples + 1,), after a check with the shard's size. One read; blocks.
 
     Raises CorpusFormatError naming shard and sample.
     """
@@ -72,30 +84,30 @@ def read_offsets(source: Source, num_samples: int) -> Int64Array:
     if header_bytes > source.size:
         _refuse(
             source,
-            f"the index claims {num_samples} samples, so a header of {header_bytes} bytes, but the shard has "
-            f"{source.size} bytes",
+            f"has {source.size:,} bytes, but the {num_samples:,} samples of the index need a header of "
+            f"{header_bytes:,}",
         )
     header = np.frombuffer(source.read(0, header_bytes), "<u4").astype(np.int64)
     if header[0] != num_samples:
-        _refuse(source, f"the index claims {num_samples} samples, but the shard {header[0]}")
+        _refuse(source, f"the index claims {num_samples:,} samples, but the shard {header[0]:,}")
     offsets = header[1:]
     if offsets[0] < header_bytes:
-        _refuse(source, f"sample 0 is said to start at byte {offsets[0]}, inside the header of {header_bytes} bytes")
+        _refuse(source, f"sample 0 starts at byte {offsets[0]:,}, inside the header of {header_bytes:,} bytes")
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
     if len(falls):
         at = int(falls[0])
         _refuse(
             source,
-            f"sample {at} starts at byte {offsets[at]} and ends at byte {offsets[at + 1]}, before that: offsets have "
-            f"32 bits, and start again at 0 in a shard of more than 4 GiB",
+            f"sample {at:,} starts at byte {offsets[at]:,} but ends before that, at byte {offsets[at + 1]:,}: 32-bit "
+            "offsets overflow in shards over 4 GiB",
         )
     if offsets[-1] != source.size:
-        _refuse(source, f"the samples should end at byte {offsets[-1]}, but the shard has {source.size} bytes")
+        _refuse(source, f"the samples end at byte {offsets[-1]:,}, but the shard has {source.size:,} bytes")
     return offsets
 
 
 def locate_samples(source: Source, offsets: Int64Array, column: Column) -> Samples:
-    """Where the ids of `column` are. Reads what each sample says of its sizes, where the column needs it; blocks.
+    """Where the ids of `column` are. Blocks to read the sizes in each sample, where the column needs that.
 
     Raises CorpusFormatError naming shard and sample.
     """
@@ -108,7 +120,7 @@ def locate_samples(source: Source, offsets: Int64Array, column: Column) -> Sampl
 
 
 def needs_reading(column: Column) -> bool:
-    """Whether `locate_samples` has to look into every sample; otherwise the offsets tell all."""
+    """Whether `locate_samples` has to look into every sample; otherwise the offsets suffice."""
     return column.has_shape or column.num_variable > 1
 
 
@@ -128,7 +140,12 @@ def _locate_block(source: Source, first: int, offsets: Int64Array, column: Colum
         return _parse_shapes(source, first, values, sizes, column.stored)
     assert column.stored is not None
     width = column.stored.itemsize
-    _check(source, first, sizes % width != 0, lambda at: f"{sizes[at]} bytes are no whole number of {column.stored}")
+    _check(
+        source,
+        first,
+        sizes % width != 0,
+        lambda at: f"{sizes[at]:,} bytes are not a multiple of {width}, the width of {column.stored}",
+    )
     return Samples(values, sizes // width, np.zeros(len(sizes), np.uint8))
 
 
@@ -137,11 +154,14 @@ def _value_places(source: Source, first: int, offsets: Int64Array, column: Colum
     starts, lengths = offsets[:-1], np.diff(offsets)
     values = starts + 4 * column.num_variable + column.fixed_before
     rest = lengths - 4 * column.num_variable - column.fixed_bytes  # what the variable-size columns share
-    _check(source, first, rest < 0, lambda at: f"{lengths[at]} bytes are too few for its columns")
+    _check(source, first, rest < 0, lambda at: f"{lengths[at]:,} bytes are too few for its columns")
     if not needs_reading(column):
         if column.num_variable == 0:
             _check(
-                source, first, rest != 0, lambda at: f"{lengths[at]} bytes, but its columns take {column.fixed_bytes}"
+                source,
+                first,
+                rest != 0,
+                lambda at: f"has {lengths[at]:,} bytes, but its columns take {column.fixed_bytes:,}",
             )
         if column.own_variable is not None:
             return rest, values
@@ -153,7 +173,7 @@ def _value_places(source: Source, first: int, offsets: Int64Array, column: Colum
         source,
         first,
         totals != rest,
-        lambda at: f"its columns say that they take {totals[at]} bytes, but the offsets leave {rest[at]} for them",
+        lambda at: f"its columns claim {totals[at]:,} bytes, but the offsets leave {rest[at]:,} for them",
     )
     values += stated[:, : column.variable_before].sum(axis=1)
     if column.own_variable is None:
@@ -170,21 +190,21 @@ def _fixed_sizes(column: Column, count: int) -> Int64Array:
 def _parse_shapes(
     source: Source, first: int, values: Int64Array, sizes: Int64Array, stored: np.dtype[Any] | None
 ) -> Samples:
-    """Values that begin with a shape, behind a type code if `stored` does not say the type."""
+    """Values that start with a shape, after a type code if `stored` does not state the type."""
     shape_at = 1 if stored is None else 0
     heads = _gather(source, values, shape_at + 9)
     if stored is None:
         codes = heads[:, 0].copy()
         widths = _WIDTHS[codes]
-        unknown = f"is not one of integers, {', '.join(map(str, TYPE_CODES))}"
-        _check(source, first, widths == 0, lambda at: f"type code {codes[at]} {unknown}")
+        expected = ", ".join(map(str, TYPE_CODES))
+        _check(source, first, widths == 0, lambda at: f"type code {codes[at]}, expected one of integers ({expected})")
     else:
         codes = np.zeros(len(values), np.uint8)
         widths = np.full(len(values), stored.itemsize)
     axes = (heads[:, shape_at] >> 2).astype(np.int64)
     powers = heads[:, shape_at] & 3
     ids_at = shape_at + 1 + (axes << powers)
-    _check(source, first, ids_at > sizes, lambda at: f"a value of {sizes[at]} bytes ends within its shape")
+    _check(source, first, ids_at > sizes, lambda at: f"a value of {sizes[at]:,} bytes ends inside its shape")
     counts = (sizes - ids_at) // widths
     stated = np.ascontiguousarray(heads[:, shape_at + 1 :]).view("<u8")[:, 0] & _FIRST_BYTES[powers]
     for at in np.flatnonzero(axes != 1):
@@ -196,13 +216,15 @@ def _parse_shapes(
         source,
         first,
         differs,
-        lambda at: f"its shape says {stated[at]} ids of {widths[at]} bytes, but {sizes[at] - ids_at[at]} bytes follow",
+        lambda at: (
+            f"its shape is {stated[at]:,} ids of {widths[at]} bytes, but {sizes[at] - ids_at[at]:,} bytes follow"
+        ),
     )
     return Samples(values + ids_at, counts, codes)
 
 
 def _gather(source: Source, starts: Int64Array, width: int) -> Bytes:
-    """`width` bytes from each of rising `starts` on: (N, width), zeros behind the end of the shard."""
+    """`width` bytes from each of increasing `starts`: (N, width), zeros after the end of the shard."""
     begin = int(starts[0])
     end = min(int(starts[-1]) + width, source.size)
     if (end - begin) // len(starts) < _SPARSE_BYTES:
@@ -211,21 +233,19 @@ def _gather(source: Source, starts: Int64Array, width: int) -> Bytes:
         rows: Bytes = data[(starts - begin)[:, None] + np.arange(width)]
         return rows
     found = np.zeros((len(starts), width), np.uint8)
-    for row, start in zip(found, starts.tolist(), strict=True):
-        count = min(width, source.size - start)
-        row[:count] = np.frombuffer(source.read(start, count), np.uint8)
+    ranges = [(start, min(width, source.size - start), at * width) for at, start in enumerate(starts.tolist())]
+    source.read_ranges(ranges, found.reshape(-1).data)
     return found
 
 
 def _check(source: Source, first: int, is_wrong: npt.NDArray[np.bool_], tell: Any) -> None:
-    """Refuse the first sample that is wrong; `tell` says what is, of its number in the block."""
+    """Refuse the first sample that is wrong; `tell` gives the reason for its number in the block."""
     if is_wrong.any():
         at = int(np.argmax(is_wrong))
-        _refuse(source, f"sample {first + at}: {tell(at)}")
+        _refuse(source, f"sample {first + at:,}: {tell(at)}")
 
 
 def _refuse(source: Source, reason: str) -> NoReturn:
     raise CorpusFormatError(
-        f"{source.path}: {reason}: the shard is truncated or damaged, or belongs to another index. Make or copy it "
-        f"again."
+        f"{source.path}: {reason}. The shard is truncated, damaged or belongs to another index; make or copy it again."
     )

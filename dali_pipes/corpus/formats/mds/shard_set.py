@@ -1,13 +1,4 @@
-"""MosaicML Streaming sets (MDS): an `index.json` and shards of samples, whose columns hold tokens among other things.
-
-    index.json             {"version": 2, "shards": [{"raw_data": {"basename": "shard.00000.mds", ...}, ...}, ...]}
-    shard.00000.mds        ids between the sizes of each sample: an extent a sample, read where they lie
-    shard.00001.mds.zstd   decompressed as a whole when a row needs it: one chunk
-
-Each sample is a document, unless a column beside the ids says that it holds several (`row_columns`). The index says how
-many samples a shard has; how many ids these have is in the shard, before the ids of each, so it is looked up once and
-kept. The order is that of the index.
-"""
+"""Open an MDS set: what each of its shards holds, from its index, the shards themselves and what was cached of them."""
 
 import itertools
 from collections.abc import Callable
@@ -24,75 +15,73 @@ from dali_pipes.corpus.columns.row_facts import RowFacts, used_columns, with_nam
 from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.corpus.columns.token_columns import LOSS_MASK
 from dali_pipes.corpus.data_file import DataFile, Int64Array, UsedColumns
-from dali_pipes.corpus.formats.mds_columns import TYPE_CODES, choose_column
-from dali_pipes.corpus.formats.mds_rows import ShardRows, columns_beside, find_facts, unused_columns
-from dali_pipes.corpus.formats.mds_shards import (
+from dali_pipes.corpus.discovery.shard_sets import kind_of_index
+from dali_pipes.corpus.formats.format import OpenOptions
+from dali_pipes.corpus.formats.mds.columns import TYPE_CODES, choose_column
+from dali_pipes.corpus.formats.mds.rows import ShardRows, columns_beside, find_facts, unused_columns
+from dali_pipes.corpus.formats.mds.shards import (
     Shard,
     decode_shard,
     find_samples,
     find_shard,
     list_shards,
+    refuse_change,
     verify_shard,
 )
 from dali_pipes.corpus.formats.shard_index import Entry
 from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.runtime import offset_cache
+from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_content, digest_file, read_samples
-from dali_pipes.storage.local import OpenFile
 
 _KEPT_FROM_BYTES = 64 << 20
-"""Shards as they are, of fewer bytes than that, are looked through at every start."""
+"""Uncompressed shards of fewer bytes in total are read again at every start."""
 _CODES = list(TYPE_CODES)
 _MASK_TYPE = np.dtype(np.uint8)
 Counts: TypeAlias = npt.NDArray[np.uint32]
 
 
 class _Mark(NamedTuple):
-    """What a shard is known by: digest of its name, size and samples, and when it was last changed before that."""
+    """What identifies a shard: digest of its name, size and samples, and its identity when that was taken."""
 
     digest: bytes
-    modified_ns: int
+    identity: str
 
 
 class _Found(NamedTuple):
-    """Of one shard: types of its ids, int64 (N,) ids of each sample and byte of the first (None: not known)."""
+    """In one shard: types of its ids, int64 (N,) ids of each sample and byte of the first (None: unknown)."""
 
     types: list[np.dtype[Any]]
     counts: Int64Array
     starts: Int64Array | None
 
 
-def inspect_mds(
-    index: Path,
-    scans: ColumnScans,
-    id_type: np.dtype[Any] | None = None,
-    token_column: str | None = None,
-    verify: bool = False,
-    use_masks: bool = True,
-) -> list[DataFile]:
-    """The shards of the set that `index` lists, checked. Blocks for a few reads a shard.
+def recognize(file: ByteFile, head: bytes) -> bool:
+    """Whether it is the index of such a set."""
+    return kind_of_index(file.path) == "mds"
 
-    Where the number of ids is not known without that, reads or decompresses all shards, in threads, and keeps the
-    numbers in the user's cache.
 
-    id_type:      type of the ids of a `bytes` column; for others it is compared
-    token_column: by default `tokens`, `input_ids`, or the only column of integer arrays
-    verify:       compare all checksums of the index; reads everything
-    use_masks:    whether columns that say which ids are learned are used
+def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    """As `Format.inspect`, for the shards that an index lists. Blocks for a few reads a shard.
 
-    Samples of several integer types are served as the narrowest that holds them all, shards of another decoded.
-    Raises CorpusFormatError for a damaged set or no ids, ConfigError for a column that cannot be chosen.
+    Where the number of ids is unknown without that, reads or decompresses all shards, in threads, and keeps the numbers
+    in the user's cache.
+
+    The type that the user gave is that of the ids of a `bytes` column; for others it is compared. Without a token
+    column given, it is `tokens`, `input_ids`, or the only column of integer arrays. Samples of several integer types
+    are served as the narrowest that holds them all; shards of another one are decoded.
     """
+    index, scans, id_type = file.path, options.scans, options.id_type
     entries = list_shards(index)
-    column = choose_column(entries[0], index, token_column)
+    column = choose_column(entries[0], index, options.token_column)
     shards = [find_shard(one, index.parent, column, id_type) for one in entries]
-    if verify:
+    if options.verify:
         scans.for_chunks(lambda at: verify_shard(shards[at]), [shard.raw_bytes for shard in shards])
     marks = [_mark(shard) for shard in shards]
     found = _find_all(index, shards, marks, scans)
     stored = _common_type(index, column, found, id_type)
     files = [_data_file(*one, stored) for one in zip(shards, marks, found, strict=True)]
-    beside = [columns_beside(entry, column, use_masks=use_masks) for entry in entries]
+    beside = [columns_beside(entry, column, use_masks=options.use_masks) for entry in entries]
     files = _with_columns(index, entries, files, shards, marks, beside, id_type, scans)
     masks = _find_masks(index, entries, files, beside, found, scans)
     return [file if mask is None else replace(file, loss_mask=mask) for file, mask in zip(files, masks, strict=True)]
@@ -108,7 +97,7 @@ def _with_columns(
     id_type: np.dtype[Any] | None,
     scans: ColumnScans,
 ) -> list[DataFile]:
-    """The files as the columns beside their ids have them; a mask alone, in the usual column, needs nothing."""
+    """The files with what the columns beside their ids mean; a mask alone, in the usual column, needs nothing."""
     unused = [unused_columns(entry, shard.column.name) for entry, shard in zip(entries, shards, strict=True)]
     files = [
         replace(file, columns=UsedColumns(masks=names, unused=others))
@@ -120,7 +109,7 @@ def _with_columns(
     def keep(is_plausible: Callable[[Int64Array], bool], scan: Callable[[], Int64Array]) -> Int64Array:
         if not _is_kept([shards[number] for number in numbers]):
             return scan()
-        keys = [digest_content(with_names(marks[n].digest, beside[n]), [marks[n].modified_ns]) for n in numbers]
+        keys = [digest_content(with_names(marks[n].digest, beside[n]), [marks[n].identity]) for n in numbers]
         about = f"dali_pipes mds columns 1 {''.join(keys)}".encode()
         return offset_cache.find_or_make([index], "mds", about, is_plausible, scan)[0]
 
@@ -172,24 +161,24 @@ def _find_masks(
         if len(differs):
             at = int(differs[0])
             raise CorpusFormatError(
-                f"{shard.path}: sample {at}: {LOSS_MASK} has {found.counts[at]} entries, expected "
-                f"{tokens[number].counts[at]}, one for each id"
+                f"{shard.path}: sample {at:,}: {LOSS_MASK} has {found.counts[at]:,} entries, expected "
+                f"{tokens[number].counts[at]:,}, one for each id"
             )
         masks[number] = _data_file(shard, mark, found, _MASK_TYPE)
     return masks
 
 
 def _mark(shard: Shard) -> _Mark:
-    with OpenFile(shard.path) as file:
+    with open_file(shard.path) as file:
         if file.size != shard.size:
-            raise CorpusFormatError(f"{shard.path}: had {shard.size} bytes a moment ago, {file.size} now")
+            refuse_change(shard.path, shard.size, file.size)
         about = f"{shard.column.name} {shard.num_samples}".encode()
         stored = shard.column.stored or np.dtype("V1")
-        return _Mark(digest_file(shard.path, shard.size, stored, about, read_samples(file)), file.modified_ns)
+        return _Mark(digest_file(shard.path, shard.size, stored, about, read_samples(file)), file.identity)
 
 
 def _find_all(index: Path, shards: list[Shard], marks: list[_Mark], scans: ColumnScans) -> list[_Found]:
-    """What is in the shards: of those that have to be read for it, what was kept of that."""
+    """What is in the shards, from the cache for those that have to be read whole."""
     numbers = [number for number, shard in enumerate(shards) if shard.must_be_read]
     slow = [shards[number] for number in numbers]
 
@@ -206,9 +195,9 @@ def _find_all(index: Path, shards: list[Shard], marks: list[_Mark], scans: Colum
         )
 
     if _is_kept(slow):
-        keys = [digest_content(marks[n].digest, [marks[n].modified_ns]) + repr(shards[n].column) for n in numbers]
+        keys = [digest_content(marks[n].digest, [marks[n].identity]) + repr(shards[n].column) for n in numbers]
         about = f"dali_pipes mds 1 {''.join(keys)}".encode()
-        # Where it cannot be kept nothing is lost but time.
+        # Without a cache this only takes time at the next start.
         packed, _ = offset_cache.find_or_make([shard.path for shard in slow], "mds", about, is_plausible, scan)
     else:
         packed = scan()
@@ -220,7 +209,7 @@ def _find_all(index: Path, shards: list[Shard], marks: list[_Mark], scans: Colum
 
 
 def _is_kept(shards: list[Shard]) -> bool:
-    """Whether what is found by reading those shards is kept for the next start."""
+    """Whether what is found by reading those shards is cached for the next start."""
     return any(shard.suffix for shard in shards) or sum(shard.size for shard in shards) >= _KEPT_FROM_BYTES
 
 
@@ -240,7 +229,7 @@ def _unpacked(shard: Shard, packed: Int64Array) -> _Found:
 
 
 def _known(shard: Shard) -> _Found:
-    """Of a shard that need not be read: its index and offsets tell."""
+    """For a shard whose index and offsets suffice."""
     stored, fixed = shard.column.stored, shard.column.fixed_ids
     assert stored is not None
     if shard.suffix is not None:
@@ -251,7 +240,7 @@ def _known(shard: Shard) -> _Found:
 
 
 def _fits(shard: Shard, found: _Found) -> bool:
-    """Whether kept lengths may be those of the shard."""
+    """Whether cached lengths are plausible for the shard."""
     width = max((one.itemsize for one in found.types), default=1)
     if found.counts.min(initial=0) < 0 or found.counts.max(initial=0) > shard.raw_bytes:
         return False
@@ -265,20 +254,24 @@ def _fits(shard: Shard, found: _Found) -> bool:
 def _common_type(index: Path, column: str, found: list[_Found], id_type: np.dtype[Any] | None) -> np.dtype[Any]:
     types = sorted({one for shard in found for one in shard.types}, key=str)
     if not types:
-        raise CorpusError(f"{index}: its shards have no samples, so there are no tokens")
+        raise CorpusError(f"{index}: its shards do not contain any samples, so the corpus is empty")
     common: np.dtype[Any] = np.result_type(*types)
     names = ", ".join(one.name for one in types)
     if common.kind not in "iu":
-        raise CorpusFormatError(f"{index}: column {column!r} has ids of {names}, which no integer type holds")
+        raise CorpusFormatError(
+            f"{index}: column {column!r} mixes {names}, which do not fit one integer type. Write it with one type."
+        )
     if id_type is not None and common != id_type:
-        raise CorpusFormatError(f"{index}: column {column!r} has ids of {names}, but dtype={id_type.name!r} was given")
+        raise CorpusFormatError(
+            f"{index}: column {column!r} holds {names} ids, but dtype = {id_type.name!r} was given. Leave dtype out."
+        )
     return common
 
 
 def _data_file(shard: Shard, mark: _Mark, found: _Found, stored: np.dtype[Any]) -> DataFile:
-    as_they_lie = found.starts is not None and all(one == stored for one in found.types)
+    is_plain = found.starts is not None and all(one == stored for one in found.types)
     total = int(found.counts.sum())
-    if as_they_lie:
+    if is_plain:
         assert found.starts is not None
         extents = _extents(found.starts, found.counts, stored.itemsize)
     else:
@@ -290,18 +283,19 @@ def _data_file(shard: Shard, mark: _Mark, found: _Found, stored: np.dtype[Any]) 
         path=shard.path,
         format="mds",
         size=shard.size,
+        identity=mark.identity,
         stored=stored,
         data_offset=None,
         extents=extents,
         digest=mark.digest,
         num_documents=len(counts),
         read_document_offsets=partial(_offsets, counts),
-        decode=None if as_they_lie else partial(decode_shard, shard, stored),
+        decode=None if is_plain else partial(decode_shard, shard, stored),
     )
 
 
 def _extents(starts: Int64Array, counts: Int64Array, width: int) -> Int64Array:
-    """Runs of ids, int64 (E, 2): of samples without ids none, of those that follow on one another one."""
+    """Runs of ids, int64 (E, 2): none for samples without ids, one for samples that follow on one another."""
     filled = np.flatnonzero(counts)
     starts, counts = starts[filled], counts[filled]
     if not len(starts):

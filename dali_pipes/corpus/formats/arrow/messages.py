@@ -1,10 +1,10 @@
-"""The messages of an Arrow IPC file or stream: where each lies, found by reading their heads alone.
+"""The messages of an Arrow IPC file or stream: where each is, found by reading only their heads.
 
     stream     schema  dictionaries ...  batch 0  batch 1  ...  end
     file       ARROW1  (the same messages)  footer  i32 footer length  ARROW1
     message    FF FF FF FF  i32 length  metadata | body          the footer lists dictionaries and batches of a file
 
-Metadata are FlatBuffers tables: a table begins with the distance back to its vtable, which says where each field is.
+Metadata are FlatBuffers tables: a table starts with the distance back to its vtable, which says where each field is.
 (Format: https://arrow.apache.org/docs/format/Columnar.html and the `.fbs` files it names)
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import ByteFile
 
 FILE_MAGIC = b"ARROW1"
 CONTINUATION = b"\xff\xff\xff\xff"
@@ -23,7 +23,7 @@ END_OF_STREAM = CONTINUATION + b"\0\0\0\0"
 _HEAD_GUESS = 1024  # bytes: most heads fit, and so cost one read
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _MOST_RATIOS = {0: 256, 1: 1 << 15}
-"""By codec, LZ4 frames and Zstandard: bytes that come of one, in a run of equal ones."""
+"""By codec, LZ4 frames and Zstandard: upper bounds of compression ratios."""
 _BUFFER = struct.Struct("<qq")  # offset in the body, length
 _BLOCK = struct.Struct("<qi4xq")  # offset, length of the head, length of the body
 
@@ -46,7 +46,7 @@ class Messages(NamedTuple):
     """What an Arrow file holds.
 
     schema:       the head of the schema's message
-    dictionaries: those that hold for each batch, in the order in which they have to be read
+    dictionaries: those that apply to each batch, in the order in which they have to be read
     """
 
     schema: bytes
@@ -55,17 +55,27 @@ class Messages(NamedTuple):
     dictionaries: list[list[Message]]
 
 
-def read_messages(file: OpenFile) -> Messages:
+def is_stream(file: ByteFile, head: bytes) -> bool:
+    """Whether a file starts with a message of Arrow IPC, as the files do that Hugging Face datasets save."""
+    if len(head) < 12 or not head.startswith(CONTINUATION):
+        return False
+    length, root = struct.unpack_from("<iI", head, 4)
+    return bool(0 < length <= file.size - 8 and length % 8 == 0 and 0 < root < length)
+
+
+def read_messages(file: ByteFile) -> Messages:
     """Find the messages of a file or stream. Blocks for a read a message. Raises CorpusFormatError if it is damaged."""
     is_file = file.read(0, min(6, file.size)) == FILE_MAGIC
     try:
         first, schema = _read_head(file, 8 if is_file else 0)
         if first.kind != _SCHEMA:
-            raise CorpusFormatError(f"{file.path}: Arrow data begin with a schema, but message 0 is another kind")
+            raise CorpusFormatError(f"{file.path}: its first Arrow message is not a schema: it is damaged")
         is_little = _root(schema).table(2).number(0, "<h") == 0
         found = _from_footer(file) if is_file else _from_stream(file, first.head_size + first.body_size)
     except (struct.error, OverflowError) as error:
-        raise CorpusFormatError(f"{file.path}: its Arrow metadata are damaged: {error}") from error
+        raise CorpusFormatError(
+            f"{file.path}: its Arrow metadata are damaged ({error}). Make or copy it again."
+        ) from error
     messages = Messages(schema, is_little, [], [])
     known: list[Message] = []
     for message in found:
@@ -77,7 +87,7 @@ def read_messages(file: OpenFile) -> Messages:
             known = [one for one in known if one.dictionary not in replaced] + [message]
         else:
             raise CorpusFormatError(
-                f"{file.path}: the message at byte {message.start} is neither rows nor a dictionary"
+                f"{file.path}: the Arrow message at byte {message.start:,} is neither a batch nor a dictionary"
             )
     return messages
 
@@ -85,7 +95,7 @@ def read_messages(file: OpenFile) -> Messages:
 def check_claims(path: Path, message: Message, data: bytes | memoryview) -> None:
     """Raise CorpusFormatError if buffers of a message claim to be larger, decompressed, than they can be.
 
-    Memory is taken for what they claim, before any of it is decompressed. data: all of the message.
+    pyarrow allocates memory for that claim before it decompresses. data: all of the message.
     """
     head, body = bytes(data[: message.head_size]), data[message.head_size :]
     try:
@@ -98,20 +108,20 @@ def check_claims(path: Path, message: Message, data: bytes | memoryview) -> None
         places = [_BUFFER.unpack_from(head, at) for at in range(first, first + count * _BUFFER.size, _BUFFER.size)]
         claimed = sum(max(0, struct.unpack_from("<q", body, start)[0]) for start, size in places if size)
     except struct.error as error:
-        raise CorpusFormatError(f"{path}: its Arrow metadata are damaged: {error}") from error
+        raise CorpusFormatError(f"{path}: its Arrow metadata are damaged ({error}). Make or copy it again.") from error
     if claimed > most:
         raise CorpusFormatError(
-            f"{path}: the buffers of the message at byte {message.start} claim {claimed} bytes, but {len(body)} can "
-            f"hold {most} at most: it is damaged"
+            f"{path}: the buffers of the Arrow message at byte {message.start:,} claim {claimed:,} bytes, but its "
+            f"{len(body):,} bytes decompress to at most {most:,}: it is damaged. Make or copy it again."
         )
 
 
 def message_crc(head: bytes | memoryview) -> int:
-    """What the head of a message is known by."""
+    """What identifies the head of a message."""
     return zlib.crc32(head)
 
 
-def _from_stream(file: OpenFile, at: int) -> list[Message]:
+def _from_stream(file: ByteFile, at: int) -> list[Message]:
     found: list[Message] = []
     while at < file.size:
         if file.read(at, min(8, file.size - at)) == END_OF_STREAM:
@@ -122,19 +132,19 @@ def _from_stream(file: OpenFile, at: int) -> list[Message]:
         at += message.head_size + message.body_size
     if at != file.size:
         raise CorpusFormatError(
-            f"{file.path}: the Arrow stream ends at byte {at}, but the file has {file.size}: are these several streams "
-            f"in one file? Write them as one."
+            f"{file.path}: its Arrow stream ends at byte {at:,}, but the file has {file.size:,} bytes. If it holds "
+            "several streams, write them as one."
         )
     return found
 
 
-def _from_footer(file: OpenFile) -> list[Message]:
+def _from_footer(file: ByteFile) -> list[Message]:
     tail = file.read(max(0, file.size - 10), min(10, file.size))
     length = struct.unpack_from("<i", tail)[0] if len(tail) == 10 else 0
     if tail[4:] != FILE_MAGIC or not 0 < length <= file.size - 18:
         raise CorpusFormatError(
-            f"{file.path}: an Arrow file ends with a footer, its length and ARROW1, but the last bytes are {tail!r} of "
-            f"{file.size}: it is truncated or damaged. Make or copy it again."
+            f"{file.path}: does not end with the footer of an Arrow file (last bytes {tail!r} of {file.size:,}): it is "
+            "truncated or damaged. Make or copy it again."
         )
     footer = file.read(file.size - 10 - length, length)
     root = _Table(footer, _indirect(footer, 0))
@@ -146,22 +156,26 @@ def _from_footer(file: OpenFile) -> list[Message]:
             message, _ = _read_head(file, start)
             if (message.head_size, message.body_size) != (head_size, body_size):
                 raise CorpusFormatError(
-                    f"{file.path}: the message at byte {start} has {message.head_size} + {message.body_size} bytes, "
-                    f"but the footer says {head_size} + {body_size}: it is damaged"
+                    f"{file.path}: the Arrow message at byte {start:,} has {message.head_size:,} + "
+                    f"{message.body_size:,} bytes, but the footer says {head_size:,} + {body_size:,}: it is damaged. "
+                    "Make or copy it again."
                 )
             found.append(message)
     return found
 
 
-def _read_head(file: OpenFile, start: int) -> tuple[Message, bytes]:
+def _read_head(file: ByteFile, start: int) -> tuple[Message, bytes]:
     if not 0 <= start <= file.size - 8:
-        raise CorpusFormatError(f"{file.path}: an Arrow message should begin at byte {start} of {file.size}")
+        raise CorpusFormatError(
+            f"{file.path}: expected an Arrow message at byte {start:,}, but the file has {file.size:,} bytes: it is "
+            "truncated or damaged. Make or copy it again."
+        )
     head = file.read(start, min(_HEAD_GUESS, file.size - start))
     length = struct.unpack_from("<i", head, 4)[0]
     if head[:4] != CONTINUATION or not 0 < length <= file.size - start - 8:
         raise CorpusFormatError(
-            f"{file.path}: no Arrow message at byte {start} of {file.size}: it begins with {head[:8]!r}. The file is "
-            f"truncated or damaged, or was written before Arrow 0.15"
+            f"{file.path}: expected an Arrow message at byte {start:,} of {file.size:,}, found {head[:8]!r}: the file "
+            "is truncated, damaged or older than Arrow 0.15. Make or copy it again."
         )
     size = 8 + length
     head = head[:size] if size <= len(head) else file.read(start, size)
@@ -169,8 +183,8 @@ def _read_head(file: OpenFile, start: int) -> tuple[Message, bytes]:
     kind, body_size = root.number(1, "<B"), root.number(3, "<q")
     if not 0 <= body_size <= file.size - start - size:
         raise CorpusFormatError(
-            f"{file.path}: the Arrow message at byte {start} has {body_size} bytes behind its head of {size}, but the "
-            f"file ends at {file.size}: it is truncated or damaged"
+            f"{file.path}: the Arrow message at byte {start:,} needs {size:,} + {body_size:,} bytes, but the file has "
+            f"{file.size:,}: it is truncated or damaged. Make or copy it again."
         )
     message = Message(start, size, body_size, message_crc(head), kind)
     if kind == _DICTIONARY:
@@ -180,7 +194,9 @@ def _read_head(file: OpenFile, start: int) -> tuple[Message, bytes]:
         header = root.table(2)
         message = message._replace(rows=header.number(0, "<q"), is_compressed=header.has(3))
         if message.rows < 0:
-            raise CorpusFormatError(f"{file.path}: the Arrow batch at byte {start} has {message.rows} rows")
+            raise CorpusFormatError(
+                f"{file.path}: the Arrow batch at byte {start:,} has {message.rows:,} rows: it is damaged"
+            )
     return message, head
 
 
@@ -199,14 +215,14 @@ class _Table:
         self._data, self._at = data, at
         self._vtable = at - struct.unpack_from("<i", data, at)[0]
         if self._vtable < 0:  # which Python would count from the end
-            raise struct.error("a table lies outside of its message")
+            raise struct.error("a table is outside of its message")
         self._vtable_size = struct.unpack_from("<H", data, self._vtable)[0]
 
     def has(self, field: int) -> bool:
         return self._place(field) != 0
 
     def number(self, field: int, code: str) -> int:
-        """A number or enumeration, 0 if it is not there."""
+        """A number or enumeration, 0 if the field is absent."""
         place = self._place(field)
         return int(struct.unpack_from(code, self._data, place)[0]) if place else 0
 
@@ -214,13 +230,13 @@ class _Table:
         return _Table(self._data, _indirect(self._data, self._needed(field)))
 
     def vector(self, field: int, item_size: int) -> tuple[int, int]:
-        """First byte and number of the items of a vector; (0, 0) if it is not there."""
+        """First byte and number of the items of a vector; (0, 0) if the field is absent."""
         if not self.has(field):
             return 0, 0
         at = _indirect(self._data, self._place(field))
         count: int = struct.unpack_from("<I", self._data, at)[0]
         if count * item_size > len(self._data) - at - 4:
-            raise struct.error(f"a list of {count} entries lies outside of its message")
+            raise struct.error(f"a list of {count:,} entries is outside of its message")
         return at + 4, count
 
     def _place(self, field: int) -> int:

@@ -410,7 +410,7 @@ class Corpus:
         column = int(np.argmax(piece < 0))
         place = self.locate(position + column)
         raise TokenRangeError(
-            f"{place.file}: token {place.offset:,} is {int(piece[column]) % 2**64:,}, expected an id below 2^63, since "
+            f"{place.file}: token {place.offset:,} is {int(piece[column]) % 2**64}, expected an id below 2^63, since "
             "ids of uint64 files are served as int64"
         )
 

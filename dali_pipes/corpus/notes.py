@@ -26,7 +26,7 @@ def _on_columns(files: Sequence[DataFile]) -> list[str]:
         rows = sum(file.columns.rows for file in packed)
         documents = sum(file.num_documents or 0 for file in packed)
         names = _names([file.columns.packing for file in packed])
-        notes.append(f"{names}: rows are already packed; {rows:,} rows are read as {documents:,} documents")
+        notes.append(f"{names}: rows are already packed: {rows:,} rows are read as {documents:,} documents")
     padded = [file for file in files if file.columns.padding]
     if padded:
         removed, kept = (
@@ -43,7 +43,7 @@ def _on_unused(files: Sequence[DataFile]) -> list[str]:
         for name in file.columns.unused:
             seen.setdefault(name, []).append(file)
     return [
-        f"{name}: this column is ignored in {len(some):,} file{'s' * (len(some) > 1)} (first {some[0].path}); if it "
+        f"{name}: this column is not used in {len(some):,} file{'s' * (len(some) > 1)} (first in {some[0].path}); if it "
         "marks the tokens to learn, rename it to loss_mask"
         for name, some in seen.items()
     ]

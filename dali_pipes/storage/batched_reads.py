@@ -4,7 +4,6 @@ pieces of a block, local files    one io_submit for all of them; what came back 
 other storage, or a few pieces    `ByteFile.read_ranges`, once a file
 """
 
-import itertools
 import os
 from typing import TypeAlias
 
@@ -111,9 +110,11 @@ class RawReads:
     def _by_file(
         self, view: memoryview, targets: Int64Array, sizes: Int64Array, numbers: Int64Array, offsets: Int64Array
     ) -> None:
-        if not len(numbers):
-            return
-        firsts, counts = runs_of_equal(numbers)
-        ranges = zip(offsets.tolist(), sizes.tolist(), targets.tolist(), strict=True)
-        for number, count in zip(numbers[firsts].tolist(), counts.tolist(), strict=True):
-            self._pool.acquire(number).read_ranges(itertools.islice(ranges, count), view)
+        ranges = list(zip(offsets.tolist(), sizes.tolist(), targets.tolist(), strict=True))
+        files, begin = numbers.tolist(), 0
+        while begin < len(files):
+            end = begin + 1
+            while end < len(files) and files[end] == files[begin]:
+                end += 1
+            self._pool.acquire(files[begin]).read_ranges(ranges[begin:end], view)
+            begin = end

@@ -74,7 +74,7 @@ def inflate_bytes(packed: io.BytesIO, path: Path, suffix: str, inflated_bytes: i
     except _failures(suffix) as error:
         raise CorpusFormatError(f"{path}: cannot be decompressed ({suffix}): {error}. Copy it again.") from error
     if len(content) != inflated_bytes:
-        found = "more" if len(content) > inflated_bytes else f"{len(content):,} bytes"
+        found = "more bytes" if len(content) > inflated_bytes else f"{len(content):,} bytes"
         raise CorpusFormatError(
             f"{path}: decompresses to {found}, but its index expects {inflated_bytes:,} bytes: the file is truncated "
             "or belongs to another index. Copy it again."

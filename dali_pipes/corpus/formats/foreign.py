@@ -50,9 +50,8 @@ def refuse_foreign(file: ByteFile, head: bytes, *, may_be_text: bool) -> None:
     kind = _foreign_kind(file, head, may_be_text)
     if kind is not None:
         raise CorpusFormatError(
-            f"{file.path}: is {kind}, which cannot be read as token ids. For text, set tokenizer = 'tokenizer.json', "
-            "or convert it with `dali-pipes tokenize`; convert other files first. If it contains only ids, set format "
-            "= 'flat' and dtype."
+            f"{file.path}: is {kind}, not token ids. Convert it, or for text set tokenizer = 'tokenizer.json'; if it "
+            "contains only ids, set format = 'flat' and dtype."
         )
 
 
@@ -167,8 +166,8 @@ def _crc32c(data: bytes) -> int:
 def _pickle_kind(file: ByteFile, head: bytes) -> str | None:
     framed = head[:2] in (b"\x80\x04", b"\x80\x05") and head[2:3] == b"\x95"
     if framed and int.from_bytes(head[3:11], "little") <= file.size - 11:
-        return "a Python pickle, which is never loaded"
-    return "a Python pickle, which is never loaded" if file.path.suffix.lower() in _PICKLE_SUFFIXES else None
+        return "a Python pickle (which is never loaded)"
+    return "a Python pickle (which is never loaded)" if file.path.suffix.lower() in _PICKLE_SUFFIXES else None
 
 
 def text_kind(head: bytes) -> str | None:
@@ -183,4 +182,4 @@ def text_kind(head: bytes) -> str | None:
     except UnicodeDecodeError as error:
         if error.start < len(head) - 3:  # the head may end within a character
             return None
-    return "JSON text" if head.lstrip()[:1] in (b"{", b"[") else "text, not token ids"
+    return "JSON text" if head.lstrip()[:1] in (b"{", b"[") else "text"

@@ -124,7 +124,12 @@ def _find_chunk(entry: Entry, folder: Path, method: str | None, suffix: str | No
     if suffix is not None:
         check_claim(path, suffix, size, content_bytes, entry.where)
     chunk = _Chunk(path, size, content_bytes, suffix, entry.integer("chunk_size"), stored)
-    if content_bytes < chunk.header_bytes or (content_bytes - chunk.header_bytes) % stored.itemsize:
+    if content_bytes < chunk.header_bytes:
+        _refuse(
+            path,
+            f"has {content_bytes:,} bytes, fewer than the header of {chunk.num_items:,} items ({chunk.header_bytes:,})",
+        )
+    if (content_bytes - chunk.header_bytes) % stored.itemsize:
         _refuse(
             path,
             f"{content_bytes - chunk.header_bytes:,} bytes after the header of {chunk.num_items:,} items are not a "

@@ -85,11 +85,11 @@ def test_other_bytes_are_no_example_or_some_example(data: bytes, at: int, flip: 
 
 def test_choice_of_the_feature(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [tf_example({"a": [1], "b": [2], "labels": [2]}), tf_example({"a": [4], "b": None})])
-    with pytest.raises(ConfigError, match=r"token_column=.*a \(int64\), b \(int64\), labels \(int64\)"):
+    with pytest.raises(ConfigError, match=r"token_column.*a \(int64\), b \(int64\), labels \(int64\)"):
         open_corpus(path)
     with open_corpus(path, token_column="b") as corpus:
         assert corpus.tokens(0, 1).tolist() == [2]
-    with pytest.raises(ConfigError, match="token_column = 'c', but the features are a"):
+    with pytest.raises(ConfigError, match="token_column = 'c'.* a"):
         open_corpus(path, token_column="c")
     with pytest.raises(CorpusFormatError, match="whose ids are int64, but dtype='uint16' was given"):
         open_corpus(path, token_column="a", dtype="uint16")
@@ -99,7 +99,7 @@ def test_choice_of_the_feature(tmp_path: Path) -> None:
 
 
 def test_records_that_are_no_whole_ids(tmp_path: Path) -> None:
-    with pytest.raises(CorpusFormatError, match="record 1 has 3 bytes, no whole number of ids of uint16"):
+    with pytest.raises(CorpusFormatError, match="record 1 has 3 bytes, .* uint16"):
         open_corpus(write(tmp_path / "a", [b"abcd", b"abc"]), dtype="uint16")
 
 
@@ -141,7 +141,7 @@ def test_a_file_that_changes_later(tmp_path: Path) -> None:
             assert file.decode is not None
             file.decode.args[0]._reader = None  # type: ignore[attr-defined]
         path.write_bytes(path.read_bytes() + b"x")
-        with pytest.raises(CorpusReadError, match="changed since the corpus was opened"):
+        with pytest.raises(CorpusReadError, match="after the corpus was opened"):
             corpus.tokens(0, 5)
 
 

@@ -45,7 +45,7 @@ def test_mds(samples: Path, truth: dict[str, Documents]) -> None:
     windows = [stream[256 * number : 256 * number + 256] for number in range(160)]
     with open_corpus(samples / "mds" / "concat_bytes_i64", dtype="int64", verify=True) as corpus:
         check(corpus, "mds", "int64", windows)
-    with pytest.raises(ConfigError, match=r"the columns are text \(str\)\. For text: open it with tokenizer="):
+    with pytest.raises(ConfigError, match=r"text \(str\).*tokenizer"):
         open_corpus(samples / "mds" / "text")
     with pytest.raises(CorpusFormatError, match=r"column 'text' is of encoding 'str', text: open it with tok"):
         open_corpus(samples / "mds" / "text", token_column="text")
@@ -79,5 +79,5 @@ def test_arrayrecord(samples: Path, truth: dict[str, Documents]) -> None:
         check(corpus, "arrayrecord", "int64", truth["cl100k"][:120])
     with pytest.raises(CorpusFormatError, match="its records are text"):
         open_corpus(samples / "arrayrecord" / "text.arrayrecord")
-    with pytest.raises(CorpusFormatError, match="say their type with dtype="):
+    with pytest.raises(CorpusFormatError, match="set dtype"):
         open_corpus(samples / "arrayrecord" / "gpt2_u16.arrayrecord")

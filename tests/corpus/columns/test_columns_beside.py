@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from test_row_columns import Refused, Row, read_row, rows_by_structure
 
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.corpus.columns import row_chunks
-from dali_pipes.corpus.formats import arrayrecord, mds
+from dali_pipes.corpus.formats import arrayrecord
+from dali_pipes.corpus.formats.mds import shard_set as mds
 from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.storage.fingerprint import digest_corpus, digest_file
-from dali_pipes.storage.local import OpenFile
 from dali_pipes.tools.reports import check_corpus, inspect_corpus
 
 KINDS = ("parquet", "plain", "zstd", "stream", "saved", "mds", "mds.zstd", "arrayrecord")
@@ -229,7 +230,7 @@ def test_padding_is_left_out_and_said(tmp_path: Path, kind: str) -> None:
     with open_corpus(write(tmp_path, kind, columns)) as corpus:
         assert documents_of(corpus) == [[(4, True), (5, True), (6, True)], [(13, True), (14, True)]]
         note = corpus.notes[-1]
-        assert note == "attention_mask: 5 of 10 tokens are padding and are left out"
+        assert note == "attention_mask: 5 of 10 tokens are padding and are skipped"
         assert note in inspect_corpus(corpus).notes
 
 
@@ -257,7 +258,7 @@ def test_zeros_after_rows_that_begin_with_one_are_padding_or_refused(tmp_path: P
     ids = [[1, 2, 3], [7, 7], [4, 5], [6], [7, 7, 7]]
     numbers = [[1, 1, 2], [0, 0], [1, 1], [2], [0, 0, 0]]
     padded = write(tmp_path / "padded", kind, {"input_ids": ids, name: numbers})
-    with pytest.raises(CorpusFormatError, match=rf" \d: .* {name} begins with 0, but begins with 1 or more in \w+ 0"):
+    with pytest.raises(CorpusFormatError, match=rf" \d: .* {name} starts with 0, .* in \w+ 0,"):
         open_corpus(padded)
     mask = [[int(number > 0) for number in row] for row in numbers]
     with open_corpus(
@@ -315,7 +316,7 @@ def test_types_of_masks(tmp_path: Path, element: str) -> None:
         ({"labels": [["a", "b"]]}, None),
         ({"seq_lengths": [2]}, None),
         ({"labels": pa.array([None], pa.list_(pa.int64()))}, r"row 0: column labels has 0 values for 2 ids"),
-        ({"labels": [[1, None]]}, r"column labels, row 0: value 1 of 2 is null"),
+        ({"labels": [[1, None]]}, r"row 0: column labels .*null at token 1"),
     ],
 )
 def test_columns_of_other_types(tmp_path: Path, columns: dict[str, Any], message: str | None) -> None:
@@ -338,7 +339,7 @@ def test_columns_of_another_column_of_ids(tmp_path: Path) -> None:
 
 def test_records_of_two_kinds(tmp_path: Path) -> None:
     records = [tf_example({"tokens": [1, 2]})] * 20 + [tf_example({"tokens": [1, 2], "labels": [-100, 2]})]
-    with pytest.raises(CorpusFormatError, match="record 20 has a feature 'labels', which the first records do not"):
+    with pytest.raises(CorpusFormatError, match="record 20 has a feature 'labels'"):
         open_corpus(write_array_record(tmp_path / "a", records))
 
 
@@ -357,7 +358,7 @@ def test_a_mask_in_columns_and_beside(tmp_path: Path) -> None:
     path = write(tmp_path, "parquet", {"input_ids": ROWS, "labels": LABELS})
     mask = path.with_name(path.name + ".loss")
     mask.write_bytes(bytes([1, 0] * 5))
-    with pytest.raises(CorpusFormatError, match=r"both in its columns \(labels\) and in a\.parquet\.loss beside it"):
+    with pytest.raises(CorpusFormatError, match=r"\(labels\) .* a\.parquet\.loss"):
         open_corpus(path)
     with open_corpus(path, loss_masks=mask) as corpus:  # labels are not looked at then
         assert learned_of(corpus) == [True, False] * 5
@@ -382,13 +383,13 @@ def test_other_columns_of_an_arrow_file_are_not_read(tmp_path: Path, monkeypatch
     table = pa.table({"text": texts, "input_ids": list_array(ids.tolist()), **columns})
     path = write_arrow(tmp_path / "a.arrow", table)
     sizes: list[int] = []
-    read = OpenFile.read_into
+    preadv = os.preadv
 
-    def counted(self: OpenFile, view: memoryview, *arguments: Any, **named: Any) -> None:
-        sizes.append(len(view))
-        read(self, view, *arguments, **named)
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        sizes.append(sum(map(len, buffers)))
+        return preadv(descriptor, buffers, offset)
 
-    monkeypatch.setattr(OpenFile, "read_into", counted)
+    monkeypatch.setattr(os, "preadv", counted)
     with open_corpus(path) as corpus:
         assert sum(learned_of(corpus)) == count // 2
         assert corpus.tokens(0, count).tolist() == list(range(count))

@@ -52,12 +52,12 @@ def test_gap_before_the_first_sequence() -> None:
             [3, 2, 1],
             [0, 6, 4],
             10,
-            "entry 2: from its pointer 4 on, 1 ids are read that overlap the 5 ids from entry 0 on",
+            "entry 2 (1 ids at byte 4) overlaps entry 0 (5 ids at byte 0)",
         ),
-        ([3, 3], [4, 0], 10, "entry 1: from its pointer 0 on, 3 ids are read that overlap the 3 ids from entry 0 on"),
-        ([1, 2], [0, 2], 8, "a.bin: the index a.idx accounts for 6 bytes, but the file has 8"),
-        ([], [], 8, "a.bin: the index a.idx accounts for 0 bytes, but the file has 8"),
-        ([5], [0], 8, "a.idx: entry 0: 5 ids of 2 bytes from byte 0 on need 10 bytes, but a.bin has 8"),
+        ([3, 3], [4, 0], 10, "entry 1 (3 ids at byte 0) overlaps entry 0 (3 ids at byte 4)"),
+        ([1, 2], [0, 2], 8, "a.bin: has 8 bytes, but its index a.idx accounts for 6"),
+        ([], [], 8, "a.bin: has 8 bytes, but its index a.idx accounts for 0"),
+        ([5], [0], 8, "a.idx: entry 0 has 5 ids of 2 bytes at byte 0, up to byte 10, but a.bin has 8"),
     ],
 )
 def test_what_cannot_be_right_is_refused(lengths: list[int], pointers: list[int], size: int, message: str) -> None:

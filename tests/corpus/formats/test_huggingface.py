@@ -41,7 +41,7 @@ def test_splits(tmp_path: Path) -> None:
         assert corpus.tokens(0, 2).tolist() == [1, 2]
     save(splits / "test", {"data-0.arrow": [[3]]})
     (splits / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(CorpusError, match=r"holds 2 splits, train, test: name the folder of one, such as .*/train"):
+    with pytest.raises(CorpusError, match=r"2 splits \(train, test\).*/train"):
         open_corpus(splits)
     with open_corpus([splits / "test", splits / "train"]) as corpus:
         assert corpus.tokens(0, 3).tolist() == [3, 1, 2]
@@ -50,12 +50,12 @@ def test_splits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ('{"_data_files": [{"filename": "data-0.arrow"}', "is no JSON"),
+        ('{"_data_files": [{"filename": "data-0.arrow"}', "not valid JSON"),
         ('{"_data_files": 3}', "_data_files is 3, expected a list"),
         ('{"_data_files": ["data-0.arrow"]}', "lists None, expected the name of a file"),
         ('{"_data_files": [{"filename": "../data-0.arrow"}]}', r"lists '\.\./data-0\.arrow'"),
         ('["_data_files"]', "expected a JSON object"),
-        ('{"_data_files": [], "_indices_data_files": [{"filename": "i"}]}', "a table of indices"),
+        ('{"_data_files": [], "_indices_data_files": [{"filename": "i"}]}', "indices table"),
     ],
 )
 def test_a_damaged_state(tmp_path: Path, state: str, message: str) -> None:
@@ -73,10 +73,10 @@ def test_a_missing_shard(tmp_path: Path) -> None:
 
 
 def test_a_set_without_rows(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"set/state\.json: lists no shard"):
+    with pytest.raises(CorpusError, match=r"set/state\.json: .*empty"):
         open_corpus(save(tmp_path / "set", {}))
 
 
 def test_another_format_was_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a saved Hugging Face data set is read with format 'arrow'"):
+    with pytest.raises(ConfigError, match="state\.json: .*'arrow', but format = 'flat'"):
         open_corpus(save(tmp_path / "set", {"data-0.arrow": [[1]]}) / "state.json", format="flat")

@@ -47,7 +47,7 @@ def test_old_alignment_and_other_suffix(tmp_path: Path) -> None:
     ("descr", "shape", "fortran", "message"),
     [
         ("'|O'", "(6,)", False, "pickled Python objects"),
-        ("'<f4'", "(3,)", False, "holds '<f4'; token ids are integers"),
+        ("'<f4'", "(3,)", False, "holds '<f4' .*token ids are integers"),
         ("'|b1'", "(12,)", False, "token ids are integers"),
         ("'|V2'", "(6,)", False, "token ids are integers"),
         ("[('a', '<u2')]", "(6,)", False, "token ids are integers"),
@@ -55,16 +55,16 @@ def test_old_alignment_and_other_suffix(tmp_path: Path) -> None:
         ("'<u2'", "(6,)", 0, "fortran_order is 0"),
         ("'<u2'", "()", False, r"shape \(\)"),
         ("'<u2'", "(1, 2, 3)", False, r"shape \(1, 2, 3\)"),
-        ("'<u2'", "(-6,)", False, "not a shape"),
-        ("'<u2'", "(True, 6)", False, "not a shape"),
-        ("'<u2'", "6", False, "not a shape"),
-        ("'<u2'", "(6.0,)", False, "not a shape"),
-        ("'<u2'", "(7,)", False, "so 142 bytes are expected, but the file has 140: it is truncated"),
-        ("'<u2'", "(5,)", False, "so 138 bytes are expected, but the file has 140"),
+        ("'<u2'", "(-6,)", False, "invalid shape"),
+        ("'<u2'", "(True, 6)", False, "invalid shape"),
+        ("'<u2'", "6", False, "invalid shape"),
+        ("'<u2'", "(6.0,)", False, "invalid shape"),
+        ("'<u2'", "(7,)", False, "142 bytes .*the file has 140"),
+        ("'<u2'", "(5,)", False, "138 bytes .*the file has 140"),
         ("'<u2'", "(2**60, 4)", False, "damaged"),
         ("'<u2'", f"({2**60}, {2**60})", False, "but the file has"),
         ("__import__('os').getcwd()", "(6,)", False, "header is damaged"),
-        ("'<u2'", "(6,), 'more': 1", False, "lacks descr, fortran_order or shape"),
+        ("'<u2'", "(6,), 'more': 1", False, "expected descr, fortran_order and shape"),
         ("'<u2", "(6,)", False, "header is damaged"),
     ],
 )
@@ -80,17 +80,17 @@ def test_what_is_no_flat_array_of_integers_is_refused(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x93NUMPY", "has no NumPy header"),
-        (b"\x93NUMPY\x01\x00\x40\x00", "should have 64 bytes"),
-        (b"\x93NUMPY\x02\x00\x40\x00\x00", "should have"),
-        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}", "should have 4294967295 bytes"),
+        (b"\x93NUMPY", "does not start with a NumPy header"),
+        (b"\x93NUMPY\x01\x00\x40\x00", "claims 64 bytes"),
+        (b"\x93NUMPY\x02\x00\x40\x00\x00", "claims"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}", "claims 4,294,967,295 bytes"),
         (b"\x93NUMPY\x04\x00\x40\x00" + bytes(64), r"version 4\.0"),
         (b"\x93NUMPY\x00\x00\x40\x00" + bytes(64), r"version 0\.0"),
         (b"\x93NUMPY\x01\x01\x40\x00" + bytes(64), r"version 1\.1"),
         (b"\x93NUMPY\x01\x00\x40\x00" + bytes(64), "damaged"),
         (b"\x93NUMPY\x03\x00\x04\x00\x00\x00\xff\xff\xff\xff", "damaged"),
         (b"\x93NUMPY\x01\x00\x28\x23" + b"(" * 9000, "damaged"),
-        (b"\x93NUMPY\x01\x00\x02\x00[]", "lacks descr"),
+        (b"\x93NUMPY\x01\x00\x02\x00[]", "expected descr"),
     ],
 )
 def test_damaged_headers_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -102,7 +102,7 @@ def test_damaged_headers_are_refused(tmp_path: Path, content: bytes, message: st
 
 def test_file_without_header_is_not_read_as_npy_when_that_was_said(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(DATA * 10)
-    with pytest.raises(CorpusFormatError, match=r"a\.npy: has no NumPy header \(120 bytes\).*format='flat'"):
+    with pytest.raises(CorpusFormatError, match=r"a\.npy: NumPy header \(120 bytes\).*format = 'flat'"):
         open_corpus(tmp_path / "a.npy", format="npy")
     with open_corpus(tmp_path / "a.npy") as corpus:
         assert (corpus.format, corpus.num_tokens) == ("flat", 60)

@@ -121,7 +121,7 @@ def test_mds_of_several_axes_and_types(tmp_path: Path, compression: str | None) 
     write_mds(
         tmp_path / "b", {"tokens": "ndarray"}, [[{"tokens": np.ones(1, np.uint64)}, {"tokens": np.ones(1, "i8")}]]
     )
-    with pytest.raises(CorpusFormatError, match="no integer type"):
+    with pytest.raises(CorpusFormatError, match="one integer type"):
         open_corpus(tmp_path / "b")
 
 
@@ -191,7 +191,7 @@ def test_merged_datatrove_files_have_one_metadata(tmp_path: Path) -> None:
 def test_wider_ids_than_was_said_are_noticed(tmp_path: Path) -> None:
     write_datatrove(tmp_path / "a.ds", [np.arange(1000, 2000, dtype=np.uint32)], tokenizer=None)
     with pytest.raises(
-        CorpusFormatError, match=r"a\.ds\.index: the last entry is 1000, but .* has 2000 ids of 2 bytes"
+        CorpusFormatError, match=r"a\.ds\.index: the last entry is 1,000, but .* has 2,000 ids of 2 bytes"
     ):
         open_corpus(tmp_path)
 
@@ -237,7 +237,7 @@ def test_choice_of_the_column(tmp_path: Path) -> None:
         with open_columns(columns, **arguments) as corpus:
             assert corpus.tokens(0, 5).tolist() == ids.tolist()
     for columns, arguments, message in (
-        ({"a": array, "b": array}, {}, r"token_column=.*a \(ndarray:uint16\), b \(ndarray:uint16\)"),
+        ({"a": array, "b": array}, {}, r"token_column.*a \(ndarray:uint16\), b \(ndarray:uint16\)"),
         ({"id": "int"}, {}, r"token_column=.*id \(int\)"),
         ({"only": array}, {"token_column": "tokens"}, "token_column = 'tokens', but the columns are only"),
     ):
@@ -269,7 +269,7 @@ def test_a_mask_column_is_the_loss_mask(tmp_path: Path, encoding: str, compressi
 def test_splits_are_named(tmp_path: Path) -> None:
     for name in ("train", "val"):
         write_mds(tmp_path / name, {"tokens": "bytes"}, [[{"tokens": np.arange(3)}]])
-    with pytest.raises(CorpusError, match=r"2 sets of their own, such as splits \(train, val\): name one"):
+    with pytest.raises(CorpusError, match=r"2 sets.* \(train, val\)"):
         open_corpus(tmp_path)
 
 

@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_listed(
         with open_corpus(str(tmp_path / pattern), read_retries=1) as corpus:
             assert (corpus.num_tokens, corpus.read_retries) == (100, 1)
     else:
-        with pytest.raises(CorpusReadError, match=r"two: the folder cannot be read: Stale"):
+        with pytest.raises(CorpusReadError, match=r"two: cannot list this folder: Stale"):
             open_corpus(str(tmp_path / pattern), read_retries=1)
 
 

@@ -13,7 +13,7 @@ from dali_pipes.corpus import open_corpus
 from dali_pipes.corpus.discovery import manifests
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import ConfigError, CorpusFormatError, StateError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.tools.reports import check_corpus
 
 IDS = np.arange(1, 40, dtype=np.uint16)
@@ -43,7 +43,7 @@ def test_a_mask_that_is_lost_is_named(tmp_path: Path, format: str, lost: list[in
     named: Any = {"folder": folder, "pattern": str(folder / "*.bin"), "file": data}[way]
     with pytest.raises(CorpusFormatError) as caught:
         open_corpus(named)
-    assert str(caught.value).startswith(f"{data}.loss: is listed in {folder / 'manifest.json'} but missing")
+    assert str(caught.value).startswith(f"{data}.loss: is missing, but {folder / 'manifest.json'}")
     with open_corpus(named, loss_masks=[]) as corpus:
         assert corpus.loss_mask is None
     if len(lost) == 1:
@@ -65,7 +65,7 @@ def test_an_index_that_is_lost_is_named(tmp_path: Path) -> None:
     folder = make(tmp_path / "data")
     for path in folder.glob("*.idx"):
         path.unlink()
-    with pytest.raises(CorpusFormatError, match=r"00000-0000\.idx: is listed in .*manifest\.json but missing"):
+    with pytest.raises(CorpusFormatError, match=r"00000-0000\.idx: is missing.*manifest\.json"):
         open_corpus(folder)
     with open_corpus(folder, format="flat") as corpus:
         assert corpus.num_documents is None
@@ -83,12 +83,11 @@ def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder = make(tmp_path / "data", "flat")
     read: list[Path] = []
 
-    class Watched(OpenFile):
-        def __init__(self, path: Path) -> None:
-            read.append(path)
-            super().__init__(path)
+    def watched(path: Path) -> ByteFile:
+        read.append(path)
+        return open_file(path)
 
-    monkeypatch.setattr(manifests, "OpenFile", Watched)
+    monkeypatch.setattr(manifests, "open_file", watched)
     open_corpus(folder).close()
     assert read == [folder / "manifest.json"]
 

@@ -26,8 +26,8 @@ def test_known_header_by_hand(tmp_path: Path, dtype: str, magic: int, version: i
 @pytest.mark.parametrize(
     ("magic", "version", "message"),
     [
-        (20240520, 7, "magic 20240520 and version 7; known are 20240520 version 1"),
-        (20240801, 1, "magic 20240801 and version 1; known are"),
+        (20240520, 7, "magic 20240520 and version 7; .*20240520 version 1"),
+        (20240801, 1, "magic 20240801 and version 1"),
         (20240520, 2, "magic 20240520 and version 2"),
         (20240522, 1, "multiple-choice evaluation file"),
     ],
@@ -42,7 +42,9 @@ def test_other_headers_are_refused(tmp_path: Path, magic: int, version: int, mes
 def test_count_that_disagrees_with_the_size_is_refused(tmp_path: Path, claimed: int) -> None:
     """B08: a header count larger than the file, and smaller."""
     path = write_llmc(tmp_path / "a.bin", IDS, count=claimed)
-    with pytest.raises(CorpusFormatError, match=rf"so {1024 + 2 * claimed} bytes are expected, but the file has 1084"):
+    with pytest.raises(
+        CorpusFormatError, match=rf"{1024 + 2 * claimed:,} bytes .*{claimed:,} ids.* the file has 1,084"
+    ):
         open_corpus(path)
 
 
@@ -54,13 +56,13 @@ def test_negative_count_is_refused(tmp_path: Path) -> None:
 def test_header_cut_short_is_refused(tmp_path: Path) -> None:
     path = write_llmc(tmp_path / "a.bin", IDS)
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CorpusFormatError, match=r"1000 bytes, but an llm\.c file starts with a header of 1024"):
+    with pytest.raises(CorpusFormatError, match=r"1,000 bytes, .*1,024"):
         open_corpus(path)
 
 
 def test_other_dtype_is_refused(tmp_path: Path) -> None:
     path = write_llmc(tmp_path / "a.bin", IDS)
-    with pytest.raises(CorpusFormatError, match="llmc header says uint16, but dtype='uint32' was given"):
+    with pytest.raises(CorpusFormatError, match="llmc file holds uint16 ids, but dtype = 'uint32'"):
         open_corpus(path, dtype="uint32")
     with open_corpus(path, dtype="uint16") as corpus:
         assert corpus.num_tokens == 30

@@ -171,11 +171,9 @@ def test_megatron_pair_is_found_by_prefix_and_named_once(tmp_path: Path) -> None
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     make(tmp_path, ["s_1"])
     for missing in ("none.bin", "none/x.bin", "s_1.bin/x", "s_1"):
-        with pytest.raises(
-            CorpusReadError, match=f"{tmp_path / missing}: there is no such file, folder or Megatron pre"
-        ):
+        with pytest.raises(CorpusReadError, match=f"{tmp_path / missing}: no such file, folder or Megatron pre"):
             find_files([tmp_path / "s_1.bin", tmp_path / missing])
-    with pytest.raises(CorpusReadError, match=r"x\*\.bin: nothing matches this pattern"):
+    with pytest.raises(CorpusReadError, match=r"x\*\.bin: no file matches this pattern"):
         find_files([str(tmp_path / "s_*"), str(tmp_path / "x*.bin")])
 
 
@@ -183,13 +181,13 @@ def test_folder_and_glob_without_data_say_what_is_there(tmp_path: Path) -> None:
     make(tmp_path / "below", ["s_1"])
     (tmp_path / "a.json").write_text("{}")
     for entry in (tmp_path, str(tmp_path / "*")):
-        with pytest.raises(CorpusError, match=r"no data file: 1 side files \(a\.json\), 1 folders \(below\)"):
+        with pytest.raises(CorpusError, match=r"1 side files \(a\.json\) and 1 folders \(below\)"):
             find_files(entry)
 
 
 def test_broken_links_and_pipes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.bin").symlink_to(tmp_path / "none.bin")
-    with pytest.raises(CorpusReadError, match=r"a\.bin: is listed in its folder but is not there: a broken link\?"):
+    with pytest.raises(CorpusReadError, match=r"a\.bin: .*broken link"):
         find_files(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CorpusReadError, match="pipe: is neither a regular file nor a folder"):
@@ -219,7 +217,7 @@ def test_a_file_may_be_named_like_a_number(tmp_path: Path, monkeypatch: pytest.M
     ids=str,
 )
 def test_addresses_are_not_read(find: Callable[[Any], object], address: Any) -> None:
-    with pytest.raises(CorpusReadError, match="only local or mounted paths can be read; mount the bucket, or copy"):
+    with pytest.raises(CorpusReadError, match="only local (and|or) mounted paths can be read"):
         find(address)
 
 

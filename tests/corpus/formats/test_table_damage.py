@@ -148,7 +148,7 @@ def test_a_file_of_the_same_size_with_other_contents(tmp_path: Path, kind: str) 
         if kind == "file-zstd":
             data[8:] = bytes(len(data) - 8)
         path.write_bytes(data)
-        with pytest.raises(CorpusReadError, match=r"/a: changed since the corpus was opened"):
+        with pytest.raises(CorpusReadError, match=r"/a: after the corpus was opened"):
             _read_all(corpus)
 
 

@@ -82,7 +82,7 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
 def test_other_kinds_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(FOREIGN[kind]())
-    with pytest.raises(CorpusFormatError, match=rf"a\.bin: is {kind}.*format='flat'"):
+    with pytest.raises(CorpusFormatError, match=rf"a\.bin: is {kind}.*format = 'flat'"):
         open_corpus(path)
 
 
@@ -198,7 +198,7 @@ def test_a_header_that_is_not_known_is_refused_if_its_count_fits(
     stored = b"".join(value.to_bytes(width, "little") for value in ids)
     path.write_bytes(header(magic, max(count, 0), header_bytes, place, order, is_wide) + stored)
     if count >= 8 and len(stored) in {count * other for other in (1, 2, 4, 8)}:
-        with pytest.raises(CorpusFormatError, match=rf"a\.bin: starts with .*magic {magic}, for .*format='flat'"):
+        with pytest.raises(CorpusFormatError, match=rf"a\.bin: starts with .*magic {magic}, for .*format = 'flat'"):
             open_corpus(path, dtype="uint8")
     else:
         assert _ids(path, format="auto") == list(path.read_bytes())
@@ -236,7 +236,7 @@ def test_check_and_inspect_name_a_header(tmp_path: Path) -> None:
     path.write_bytes(header(20250101, len(IDS) // 2) + IDS)
     report = check_corpus([str(path)])
     assert [problem.kind for problem in report.problems] == ["format"]
-    assert "magic 20250101, for 5000 ids of 2 bytes" in report.problems[0].message
+    assert "magic 20250101, for 5,000 ids of 2 bytes" in report.problems[0].message
 
 
 @pytest.mark.parametrize("format", ["npy", "llmc", "parquet", "arrow", "megatron"])
@@ -251,7 +251,7 @@ def test_what_is_of_a_known_format_is_not_read_as_flat(tmp_path: Path, format: s
     else:
         write = write_parquet if format == "parquet" else write_arrow
         path = write(tmp_path / "a", table_of([list_array([ids.tolist()])]))
-    with pytest.raises(CorpusFormatError, match=f"has format {format}; with format='flat'"):
+    with pytest.raises(CorpusFormatError, match=f"has format {format}; with format = 'flat'"):
         open_corpus(path, format="flat", dtype="uint8")
     if format in ("npy", "llmc"):  # one that does not fit is not a whole file of the format
         path.write_bytes(path.read_bytes() + b"12")

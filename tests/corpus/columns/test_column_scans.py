@@ -96,7 +96,7 @@ def test_the_error_names_the_file_with_a_damaged_chunk(tmp_path: Path, stopping:
     before = Held.now()
     for damaged in range(FILES):
         files[damaged].write_bytes(flipped)
-        with pytest.raises(CorpusFormatError, match=rf"{damaged}\.parquet: row group 1: "):
+        with pytest.raises(CorpusFormatError, match=rf"{damaged}\.parquet: .*row group 1: "):
             open_corpus(files)
         assert stopping.is_set()
         assert before.left() == {}
@@ -109,9 +109,9 @@ def test_scans_that_have_ended_make_no_thread() -> None:
     with ColumnScans("") as scans:
         assert scans.for_chunks(str, [1, 1, 1]) == ["0", "1", "2"]
     for _ in range(2):
-        with pytest.raises(CancelledError, match="ended"):
+        with pytest.raises(CancelledError, match="scans"):
             scans.for_chunks(str, [1, 1, 1])
-        with pytest.raises(CancelledError, match="ended"):
+        with pytest.raises(CancelledError, match="scans"):
             scans.for_files(str, [1, 1, 1])
         scans.__exit__()
     assert before.left() == {}

@@ -2,7 +2,7 @@
 
     pass 0      row source.plan(0, places)  ─▶  where in the corpus the tokens of each row are
 
-A pass is one full run through the corpus, in an order of its own; a place is the number of a row in that order. The
+A pass is one full run through the corpus, in its own order; a place is the number of a row in that order. The
 methods here are all that others need to know of rows: nobody asks a source which kind it is.
 """
 
@@ -59,7 +59,7 @@ class RowSource(Protocol):
     in_pieces:    whether rows are put together from pieces
     is_uniform:   whether every pass has the same number of rows, known without planning
     keeps_order:  whether rows follow the corpus, without a shuffle
-    most_planned: rows, over all ranks, that may be planned at once; None: any number, since planning them is arithmetic
+    most_planned: rows, over all ranks, that may be planned together; None: any number, as planning is arithmetic
     """
 
     seq_len: int

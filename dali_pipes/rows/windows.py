@@ -69,8 +69,8 @@ def split_windows(
     first, available = (num_tokens - held_out, held_out) if split == "validation" else (0, num_tokens - held_out)
     if available < seq_len + 1:
         raise ConfigError(
-            f"the {split} split has {available} tokens (corpus {num_tokens}, validation_fraction "
-            f"{validation_fraction}), but one row of seq_len {seq_len} reads {seq_len + 1}; use a longer corpus, "
+            f"the {split} split has {available:,} tokens (corpus: {num_tokens:,} tokens, validation_fraction = "
+            f"{validation_fraction}), but a row of seq_len = {seq_len} reads {seq_len + 1:,}; use a longer corpus, "
             "a shorter seq_len or another validation_fraction"
         )
     return Windows(first, (available - 1 - seq_len) // stride + 1, seq_len, stride, available)

@@ -17,6 +17,9 @@ from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
 
+SEQUENTIAL = "sequential-v1"
+"""The order of the corpus, without a shuffle."""
+
 PADDING = -1
 """The place of a row that only fills a batch."""
 
@@ -58,7 +61,7 @@ class RowSource(Protocol):
     first_token, span: the tokens that rows and their labels read are first_token ... first_token + span - 1
     in_pieces:    whether rows are put together from pieces
     is_uniform:   whether every pass has the same number of rows, known without planning
-    keeps_order:  whether rows follow the corpus, without a shuffle
+    order_name:   name of the order of rows, kept in states: another order needs another name
     most_planned: rows, over all ranks, that may be planned together; None: any number, as planning is arithmetic
     """
 
@@ -70,7 +73,7 @@ class RowSource(Protocol):
     span: int
     in_pieces: bool
     is_uniform: bool
-    keeps_order: bool
+    order_name: str
     most_planned: int | None
 
     def count(self, pass_number: int, at_least: int | None = None, /) -> int:

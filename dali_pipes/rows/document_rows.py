@@ -24,7 +24,8 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
-from dali_pipes.rows.base import KeyedRange, Reads, Rows
+from dali_pipes.operators.permute import ORDER_NAME
+from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
     LeftOut,
@@ -113,7 +114,7 @@ class DocumentRows:
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
-        self.num_tokens, self.keeps_order = self.span, not shuffle
+        self.num_tokens, self.order_name = self.span, ORDER_NAME if shuffle else SEQUENTIAL
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed = shuffle, seed
         self.num_documents = len(offsets) - 1

@@ -101,7 +101,7 @@ import nvidia.dali.fn, nvidia.dali.types, nvidia.dali.pipeline
 from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import *
-import dali_pipes.engine.dali, dali_pipes.block_queue
+import dali_pipes.engine.dali, dali_pipes.engine.block_stream
 
 FOLDER = Path(sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored

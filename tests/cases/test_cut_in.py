@@ -102,7 +102,8 @@ def test_another_thread_asks_for_state_and_figures(make: Callable[[], TokenLoade
     try:
         for _ in range(5):
             loader = make()
-            ended, told = threading.Event(), []
+            ended = threading.Event()
+            told: list[tuple[int, int]] = []
 
             def ask(loader: TokenLoader, ended: threading.Event, told: list[tuple[int, int]]) -> None:
                 while not ended.is_set():

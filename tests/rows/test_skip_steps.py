@@ -384,7 +384,7 @@ def test_validation_leaves_out_nothing(corpus: str) -> None:
         load(corpus, batch_size=4, skip_steps=[[4, 6]], split="validation", validation_fraction=0.5)
 
 
-@pytest.mark.parametrize(("skip", "said"), [([[1, 3]], "13 steps (2 left out)"), ([[90, 99]], "15 steps (0 left out)")])
+@pytest.mark.parametrize(("skip", "said"), [([[1, 3]], "13 steps (2 skipped)"), ([[90, 99]], "15 steps (0 skipped)")])
 def test_the_start_says_how_many(corpus: str, skip: list[list[int]], said: str) -> None:
     """So that a range beside the epoch, a slip of the pen, is seen."""
     with load(corpus, batch_size=5, skip_steps=skip) as loader:

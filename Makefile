@@ -15,7 +15,7 @@ FUZZ_S ?= 60
 
 # The order is that of tests/conftest.py: files that take long come first, so that no process is left with one at the end.
 IN_PARALLEL = $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --no-loadscope-reorder)
-FAST := tests/corpus tests/schedule tests/test_config.py tests/test_loader.py tests/test_state.py tests/cases/test_resume.py \
+FAST := tests/corpus tests/schedule tests/config $(addprefix tests/loader/test_,token_loader.py state.py resume.py) \
   $(addprefix tests/operators/test_,rows.py permute.py segments.py)
 
 VENV := .venv

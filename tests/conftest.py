@@ -1,5 +1,6 @@
 """Shared fixtures: a watchdog for all tests, counting corpora, an oracle, and scripts in a process of their own."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import tarfile
 import textwrap
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counting import CountingCorpus
@@ -23,6 +25,7 @@ settings.load_profile("quick")
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+pytest_plugins = ["processes"]
 ARCHIVES = Path(__file__).parent / "data" / "corpus"
 LONG_FILES = [
     "test_launched.py",
@@ -89,17 +92,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long first; and of what runs with both engines, DALI runs each test with its first parameters."""
-    seen: set[str] = set()
-    for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            name = item.nodeid.partition("[")[0]
-            if item.callspec.params.get("engine") == "dali":
-                if name in seen:
-                    item.add_marker(pytest.mark.slow)
-                seen.add(name)
+    """Files that take long come first, so that no worker has one left when the others are done."""
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made need not be searched in every collection of garbage: tests ask for hundreds of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -139,6 +140,37 @@ def counting(tmp_path: Path) -> Callable[..., CountingCorpus]:
         return CountingCorpus(tmp_path / name, sizes, dtype, vocab_size)
 
     return make
+
+
+@pytest.fixture
+def load() -> Iterator[Callable[..., Any]]:
+    """Makes loaders over a counting corpus, on the CPU and with every output; closes them after the test."""
+    from dali_pipes import TokenLoader
+
+    opened: list[Any] = []
+
+    def make(corpus: Any, **settings: Any) -> Any:
+        defaults = {
+            "corpus": corpus.pattern,
+            "dtype": corpus.dtype,
+            "device": "cpu",
+            "outputs": ("input_ids", "labels", "row_ids"),
+        }
+        opened.append(TokenLoader(**{**defaults, **settings}))
+        return opened[-1]
+
+    yield make
+    for loader in opened:
+        loader.close()
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The queue of a test: "direct", as without DALI, or "dali", where a test asks for it with `indirect`."""
+    name = str(getattr(request, "param", "direct"))
+    if name == "direct":
+        monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    return name
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from pydantic import (
 
 from dali_pipes.config.aliases import unknown_setting
 from dali_pipes.config.context_parallel import shared_ranges
+from dali_pipes.config.outputs import OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
     Source,
@@ -52,20 +53,6 @@ from dali_pipes.errors import ConfigError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path or a list of paths: files, folders or globs."""
-
-OUTPUT_NAMES = (
-    "input_ids",
-    "labels",
-    "position_ids",
-    "segment_ids",
-    "loss_mask",
-    "attention_mask",
-    "cu_seqlens",
-    "max_seqlen",
-    "row_ids",
-)
-DOCUMENT_OUTPUTS = ("position_ids", "segment_ids", "attention_mask", "cu_seqlens", "max_seqlen")
-"""Outputs that tell where documents begin and end."""
 
 ORDER_FIELDS = ("seq_len", "stride", "shuffle", "seed", "split", "validation_fraction", "label_shift")
 DOCUMENT_ORDER_FIELDS = (
@@ -351,12 +338,16 @@ class LoaderConfig(BaseModel):
     @property
     def batch_names(self) -> tuple[str, ...]:
         """The fields of a batch: the outputs, and with `cu_seqlens` also the number of its segments."""
-        return self.outputs + (("num_segments",) if "cu_seqlens" in self.outputs else ())
+        return self.outputs + tuple(name for name, spec in OUTPUTS.items() if spec.with_field in self.outputs)
 
     @property
     def uses_documents(self) -> bool:
         """Whether rows, labels or outputs depend on where documents begin and end."""
-        return self.rows != "stream" or self.masks_boundaries or any(name in DOCUMENT_OUTPUTS for name in self.outputs)
+        return (
+            self.rows != "stream"
+            or self.masks_boundaries
+            or any(OUTPUTS[name].tells_documents for name in self.outputs)
+        )
 
     @property
     def masks_boundaries(self) -> bool:
@@ -369,7 +360,7 @@ class LoaderConfig(BaseModel):
 
         A corpus with a loss mask needs that too.
         """
-        return self.uses_documents or self.mtp > 0 or "loss_mask" in self.outputs
+        return self.uses_documents or self.mtp > 0 or any(OUTPUTS[name].needs_pieces for name in self.outputs)
 
     @classmethod
     def from_file(cls, *paths: str | os.PathLike[str], **overrides: Any) -> Self:

@@ -7,8 +7,8 @@ two ranks, an epoch of 10 rows is
     rank 0    0 2        4 6        8        (the partial step exists only with drop_last = False)
     rank 1    1 3        5 7        9
 
-Row numbers are places in the epoch's order, not yet windows of the corpus: the order maps one to the other
-(`operators.permute`, keyed by `Schedule.key`; the identity for validation and for shuffle = False).
+Row numbers are places in the epoch's order: what they hold, the interleave says. The schedule knows how many there are,
+and nothing of sources, tokens or documents.
 
 A run that goes on with another world_size or batch_size counts its steps from the row where it stopped, so a range of
 steps always has a `base` row; it is 0 for a whole epoch.
@@ -17,22 +17,19 @@ Steps that are left out (`Schedule.skip_steps`) change no row and no number: wha
 runs of steps, each with a base of its own. Without step 1, the epoch above is the runs with base 0 and base 8.
 """
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import ConfigError
-from dali_pipes.rows.packing import LeftOut
-from dali_pipes.rows.window_counts import WindowMark
-from dali_pipes.rows.windows import Windows
+from dali_pipes.rows.base import PADDING
+from dali_pipes.schedule.interleave import Interleave
 
 Int64Array = npt.NDArray[np.int64]
-PADDING = -1
 _MOST_EPOCHS_WITHOUT_STEPS = 10_000
 
 
@@ -52,51 +49,19 @@ class StepRange(NamedTuple):
     num_steps: int
 
 
-class RowCounts(Protocol):
-    """How many rows an epoch has, where that depends on the documents in it and is found out as it goes."""
-
-    def count(self, epoch: int, at_least: int | None = None) -> int:
-        """Rows known by now: all of the epoch's, or at least `at_least` of them; None counts all. May block."""
-
-    def is_complete(self, epoch: int) -> bool:
-        """Whether all rows of the epoch have been counted. Counts none."""
-
-    def estimate(self, epoch: int) -> int:
-        """Rows of the epoch, as far as that can be said without counting them all."""
-
-    def rows_by_now(self, epoch: int) -> tuple[int, bool]:
-        """Rows of the epoch by what has been counted, 0 before, and whether that is exact. Waits for nobody."""
-
-    def left_out(self) -> LeftOut:
-        """What is in no row of any epoch, for documents that are longer than one. Counts no rows."""
-
-    def mark(self, epoch: int, row: int) -> WindowMark:
-        """Where in the plan a run stands that has had the rows before `row`, which are counted. Does not block."""
-
-    @property
-    def is_busy_here(self) -> bool:
-        """Whether this very thread is counting rows, interrupted in that by a signal's handler, who asks."""
-
-    def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
-        """Count on from a saved mark. False if `row` cannot be there. May block."""
-
-
 @dataclass(frozen=True)
 class Schedule:
-    """The order of one rank. With windows every method is a pure function and costs the same at any position.
+    """The steps of one rank. Where all epochs are equally long, every method costs the same at any position.
 
-    Rows made of documents are counted by `documents` instead, window by window of its plan, so a method may have to
-    wait for the plan of the rows it is asked about.
+    Rows that hold documents are counted as they are planned, so a method may have to wait for the plan of the rows that
+    it is asked about.
     """
 
-    windows: Windows
+    interleave: Interleave
     batch_size: int
     rank: int = 0
     world_size: int = 1
-    shuffle: bool = True
-    seed: int = 0
     drop_last: bool = True
-    documents: RowCounts | None = None
     skip_steps: tuple[tuple[int, int, int], ...] = ()
     """(first, end, epoch), rising, apart from one another: steps first to end - 1 of an epoch are not handed out."""
 
@@ -113,18 +78,13 @@ class Schedule:
             )
 
     def rows_known(self, epoch: int, at_least: int | None = None) -> int:
-        """Rows of an epoch, over all ranks; with documents counted no further than `at_least` needs."""
-        return self.windows.count if self.documents is None else self.documents.count(epoch, at_least)
+        """Rows of an epoch, over all ranks, counted no further than `at_least` needs."""
+        return self.interleave.count(epoch, at_least)
 
     @property
     def global_rows(self) -> int:
         """Rows of a whole step, over all ranks (G)."""
         return self.world_size * self.batch_size
-
-    @property
-    def token_span(self) -> int:
-        """Tokens from `windows.first` on that rows are made of, the labels behind them included."""
-        return self.windows.num_tokens if self.documents is not None else self.windows.span
 
     @property
     def pads(self) -> bool:
@@ -202,17 +162,6 @@ class Schedule:
         last_step = steps.first_step + steps.num_steps - 1
         return (steps.num_steps - 1) * self.batch_size + self.step_rows(steps.base, last_step, steps.epoch)
 
-    def key(self, epoch: int) -> int | None:
-        """The 64-bit key of an epoch's order, drawn from (seed, epoch) with SHA-256; None for the identity order."""
-        if not self.shuffle:
-            return None
-        digest = hashlib.sha256(f"dali_pipes order {self.seed} {epoch}".encode()).digest()
-        return int.from_bytes(digest[:8], "little")
-
-    def starts(self, window_numbers: Int64Array) -> Int64Array:
-        """First token, in the corpus, of each window: int64, same shape."""
-        return window_numbers * self.windows.stride + self.windows.first
-
     def normalise(self, position: Position) -> Position:
         """The same place, written as the start of the next step that is handed out, in this epoch or a later one.
 
@@ -226,7 +175,7 @@ class Schedule:
             if self.steps(rows, epoch, most=1) > 0:
                 return Position(epoch, rows)
             epoch, rows = epoch + 1, 0
-            if self.documents is None and not self.skipped(epoch):
+            if self.interleave.is_uniform and not self.skipped(epoch):
                 return Position(epoch, rows)
         raise ConfigError(
             f"no epoch from {position.epoch} to {epoch} has a step of {self.global_rows} rows that is handed out; use "
@@ -264,7 +213,7 @@ class Blocks:
         once.
         """
         if epoch_index is None:
-            walks = self.schedule.documents is not None or self.schedule.skip_steps
+            walks = not self.schedule.interleave.is_uniform or self.schedule.skip_steps
             epoch_index, block = self._walk(block) if walks else self._divide(block)
         found = self._in_epoch(epoch_index, block)
         return found if isinstance(found, StepRange) else None
@@ -284,7 +233,7 @@ class Blocks:
 
     def _begin(self, epoch_index: int) -> Position:
         """Where an epoch begins, counted from the start and without those that are passed over."""
-        if not self.schedule.skip_steps and self.schedule.documents is None:
+        if not self.schedule.skip_steps and self.schedule.interleave.is_uniform:
             return self.start if epoch_index == 0 else Position(self.start.epoch + epoch_index, 0)
         while len(self._begins) <= epoch_index:
             self._begins.append(self.schedule.epoch_behind(self._begins[-1].epoch))

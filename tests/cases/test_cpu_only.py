@@ -1,4 +1,4 @@
-"""B40: without a GPU, a driver or DALI the same batches come; asking for a GPU that is not there is one clear error."""
+"""Without a GPU, a driver or DALI the same batches come; asking for a GPU that is not there is one clear error."""
 
 import json
 import os

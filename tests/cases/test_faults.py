@@ -1,4 +1,4 @@
-"""B08, B35, B37: storage that goes away, is full or forbidden, signals, and starting processes at any moment.
+"""Storage that goes away, is full or forbidden, signals, and starting processes at any moment.
 
 Right data or one clear error, in a process of its own each: never a crash, a hang, or anything left behind.
 """
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from faulty_storage import FILES
 from scenarios import PREAMBLE
-from storage import FILES
 
 # What is read through a descriptor that is open goes on as it was; what is opened again is missed and named.
 LOST = """

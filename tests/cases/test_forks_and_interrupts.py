@@ -1,4 +1,4 @@
-"""B35, B37 a: forked children and Ctrl-C, each scenario in its own process: one clear error, right data, no hang."""
+"""Forked children and Ctrl-C, each scenario in its own process: one clear error, right data, no hang."""
 
 from collections.abc import Callable
 from typing import Any
@@ -173,7 +173,7 @@ INTERRUPTS = {
         # `with` are left out: at their end, where the interpreter takes no signal, a lock would stay locked. So are
         # those of `yield`, where it takes none either.
         import linecache
-        FILES = ("loader.py", "block_queue.py", "source.py", "dali/pipeline.py", "external_source.py")
+        FILES = ("loader.py", "block_stream.py", "source.py", "dali/pipeline.py", "external_source.py")
         sys.unraisablehook = lambda _: None  # an interrupt inside a finalizer is reported there, and goes nowhere
 
         class Interrupt:

@@ -90,7 +90,7 @@ def test_rows_of_documents_begin_later_by_steps_that_are_left_out(counting: Call
     ((whole,), (behind,)) = (open_ranks(corpus, 1, 2, **settings, **more) for more in ({}, {"skip_steps": [[0, 5]]}))
     with whole, behind:
         assert row_ids(behind) == row_ids(whole)[10:]
-        with pytest.raises(StateError, match="changed by hand"):
+        with pytest.raises(StateError, match="check value"):
             exec(printed("consumed_rows"), {"loader": whole, "consumed_rows": 10})
 
 

@@ -473,7 +473,7 @@ JAX_MESH = named("jax._src.mesh", axis_names=("data",), devices=np.arange(4))
 
 @pytest.mark.parametrize("mesh", [JAX_MESH, "dp", (2, 4), 8, SimpleNamespace(mesh_dim_names=("dp",))])
 def test_other_meshes_are_refused(mesh: Any) -> None:
-    with pytest.raises(ConfigError, match=r"only a torch DeviceMesh tells .*: .* pass the") as error:
+    with pytest.raises(ConfigError, match="DeviceMesh") as error:
         TokenLoader("a.bin", **SHAPE, mesh=mesh)
     assert ("jax.process_index(), world_size=jax.process_count()" in str(error.value)) == (mesh is JAX_MESH)
     with pytest.raises(ConfigError, match="data_dims = 0: expected the name of a mesh dimension"):

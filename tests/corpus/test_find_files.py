@@ -46,7 +46,7 @@ def tokens(paths: Any) -> list[int]:
 def test_order_of_the_directory_plays_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: Callable[[list[Any]], Any]
 ) -> None:
-    """B10: two folders made in opposite order, listing functions that shuffle."""
+    """Two folders made in opposite order, listing functions that shuffle."""
     one, other = make(tmp_path / "one", SHARDS), make(tmp_path / "other", SHARDS[::-1])
     listdir, scandir = os.listdir, os.scandir
 

@@ -1,15 +1,10 @@
 """Tests of everything that runs with device = "cuda", down to the last line before the driver, on a CPU."""
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "cases"))
-sys.path.append(str(Path(__file__).parents[1]))
 import gpu_stand_in
+import pytest
 
 
 @pytest.fixture(autouse=True)

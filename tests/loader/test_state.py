@@ -1,4 +1,4 @@
-"""States that do not fit are refused with every difference; see tests/cases for resumes."""
+"""States that do not fit are refused with every difference; see test_resume.py for resumes."""
 
 import json
 from collections.abc import Callable

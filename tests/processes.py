@@ -1,43 +1,16 @@
-"""Loaders that are closed, engines, and groups of processes."""
+"""Groups of processes: the ranks of a run, and scenarios that each need a process to themselves."""
 
 import json
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-from dali_pipes import TokenLoader
-
-ALL_OUTPUTS = ("input_ids", "labels", "row_ids")
-
-
-@pytest.fixture
-def load() -> Iterator[Callable[..., TokenLoader]]:
-    """Makes loaders over a counting corpus, on the CPU and with every output; closes them after the test."""
-    opened: list[TokenLoader] = []
-
-    def make(corpus: Any, **settings: Any) -> TokenLoader:
-        defaults = {"corpus": corpus.pattern, "dtype": corpus.dtype, "device": "cpu", "outputs": ALL_OUTPUTS}
-        opened.append(TokenLoader(**{**defaults, **settings}))
-        return opened[-1]
-
-    yield make
-    for loader in opened:
-        loader.close()
-
-
-@pytest.fixture(params=["dali", "direct"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs the test once with DALI and once as on a machine where it is not installed."""
-    if request.param == "direct":
-        monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    return str(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +22,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[An
         script = folder / "script.py"
         script.write_text(textwrap.dedent(source))
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]  # for the oracle
+        paths = [str(Path(__file__).parent), environment.get("PYTHONPATH", "")]  # for the oracle
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         processes = []
         for rank in range(world_size):
@@ -101,7 +74,7 @@ import nvidia.dali.fn, nvidia.dali.types, nvidia.dali.pipeline
 from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import *
-import dali_pipes.engine.dali, dali_pipes.block_queue
+import dali_pipes.engine.dali, dali_pipes.engine.block_stream
 
 FOLDER = Path(sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored

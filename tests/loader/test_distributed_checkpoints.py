@@ -1,4 +1,4 @@
-"""A loader in a checkpoint of torch.distributed, as a `Stateful`, goes on exactly; files are in tests/test_state.py."""
+"""A loader in a checkpoint of torch.distributed, as a `Stateful`, goes on exactly; files are in test_state.py."""
 
 import json
 from collections.abc import Callable

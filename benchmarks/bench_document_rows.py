@@ -35,11 +35,11 @@ _END_ID, _SIGMA = 50256, 1.2
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="a tiny corpus: only to see that it runs")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each side")] = 9,
+    quick: Annotated[bool, typer.Option("--quick", help="a tiny corpus, only to check that it runs")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="samples per side")] = 9,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     seq_len: Annotated[int, typer.Option(min=1)] = 32_768,
-    median: Annotated[float, typer.Option(min=1, help="length of a document; the logarithm's sigma is 1.2")] = 400.0,
+    median: Annotated[float, typer.Option(min=1, help="median document length (log-normal, sigma 1.2)")] = 400.0,
 ) -> None:
     """Measure all sides in turns, print a table; the last line is one JSON line."""
     batch_size, seq_len = (2, 64) if quick else (batch_size, seq_len)

@@ -20,8 +20,8 @@ _KEY = 2024
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="tiny sizes: only to see that it runs")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of every alternative")] = 15,
+    quick: Annotated[bool, typer.Option("--quick", help="tiny sizes, only to check that it runs")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="samples per alternative")] = 15,
 ) -> None:
     """Check every alternative against the gather by index, measure, print a table; the last line is one JSON line."""
     num_tokens = 50_000 if quick else 100_000_000

@@ -35,10 +35,10 @@ _NAMES = ",".join(part.name for part in PARTS)
 
 
 def main(
-    parts: Annotated[str, typer.Option(help="which parts, separated by commas")] = _NAMES,
+    parts: Annotated[str, typer.Option(help="parts to run, separated by commas")] = _NAMES,
     out: Annotated[Path, typer.Option(help="folder for the JSON")] = Path("runs/gpu_check"),
     seconds_scale: Annotated[float, typer.Option(min=0.01, help="factor for the time limits of the parts")] = 1.0,
-    dry: Annotated[bool, typer.Option(help="run all of it on a CPU, at tiny sizes; its figures mean nothing")] = False,
+    dry: Annotated[bool, typer.Option(help="run everything on a CPU at tiny sizes; figures are meaningless")] = False,
 ) -> None:
     """Check, print a table, write a JSON; the last line is one JSON line.
 

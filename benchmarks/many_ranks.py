@@ -37,7 +37,7 @@ _PLANS = 3
 def main(
     world_sizes: Annotated[list[int] | None, typer.Option("--world-size", help="may be repeated")] = None,
     batch_sizes: Annotated[
-        list[int] | None, typer.Option("--batch-size", help="may be repeated; default: 1, 8")
+        list[int] | None, typer.Option("--batch-size", help="can be repeated; default: 1, 8")
     ] = None,
     documents: Annotated[int, typer.Option(help="documents that rows are made of")] = 4_000_000,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
@@ -137,8 +137,8 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _table(entries: list[dict[str, Any]]) -> Table:
-    table = Table(title="many_ranks: one rank's planning, median (lowest to highest)")
-    for heading in ("rows", "batch size", "ranks", "batches a block", "start ms", "a step µs", "ratio", "peak MB"):
+    table = Table(title="many_ranks: planning for one rank, median (lowest to highest)")
+    for heading in ("rows", "batch size", "ranks", "batches per block", "start ms", "step µs", "ratio", "peak MB"):
         table.add_column(heading, justify="left" if heading == "rows" else "right", no_wrap=True)
     for entry in entries:
         cells = []

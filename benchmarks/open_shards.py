@@ -79,8 +79,8 @@ FORMATS: dict[str, Callable[[Path, int], None]] = {
 
 def main(
     files: Annotated[int, typer.Option(min=1, help="shard files of a corpus")] = 10_000,
-    only: Annotated[str | None, typer.Option(help=f"formats with commas; known: {', '.join(FORMATS)}")] = None,
-    rounds: Annotated[int, typer.Option(min=2, help="openings of each, the first of them with nothing kept")] = 5,
+    only: Annotated[str | None, typer.Option(help=f"formats, separated by commas; known: {', '.join(FORMATS)}")] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="openings per format; the first without a cache")] = 5,
 ) -> None:
     """Write, open, print a table; the last line is one JSON line."""
     entries: list[dict[str, Any]] = []

@@ -58,7 +58,7 @@ Method = Callable[[Window], Packing | list[list[int]]]
 
 def main(
     documents: Annotated[int, typer.Option(min=1, help="documents in a window")] = 65_536,
-    rounds: Annotated[int, typer.Option(min=1, help="windows, each packed once by every method")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="windows; every method packs each once")] = 5,
     seed: Annotated[int, typer.Option(help="of the lengths")] = 0,
     quick: Annotated[bool, typer.Option(help="two rounds of 2048 documents")] = False,
     out: Annotated[Path, typer.Option(help="folder for the JSON and the PNG")] = Path("runs/packing"),
@@ -296,7 +296,7 @@ def _goals(entry: dict[str, Any]) -> list[dict[str, Any]]:
 def _table(entry: dict[str, Any]) -> Table:
     grid = Table(
         title=f"seq_len {entry['seq_len']}: median (low to high); a kept plan takes "
-        f"{entry['loader_plan']['kept_bytes_per_document']:.1f} bytes a document"
+        f"{entry['loader_plan']['kept_bytes_per_document']:.1f} bytes per document"
     )
     for heading in ("method", "thousand documents/s", "CPU s per million documents", "fill %"):
         grid.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)

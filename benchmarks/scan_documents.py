@@ -29,8 +29,8 @@ _DTYPES = ("uint16", "uint32")
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="a tiny file: only to see that it runs")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each alternative")] = 9,
+    quick: Annotated[bool, typer.Option("--quick", help="a tiny file, only to check that it runs")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="samples per alternative")] = 9,
     megabytes: Annotated[int, typer.Option(min=1, help="size of the file")] = 512,
 ) -> None:
     """Check both alternatives, measure, print a table; the last line is one JSON line."""

@@ -58,8 +58,8 @@ Samples = dict[str, list[float]]
 
 
 def main(
-    batches: Annotated[int, typer.Option(min=1, help="over all kinds of rows")] = 200_000,
-    rows: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(MODES)}; may be repeated")] = None,
+    batches: Annotated[int, typer.Option(min=1, help="in total, over all kinds of rows")] = 200_000,
+    rows: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(MODES)}; can be repeated")] = None,
     trace_python: Annotated[bool, typer.Option(help="also count Python's bytes (tracemalloc), which is slow")] = False,
     out: Annotated[Path, typer.Option(help="folder for JSON and plot")] = Path("runs/soak"),
 ) -> None:
@@ -136,7 +136,7 @@ def soak(path: Path, name: str, batches: int) -> dict[str, Any]:
     gc.collect()
     failed: list[str] = []
     if (row_hash.hexdigest(), token_hash.hexdigest()) != expected:
-        failed.append(f"the rows of {batches} batches are not those of the plan")
+        failed.append(f"the rows of {batches} batches differ from the plan")
     if batches >= FEWEST_BATCHES:
         failed += grown(samples)
     return {

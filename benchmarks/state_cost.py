@@ -58,7 +58,7 @@ def measure(folder: Path, rows: str, states: int) -> dict[str, Any]:
             ours.append(taken_us)
             copies.append(copy_us)
             if number < length and (state != kept or state["rows"] != number * BATCH_SIZE):
-                raise SystemExit(f"{rows}: the state behind batch {number} says {state['rows']} rows")
+                raise SystemExit(f"{rows}: the state after batch {number} has {state['rows']} rows")
             if number == states:
                 break
     return {"state_us": spread(ours), "copy_us": spread(copies), "bytes": len(json.dumps(state))}
@@ -74,8 +74,8 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def main(
-    files: Annotated[str, typer.Option(help="numbers of files of a corpus, with commas")] = "1,10000",
-    states: Annotated[int, typer.Option(min=2, help="states to take of each")] = 3_000,
+    files: Annotated[str, typer.Option(help="numbers of files, separated by commas")] = "1,10000",
+    states: Annotated[int, typer.Option(min=2, help="states per corpus")] = 3_000,
 ) -> None:
     """Write, take states, print a table; the last line is one JSON line."""
     entries: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ def main(
             folder.mkdir()
             write_corpus(folder, count)
             entries += [{"files": count, "rows": rows, **measure(folder, rows, states)} for rows in ROWS]
-    grid = Table(title=f"one state behind each of {states:,} batches, microseconds")
+    grid = Table(title=f"one state after each of {states:,} batches, microseconds")
     for heading in ("files", "rows", "state_dict() median (low, p99)", "deep copy median (low, p99)", "bytes as JSON"):
         grid.add_column(heading)
     for entry in entries:

@@ -40,8 +40,8 @@ _COMMAND = "from dali_pipes.tools.cli import app; app()"
 
 
 def main(
-    copies: Annotated[int, typer.Option(min=1, help="copies of the 380 documents, each a little different")] = 60,
-    rounds: Annotated[int, typer.Option(min=1, help="times that every method has its turn")] = 5,
+    copies: Annotated[int, typer.Option(min=1, help="slightly different copies of the 380 documents")] = 60,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; each measures every method once")] = 5,
     quick: Annotated[bool, typer.Option(help="one copy, two rounds")] = False,
     out: Annotated[Path, typer.Option(help="folder for the JSON")] = Path("runs/tokenize_text"),
 ) -> None:

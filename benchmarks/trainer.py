@@ -156,7 +156,7 @@ class Trainer:
             if state["shape"].get(name) != value
         ]
         if differences:
-            raise StateError("the checkpoint is of another model:\n  " + "\n  ".join(differences))
+            raise StateError("the checkpoint belongs to a different model:\n  " + "\n  ".join(differences))
         self.loader.load_state_dict(state["loader"])
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from counting import CountingCorpus
+from hang_watchdog import Watchdog
 from hypothesis import settings
 from profiles import PROFILES
-from watchdog import Watchdog
 
 # How long an example takes depends on what else the machine does: no deadline.
 for profile, count in PROFILES.items():

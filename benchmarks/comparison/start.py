@@ -48,7 +48,7 @@ def measure(files: list[str], batch_size: int, seq_len: int) -> dict[str, Any]:
         batch = next(iter(resumed))
         figures["resume_s"] = time.perf_counter() - began
         if not (torch.equal(batch["input_ids"], expected[:, :-1]) and torch.equal(batch["labels"], expected[:, 1:])):
-            raise CheckError(f"the batch after the resume is not the one that locate() announced for step {step}")
+            raise CheckError(f"the batch after the resume is not the one that locate() reports for step {step}")
     return figures
 
 

@@ -12,8 +12,8 @@ show a loader at any moment.
 from dali_pipes.config import LoaderConfig
 from dali_pipes.engine.build import BuiltSource
 from dali_pipes.loader.announcements import corpus_text, steps_text
+from dali_pipes.monitoring.display import Table
 from dali_pipes.monitoring.stats import LoaderStats
-from dali_pipes.runtime.display import Table
 from dali_pipes.schedule import Position
 
 NOT_BUILT = Table("TokenLoader, not built", [])

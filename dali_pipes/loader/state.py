@@ -131,7 +131,10 @@ class States:
         return Saved(Position(epoch, change.rows), change, step_rows)
 
     def check_steps(self, saved: Saved) -> None:
-        """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean."""
+        """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.
+
+        Of all that is refused this alone depends on the number of ranks.
+        """
         now = self._schedule.global_rows
         if saved.step_rows != now or saved.change is not None:
             for steps in self._skip_steps:
@@ -142,9 +145,9 @@ class States:
         except ConfigError as error:
             raise StateError(str(error)) from None
 
-    def check_ranges(self, start: Position) -> None:
-        """Refuse ranges of `skip_steps` after `start` that are not whole steps of a run that begins there."""
-        in_steps(self._skip_steps, self._schedule.global_rows, self._seq_len, start)
+    def check_ranges(self, position: Position) -> None:
+        """Raise `ConfigError` for ranges of `skip_steps` that do not fall on steps of a run from `position` on."""
+        in_steps(self._skip_steps, self._schedule.global_rows, self._seq_len, position)
 
     def _refuse_differences(
         self, state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange

@@ -34,10 +34,10 @@ from dali_pipes.loader.dataset_guards import DatasetGuards, refuse_workers
 from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
 from dali_pipes.loader.state import OnChange, States, order_settings
 from dali_pipes.loader.state_change import StateChange
+from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.rows.plan_reports import reports_of
-from dali_pipes.runtime.display import Printed, Table
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit
 from dali_pipes.schedule import Position, StepRange
@@ -46,7 +46,7 @@ from dali_pipes.schedule.plans import RowLocation, locate_row, plan_step
 _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
 
 
-class TokenLoader(DatasetGuards, Printed):
+class TokenLoader(DatasetGuards, ShownAsTable):
     """An iterable over batches. Each `for` is one epoch, shuffled in its own order (all epochs, with `repeat`).
 
     Batches are dicts of contiguous int64 tensors (B, T) on `loader.device`; `row_ids` is (B,). With `length_buckets` T
@@ -96,7 +96,7 @@ class TokenLoader(DatasetGuards, Printed):
         self._group_may_differ = config.rank is None  # from these ranks, until a process group has agreed with them
         self._ranks_given = config.rank is not None
         config = resolve_ranks(config)
-        self._closed = False
+        self._closed, self._is_fresh = False, True
         self._iterator: Callable[[], Generator[Batch, None, None] | None] = lambda: None  # the newest one, unless gone
         self._built = built = BuiltSource(config, endless=True, for_loader=True, graph=graph, gpu_problem=cuda_problem)
         self._source, self._schedule = built.source, built.schedule
@@ -176,7 +176,8 @@ class TokenLoader(DatasetGuards, Printed):
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
         self._check_ranks()
-        self._states.check_ranges(self._resumed)
+        if self._is_fresh:  # else the state has been checked against them
+            self._states.check_ranges(Position(0, 0))
         self._run += 1
         self._running = False
         iterator = self._batches_from(self._run)
@@ -206,6 +207,7 @@ class TokenLoader(DatasetGuards, Printed):
         saved = self._states.read(state, on_change)
         self._states.check_steps(saved)
         self._start_at(self._schedule.normalise(saved.position), saved.change, run=self._run + 1)
+        self._is_fresh = False
         say_resumed(self.config, self._schedule, self._resumed, saved.step_rows, saved.change)
 
     def row_positions(self, width: int | None = None) -> torch.Tensor:

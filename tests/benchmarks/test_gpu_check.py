@@ -13,8 +13,8 @@ import pytest
 import typer
 from gpu.batches import difference
 from gpu.runner import Part, run_part
+from hang_watchdog import processes_per_core
 from typer.testing import CliRunner
-from watchdog import processes_per_core
 
 NEEDS_COMPILER = pytest.mark.skipif(gpu_stand_in.why_not() is not None, reason=str(gpu_stand_in.why_not()))
 
@@ -174,14 +174,14 @@ def test_a_part_may_raise_hang_or_die_and_the_others_run(
     worker = part["hanging"]["checks"][1]["value"]
     state = Path(f"/proc/{worker}/stat")
     assert not state.exists() or state.read_text().split()[2] == "Z", "what the part started was killed with it"
-    assert part["dying"]["why"] == "died by SIGSEGV"
+    assert part["dying"]["why"] == "killed by SIGSEGV"
     assert part["dying"]["not_done"] == ["dies"]
     assert part["leaving"]["why"] == "ended with exit code 3"
     assert "last words" in part["leaving"]["output_tail"]
     assert [check["result"] for check in part["good"]["checks"]] == ["missed", "pass", "pass"]
     assert set(last["failed_parts"]) == {"unimportable", "hanging", "dying", "leaving"}
     assert "hanging: never ends" in last["not_done"]
-    assert all(text in output for text in ("died by SIGSEGV", "NOT DONE", "[no] such thing", "last words"))
+    assert all(text in output for text in ("killed by SIGSEGV", "NOT DONE", "[no] such thing", "last words"))
 
 
 def test_only_wrong_data_is_a_failure_not_a_missed_figure(

@@ -185,7 +185,7 @@ def test_auto_falls_back_and_says_why(files: Path) -> None:
 def test_importing_the_package_imports_none_of_the_large_ones(run_script: Callable[..., Any]) -> None:
     source = """
         import sys
-        import dali_pipes, dali_pipes.config, dali_pipes.corpus, dali_pipes.schedule, dali_pipes.state
+        import dali_pipes, dali_pipes.config, dali_pipes.corpus, dali_pipes.schedule, dali_pipes.loader.state
         print([name for name in ("torch", "nvidia.dali", "cupy") if name in sys.modules])
     """
     done = run_script(source)

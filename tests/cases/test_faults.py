@@ -251,7 +251,7 @@ NO_ROOM = {
 
 WAITS = """
 import errno
-from dali_pipes.corpus import read_retries, batch_read
+from dali_pipes.storage import retries as read_retries
 down = threading.Event()
 def waits_for_ever():
     def fails(*arguments):

@@ -201,19 +201,18 @@ def test_row_numbers_far_past_the_end(xp: Backend) -> None:
 @pytest.mark.parametrize("dtype", ["uint16", "int8", "uint64"])
 def test_padding_needs_room_for_its_labels(xp: Backend, dtype: str) -> None:
     tokens = xp.array(NINE.astype(dtype))
-    with pytest.raises(TypeError, match=f"row 5 of 4 is padding .* a signed dtype of at least 16 bits, not {dtype}"):
+    with pytest.raises(TypeError, match=f"dtype is {dtype}, .*row 5 of 4"):
         shuffled_rows(tokens, 1, 3, dtype=np.dtype(dtype), **FOUR_WINDOWS)
     assert shuffled_rows(tokens, 1, 2, dtype=np.dtype(dtype), **FOUR_WINDOWS)[0].dtype == dtype
     assert shuffled_rows(tokens, 5, 0, dtype=np.dtype(dtype), **FOUR_WINDOWS)[0].shape == (0, 2)
 
 
 def test_windows_must_lie_inside_the_tokens(xp: Backend) -> None:
-    wrong = r"window 3, the last, starts at token 6 and reads 3, to 9; expected windows inside \[0, 8\)"
-    with pytest.raises(ValueError, match=wrong):
+    with pytest.raises(ValueError, match=r"window, 3, .* 6 to 9, .*\b8 tokens"):
         shuffled_rows(xp.array(NINE[:8]), 0, 1, **FOUR_WINDOWS)
     shuffled_rows(xp.array(NINE[:8]), 0, 1, label_shift=False, **FOUR_WINDOWS)
     for change in ({"origin": 1}, {"stride": 3}, {"num_rows": 5}, {"seq_len": 3}, {"stride": 2**62}):
-        with pytest.raises(ValueError, match="the last, starts at token"):
+        with pytest.raises(ValueError, match="last window"):
             shuffled_rows(xp.array(NINE), 0, 1, **FOUR_WINDOWS | change)
 
 
@@ -250,7 +249,7 @@ def test_wrong_arrays(xp: Backend) -> None:
     for ids in (np.zeros(3, np.int64), np.zeros(2, np.int32), np.zeros(4, np.int64)[::2]):
         with pytest.raises(ValueError, match=r"row_ids has shape .* expected a contiguous array of shape \(2,\)"):
             run(NINE, row_ids=xp.array(ids))
-    with pytest.raises(ValueError, match="vocab_size is given without bad"):
+    with pytest.raises(ValueError, match=r"vocab_size .* bad"):
         run(NINE, vocab_size=5)
     other = cuda_on_cpu.DeviceArray(np.zeros(2, np.int64)) if xp is NUMPY else np.zeros(2, np.int64)
     arrays: dict[str, Any] = {"row_ids": other, "bad": other}

@@ -333,6 +333,9 @@ def test_rows_that_are_not_whole_steps_are_refused_with_ranges_that_are(corpus: 
         with pytest.raises(ConfigError, match="5 rows") as error:
             iter(loader)
     assert ranges_in(error.value) == [{"rows": [32, 48]}, {"rows": [30, 50]}, {"rows": [35, 45]}]
+    with load(corpus, batch_size=5, skip_steps=[{"rows": [0, 33]}]) as loader, pytest.raises(ConfigError) as error:
+        iter(loader)  # whose first step is after the range, if that is rounded up
+    assert ranges_in(error.value) == [{"rows": [0, 33]}, {"rows": [0, 35]}, {"rows": [0, 30]}]
     tokens = {"tokens": [256, 264], "epoch": 3}
     with load(corpus, batch_size=5, skip_steps=[tokens]) as loader, pytest.raises(ConfigError, match="40 ") as error:
         iter(loader)

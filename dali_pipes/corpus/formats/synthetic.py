@@ -13,15 +13,14 @@ trainer. The formula is frozen as version 1, which is part of the fingerprint.
 import hashlib
 import itertools
 import os
-import re
 from collections.abc import Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.config.amounts import parse_amount
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.errors import ConfigError
 
@@ -35,8 +34,6 @@ MOST_DOCUMENTS = 1 << 26
 MEAN_DOCUMENT = 1024
 
 _VERSION = 1
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)([A-Za-z]?)")
 _LARGEST_SHORT_VOCABULARY = 1 << 16
 _LARGEST_VOCABULARY = 1 << 31
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -110,15 +107,12 @@ def open_synthetic(
 
 def parse_size(name: str) -> int:
     """Tokens of `synthetic:10B`: a number with K, M, B or T for thousands to trillions. Raises ConfigError."""
-    found = _SIZE.fullmatch(name.removeprefix(PREFIX).strip())
-    unit = None if found is None else _UNITS.get(found[2].upper())
-    if found is None or unit is None:
+    size = parse_amount(name.removeprefix(PREFIX))
+    if size is None:
         raise ConfigError(
             f"corpus {name!r}: expected a number of tokens with an optional K, M, B or T (thousands to trillions), "
-            "such "
-            'as "synthetic:10B"'
+            'such as "synthetic:10B"'
         )
-    size = Decimal(found[1]) * unit
     if size != int(size) or not 1 <= size <= MOST_TOKENS:
         raise ConfigError(f"corpus {name!r}: {size:f} tokens; expected an integer from 1 to {MOST_TOKENS:,}")
     return int(size)

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from dali_pipes import TokenLoader
 from dali_pipes.schedule import StepRange
-from dali_pipes.schedule.plans import plan_rows
+from dali_pipes.schedule.plans import plan_steps
 
 SEQ_LEN, BATCH_SIZE, END = 128, 4, 9
 BATCHES_PER_RUN = 128
@@ -210,13 +210,13 @@ def grown(samples: Samples) -> list[str]:
 
 def expected_hashes(loader: TokenLoader, path: Path, epoch: int, rows: int) -> tuple[str, str]:
     """Of row numbers and of ids, up to `rows` rows of `epoch`: a plan in single steps, its tokens read by NumPy."""
-    schedule, layout = loader._schedule, loader._built.layout
+    schedule = loader._schedule
     tokens = np.fromfile(path, np.uint16).astype(np.int64)
     row_hash, token_hash = hashlib.blake2b(), hashlib.blake2b()
     for number in range(epoch + 1):
         steps = schedule.steps(0, number) if number < epoch else -(-rows // schedule.global_rows)
         for first in range(0, steps, 256):
-            plan = plan_rows(schedule, StepRange(number, 0, first, min(256, steps - first)), layout)
+            plan = plan_steps(schedule, StepRange(number, 0, first, min(256, steps - first)))
             row_hash.update(plan.row_ids.data)
             starts, lengths = plan.starts, np.full(len(plan.starts), SEQ_LEN)
             if plan.pieces is not None:

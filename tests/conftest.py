@@ -1,5 +1,6 @@
 """Shared fixtures: a watchdog for all tests, counting corpora, an oracle, and scripts in a process of their own."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,9 +13,9 @@ from typing import Any
 
 import pytest
 from counting import CountingCorpus
+from hang_watchdog import Watchdog
 from hypothesis import settings
 from profiles import PROFILES
-from watchdog import Watchdog
 
 # How long an example takes depends on what else the machine does: no deadline.
 for profile, count in PROFILES.items():
@@ -91,17 +92,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long first; and of what runs with both engines, DALI runs each test with its first parameters."""
-    seen: set[str] = set()
-    for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            name = item.nodeid.partition("[")[0]
-            if item.callspec.params.get("engine") == "dali":
-                if name in seen:
-                    item.add_marker(pytest.mark.slow)
-                seen.add(name)
+    """Files that take long come first, so that no worker has one left when the others are done."""
     rank = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made need not be searched in every collection of garbage: tests ask for hundreds of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -165,12 +164,13 @@ def load() -> Iterator[Callable[..., Any]]:
         loader.close()
 
 
-@pytest.fixture(params=["dali", "direct"])
+@pytest.fixture
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs the test once with DALI and once as on a machine where it is not installed."""
-    if request.param == "direct":
+    """The queue of a test: "direct", as without DALI, or "dali", where a test asks for it with `indirect`."""
+    name = str(getattr(request, "param", "direct"))
+    if name == "direct":
         monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    return str(request.param)
+    return name
 
 
 @pytest.fixture

@@ -111,7 +111,8 @@ def imports_of(path: Path) -> Iterator[Import]:
 
 FILES = python_files()
 MODULES = {module_of(path): path for path in FILES}
-IMPORTS = [found for path in FILES for found in imports_of(path)]
+IMPORTS_OF = {module: list(imports_of(path)) for module, path in MODULES.items()}
+IMPORTS = [found for imports in IMPORTS_OF.values() for found in imports]
 LAZY_NAMES = {  # public name: module that `from dali_pipes import name` loads
     found.name.rpartition(".")[2]: found.name.rpartition(".")[0]
     for found in IMPORTS
@@ -242,8 +243,7 @@ def needs_torch(module: str) -> bool:
     """Whether importing a module imports torch, perhaps by way of another one."""
     seen, left = set(), [module]
     while left:
-        path = MODULES[left.pop()]
-        for found in imports_of(path):
+        for found in IMPORTS_OF[left.pop()]:
             if not found.at_import:
                 continue
             if found.name.split(".")[0] == "torch":

@@ -103,7 +103,7 @@ def test_the_wheel_works_from_a_plain_folder(
         sys.path.insert(0, sys.argv[1])
         import dali_pipes.operators
         from dali_pipes.operators import _kernel
-        import dali_pipes.corpus, dali_pipes.pipeline
+        import dali_pipes.corpus, dali_pipes.engine.dali
         print(dali_pipes.operators.__file__)
         assert "__global__" in _kernel.source_of("rows")
         from dali_pipes import LoaderConfig

@@ -21,10 +21,11 @@ import torch
 from dali_pipes.adapters.attention import varlen_args
 from dali_pipes.adapters.trainer_settings import refuse_hook, refuse_loss, refuse_old_liger, refuse_settings
 from dali_pipes.config import LoaderConfig
-from dali_pipes.errors import BackendError, ConfigError, StateError
+from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.announcements import speaks_for_all
 from dali_pipes.loader.token_loader import TokenLoader
 from dali_pipes.runtime.messages import say_once
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.schedule import Position
 
 if TYPE_CHECKING:
@@ -147,11 +148,9 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
     would shift labels a second time, for a loader with `skip_steps`, and for settings that only apply to a dataset.
     This function raises `BackendError` without transformers.
     """
-    try:
+    with optional_package("transformers", "trainers", purpose="for Hugging Face Trainer"):
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         from transformers.trainer_callback import DefaultFlowCallback, ExportableState, TrainerCallback
-    except ImportError as error:
-        raise BackendError('transformers is not installed: pip install "dali-pipes[trainers]"') from error
 
     def state_callback(own: Any, loader: TokenLoader) -> Any:
         class Callback(TrainerCallback, ExportableState):

@@ -89,7 +89,6 @@ class BlockStream:
         self._loans = None if built.device is None else loans_of(built.device)
         self._loan: Loan | None = None
         self._gate = threading.RLock()  # held by whoever is inside the queue; at exit nobody must be
-        self.user: int | None = None  # the thread that took the last block, by its number
         self.engine = "not started"
         self.kernels_s = 0.0
         """Seconds spent widening and labelling blocks in `take`."""
@@ -148,7 +147,6 @@ class BlockStream:
         """
         with self._gate:
             end_thread_at_exit()
-            self.user = threading.get_ident()
             _users.add(threading.current_thread())
             steps, queue = self.peek(), self._queue
             if queue is None:

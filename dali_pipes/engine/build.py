@@ -5,7 +5,7 @@ from typing import Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.outputs import OUTPUTS, arrays_of
-from dali_pipes.config.skip_steps import in_steps_of
+from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.corpus_or_text import open_corpus
 from dali_pipes.engine.block_source import BlockSource
 from dali_pipes.engine.profiling import open_ranges
@@ -168,7 +168,7 @@ def make_schedule(config: LoaderConfig, interleave: Interleave) -> Schedule:
         rank=config.rank or 0,
         world_size=world_size,
         drop_last=config.drop_last,
-        skip_steps=in_steps_of(config.skip_steps, config.skip_step_rows, config.batch_size * world_size),
+        skip_steps=in_steps(config.skip_steps, config.batch_size * world_size, config.seq_len),
     )
 
 

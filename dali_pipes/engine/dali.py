@@ -16,9 +16,11 @@ from typing import Any
 
 from dali_pipes.config import LoaderConfig, Paths
 from dali_pipes.config.outputs import on_host
+from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.engine.block_source import BlockInfo, BlockSource
 from dali_pipes.engine.build import BuiltSource, Graph
-from dali_pipes.errors import BackendError, ConfigError, LoaderClosedError
+from dali_pipes.errors import ConfigError, LoaderClosedError
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.runtime.ranks import resolve_ranks
 
 
@@ -42,20 +44,18 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
         raise ConfigError(f'outputs: "{numbers[0]}" is a number on the host, which a DALI pipeline cannot hand out')
     if config.context_parallel is not None:
         raise ConfigError("context_parallel: a TokenLoader gives shares of rows; a pipeline makes whole ones")
-    return define_pipeline(BuiltSource(resolve_ranks(config), endless=config.repeat), config, graph)
+    config = resolve_ranks(config)
+    in_steps(config.skip_steps, config.batch_size * (config.world_size or 1), config.seq_len, start=(0, 0))
+    return define_pipeline(BuiltSource(config, endless=config.repeat), config, graph)
 
 
 def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> Any:
     """The DALI graph around a source: its outputs, cast to int64 where they are wanted and are not yet."""
     names = built.source.arrays
-    try:
+    advice = " (cpu: without a GPU; else the CUDA version of the driver)"
+    with optional_package("DALI", "cpu", "cuda12", "cuda13", purpose="to build a pipeline", advice=advice):
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import Pipeline
-    except ImportError as error:
-        raise BackendError(
-            'DALI is not installed: pip install "dali-pipes[cpu]" on a machine without a GPU, "dali-pipes[cuda12]" or '
-            '"dali-pipes[cuda13]" on one with'
-        ) from error
     # exec_dynamic: outputs own their memory, so a batch stays as it was for as long as someone holds it. The older
     # executor was seen to overwrite outputs that torch still held through DLPack.
     pipe = Pipeline(

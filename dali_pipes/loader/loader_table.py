@@ -1,5 +1,5 @@
-"""What a loader shows of itself: its corpus, its epochs, where it stands, and how it goes. Plans, reads and waits for
-nothing, so that a debugger or a notebook may ask at any moment.
+"""The table that `repr(loader)` shows: made without planning, reading or waiting, so that a debugger or a notebook may
+show a loader at any moment.
 
     TokenLoader
       corpus      data/train_000.bin and 102 more files: llmc, 10,300,000,000 tokens
@@ -32,7 +32,7 @@ def loader_table(
 ) -> Table:
     """position: after the last batch handed out; was_left: its epoch was left early, so the next `for` begins another.
 
-    Of `stats` what is counted in the loader itself is enough.
+    `stats` needs only what the loader itself counts.
     """
     corpus, schedule = built.rows.corpus, built.schedule
     epoch, step = position.epoch, schedule.step_number(position.rows)

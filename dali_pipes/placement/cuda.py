@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import BackendError
+from dali_pipes.runtime.optional import optional_package
 
 Array = Any
 Event = Any
@@ -51,13 +52,9 @@ def cuda_driver_present() -> bool:
 
 def require_cupy() -> Any:
     """CuPy with at least one visible device. Raises `BackendError` naming what is missing and how to get it."""
-    try:
+    advice = ' to match the CUDA version of the driver, or set device = "cpu"'
+    with optional_package("CuPy", "cuda12", "cuda13", purpose='for device = "cuda"', advice=advice):
         import cupy
-    except ImportError as error:
-        raise BackendError(
-            'device = "cuda" needs CuPy: pip install "dali-pipes[cuda12]" or "dali-pipes[cuda13]" to match the driver, '
-            'or use device = "cpu"'
-        ) from error
     try:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -9,7 +9,6 @@ goes on plans the windows it needs and no others. How many rows a window makes i
 state therefore says in which window it is and how many rows came before it.
 """
 
-import contextlib
 import hashlib
 import threading
 from bisect import bisect_left, bisect_right
@@ -17,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +87,7 @@ def split_documents(offsets: Int64Array, split: str, validation_fraction: float)
 class DocumentRows:
     """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
 
-    What is known already is told at once, also while another thread plans: a trainer's state never waits for a plan.
+    What is known already is told immediately, also while another thread plans: saving a state never waits for a plan.
 
     offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
     """
@@ -121,10 +120,8 @@ class DocumentRows:
         self.num_windows = -(-self.num_documents // window_documents)
         self._counts = WindowCounts()
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
-        # Of all the above, never held while a window is planned. A signal handler that asks for a state may come to any
-        # line that holds it, and take it again: what happens there must bear being done in the midst of itself.
-        self._lock = threading.RLock()
-        self._planning = threading.RLock()  # whoever has it never waits for `_lock`, which may be held under a handler
+        self._lock = threading.Lock()  # of the counts and plans; never held while a window is planned
+        self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
@@ -137,9 +134,9 @@ class DocumentRows:
             self._plan(epoch, window)
 
     def is_counted(self, epoch: int) -> bool:
-        """Whether all rows of an epoch have been counted. Plans nothing."""
-        with self._lock:
-            return any(map(self._complete, self._counts.of(self._numbered(epoch))))
+        """Whether all rows of an epoch have been counted. Plans nothing, and takes no lock."""
+        counted = self._counts.by_now(self._numbered(epoch))
+        return counted is not None and self._complete(counted)
 
     def mark(self, epoch: int, row: int) -> WindowMark:
         """The window that `row` is in, or the one behind the first with which the rows before it are complete.
@@ -154,11 +151,6 @@ class DocumentRows:
             return counted.first
         number = bisect_left(counted.ends, row)
         return counted.mark(number + (counted.ends[number] == row))
-
-    @property
-    def is_busy_here(self) -> bool:
-        """Whether this very thread holds a lock: then a handler of a signal may not wait for one that wants it."""
-        return any(lock._is_owned() for lock in (self._planning, self._lock))  # type: ignore[attr-defined]
 
     def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
         """Count an epoch's rows from a saved mark on. False if `row` cannot be where the mark says it is."""
@@ -297,7 +289,7 @@ class DocumentRows:
     def plan_bytes(self) -> int:
         """Bytes of the plans that are kept, at most six windows."""
         with self._lock:
-            return sum(packing.nbytes for packing in list(self._plans.values()))
+            return sum(packing.nbytes for packing in self._plans.values())
 
     def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
         """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
@@ -352,12 +344,14 @@ class DocumentRows:
         packing = self._kept_plan(epoch, window)
         if packing is None:
             with self._planning:
-                packing = self._plans.get((epoch, window))
+                packing = self._kept_plan(epoch, window)
                 if packing is None:
-                    packing = self._plans[epoch, window] = self._make_plan(epoch, window)
+                    packing = self._make_plan(epoch, window)
+                    with self._lock:
+                        self._plans[epoch, window] = packing
+                        while len(self._plans) > _WINDOWS_KEPT:
+                            self._plans.popitem(last=False)
         with self._lock:
-            while len(self._plans) > _WINDOWS_KEPT:
-                self._plans.popitem(last=False)
             self._counts.note(epoch, window, packing.num_rows)
         return packing
 
@@ -365,7 +359,7 @@ class DocumentRows:
         with self._lock:
             packing = self._plans.get((epoch, window))
             if packing is not None:
-                _touch(self._plans, (epoch, window))
+                self._plans.move_to_end((epoch, window))
             return packing
 
     def _make_plan(self, epoch: int, window: int) -> Packing:
@@ -404,9 +398,3 @@ class DocumentRows:
     def _key(self, *what: object) -> int:
         text = " ".join(map(str, ("dali_pipes", self._seed, *what)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-
-
-def _touch(kept: "OrderedDict[Any, Any]", key: Any) -> None:
-    """Make an entry the one used last, unless it has been dropped meanwhile."""
-    with contextlib.suppress(KeyError):
-        kept.move_to_end(key)

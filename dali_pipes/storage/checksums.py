@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import BackendError, CorpusFormatError
+from dali_pipes.errors import CorpusFormatError
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage.local import OpenFile
 
 _XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
@@ -40,12 +41,8 @@ def _start(path: Path, expected: Mapping[str, str]) -> dict[str, Any]:
 
 def _new_hash(path: Path, algorithm: str) -> Any:
     if algorithm in _XXHASH:
-        try:
+        with optional_package("xxhash", "shards", purpose=f"to verify the {algorithm} checksum of {path}"):
             import xxhash
-        except ImportError as error:
-            raise BackendError(
-                f"checksums of kind {algorithm} need the package xxhash: install dali-pipes[shards]"
-            ) from error
         return getattr(xxhash, algorithm)()
     # The shake functions have no length of their own, so a digest cannot be told from a part of one.
     if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake"):

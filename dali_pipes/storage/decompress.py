@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import BackendError, CorpusFormatError
+from dali_pipes.errors import CorpusFormatError
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage.local import OpenFile
 
 SUFFIXES = ("zstd", "gz", "bz2")
@@ -84,12 +85,8 @@ def _open_gzip(packed: io.BytesIO) -> Any:
 
 
 def _open_zstd(packed: io.BytesIO) -> Any:
-    try:
+    with optional_package("zstandard", "shards", purpose="to read shards compressed with zstd"):
         import zstandard
-    except ImportError as error:
-        raise BackendError(
-            "shards compressed with zstd need the package zstandard: install dali-pipes[shards]"
-        ) from error
     return zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
 
 

@@ -1,4 +1,4 @@
-"""Documents in one row do not see each other: a small model gives each the logits and gradients it has alone (B17)."""
+"""Documents in one row do not see each other: a small model gives each the logits and gradients it has alone."""
 
 import itertools
 import math

@@ -13,8 +13,8 @@ import pytest
 import typer
 from gpu.batches import difference
 from gpu.runner import Part, run_part
+from hang_watchdog import processes_per_core
 from typer.testing import CliRunner
-from watchdog import processes_per_core
 
 NEEDS_COMPILER = pytest.mark.skipif(gpu_stand_in.why_not() is not None, reason=str(gpu_stand_in.why_not()))
 

@@ -116,7 +116,7 @@ def test_the_script_runs_from_any_folder_and_leaves_its_results(tmp_path: Path) 
 
 
 def test_interrupted_and_resumed_twice_equals_unbroken(tmp_path: Path, config: Path) -> None:
-    """Stops within the first epoch of 5 batches and within the second; one resume goes over the border (B23, B25)."""
+    """Stops within the first epoch of 5 batches and within the second; one resume goes over the border."""
     options = [*TINY, "--config", str(config), "--steps", "12", "--val-every", "4"]
     run(*options, "--out", tmp_path / "unbroken")
     broken = tmp_path / "broken"

@@ -9,7 +9,8 @@ sys.path += [{str(TESTS)!r}, {str(TESTS / "corpus")!r}, {str(TESTS / "text")!r}]
 import ctypes, io, contextlib
 from table_files import list_array, table_of, write_arrow, write_parquet
 from shard_files import write_mds
-from dali_pipes import open_corpus, user_cache
+from dali_pipes import open_corpus
+from dali_pipes.runtime import user_cache
 from dali_pipes.documents import find_documents
 
 IDS = np.arange(161, dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""B28: a run goes on with another number of ranks, another batch size and other threads, and loses no row."""
+"""A run goes on with another number of ranks, another batch size and other threads, and loses no row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -123,7 +123,7 @@ def test_once_more_after_an_elastic_resume(corpus: Any, saved: dict[str, Any]) -
 
 
 def test_the_epoch_after_an_elastic_resume_is_whole(corpus: Any, saved: dict[str, Any]) -> None:
-    """B25: what was left of the resumed epoch shortens no later one."""
+    """What was left of the resumed epoch shortens no later one."""
     for rank, loader in enumerate(open_ranks(corpus, 3, 100)):
         loader.load_state_dict(saved)
         assert (loader.epoch, loader.step, len(loader)) == (0, 2, 2 + 12)

@@ -1,4 +1,4 @@
-"""B08, B35, B37: storage that goes away, is full or forbidden, signals, and starting processes at any moment.
+"""Storage that goes away, is full or forbidden, signals, and starting processes at any moment.
 
 Right data or one clear error, in a process of its own each: never a crash, a hang, or anything left behind.
 """
@@ -251,7 +251,7 @@ NO_ROOM = {
 
 WAITS = """
 import errno
-from dali_pipes.corpus import read_retries, batch_read
+from dali_pipes.storage import retries as read_retries
 down = threading.Event()
 def waits_for_ever():
     def fails(*arguments):

@@ -1,4 +1,4 @@
-"""B35, B37 a: forked children and Ctrl-C, each scenario in its own process: one clear error, right data, no hang."""
+"""Forked children and Ctrl-C, each scenario in its own process: one clear error, right data, no hang."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""B02, B40: ids keep their value through every stored width, and an id out of range is named before it does harm."""
+"""Ids keep their value through every stored width, and an id out of range is named before it does harm."""
 
 import re
 from pathlib import Path
@@ -113,7 +113,7 @@ def test_an_id_out_of_range_is_named_in_time(
     per_run: int | None,
     shuffle: bool,
 ) -> None:
-    """B02 e, B35: good batches first, then one error with file, position and id; no bad batch ever."""
+    """Good batches first, then one error with file, position and id; no bad batch ever."""
     position = 70
     tokens, files = write(tmp_path, (45, 60, 56), {position: value}, dtype)  # 40 rows, 20 batches
     order: dict[str, Any] = {"batch_size": 2, "seq_len": T, "shuffle": shuffle, "seed": 3}

@@ -1,4 +1,4 @@
-"""B32: the order is a pure function of (seed, epoch), and nothing else in the process is disturbed or has a say."""
+"""The order is a pure function of (seed, epoch), and nothing else in the process is disturbed or has a say."""
 
 import hashlib
 import itertools
@@ -45,7 +45,7 @@ def seed_everything(seed: int) -> None:
 
 
 def test_epochs_and_seeds_have_orders_of_their_own(counting: Callable[..., Any], load: Load, engine: str) -> None:
-    """B32 b, d: also neighbouring seeds, and seed and epoch exchanged."""
+    """Also neighbouring seeds, and seed and epoch exchanged."""
     corpus = counting(401)
     orders = {}
     for seed in (0, 1, 2, 11, 2**32, 2**63, 2**64 - 1):
@@ -59,8 +59,9 @@ def test_epochs_and_seeds_have_orders_of_their_own(counting: Callable[..., Any],
         assert orders[one][1:] != orders[other][:-1]
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_an_epoch_does_not_depend_on_how_it_was_reached(counting: Callable[..., Any], load: Load, engine: str) -> None:
-    """B32 e: run through, left early, loaded, repeated."""
+    """Run through, left early, loaded, repeated."""
     corpus = counting(401)
     expected = list(epoch_batches(corpus.tokens, epoch=3, **ORDER))
     through, left_early, loaded = (load(corpus, **ORDER) for _ in range(3))
@@ -78,7 +79,7 @@ def test_an_epoch_does_not_depend_on_how_it_was_reached(counting: Callable[..., 
 
 
 def test_a_fresh_process(counting: Callable[..., Any], run_script: Callable[..., Any]) -> None:
-    """B32 c: with other global seeds, another hash seed, another number of threads, and from another folder."""
+    """With other global seeds, another hash seed, another number of threads, and from another folder."""
     corpus = counting(200, 201)
     source = """
         import hashlib, os, random, sys
@@ -105,8 +106,9 @@ def test_a_fresh_process(counting: Callable[..., Any], run_script: Callable[...,
     assert done.stdout.strip() == expected.hexdigest()
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_global_generators_are_left_alone(counting: Callable[..., Any], engine: str) -> None:
-    """B32 g: building, reading, saving, loading, an error, closing."""
+    """Building, reading, saving, loading, an error, closing."""
     corpus = counting(401)
     seed_everything(1)
     before = global_states()
@@ -126,8 +128,9 @@ def test_global_generators_are_left_alone(counting: Callable[..., Any], engine: 
     assert global_states() == before
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_two_loaders_side_by_side(counting: Callable[..., Any], load: Load, engine: str) -> None:
-    """B32 f: a second loader, built and read in between, and draws from every global generator, change nothing."""
+    """A second loader, built and read in between, and draws from every global generator, change nothing."""
     corpus, other_corpus = counting(401), counting(150, 151, name="other")
     other_order: dict[str, Any] = {**ORDER, "seed": 12, "batch_size": 3}
     seed_everything(7)

@@ -1,4 +1,4 @@
-"""B04: shared archives are read-only, and so may be everything else; nothing is written, and nothing warns."""
+"""Shared archives are read-only, and so may be everything else; nothing is written, and nothing warns."""
 
 import shutil
 import tempfile

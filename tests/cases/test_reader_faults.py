@@ -1,4 +1,4 @@
-"""B35, B37 b: reads that fail for a while or for good, and reader threads that are killed: data, or one error, soon."""
+"""Reads that fail for a while or for good, and reader threads that are killed: data, or one error, soon."""
 
 import ctypes
 import errno
@@ -92,6 +92,7 @@ def test_an_outage_that_lasts(
     assert all_same(loader, epoch_batches(corpus.tokens, epoch=1, **ORDER))
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 @pytest.mark.parametrize("taken", [1, 4])
 def test_an_epoch_that_was_left_is_not_gone_back_to(
     counting: Callable[..., Any], load: Load, engine: str, monkeypatch: pytest.MonkeyPatch, taken: int

@@ -1,4 +1,4 @@
-"""B35: however a run ends, it ends at once, with its own exit code and message, and leaves nothing behind."""
+"""However a run ends, it ends at once, with its own exit code and message, and leaves nothing behind."""
 
 import signal
 from collections.abc import Callable

@@ -113,7 +113,6 @@ def test_big_endian_files_are_swapped(tmp_path: Path, format: str, dtype: str) -
     [("uint8", [0, 255]), ("uint16", [32768, 65535]), ("uint32", [2**31, 2**32 - 1]), ("int64", [2**31 + 5, 2**62])],
 )
 def test_large_ids_keep_their_sign(tmp_path: Path, dtype: str, ids: list[int]) -> None:
-    """B02 (d)."""
     np.array(ids, dtype).tofile(tmp_path / "a.bin")
     with open_corpus(tmp_path / "a.bin", dtype=dtype) as corpus:
         assert corpus.tokens(0, 2).astype(np.int64).tolist() == ids
@@ -132,7 +131,7 @@ def test_uint64_ids_are_served_as_int64_or_refused(tmp_path: Path, dtype: str) -
 
 
 def test_offsets_beyond_32_bits(tmp_path: Path) -> None:
-    """B01 (1): a sparse file of 2^31 + 1000 uint16 ids with marks around 2^31 and at the end."""
+    """A sparse file of 2^31 + 1000 uint16 ids with marks around 2^31 and at the end."""
     count = 2**31 + 1000
     marks = {
         **{2**31 + shift: 100 + shift for shift in range(-2, 3)},
@@ -155,7 +154,7 @@ def test_offsets_beyond_32_bits(tmp_path: Path) -> None:
 
 
 def test_row_on_a_page_of_a_file_that_ends_inside_a_page(tmp_path: Path) -> None:
-    """B08: start at a multiple of 4096 bytes, file size not one."""
+    """Start at a multiple of 4096 bytes, file size not one."""
     expected = np.random.default_rng(0).integers(0, 50257, 4096 + 300).astype("uint16")
     expected.tofile(tmp_path / "a.bin")
     with open_corpus(tmp_path / "a.bin") as corpus:

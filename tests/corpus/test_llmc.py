@@ -40,7 +40,7 @@ def test_other_headers_are_refused(tmp_path: Path, magic: int, version: int, mes
 
 @pytest.mark.parametrize("claimed", [29, 31, 2**31 - 1])
 def test_count_that_disagrees_with_the_size_is_refused(tmp_path: Path, claimed: int) -> None:
-    """B08: a header count larger than the file, and smaller."""
+    """A header count larger than the file, and smaller."""
     path = write_llmc(tmp_path / "a.bin", IDS, count=claimed)
     with pytest.raises(CorpusFormatError, match=rf"so {1024 + 2 * claimed} bytes are expected, but the file has 1084"):
         open_corpus(path)

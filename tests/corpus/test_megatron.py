@@ -138,7 +138,7 @@ def sparse_pair(prefix: Path, documents: int, marked: int, pointers: list[int] |
 
 @pytest.mark.parametrize(("documents", "marked"), [(3, 2), (4, 3)])
 def test_pointers_beyond_32_bits(tmp_path: Path, documents: int, marked: int) -> None:
-    """B01 (2): marks at bytes 3.6e9 and 5.4e9."""
+    """Marks at bytes 3.6e9 and 5.4e9."""
     path = sparse_pair(tmp_path / "a", documents, marked)
     first = 900_000_000 * marked
     with open_corpus(path) as corpus:
@@ -162,7 +162,7 @@ def test_pointers_beyond_32_bits(tmp_path: Path, documents: int, marked: int) ->
     ],
 )
 def test_wrapped_pointers_are_refused(tmp_path: Path, pointers: list[int], message: str) -> None:
-    """B01 (3)."""
+    """As a sum of 32 bits leaves them."""
     path = sparse_pair(tmp_path / "a", 4, 3, pointers)
     with pytest.raises(CorpusFormatError, match=rf"a\.idx: {message}"):
         open_corpus(path)
@@ -208,7 +208,7 @@ def test_damaged_index_is_refused(tmp_path: Path, changes: dict[str, Any], messa
 
 
 def test_bin_and_index_cut_or_grown_are_refused(tmp_path: Path) -> None:
-    """B08: each is found at opening, with the expected and the found size."""
+    """Each is found at opening, with the expected and the found size."""
     path = write_megatron(tmp_path / "a", ABC)
     index = path.with_suffix(".idx")
     bin_bytes, index_bytes = path.read_bytes(), index.read_bytes()
@@ -276,7 +276,7 @@ for turn in range(400):
 
 
 def test_index_replaced_while_eight_readers_open_it(tmp_path: Path) -> None:
-    """B08, the race: a reader gets the old documents or the new ones, never a mixture."""
+    """A reader gets the old documents or the new ones, never a mixture."""
     generator = np.random.default_rng(0)
     ids = generator.integers(0, 65536, 3000).astype("uint16")
     expected = {}

@@ -44,7 +44,7 @@ def state_of(folder: Path) -> dict[str, tuple[str, int, int]]:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_data_is_opened_read_only_and_left_alone(tmp_path: Path, format: str) -> None:
-    """B04: as root a mode protects nothing, so every call that could write or map is looked for."""
+    """As root a mode protects nothing, so every call that could write or map is looked for."""
     for number in range(3):
         write_shard(tmp_path / f"s_{number}.bin", IDS, format)
     for path in tmp_path.iterdir():

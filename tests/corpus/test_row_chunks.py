@@ -273,7 +273,7 @@ def test_masks_that_do_not_fit(tmp_path: Path, kind: str, mask: list[Any], messa
 def test_without_pyarrow(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, kind)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(BackendError, match=r'a\.\w+: .*pip install "dali-pipes\[parquet\]"'):
+    with pytest.raises(BackendError, match=r'a\.\w+, .*pip install "dali-pipes\[parquet\]"'):
         open_corpus(path)
 
 

@@ -16,7 +16,11 @@ T = 8
 Load = Callable[..., TokenLoader]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 6])
+@pytest.mark.parametrize(
+    ("engine", "depth"),
+    [("dali", 1), ("dali", 6), ("direct", 1), ("direct", 2), ("direct", 6)],
+    indirect=["engine"],
+)
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("per_run", [1, 4])
 def test_every_block_is_read_once(
@@ -34,6 +38,7 @@ def test_every_block_is_read_once(
     assert blocks_used <= blocks_read <= blocks_used + depth + num_threads + 1
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_the_trainers_thread_reads_nothing(
     counting: Callable[..., Any], load: Load, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +80,7 @@ def test_as_many_threads_as_were_asked_for(counting: Callable[..., Any], load: L
     assert not readers()
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_no_child_process(counting: Callable[..., Any], load: Load, engine: str) -> None:
     before = children()  # other tests may have left a process that goes with this one, as multiprocessing does
     loader = load(counting(801), batch_size=2, seq_len=T)
@@ -82,6 +88,7 @@ def test_no_child_process(counting: Callable[..., Any], load: Load, engine: str)
     assert children() <= before
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_stats_count_what_was_handed_out(counting: Callable[..., Any], load: Load, engine: str) -> None:
     """Exact counts over an epoch border, a partial batch and a break; waits within the wall time."""
     corpus = counting(43 * T + 1)

@@ -130,7 +130,7 @@ class _limit(contextlib.AbstractContextManager[list[int]]):
             self._late.append(1)
             raise TimeoutError
 
-        from watchdog import processes_per_core
+        from hang_watchdog import processes_per_core
 
         signal.signal(signal.SIGALRM, ring)
         signal.alarm(math.ceil(self._seconds * max(1.0, processes_per_core())))

@@ -1,4 +1,4 @@
-"""B38: a batch never changes after it was handed out, whatever stream reads it and however late.
+"""A batch never changes after it was handed out, whatever stream reads it and however late.
 
 Each rule has a test that takes the rule away and sees the data go wrong, so these tests can fail.
 """
@@ -23,7 +23,7 @@ from streams import loader_stream, oracle_stream, take
 from dali_pipes import TokenLoader
 from dali_pipes.engine import block_source as source
 from dali_pipes.placement import cuda as device
-from dali_pipes.placement.gpu import HostPlacement
+from dali_pipes.placement.host import HostPlacement
 from dali_pipes.runtime.threads import ReaderThreads
 
 PLACEMENTS = ("host", "device")

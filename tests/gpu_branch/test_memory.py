@@ -13,13 +13,16 @@ from oracle import epoch_batches, same
 from streams import all_same, loader_stream
 
 from dali_pipes import TokenLoader
+from dali_pipes.config.outputs import on_host
 from dali_pipes.errors import BackendError, CorpusReadError
-from dali_pipes.placement import gpu as gpu_placements
-from dali_pipes.rows.outputs import HOST_OUTPUTS
+from dali_pipes.placement import device as device_placement
 
 PLACEMENTS = ("host", "device")
+late = pytest.mark.parametrize("gpu", ["late"], indirect=True)
+"""Memory is held longest where operations run as late as CUDA allows."""
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_nothing_is_allocated_and_no_event_made_in_the_steady_state(
     gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
@@ -37,6 +40,7 @@ def test_nothing_is_allocated_and_no_event_made_in_the_steady_state(
     assert (after.device_bytes, after.pinned_bytes) == (before.device_bytes, before.pinned_bytes)
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_memory_is_what_the_allocator_gave(
     gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
@@ -55,6 +59,7 @@ def test_memory_is_what_the_allocator_gave(
     gpu.stream(0).run()
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(
     "of_rows",
@@ -72,7 +77,7 @@ def test_rows_of_pieces_allocate_nothing_once_the_loader_is_built(
     """Blocks of more and more pieces, up to one at every position: by then the model may have taken the whole card."""
 
     def tensors(batch: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in batch.items() if name not in HOST_OUTPUTS}
+        return {name: value for name, value in batch.items() if not on_host(name)}
 
     tokens = np.arange(1200, dtype=np.uint16) % 29 + 1
     for share, begin in ((20, 0), (7, 300), (3, 600), (1, 900)):
@@ -89,6 +94,7 @@ def test_rows_of_pieces_allocate_nothing_once_the_loader_is_built(
         assert (gpu.arrays_made, loader.stats().memory.device_bytes) == (made, held)
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_loader_that_is_dropped_gives_its_memory_back(
     gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
@@ -107,6 +113,7 @@ def test_a_loader_that_is_dropped_gives_its_memory_back(
     assert is_back()
 
 
+@late
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_block_costs_one_launch(gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str) -> None:
     with TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=4) as loader:
@@ -126,7 +133,7 @@ def test_a_corpus_is_loaded_in_chunks(
     chunk_bytes: int,
     dtype: str,
 ) -> None:
-    monkeypatch.setattr(gpu_placements, "LOAD_CHUNK_BYTES", max(chunk_bytes, np.dtype(dtype).itemsize))
+    monkeypatch.setattr(device_placement, "LOAD_CHUNK_BYTES", max(chunk_bytes, np.dtype(dtype).itemsize))
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     corpus = counting(30, 1, 71, dtype=dtype)
     with TokenLoader(
@@ -138,17 +145,17 @@ def test_a_corpus_is_loaded_in_chunks(
 def test_a_file_that_fails_while_loading(
     gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_placements, "LOAD_CHUNK_BYTES", 64)
+    monkeypatch.setattr(device_placement, "LOAD_CHUNK_BYTES", 64)
     corpus = counting(30, 71, dtype="uint16")
     settings = {"corpus": corpus.pattern, "dtype": "uint16", "batch_size": 3, "seq_len": 4}
-    real = gpu_placements.load_tokens
+    real = device_placement.load_tokens
 
     def truncate_then_load(*arguments: Any) -> None:
         with corpus.files[1].open("r+b") as file:
             file.truncate(40)
         real(*arguments)
 
-    monkeypatch.setattr(gpu_placements, "load_tokens", truncate_then_load)
+    monkeypatch.setattr(device_placement, "load_tokens", truncate_then_load)
     with pytest.raises(CorpusReadError, match=r"shard_001\.bin"):
         TokenLoader(**settings, device="cuda", placement="device")
     gc.collect()

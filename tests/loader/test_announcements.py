@@ -124,8 +124,8 @@ def test_what_long_documents_lose_is_said(tmp_path: Path, rows: str, long_docume
             return
         count, share = report.dropped_tokens, 100 * report.dropped_tokens / report.tokens
         documents = report.dropped_documents + report.truncated_documents
-        said = f"leaves out {count:,} tokens ({share:.1f} %) from {documents} documents"
-        assert lines[2] == f'  long_documents = "{long_documents}" {said}'
+        assert lines[2].startswith(f'  long_documents = "{long_documents}" ')
+        assert lines[2].endswith(f" {count:,} tokens ({share:.1f} %) of {documents} documents")
         assert len(lines) == 4
 
 
@@ -187,11 +187,11 @@ def test_a_resume_with_steps_of_another_size(
             states.append(first.state_dict())
     with TokenLoader(corpus=tmp_path, **common, **settings) as ours:
         ours.load_state_dict(states[0])
-        assert "going on" not in capsys.readouterr().err
+        assert "resuming" not in capsys.readouterr().err
         ours.load_state_dict(states[2])
         text = capsys.readouterr().err
-        assert ("going on at row 8 of epoch 0 with steps of" in text) == said
-        assert (f"its next step is number {ours.step}, and a trainer" in text) == said
+        assert ("resuming epoch 0 at row 8 " in text) == said
+        assert (f"step {ours.step} of the epoch" in text) == said
 
 
 @given(
@@ -310,7 +310,7 @@ def test_waiting_is_said_once_and_for_the_last_seconds(
     if said is None:
         assert captured.err == ""
     else:
-        assert re.fullmatch(r"dali_pipes: the trainer waited for data in [^\n]*\n", captured.err)
+        assert re.fullmatch(r"dali_pipes: the trainer waited for data [^\n]*\n", captured.err)
         assert said in captured.err
         assert "num_threads = 2 (now 1)" in captured.err
 

@@ -1,4 +1,4 @@
-"""B38 on the CPU: a batch stays what it was for as long as it is held, and writing to it reaches nothing else."""
+"""On the CPU, a batch stays what it was for as long as it is held, and writing to it reaches nothing else."""
 
 import gc
 import queue
@@ -119,6 +119,7 @@ def test_a_batch_may_be_held_in_any_form(
         assert [_content(value) for value in held] == before
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_batches_let_go_by_another_thread(counting: Callable[..., Any], load: Load, engine: str) -> None:
     """A trainer that hands batches on: each is checked, then dropped, in a thread that lags behind."""
     corpus = counting(4001, dtype="uint16", vocab_size=200)
@@ -250,6 +251,7 @@ def take_lazily(loader: Any, count: int) -> Any:
     return (next(stream) for _ in range(count))
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_in_place_work_of_a_trainer(counting: Callable[..., Any], load: Load, engine: str) -> None:
     """Outputs share no memory with each other, may be written, resized views or not, and passed between threads."""
     corpus = counting(642, dtype="uint16")

@@ -1,4 +1,4 @@
-"""B34, B25: every epoch is complete, in its own order and of the announced length, however the last one ended."""
+"""Every epoch is complete, in its own order and of the announced length, however the last one ended."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -90,8 +90,9 @@ def test_an_iterator_that_was_never_asked_costs_no_epoch(counting: Callable[...,
     assert all_same(loader, epoch_batches(corpus.tokens, batch_size=16, seq_len=T))
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_asking_past_the_end_changes_nothing(counting: Callable[..., Any], load: Load, engine: str) -> None:
-    """B35: DALI calls a source a few times past the end of an epoch, and so may a trainer."""
+    """DALI calls a source a few times past the end of an epoch, and so may a trainer."""
     corpus = files_of_rows(counting, 42)
     loader = load(corpus, batch_size=16, seq_len=T, batches_per_run=1, prefetch_queue_depth=6)
     batches = iter(loader)
@@ -104,12 +105,15 @@ def test_asking_past_the_end_changes_nothing(counting: Callable[..., Any], load:
     assert all_same(loader, epoch_batches(corpus.tokens, batch_size=16, seq_len=T, epoch=1))
 
 
-@pytest.mark.parametrize("num_threads", [1, 4])
-@pytest.mark.parametrize("per_run", [1, 5, None])
+@pytest.mark.parametrize(
+    ("engine", "num_threads", "per_run"),
+    [("dali", 1, 1), ("dali", 4, 5), ("direct", 1, None), ("direct", 4, 1), ("direct", 1, 5), ("direct", 4, None)],
+    indirect=["engine"],
+)
 def test_rollover_after_a_resume(
     counting: Callable[..., Any], load: Load, engine: str, num_threads: int, per_run: int | None
 ) -> None:
-    """B25: 4 files, 50 samples. Resumed at sample 37 of epoch 1: 13 more, then 50 and 50."""
+    """4 files, 50 samples. Resumed at sample 37 of epoch 1: 13 more, then 50 and 50."""
     corpus = counting(50, 70, 41, 40)
     order: dict[str, Any] = {"batch_size": 1, "seq_len": T}
     settings = {**order, "num_threads": num_threads, "batches_per_run": per_run}
@@ -129,9 +133,10 @@ def test_rollover_after_a_resume(
     assert windows[1][37:] != windows[0]
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 @pytest.mark.parametrize("resume", [False, True])
 def test_repeat_never_stalls(counting: Callable[..., Any], load: Load, engine: str, resume: bool) -> None:
-    """B25: five epochs' worth of steps, in one `for`; 50 rows in batches of 3 leave a partial step."""
+    """Five epochs' worth of steps, in one `for`; 50 rows in batches of 3 leave a partial step."""
     corpus = counting(50, 70, 41, 40)
     for drop_last in (True, False):
         order: dict[str, Any] = {"batch_size": 3, "seq_len": T, "drop_last": drop_last}
@@ -162,6 +167,7 @@ def test_repeat_and_single_epochs_are_the_same_stream(counting: Callable[..., An
     assert all_same(take(loader, 7), take(oracle_stream(corpus.tokens, epoch=3, **order), 7))
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 @pytest.mark.parametrize("per_run", [1, 2])
 def test_breaking_every_epoch_early_gives_the_starts_of_all(
     counting: Callable[..., Any], load: Load, engine: str, per_run: int

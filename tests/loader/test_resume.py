@@ -1,4 +1,4 @@
-"""B23, B26: a state says what was consumed, and a loader that gets one goes on exactly there, as often as one likes."""
+"""A state says what was consumed, and a loader that gets one goes on exactly there, as often as one likes."""
 
 import copy
 import json
@@ -23,7 +23,11 @@ Load = Callable[..., TokenLoader]
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize(("per_run", "depth", "num_threads"), [(1, 1, 1), (3, 2, 2), (None, 4, 3)])
+@pytest.mark.parametrize(
+    ("engine", "per_run", "depth", "num_threads"),
+    [("dali", 3, 2, 2), ("direct", 1, 1, 1), ("direct", 3, 2, 2), ("direct", None, 4, 3)],
+    indirect=["engine"],
+)
 def test_second_resume(
     counting: Callable[..., Any],
     load: Load,
@@ -33,7 +37,7 @@ def test_second_resume(
     depth: int,
     num_threads: int,
 ) -> None:
-    """B23: an epoch of 40 batches, stopped and resumed at 7, 12, 12, 20 and 39."""
+    """An epoch of 40 batches, stopped and resumed at 7, 12, 12, 20 and 39."""
     corpus = counting(300, 345)  # 161 rows: 40 batches of 4, and a partial one
     order: dict[str, Any] = {"batch_size": 4, "seq_len": T, "drop_last": drop_last}
     how: dict[str, Any] = {"batches_per_run": per_run, "prefetch_queue_depth": depth, "num_threads": num_threads}
@@ -69,7 +73,7 @@ def test_second_resume(
 
 
 def test_second_resume_in_a_new_process(counting: Callable[..., Any], run_script: Callable[..., Any]) -> None:
-    """B23: the batches up to 7, then those up to 20 in a process of their own, then the rest: without a seam."""
+    """The batches up to 7, then those up to 20 in a process of their own, then the rest: without a seam."""
     corpus = counting(641)
     source = """
         import itertools, json, sys
@@ -107,7 +111,7 @@ def test_second_resume_in_a_new_process(counting: Callable[..., Any], run_script
 def test_state_follows_consumption(
     counting: Callable[..., Any], load: Load, engine: str, depth: int, num_threads: int, per_run: int | None
 ) -> None:
-    """B26: whatever has been read ahead by then, the state after batch k leads to batch k + 1."""
+    """Whatever has been read ahead by then, the state after batch k leads to batch k + 1."""
     corpus = counting(200, 41)  # 60 rows: 20 batches of 3
     order: dict[str, Any] = {"batch_size": 3, "seq_len": T, "shuffle": True, "seed": 5}
     for is_slow in (False, True):
@@ -150,7 +154,7 @@ def _in_a_thread(call: Callable[[], Any]) -> Any:
 
 
 def test_states_taken_by_another_thread_all_the_time(counting: Callable[..., Any], load: Load) -> None:
-    """B26: every such state is behind a whole batch, and they never run backwards or ahead of the trainer."""
+    """Every such state follows a whole batch, and they never run backwards or ahead of the trainer."""
     corpus = counting(6001)
     loader = load(corpus, batch_size=3, seq_len=T, batches_per_run=4)
     taken: list[tuple[int, int, int]] = []
@@ -234,6 +238,7 @@ def test_every_step_of_two_epochs(
             assert all_same(take(loader_stream(other), rest), stream[number : number + rest])
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_a_state_loaded_inside_the_loop(counting: Callable[..., Any], load: Load, engine: str) -> None:
     """Jumping about in one loader, back and forth and while the queue is full, is as good as a new loader."""
     corpus = counting(401)
@@ -246,6 +251,7 @@ def test_a_state_loaded_inside_the_loop(counting: Callable[..., Any], load: Load
         assert all_same(take(loader_stream(loader), count), expected)
 
 
+@pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
 def test_going_on_in_the_same_loader_after_a_break(counting: Callable[..., Any], load: Load, engine: str) -> None:
     """A `for` that was left early ends the epoch, unless its own state is loaded again."""
     corpus = counting(401)
@@ -276,7 +282,7 @@ def test_a_state_before_any_batch_and_after_the_last(counting: Callable[..., Any
 
 
 def test_a_state_is_not_aliased(counting: Callable[..., Any], load: Load) -> None:
-    """B23: neither what a loader gives nor what it is given is tied to it afterwards."""
+    """Neither what a loader gives nor what it is given is tied to it afterwards."""
     corpus = counting(401)
     loader = load(corpus, batch_size=5, seq_len=T)
     iterator = iter(loader)

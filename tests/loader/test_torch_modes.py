@@ -81,16 +81,19 @@ def _train_on(batch: dict[str, Any]) -> None:
 
 EVERYWHERE = ("inference", "a default device", "fake tensors")
 CASES = [
-    (kind, mode) for kind in KINDS for mode in MODES if mode in EVERYWHERE or kind in ("windows", "static buffers")
+    (engine, kind, mode)
+    for engine in ("dali", "direct")
+    for kind in KINDS
+    for mode in MODES
+    if mode in EVERYWHERE or kind in ("windows", "static buffers")
+    if engine == ("dali" if "graph" in kind else "direct") or (engine, kind) == ("dali", "windows")
 ]
 
 
-@pytest.mark.parametrize(("kind", "mode"), CASES)
+@pytest.mark.parametrize(("engine", "kind", "mode"), CASES, indirect=["engine"])
 def test_a_mode_at_one_batch(counting: Callable[..., Any], load: Load, engine: str, kind: str, mode: str) -> None:
     """At the first of a block, at one in the middle, at the first of an epoch, and around the loader's making."""
     settings = settings_of(kind)
-    if engine == "direct" and "graph" in settings:
-        pytest.skip("a graph needs DALI")
     corpus = counting(1500, dtype="uint16", vocab_size=11)
     plain = load(corpus, **settings, batches_per_run=4)
     expected = [_values(batch) for _ in range(2) for batch in plain]

@@ -255,7 +255,7 @@ def test_more_rows_than_the_second_axis_of_a_grid(xp: Backend) -> None:
 
 @pytest.mark.parametrize("border", [2**31, 2**32])
 def test_positions_past_32_bits(xp: Backend, border: int, tmp_path: Path) -> None:
-    """B01. The file is a hole: only the few pages that are written take room."""
+    """The file is a hole: only the few pages that are written take room."""
     path = tmp_path / "tokens.bin"
     path.touch()
     os.truncate(path, border + 1000)

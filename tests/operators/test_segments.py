@@ -118,7 +118,6 @@ def test_tiny_case(xp: Backend) -> None:
 
 
 def test_labels_end_with_the_document(xp: Backend) -> None:
-    """B13."""
     assert run(xp, [10, 11, 12, 20, 21, 30], [[(0, 3, 3), (3, 2, 5), (5, 1, 6)]], 6) == {
         "input_ids": [[10, 11, 12, 20, 21, 30]],
         "labels": [[11, 12, X, 21, X, X]],
@@ -162,7 +161,6 @@ def test_labels_across_boundaries(xp: Backend) -> None:
     [(7, [0, 3, 4, 5, 7, 7, 7, 7], 4), (10, [0, 3, 4, 5, 7, 10, 10, 10, 10, 10, 10], 5)],
 )
 def test_one_token_pieces_keep_their_bounds(xp: Backend, seq_len: int, bounds: list[int], number: int) -> None:
-    """B17."""
     pieces = [(0, 3, 3), (3, 1, 4), (4, 1, 5), (5, 2, 7)]
     found = run(xp, [1, 2, 3, 4, 5, 6, 7], [pieces], seq_len)
     padding = [0] * (seq_len - 7)
@@ -174,7 +172,7 @@ def test_one_token_pieces_keep_their_bounds(xp: Backend, seq_len: int, bounds: l
 
 
 def test_rows_of_different_piece_counts(xp: Backend) -> None:
-    """B17. Nothing is left of a batch that had more segments in the same memory."""
+    """Nothing is left of a batch that had more segments in the same memory."""
     ones = [(i, 1, i + 1) for i in range(7)]
     whole = [(0, 7, 7)]
     out = {"cu_seqlens": xp.array(np.full(15, -1, np.int32)), "num_segments": xp.array(np.full(1, -1))}
@@ -190,7 +188,7 @@ def test_rows_of_different_piece_counts(xp: Backend) -> None:
 
 
 def test_padding_is_known_by_position(xp: Backend) -> None:
-    """B19."""
+    """The id of padding may also be the one that ends documents."""
     found = run(xp, [5, 6, 0, 7, 0], [[(0, 3, 3), (3, 2, 5)]], 8, pad_id=0)
     assert found["input_ids"] == [[5, 6, 0, 7, 0, 0, 0, 0]]
     assert found["labels"] == [[6, 0, X, 0, X, X, X, X]]
@@ -200,7 +198,6 @@ def test_padding_is_known_by_position(xp: Backend) -> None:
 
 
 def test_loss_mask_is_that_of_the_label(xp: Backend) -> None:
-    """B20 (a) and (c)."""
     learn = [0] * 20 + [1] * 5
     found = run(xp, list(range(25)), [[(0, 25, 25)]], 32, loss_mask=learn)
     assert found["loss_mask"] == [[0] * 19 + [1] * 5 + [0] * 8]
@@ -212,7 +209,6 @@ def test_loss_mask_is_that_of_the_label(xp: Backend) -> None:
 
 
 def test_a_cut_may_leave_nothing_to_learn(xp: Backend) -> None:
-    """B20 (b)."""
     found = run(xp, list(range(25)), [[(0, 16, 25)]], 16, outputs=["loss_mask"], loss_mask=[0] * 20 + [1] * 5)
     assert found["loss_mask"] == [[0] * 16]
 
@@ -351,8 +347,9 @@ def test_equals_the_walk_by_element(
     ("count", "seq_len", "longest"),
     [(1, 5000, 40), (2, 4096, 1), (1, 6000, 4000), (3, 257, 30), (600, 3, 2), (3000, 1, 1), (5, 1000, 1000)],
 )
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "anywhere"])
-@pytest.mark.parametrize("batch_rows", [None, 3, 1100])
+@pytest.mark.parametrize(
+    ("staged", "batch_rows"), [(True, None), (False, 3), (True, 1100)], ids=["staged", "anywhere-3", "staged-1100"]
+)
 def test_shapes_around_the_limits_of_a_launch(
     xp: Backend, count: int, seq_len: int, longest: int, staged: bool, batch_rows: int | None
 ) -> None:
@@ -446,7 +443,7 @@ def test_a_block_of_batches_takes_as_many_launches_as_one(
 
 
 def test_positions_past_32_bits(xp: Backend, tmp_path: Path) -> None:
-    """B01. The file is a hole: only the few pages that are written take room."""
+    """The file is a hole: only the few pages that are written take room."""
     path = tmp_path / "tokens.bin"
     path.touch()
     os.truncate(path, 2**32 + 1000)

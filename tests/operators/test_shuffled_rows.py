@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dali_pipes.operators import permute, rows, shuffled_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.rows.windows import Windows
+from dali_pipes.rows.windows import WindowRows, Windows
 from dali_pipes.schedule import Schedule, StepRange
-from dali_pipes.schedule.plans import plan_rows
+from dali_pipes.schedule.plans import plan_steps
 
 settings_with_backend = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -119,14 +119,15 @@ def test_equals_the_copy_by_element(
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("world_size", "drop_last"), [(1, True), (3, True), (3, False)])
 def test_equals_the_plan_of_a_schedule(xp: Backend, shuffle: bool, world_size: int, drop_last: bool) -> None:
-    """Bit for bit what the other placements make of the same steps: `plan_rows`, `rows`, labels of padding rows."""
+    """Bit for bit what the other placements make of the same steps: `plan_steps`, `rows`, labels of padding rows."""
     seq_len = 32
     tokens = np.random.default_rng(0).integers(0, 60_000, 5 + 40 * 24 + seq_len + 1, np.uint16)
     windows = Windows(first=5, count=41, seq_len=seq_len, stride=24, num_tokens=tokens.size)
+    source = WindowRows(windows, shuffle=shuffle, seed=3)
     for rank in range(world_size):
-        schedule = Schedule(windows, 4, rank, world_size, shuffle, seed=3, drop_last=drop_last)
+        schedule = Schedule(source, 4, rank, world_size, drop_last=drop_last)
         steps = StepRange(epoch=2, base=2, first_step=1, num_steps=schedule.steps(2) - 1)
-        plan = plan_rows(schedule, steps)
+        plan = plan_steps(schedule, steps)
         inputs, labels = rows(tokens, plan.starts, seq_len)
         labels[plan.row_ids < 0] = IGNORE_INDEX
         row_ids = xp.array(np.zeros(plan.row_ids.size, np.int64))
@@ -135,8 +136,8 @@ def test_equals_the_plan_of_a_schedule(xp: Backend, shuffle: bool, world_size: i
             steps.base + steps.first_step * schedule.global_rows + rank,
             plan.row_ids.size,
             row_step=world_size,
-            num_rows=schedule.windows.count,
-            key=schedule.key(steps.epoch),
+            num_rows=windows.count,
+            key=source.key(steps.epoch),
             origin=windows.first,
             stride=windows.stride,
             seq_len=seq_len,

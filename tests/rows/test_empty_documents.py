@@ -1,4 +1,4 @@
-"""B05: documents without tokens, in every format that can tell of documents, through the whole loader."""
+"""Documents without tokens, in every format that can tell of documents, through the whole loader."""
 
 import itertools
 import json

@@ -257,7 +257,7 @@ def test_a_check_value_knows_the_settings(corpus: str) -> None:
         state = whole_run(loader, 1)[1][6]
     for name, value in (("seed", 4), ("window_documents", 14), ("long_documents", "truncate")):
         edited = {**state, "config": {**state["config"], name: value}}
-        with load(corpus, **{name: value}) as loader, pytest.raises(StateError, match="changed by hand"):
+        with load(corpus, **{name: value}) as loader, pytest.raises(StateError, match="check value"):
             loader.load_state_dict(edited)
 
 
@@ -280,7 +280,7 @@ PER_ROW = 3.7
 
 
 class ManyDocuments:
-    """B28: about 512 rows of about 3.7 documents; every token but the last of a document is the document's number."""
+    """About 512 rows of about 3.7 documents; every token but the last of a document is the document's number."""
 
     def __init__(self, folder: Path) -> None:
         draw = random.Random(11)
@@ -303,7 +303,7 @@ def many(tmp_path: Path) -> ManyDocuments:
 
 
 def test_documents_are_not_counted_as_rows(many: ManyDocuments) -> None:
-    """B28: 2 ranks, 32 rows a step, saved at step 10; on with other ranks, batch sizes and threads, and once more."""
+    """2 ranks, 32 rows a step, saved at step 10; on with other ranks, batch sizes and threads, and once more."""
     with load(**many.settings, batch_size=32) as loader:
         unbroken = list(steps_of([loader], loader._schedule.steps()))
     count = sum(len(rows) for _, rows in unbroken)
@@ -328,7 +328,7 @@ def test_documents_are_not_counted_as_rows(many: ManyDocuments) -> None:
 
 
 def test_ranks_that_share_data_get_identical_batches(many: ManyDocuments) -> None:
-    """B28: two processes of one data rank are given the same rank, and see the same."""
+    """Two processes of one data rank are given the same rank, and see the same."""
     state = leg(state=None, world_size=2, count=10, batch_size=16, **many.settings)[1]
     seen = []
     for threads, per_run in ((1, 1), (4, 7)):
@@ -341,7 +341,7 @@ def test_ranks_that_share_data_get_identical_batches(many: ManyDocuments) -> Non
 @pytest.mark.parametrize("documents", [200, 201, 203, 206])
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_every_rank_makes_the_same_number_of_steps(tmp_path: Path, documents: int, drop_last: bool) -> None:
-    """B31 (c): documents of 100 and of 10 tokens in turn, rows of 128, 2 ranks; also after a resume."""
+    """Documents of 100 and of 10 tokens in turn, rows of 128, 2 ranks; also after a resume."""
     write_documents(tmp_path / "uneven", [[n % 8 + 1] * (9 if n % 2 else 99) + [END] for n in range(documents)])
     how: dict[str, Any] = {"seq_len": 128, "batch_size": 3, "window_documents": 50, "drop_last": drop_last}
     ranks = [load(str(tmp_path / "uneven"), **how, rank=rank, world_size=2) for rank in range(2)]

@@ -71,7 +71,6 @@ def test_hand_written_case_of_the_docstring() -> None:
 def test_long_documents_by_hand(
     seq_len: int, mode: LongDocuments, rows: list[list[Piece]], counts: tuple[int, ...]
 ) -> None:
-    """B14."""
     found = packed([4, 2, 3, 1], seq_len, mode)
     assert rows_of(found) == rows
     assert found.counts == counts
@@ -85,7 +84,7 @@ def test_long_documents_by_hand(
     [("split", 157, (0, 0, 1, 0)), ("truncate", 1, (0, 9_936, 0, 1)), ("drop", 0, (1, 10_000, 0, 0))],
 )
 def test_one_huge_document_among_short_ones(mode: LongDocuments, pieces: int, counts: tuple[int, ...]) -> None:
-    """B14: 10,000 tokens are 156 rows of 64 and a rest of 16, which shares its row."""
+    """10,000 tokens are 156 rows of 64 and a rest of 16, which shares its row."""
     found = packed([10, 7, 10_000, 12, 5], 64, mode)
     assert found.counts == counts
     mine = [piece for piece in pieces_of(found) if piece[0] == 2]
@@ -109,14 +108,13 @@ def test_the_result_is_frozen() -> None:
 
 
 def test_empty_documents_get_no_piece() -> None:
-    """B05."""
     lengths = [0, 5, 0, 0, 3, 1, 0]
     assert rows_of(packed(lengths, 4)) == [[(1, 0, 4)], [(4, 0, 3), (1, 4, 1)], [(5, 0, 1)]]
     assert pieces_of(rows_of_documents(np.array(lengths), 4, "split")) == [(1, 0, 4), (1, 4, 1), (4, 0, 3), (5, 0, 1)]
 
 
 def test_long_and_short_by_turns() -> None:
-    """B31 (c): documents of 100 and 10 tokens by turns, rows of 128."""
+    """Documents of 100 and 10 tokens by turns, rows of 128."""
     assert rows_of(packed([100, 10] * 4, 128)) == [
         [(0, 0, 100), (1, 0, 10), (3, 0, 10)],
         [(2, 0, 100), (5, 0, 10), (7, 0, 10)],
@@ -240,7 +238,7 @@ def test_log_normal_lengths(seq_len: int) -> None:
 
 
 def test_every_row_length_packs() -> None:
-    """B16: row lengths around powers of two."""
+    """Row lengths around powers of two."""
     lengths = np.random.default_rng(16).normal(4096, 512, 3000).clip(100, 8192).astype(np.int64)
     rows = {}
     for seq_len in (8191, 8192, 8193, 12000, 16384, 16385):

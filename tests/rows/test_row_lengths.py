@@ -1,4 +1,4 @@
-"""B16: the rows that documents need change smoothly with the length of a row, around powers of two as elsewhere."""
+"""The rows that documents need change smoothly with the length of a row, around powers of two as elsewhere."""
 
 import itertools
 import os

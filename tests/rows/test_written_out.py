@@ -186,7 +186,7 @@ CASES = {
             ]
         ],
     ),
-    # B19: [5 6 0] [7 0], where 0 is the end id and the padding. The true end ids are labels.
+    # [5 6 0] [7 0], where 0 is the end id and the padding. The true end ids are labels.
     "pack, padding of the end id": Case(
         [5, 6, 0, 7, 0],
         {"rows": "pack", "seq_len": 8, "batch_size": 1, "eos_id": 0, "pad_id": 0},
@@ -207,7 +207,7 @@ CASES = {
             ]
         ],
     ),
-    # B17: documents of one token each, then one that fills a row; the full row is the first.
+    # Documents of one token each, then one that fills a row; the full row is the first.
     "pack, documents of one token": Case(
         [9, 9, 9, 9, 1, 2, 3, 9],
         {"rows": "pack", "seq_len": 4, "batch_size": 1},
@@ -240,7 +240,7 @@ CASES = {
             ]
         ],
     ),
-    # B17: documents of 3, 1, 1 and 2 tokens, by their index; the longest first, then in document order.
+    # Documents of 3, 1, 1 and 2 tokens, by their index; the longest first, then in document order.
     "pack, documents of one token and padding": Case(
         [1, 2, 3, 4, 5, 6, 7],
         {"rows": "pack", "seq_len": 10, "batch_size": 1},
@@ -283,7 +283,7 @@ CASES = {
             ]
         ],
     ),
-    # B05: documents of 0, 2, 0, 1 and 0 tokens; those without any have no segment.
+    # Documents of 0, 2, 0, 1 and 0 tokens; those without any have no segment.
     "pack, empty documents": Case(
         [1, 2, 3],
         {"rows": "pack", "seq_len": 4, "batch_size": 1},
@@ -541,7 +541,7 @@ CASES = {
             ]
         ],
     ),
-    # B17: documents of 3, 1, 1 and 2 tokens in a row of 7, by their index; the 8 is a label only.
+    # Documents of 3, 1, 1 and 2 tokens in a row of 7, by their index; the 8 is a label only.
     "stream, documents of one token": Case(
         [1, 2, 3, 4, 5, 6, 7, 8],
         {"rows": "stream", "seq_len": 7, "batch_size": 1, "mask_boundaries": True},

@@ -75,7 +75,6 @@ def test_changed_byte_or_size_changes_one_digest(shards: Path, change: Callable[
 
 
 def test_renamed_added_and_reordered_files(shards: Path) -> None:
-    """B10."""
     fingerprint, digests = marks(shards)
     with open_corpus([shards / f"s_{number}.bin" for number in (1, 0, 2, 3, 4)]) as corpus:
         assert corpus.fingerprint != fingerprint

@@ -75,9 +75,7 @@ def test_megatron_core_reads_what_it_writes(source: Path, gpt2: Path, tmp_path: 
         (["--format", "flat", "--eos", "7"], [15496, 995, 7, 7, 64, 27, 91, 437, 1659, 5239, 91, 29, 65, 7]),
     ],
 )
-def test_what_lies_behind_documents(
-    source: Path, gpt2: Path, tmp_path: Path, options: list[str], ids: list[int]
-) -> None:
+def test_what_follows_documents(source: Path, gpt2: Path, tmp_path: Path, options: list[str], ids: list[int]) -> None:
     assert tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out", *options).exit_code == 0
     with open_corpus(tmp_path / "out") as corpus:
         assert corpus.tokens(0, corpus.num_tokens).tolist() == ids
@@ -156,10 +154,10 @@ def test_parts_say_what_is_left(gpt2: Path, tmp_path: Path, truth: Truth) -> Non
 def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
     tokenizer = words_tokenizer(tmp_path / "t.json", {"?": 0}, {"<|endoftext|>": 1})  # quicker to load
     base = ["--tokenizer", tokenizer, "--out", tmp_path / "out"]
-    assert "no such file" in one_line_error(tmp_path / "gone.jsonl", *base)
+    assert str(tmp_path / "gone.jsonl") in one_line_error(tmp_path / "gone.jsonl", *base)
     assert "--shard 2/2: expected I/N" in one_line_error(source, *base, "--shard", "2/2")
     assert "--eos 7: " in one_line_error(source, *base, "--eos", 7, "--no-eos")
-    assert "no token of this id" in one_line_error(source, *base, "--eos", 60_000)
+    assert "60000" in one_line_error(source, *base, "--eos", 60_000)
     empty = one_line_error(source, *base, "--separator", "")
     assert "--separator: " in empty
     assert "--shard-tokens" not in empty
@@ -172,31 +170,30 @@ def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
         )
     assert not (tmp_path / "out").exists()
     where = ["--tokenizer", tokenizer, "--out", "/proc/x"]
-    assert "/proc/x: the folder cannot be made or written: No such file" in one_line_error(source, *where)
-    assert "no key 'body'; the keys are 'text'" in one_line_error(source, *base, "--text-key", "body")
-    assert "gone.json cannot be read" in one_line_error(source, "--tokenizer", "gone.json", "--out", tmp_path / "o")
+    assert re.search("/proc/x: .*No such file", one_line_error(source, *where))
+    assert re.search("'body'.*'text'.*--text-key", one_line_error(source, *base, "--text-key", "body"))
+    assert "gone.json" in one_line_error(source, "--tokenizer", "gone.json", "--out", tmp_path / "o")
     np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "ids.bin")
-    assert "ids.bin: is not text" in one_line_error(
-        tmp_path / "ids.bin", "--tokenizer", tokenizer, "--out", tmp_path / "o"
-    )
+    assert "ids.bin" in one_line_error(tmp_path / "ids.bin", "--tokenizer", tokenizer, "--out", tmp_path / "o")
     (tmp_path / "data").mkdir()
-    assert "holds no text file" in one_line_error(tmp_path / "data", "--tokenizer", tokenizer, "--out", tmp_path / "o")
+    assert str(tmp_path / "data") in one_line_error(
+        tmp_path / "data", "--tokenizer", tokenizer, "--out", tmp_path / "o"
+    )
     other = tmp_path / "other.jsonl"
     write_jsonl(other, ["other"])
     corrected = tokenize(other, *base)  # nothing was finished there
     assert corrected.exit_code == 0, corrected.output
-    assert "of other settings or inputs" in one_line_error(source, *base)
+    assert other.name in one_line_error(source, *base)
 
 
-def test_an_edit_behind_a_finished_run_is_refused(source: Path, gpt2: Path, tmp_path: Path) -> None:
+def test_an_edit_after_a_finished_run_is_refused(source: Path, gpt2: Path, tmp_path: Path) -> None:
     """Whatever its size and bytes are: no old tokens under the name of the new text."""
     arguments = [source, "--tokenizer", gpt2, "--out", tmp_path / "out"]
     assert tokenize(*arguments).exit_code == 0
     before = files_of(tmp_path / "out")
     changed = source.stat().st_mtime_ns + 1
     os.utime(source, ns=(0, changed))
-    assert f"input 0 was in.jsonl, {source.stat().st_size} bytes" in (message := one_line_error(*arguments))
-    assert f"is {changed}" in message
+    assert re.search(rf"input 0: in\.jsonl .*{changed - 1}.*{changed}", one_line_error(*arguments))
     assert files_of(tmp_path / "out") == before
     os.utime(source, ns=(0, changed - 1))
     assert tokenize(*arguments).exit_code == 0

@@ -42,7 +42,6 @@ def one_thread() -> Iterator[None]:
     gc.freeze()
     say_once.cache_clear()
     yield
-    gc.unfreeze()
     torch.set_num_threads(threads)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from dali_pipes import fields
 from dali_pipes.corpus.columns.row_columns import LEARNED
-from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
+from dali_pipes.errors import ConfigError, CorpusFormatError
+from dali_pipes.runtime.optional import optional_package
 
 NAMES = ("input_ids", "tokens")
 LOSS_MASK = fields.MASKS[0]
@@ -40,16 +41,11 @@ class TokenColumns:
 
 
 def import_pyarrow(path: Path) -> Any:
-    """The package `pyarrow`, with the modules `parquet` and `ipc` loaded. Raises BackendError where it is missing."""
-    try:
+    """The package `pyarrow` with its modules `parquet` and `ipc`. Raises BackendError if it is not installed."""
+    with optional_package("pyarrow", "parquet", purpose=f"to read {path}"):
         import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
-    except ImportError as error:
-        raise BackendError(
-            f"{path}: Parquet and Arrow files are read with pyarrow, which is not installed: "
-            'pip install "dali-pipes[parquet]"'
-        ) from error
     return pyarrow
 
 

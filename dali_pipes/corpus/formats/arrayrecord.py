@@ -41,8 +41,9 @@ from dali_pipes.corpus.columns.token_columns import IS_TEXT, NAMES, names_beside
 from dali_pipes.corpus.data_file import DataFile, Int64Array, UsedColumns
 from dali_pipes.corpus.formats.recognize import text_kind
 from dali_pipes.corpus.formats.tf_example import Feature, NotAnExample, list_kind, parse_example
-from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError
+from dali_pipes.errors import ConfigError, CorpusFormatError, CorpusReadError
 from dali_pipes.runtime import offset_cache
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage.fingerprint import digest_content, digest_file, read_samples
 from dali_pipes.storage.local import OpenFile
 
@@ -344,12 +345,8 @@ def choose_feature(path: Path, examples: list[dict[str, Feature]], wanted: str |
 
 
 def _open_reader(path: Path) -> Any:
-    try:
+    with optional_package("array-record", "arrayrecord", purpose=f"to read {path}"):
         from array_record.python import array_record_module
-    except ImportError as error:
-        raise BackendError(
-            f"{path}: ArrayRecord files need the package array-record: install dali-pipes[arrayrecord]"
-        ) from error
     try:
         reader = array_record_module.ArrayRecordReader(os.fsencode(path), _OPTIONS)  # names may be other than UTF-8
         is_good = reader.ok()

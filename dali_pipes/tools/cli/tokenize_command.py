@@ -20,12 +20,24 @@ import typer
 from dali_pipes import __version__
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.fields import TEMPLATE_OWN
-from dali_pipes.text import Encoder, Job, Summary, TextEncoder, find_text_files, load_tokenizer, tokenize_files
-from dali_pipes.text.chat import Learn, load_template
-from dali_pipes.text.chat_run import ConversationEncoder
-from dali_pipes.text.chat_template import CHATML_MARKERS, ChatTemplate
-from dali_pipes.text.conversation import template_settings
-from dali_pipes.text.inputs import TextFile
+from dali_pipes.text import (
+    Encoder,
+    Job,
+    Summary,
+    TextEncoder,
+    TextFile,
+    find_text_files,
+    load_tokenizer,
+    tokenize_files,
+)
+from dali_pipes.text.chat import (
+    CHATML_MARKERS,
+    ChatTemplate,
+    ConversationEncoder,
+    TurnsToLearn,
+    load_template,
+    template_settings,
+)
 from dali_pipes.text.notes import Notes
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.shard_writer import Format
@@ -87,7 +99,7 @@ def tokenize(
         ),
     ] = None,
     learn: Annotated[
-        Learn | None,
+        TurnsToLearn | None,
         typer.Option(
             metavar="TURNS",
             help="Turns to train on: assistant (the default), last (only the last assistant turn), or all.",

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.config.skip_steps import in_steps_of
+from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.engine.build import BuiltSource
 from dali_pipes.schedule import PADDING
 from dali_pipes.schedule.plans import Plan, plan_step
@@ -103,7 +103,7 @@ def _step_report(
         pieces = tuple(cutter.row(plan, number, config.seq_len)) if is_real else ()
         shown.append((rank, RowOrigin(row, int(real[number]) if is_real else PADDING, pieces)))
     tokens = int(lengths.sum())
-    left_out = in_steps_of(config.skip_steps, config.skip_step_rows, own.global_rows)
+    left_out = in_steps(config.skip_steps, own.global_rows, config.seq_len, start=(epoch, base))
     return StepReport(
         epoch,
         step,

@@ -4,9 +4,9 @@
 
 All read the same corpus from the page cache and discard the batches. In every round, each loader delivers the same
 number of batches, after some untimed ones that were read during the turns of the others. Ratios are taken within a
-round; `best` is the ratio of the two fastest rounds, which other work on the machine disturbs least. `build` is the time
-to build the outputs of a batch from its tokens, in the thread that takes the batch; CPU time is that of all threads. The
-last line is one JSON line.
+round; `best` is the ratio of the two fastest rounds, which other work on the machine disturbs least. `build` is the
+time to build the outputs of a batch from its tokens, in the thread that takes the batch; CPU time is that of all
+threads. The last line is one JSON line.
 """
 
 import json

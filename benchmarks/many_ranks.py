@@ -1,8 +1,8 @@
 """The cost of planning for one of up to 16,384 ranks: time and memory of the start, of a block, and of a step.
 
-No file is read: windows come from a nominal corpus of 10^12 tokens, and documents are only lengths. The rank is the last
-one, whose rows are the farthest. `start` builds the schedule and plans the first block, as a loader does before its
-first batch; `step` is the mean over the blocks of the next plans.
+No file is read: windows come from a nominal corpus of 10^12 tokens, and documents are only lengths. The rank is the
+last one, whose rows are the farthest. `start` builds the schedule and plans the first block, as a loader does before
+its first batch; `step` is the mean over the blocks of the next plans.
 """
 
 import json

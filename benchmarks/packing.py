@@ -7,8 +7,8 @@
 
 A loader's plan also needs the order and the lengths of the documents; its time and memory are reported separately.
 
-All methods assign the same pieces to rows: documents longer than a row are split. Every round uses a different window of
-documents, and the methods take turns within it. Fill is tokens / (rows * seq_len), including the window's last row.
+All methods assign the same pieces to rows: documents longer than a row are split. Every round uses a different window
+of documents, and the methods take turns within it. Fill is tokens / (rows * seq_len), including the window's last row.
 """
 
 import json

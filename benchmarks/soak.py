@@ -6,8 +6,8 @@
 The batches are divided over the kinds of rows, one loader after another in one process. Each loader is sampled 200
 times. Its memory has grown if the least-squares line through the samples of the second half rises by more than
 `FLOOR_BYTES` and by more than three standard deviations of the samples around it; smaller changes cannot be
-distinguished from memory that malloc keeps. The second half may not have more descriptors or threads than the maximum of
-the first.
+distinguished from memory that malloc keeps. The second half may not have more descriptors or threads than the maximum
+of the first.
 
 Row numbers and ids of all delivered batches are hashed and finally compared with the rows of the plan, read from the
 file by NumPy.

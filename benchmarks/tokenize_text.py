@@ -6,8 +6,8 @@
   not compute offsets into the text.
 - encode_batch_fast in batches: 1000 texts per call, which takes less memory.
 
-All use the same cores. The methods take turns within each round. The ids that the command writes are compared with those
-of the library.
+All use the same cores. The methods take turns within each round. The ids that the command writes are compared with
+those of the library.
 """
 
 import gzip

@@ -20,10 +20,10 @@ from dali_pipes.corpus.discovery.globs import list_folder, matches_of
 from dali_pipes.corpus.discovery.shard_sets import find_index, kind_of_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
 from dali_pipes.corpus.formats.huggingface import list_shards
-from dali_pipes.corpus.formats.mds_shards import list_shard_files
+from dali_pipes.corpus.formats.mds.shards import list_shard_files
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.storage.fingerprint import read_samples
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.local import LocalFile
 from dali_pipes.text.formats.registry import DATA_SUFFIXES, TEXT_FORMATS, recognize
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.streams import suffix_inside
@@ -74,7 +74,7 @@ def _checked(path: Path) -> TextFile:
         raise CorpusFormatError(
             f"{path}: not a text file; expected {', '.join(one.description for one in TEXT_FORMATS.values())}"
         )
-    with OpenFile(path) as file:
+    with LocalFile(path) as file:
         modified_ns = os.fstat(file.descriptor).st_mtime_ns  # before the samples: a later change is noticed
         digest = hashlib.sha256(os.fsencode(path.name) + struct.pack("<Q", file.size))
         for sample in read_samples(file):

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.corpus.columns.token_columns import NAMES
+from dali_pipes.corpus.formats.arrayrecord import MAGIC as RIEGELI_MAGIC
 from dali_pipes.corpus.formats.arrayrecord import Records, choose_feature
-from dali_pipes.corpus.formats.recognize import RIEGELI_MAGIC
 from dali_pipes.corpus.formats.tf_example import Feature, NotAnExample, parse_example
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import CONTROL_BYTES, Document

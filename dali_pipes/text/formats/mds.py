@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.corpus.columns.token_columns import NAMES
-from dali_pipes.corpus.formats.mds_columns import choose_column, encodings_of, parse_bytes_column
-from dali_pipes.corpus.formats.mds_samples import Content, locate_samples, read_offsets
+from dali_pipes.corpus.formats.mds.columns import choose_column, encodings_of, parse_bytes_column
+from dali_pipes.corpus.formats.mds.samples import Content, locate_samples, read_offsets
 from dali_pipes.corpus.formats.shard_index import MOST_SHARD_BYTES, Entry
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import Document

@@ -6,7 +6,7 @@ one that it looks like.
 
 from pathlib import Path
 
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.local import LocalFile
 from dali_pipes.text.formats import arrayrecord, delimited, json_lines, mds, plain_text, tables, webdataset
 from dali_pipes.text.formats.text_format import FileStart, TextFormat
 from dali_pipes.text.streams import ByteMeter, Compression, compression_of, read_chunks, suffix_inside
@@ -32,7 +32,7 @@ def recognize(path: Path) -> tuple[str, Compression] | None:
 
     A table need not have a column of text, though.
     """
-    with OpenFile(path) as file:
+    with LocalFile(path) as file:
         head = file.read(0, min(file.size, _HEAD_BYTES))
         compression = compression_of(head)
         if compression:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.local import LocalFile
 from dali_pipes.text.documents import Document
 from dali_pipes.text.streams import ByteMeter, Compression
 
@@ -17,7 +17,7 @@ class FileStart(NamedTuple):
     the compression.
     """
 
-    file: OpenFile
+    file: LocalFile
     head: bytes
     suffix: str
     compression: Compression

@@ -1,4 +1,4 @@
-"""Time and memory until the first rows of an epoch's order are known: `permute` beside a shuffled table of indices.
+"""Time and memory until the first rows of an epoch's order are known: `permute` and a shuffled index table.
 
 The table is `Generator.permutation` of NumPy, `random.permutation` of CuPy. See `benchmarks/README.md`.
 """

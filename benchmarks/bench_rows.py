@@ -1,7 +1,7 @@
-"""Time of `rows` and `shuffled_rows`, beside a gather by index on the CPU and a plain copy on a GPU.
+"""Time of `rows` and `shuffled_rows`, compared with a gather by index on the CPU and a plain copy on a GPU.
 
-Tokens are uint16, results int64, rows start anywhere. The copy moves as many bytes as `rows` reads and writes, so its
-ratio says how near a kernel is to what the memory allows. See `benchmarks/README.md`.
+Tokens are uint16, results int64, rows start anywhere. The copy moves as many bytes as `rows` reads and writes, so the
+ratio shows how close a kernel is to the memory bandwidth. See `benchmarks/README.md`.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Time of `segments`, all its outputs, beside `rows` of the same size and on a GPU a plain copy.
+"""Time of `segments` with all outputs, compared with `rows` of the same size and, on a GPU, a plain copy.
 
-Tokens are uint16, lengths of pieces log-normal, as in a packed batch; pieces lie side by side among the tokens, as the
-loader reads them, or anywhere. The copy moves as many bytes as `segments` reads and writes. See `benchmarks/README.md`.
+Tokens are uint16 and piece lengths log-normal, as in a packed batch; pieces are contiguous in the tokens, as the loader
+reads them, or scattered. The copy moves as many bytes as `segments` reads and writes. See `benchmarks/README.md`.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Checkpoints of a training run: written whole or not at all, checked when read, nothing unpickled but plain values.
+"""Checkpoints of a training run: written atomically, checked when read, and unpickled only as plain values.
 
 A checkpoint is a `torch.save` file of one dict with the key "format". It holds tensors, numbers, strings, lists and
-dicts, so `torch.load(..., weights_only=True)` reads it and a file from a stranger cannot run code.
+dicts, so `torch.load(..., weights_only=True)` reads it and a file from an unknown source cannot run code.
 """
 
 import os

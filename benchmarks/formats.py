@@ -1,14 +1,14 @@
-"""Shuffled windows from the formats that corpora come in: `TokenLoader` beside the format's own loader and a flat file.
+"""Shuffled windows from several corpus formats: `TokenLoader`, the format's own loader, and a flat file.
 
     python benchmarks/formats.py --out runs/formats
     python benchmarks/formats.py --only arrow,parquet --tokens 20000000
 
 The same documents are written in every format. Each alternative yields int64 `input_ids` and `labels` of the same
-windows (seq_len + 1 ids, side by side, over document ends), on the CPU, from files in the page cache. The ids are int32
-in all of them, also in the flat file. The first windows in order are compared with the documents before anything is
-timed. Opening a table for the first time, which measures its rows, is timed apart, as is the first batch, for which a
-shuffled table is decoded. In every round each alternative runs once, the flat file twice: how far the two are apart is
-noise. The last line is one JSON line.
+windows (seq_len + 1 ids, contiguous, across document ends), on the CPU, from files in the page cache. The ids are int32
+in all formats, including the flat file. The first windows in order are compared with the documents before the timing.
+The first opening of a table, which measures its rows, is timed separately, and so is the first batch, for which a
+shuffled table is decoded. In every round each alternative runs once and the flat file twice: their difference is noise.
+The last line is one JSON line.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""What planning costs one rank of up to 16,384: time and memory of the start, of a block and of a step.
+"""The cost of planning for one of up to 16,384 ranks: time and memory of the start, of a block, and of a step.
 
-Nothing is read: windows are cut from a corpus of 10^12 tokens that is a number alone, documents are their lengths. A
-rank is the last one of its world, which has the longest way to its rows. `start` makes the schedule and plans the first
-block, as a loader does before its first batch; `step` is the mean over the blocks of the next plans.
+No file is read: windows come from a nominal corpus of 10^12 tokens, and documents are only lengths. The rank is the
+last one, whose rows are the farthest. `start` builds the schedule and plans the first block, as a loader does before
+its first batch; `step` is the mean over the blocks of the next plans.
 """
 
 import json
@@ -91,7 +91,7 @@ def build(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size
 
 
 def measured(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> dict[str, Any]:
-    """Seconds of a start, and of each step behind the first block."""
+    """Seconds of a start, and of each step after the first block."""
     begin = time.perf_counter()
     schedule, per_run = build(offsets, rows, batch_size, world_size)
     plans, blocks = PlanCache(schedule, per_run), Blocks(schedule, per_run, Position(0, 0))

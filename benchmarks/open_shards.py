@@ -1,11 +1,11 @@
-"""How long a corpus of very many small files takes to open, the first time and later, by format.
+"""The time to open a corpus of many small files, the first time and later, by format.
 
     python benchmarks/open_shards.py
     python benchmarks/open_shards.py --files 2000 --only flat,parquet
 
-Every file has a few documents, and is in the page cache. The first opening finds an empty cache folder; what it keeps
-there, the later ones use. To list the folder and ask for the size of every file, which any loader has to do, is timed
-beside them. The last line is one JSON line.
+Every file has a few documents and is in the page cache. The first opening starts with an empty cache folder and fills
+it; later openings use it. Listing the folder and getting the size of every file, which any loader must do, is timed for
+comparison. The last line is one JSON line.
 """
 
 import json

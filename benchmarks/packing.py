@@ -1,15 +1,14 @@
-"""Packing of log-normal document lengths: documents a second and fill, beside three other ways to pack.
+"""Packing of log-normal document lengths: documents per second and fill, compared with three other methods.
 
 - dali_pipes: `pack`
-- best-fit decreasing: one piece at a time, longest first, in plain Python; the yardstick of fill
+- best-fit decreasing: one piece at a time, longest first, in plain Python; the baseline for fill
 - first fit: one piece at a time as it arrives, into the first row with enough space, in plain Python
-- Grain's best fit, with 64 and with 1024 open rows. It copies tokens, the others only plan
+- Grain's best fit, with 64 and with 1024 open rows; it copies tokens, the others only plan
 
-A plan of the loader also needs the order and the lengths of the documents; its time and memory are told apart.
+A loader's plan also needs the order and the lengths of the documents; its time and memory are reported separately.
 
-All say which piece is in which row, and get the same pieces: documents longer than a row are split. Every round has
-its own window of documents; the methods take turns within it. Fill is tokens over rows * seq_len, the window's last
-row included.
+All methods assign the same pieces to rows: documents longer than a row are split. Every round uses a different window
+of documents, and the methods take turns within it. Fill is tokens / (rows * seq_len), including the window's last row.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Rate of the scan for documents, beside a plain NumPy scan of the whole file, both over a file in the page cache.
+"""Rate of the scan for documents, compared with a plain NumPy scan of the whole file, on a file in the page cache.
 
     python benchmarks/scan_documents.py                        # all cores that the process may use
     taskset -c 0 python benchmarks/scan_documents.py           # one core
 
-In every round each of the two runs once; the ratio is taken within a round. Offsets are compared with each other before
-anything is timed; nothing is kept in a cache folder. The last line is one JSON line.
+In every round both run once; the ratio is taken within a round. The offsets are compared before the timing; the cache
+folder is not used. The last line is one JSON line.
 """
 
 import json

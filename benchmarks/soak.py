@@ -1,15 +1,16 @@
-"""A long run of small batches: order exact to the last one, memory, descriptors and threads flat, rate steady.
+"""A long run of small batches: exact order; constant memory, descriptors, and threads; steady rate.
 
     make soak
     python benchmarks/soak.py --batches 200000 --rows pack
 
-The batches are divided over the kinds of rows, one loader after another in one process. A loader is sampled 200 times.
-Its memory has grown if the line of least squares through the samples of the second half rises, over that half, by more
-than `FLOOR_BYTES` and by more than three standard deviations of the samples around it: less cannot be told from what
-malloc keeps. Descriptors and threads may not be more in the second half than they were at most in the first.
+The batches are divided over the kinds of rows, one loader after another in one process. Each loader is sampled 200
+times. Its memory has grown if the least-squares line through the samples of the second half rises by more than
+`FLOOR_BYTES` and by more than three standard deviations of the samples around it; smaller changes cannot be
+distinguished from memory that malloc keeps. The second half may not have more descriptors or threads than the maximum
+of the first.
 
-What was handed out is hashed on the way, row numbers and ids, and compared at the end with the rows of the plan, read
-from the file by NumPy.
+Row numbers and ids of all delivered batches are hashed and finally compared with the rows of the plan, read from the
+file by NumPy.
 """
 
 import gc
@@ -227,7 +228,7 @@ def expected_hashes(loader: TokenLoader, path: Path, epoch: int, rows: int) -> t
 def gathered(
     tokens: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The tokens of pieces, one behind the other."""
+    """The tokens of pieces, one after another."""
     before = np.cumsum(lengths) - lengths
     found: npt.NDArray[np.int64] = tokens[np.repeat(starts - before, lengths) + np.arange(lengths.sum())]
     return found

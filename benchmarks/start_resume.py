@@ -1,7 +1,8 @@
 """First start and resume of `TokenLoader` on corpora of 10^8 to 10^12 tokens, and the memory it adds.
 
-The corpora are sparse files, so 10^12 tokens take no room; a file system that refuses a file of 2 TB gets a list of
-links to a smaller one. Each measurement runs in a fresh process, after the imports. See `benchmarks/README.md`.
+The corpora are sparse files, so 10^12 tokens do not take disk space; on a file system that does not allow a 2 TB file,
+they are lists of links to a smaller file. Each measurement runs in a new process and excludes the imports. See
+`benchmarks/README.md`.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""What `state_dict()` costs the training step that asks for it, by kind of rows and number of files.
+"""The cost of `state_dict()` in a training step, by kind of rows and number of files.
 
     python benchmarks/state_cost.py
     python benchmarks/state_cost.py --files 1,100 --states 500
 
-One state is taken behind each batch, as a careful trainer would, so caches are as the batch has left them. A deep copy
-of the same state stands beside it: what it would cost to hand out a dict that is kept. Each state is compared with what
-it should say. The last line is one JSON line.
+A state is saved after each batch, as a careful trainer might do, so CPU caches are as the batch left them. For
+comparison, a deep copy of the same state is timed, which is the cost of returning a stored dict. Each state is compared
+with its expected content. The last line is one JSON line.
 """
 
 import copy
@@ -47,7 +47,7 @@ def timed_us(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(folder: Path, rows: str, states: int) -> dict[str, Any]:
-    """Microseconds of `states` states, each behind a batch, and of a deep copy of each."""
+    """Microseconds of `states` states, each after a batch, and of a deep copy of each."""
     ours, copies = [], []
     settings: dict[str, Any] = {"corpus": str(folder), "dtype": "uint16", "eos_id": END, "rows": rows, "device": "cpu"}
     with TokenLoader(**settings, batch_size=BATCH_SIZE, seq_len=SEQ_LEN, repeat=True) as loader:

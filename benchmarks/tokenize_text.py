@@ -1,13 +1,13 @@
-"""Tokens a second of `dali-pipes tokenize` from gzip JSONL, beside the tokenizers library on the same texts in memory.
+"""Tokens per second of `dali-pipes tokenize` on gzip JSONL, and of the tokenizers library on the same texts in memory.
 
-- dali-pipes: the command in a process of its own: start, reading, inflating, parsing, encoding, writing, checksums. Its
-  rate is taken twice: over the whole process, and without the start of Python and the imports (a run on one document).
-- encode_batch, encode_batch_fast: the library alone, all texts in one call, ids not even taken out. The second leaves
-  out offsets into the text.
-- encode_batch_fast in batches: 1000 texts a call, which needs less memory.
+- dali-pipes: the command in a separate process: startup, reading, decompression, parsing, encoding, writing, checksums.
+  Its rate is computed for the whole process, and without Python's startup and imports (a run on one document).
+- encode_batch, encode_batch_fast: only the library, all texts in one call, without extracting the ids. The second does
+  not compute offsets into the text.
+- encode_batch_fast in batches: 1000 texts per call, which takes less memory.
 
-All have the same cores. The methods take turns within each round. The ids that the command wrote are compared with the
-library's.
+All use the same cores. The methods take turns within each round. The ids that the command writes are compared with
+those of the library.
 """
 
 import gzip

@@ -1,7 +1,7 @@
 """Train a small GPT on real text, fed by `dali_pipes`: `python benchmarks/train_gpt.py --help`.
 
-The run's folder gets `checkpoint.pt`, `metrics.jsonl` (one line a step) and `training.png`. The last line of the output
-is one line of JSON.
+The run's folder gets `checkpoint.pt`, `metrics.jsonl` (one line per step) and `training.png`. The last line of the
+output is one line of JSON.
 """
 
 import json
@@ -111,9 +111,9 @@ def main(
 ) -> None:
     """Train a GPT on token files, fed by dali_pipes; by default a small one on Tiny Shakespeare.
 
-    Shows loss, tokens a second and data wait while it runs, then a sample, a table and one line of JSON. Ctrl-C stops
-    after the step in progress and writes a checkpoint. --resume goes on exactly: options that are not given are those
-    of the saved run.
+    Shows loss, tokens per second, and data wait while it runs, then a sample, a table, and one line of JSON. Ctrl-C
+    stops after the current step and writes a checkpoint. --resume continues exactly: options that are not given are
+    those of the saved run.
     """
     console = Console()
     try:

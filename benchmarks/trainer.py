@@ -1,7 +1,7 @@
 """The training loop: batches from a `TokenLoader`, AdamW, warm-up and cosine, validation, exact resume.
 
-A step is: take a batch, forward and backward, clip, update. What a checkpoint has to hold for a run to go on exactly
-is all in `Trainer.state`: parameters, optimizer, where the data stands, the random state, and the history.
+A step is: take a batch, forward and backward, clip, update. `Trainer.state` contains everything that a checkpoint needs
+for an exact resume: parameters, optimizer, position in the data, random state, and history.
 """
 
 import contextlib
@@ -167,7 +167,7 @@ class Trainer:
         self.history = History(**state["history"])
 
     def sample(self, prompt: list[int], count: int, seed: int) -> list[int]:
-        """`count` ids that the model puts behind `prompt`."""
+        """`count` ids that the model generates after `prompt`."""
         self.model.eval()
         generator = torch.Generator(self.device).manual_seed(seed)
         with self._autocast():

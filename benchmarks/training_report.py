@@ -1,4 +1,4 @@
-"""What a training run leaves behind: its history as lines of JSON, and a chart. Needs matplotlib (extra `demo`)."""
+"""The results of a training run: its history as lines of JSON, and a chart. Needs matplotlib (extra `demo`)."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""Run children: prepare what needs preparing, then the rounds, each alternative in a process of its own."""
+"""Run child processes: preparation, then the rounds, each alternative in a separate process."""
 
 import os
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Time the first start and the resume of one `TokenLoader`, in a child process of its own: see `comparison.child`.
+"""Time the first start and the resume of one `TokenLoader`, in a separate child process: see `comparison.child`.
 
 The corpus is a sparse file: as long as it should be, all zeros, no blocks on the disk. After the first start, marks
 are written where `locate` says that the rows of the resumed step lie; the resumed loader must deliver just them.

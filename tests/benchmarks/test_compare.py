@@ -243,7 +243,7 @@ def test_children_that_leave_no_result_are_failures_with_the_reason(tmp_path: Pa
     assert "without a result: " in missing["failed"]
     assert "No module named comparison.nowhere" in missing["failed"]
     assert "none.bin" in gone["failed"]
-    assert child.run_children([order], 0.01) == [{"failed": "not done after 0 s"}]
+    assert child.run_children([order], 0.01) == [{"failed": "not finished after 0 s"}]
 
 
 def test_a_failed_alternative_fails_the_command(

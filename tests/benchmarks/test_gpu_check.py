@@ -167,7 +167,7 @@ def test_a_part_may_raise_hang_or_die_and_the_others_run(
     assert "[no] such thing" in part["raising"]["checks"][0]["value"]
     assert "Traceback" in part["raising"]["checks"][0]["details"]
     assert "there_is_no_such_module" in part["unimportable"]["output_tail"]
-    assert part["hanging"]["why"] == f"not done after its limit of {HANGS_AFTER_S:.0f} s"
+    assert part["hanging"]["why"] == f"not finished at its limit of {HANGS_AFTER_S:.0f} s"
     assert part["hanging"]["checks"][0]["result"] == "pass"
     assert part["hanging"]["not_done"] == ["never ends"]
     assert "never_ends" in part["hanging"]["output_tail"], "the stacks, shortly before the end"

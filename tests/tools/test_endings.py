@@ -207,7 +207,7 @@ def test_text_of_a_hostile_corpus_is_shown_and_not_obeyed(tmp_path: Path) -> Non
 def test_a_configuration_that_is_no_text_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
     for arguments in (["config"], ["preview", "--json"]):
-        assert "bad.toml: byte 0 " in one_line_error(*arguments, tmp_path / "bad.toml")
+        assert re.search(r"bad\.toml: .*\bbyte 0\b", one_line_error(*arguments, tmp_path / "bad.toml"))
 
 
 def test_a_configuration_in_json_loads_again(tmp_path: Path) -> None:

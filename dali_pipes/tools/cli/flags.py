@@ -9,7 +9,7 @@ FLAG = ""
 """The metavar of a flag."""
 
 Json = Annotated[
-    bool, typer.Option("--json/--no-json", metavar=FLAG, show_default=False, help="Print one JSON object only.")
+    bool, typer.Option("--json/--no-json", metavar=FLAG, show_default=False, help="Print a single JSON object.")
 ]
 
 

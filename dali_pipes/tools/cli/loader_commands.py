@@ -105,7 +105,9 @@ def preview(
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per row to show.")] = 256,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="tokenizer.json to decode ids with; by default, the configuration's. Without one, ids."),
+        typer.Option(
+            help="tokenizer.json to decode ids with; by default, the configuration's. Otherwise ids are shown."
+        ),
     ] = None,
     state: SavedState = None,
     batch_size: BatchSize = None,

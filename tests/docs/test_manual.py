@@ -15,11 +15,18 @@ import yaml
 from manual import DOCS, ROOT, blocks_of, pages, prose_of, text_of
 
 from dali_pipes import LoaderConfig
+from dali_pipes.config import OUTPUT_NAMES
+from dali_pipes.corpus import FORMATS
 
 PUBLIC = ("dali_pipes", "dali_pipes.attention", "dali_pipes.errors", "dali_pipes.huggingface", "dali_pipes.operators")
 PAGES = pages()
 PATH_SUFFIXES = (".cu", ".cuh", ".md", ".py", ".toml")
 README_LINES = 150
+WELL_KNOWN_NAMES = (
+    "num_workers prefetch_factor pin_memory persistent_workers collate_fn sampler block_size max_length "
+    "micro_batch_size num_replicas"
+)
+"""Settings of other loaders that most users have typed once."""
 
 
 def spans_of(page: str) -> list[str]:
@@ -131,11 +138,22 @@ def test_every_setting_has_a_description() -> None:
     assert [name for name, field in LoaderConfig.model_fields.items() if not field.description] == []
 
 
+def test_every_output_and_format_is_explained() -> None:
+    guide = text_of("docs/packing-and-attention.md")
+    assert [name for name in OUTPUT_NAMES if f"`{name}`" not in guide] == []
+    assert [name for name in FORMATS if name not in text_of("docs/corpora.md").lower().replace(".", "")] == []
+
+
 def test_the_repeated_parts_are_those_of_the_code() -> None:
     ended = subprocess.run(
         [sys.executable, str(DOCS / "generate.py"), "--check"], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_names_that_everyone_knows_are_answered() -> None:
+    table = text_of("docs/configuration.md").partition("<!-- generated: aliases -->")[2]
+    assert [name for name in WELL_KNOWN_NAMES.split() if f"`{name}`" not in table] == []
 
 
 def resolved(name: str) -> Any:

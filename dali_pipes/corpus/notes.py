@@ -33,7 +33,7 @@ def _on_columns(files: Sequence[DataFile]) -> list[str]:
             sum(counts) for counts in zip(*((f.columns.removed, f.num_tokens) for f in padded), strict=True)
         )
         names = _names([file.columns.padding for file in padded])
-        notes.append(f"{names}: {removed:,} of {removed + kept:,} tokens are padding and are skipped")
+        notes.append(f"{names}: {removed:,} of {removed + kept:,} tokens are padding and are left out")
     return notes
 
 
@@ -43,8 +43,8 @@ def _on_unused(files: Sequence[DataFile]) -> list[str]:
         for name in file.columns.unused:
             seen.setdefault(name, []).append(file)
     return [
-        f"{name}: this column is not used in {len(some):,} file{'s' * (len(some) > 1)} (first in {some[0].path}); if it "
-        "marks the tokens to learn, rename it to loss_mask"
+        f"{name}: this column is not used in {len(some):,} file{'s' * (len(some) > 1)} (first in {some[0].path}); if "
+        "it marks the tokens to learn, rename it to loss_mask"
         for name, some in seen.items()
     ]
 

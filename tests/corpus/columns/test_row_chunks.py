@@ -26,8 +26,8 @@ from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.formats import arrow, parquet
 from dali_pipes.corpus.formats.arrow import batches
 from dali_pipes.corpus.formats.format import OpenOptions
-from dali_pipes.storage.byte_file import open_file
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
+from dali_pipes.storage.byte_file import open_file
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 ROWS = [list(range(number, 2 * number)) for number in range(30)]
@@ -211,7 +211,7 @@ def test_more_ids_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(count, dtype=np.uint32).astype(np.uint8)
     ends = np.array([0, 7, count - 3, count], np.int32)
     array = pa.ListArray.from_arrays(pa.array(ends), pa.array(values))
-    reader = RowReader(RepeatedChunks(array, times), TokenColumns("tokens", np.dtype(np.uint8)), b"", 0)
+    reader = RowReader(RepeatedChunks(array, times), TokenColumns("tokens", np.dtype(np.uint8)), b"", None)
     with ColumnScans("") as scans:
         file = make_data_file(reader, "parquet", 0, scans)
     with Corpus([file], cache_bytes=2 * count) as corpus:
@@ -243,9 +243,8 @@ def test_loss_masks(tmp_path_factory: pytest.TempPathFactory, rows: list[Any], e
     write_parquet(path, table, row_group_size=3) if kind == "parquet" else write_arrow(
         path, table, None if kind == "plain" else kind
     )
-    with ColumnScans("") as scans:
-        with open_file(path) as source:
-            (file,) = (parquet if kind == "parquet" else arrow).inspect(source, OpenOptions(scans))
+    with ColumnScans("") as scans, open_file(path) as source:
+        (file,) = (parquet if kind == "parquet" else arrow).inspect(source, OpenOptions(scans))
     assert file.loss_mask is not None
     expected = [int(flag) for row in rows for _, flag in row or []]
     with Corpus([file.loss_mask]) as corpus, Corpus([file]) as tokens:

@@ -217,7 +217,7 @@ def test_a_file_may_be_named_like_a_number(tmp_path: Path, monkeypatch: pytest.M
     ids=str,
 )
 def test_addresses_are_not_read(find: Callable[[Any], object], address: Any) -> None:
-    with pytest.raises(CorpusReadError, match="only local (and|or) mounted paths can be read"):
+    with pytest.raises(CorpusReadError, match=r"only local (and|or) mounted paths can be read"):
         find(address)
 
 

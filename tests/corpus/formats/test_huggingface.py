@@ -78,5 +78,5 @@ def test_a_set_without_rows(tmp_path: Path) -> None:
 
 
 def test_another_format_was_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="state\.json: .*'arrow', but format = 'flat'"):
+    with pytest.raises(ConfigError, match=r"state\.json: .*'arrow', but format = 'flat'"):
         open_corpus(save(tmp_path / "set", {"data-0.arrow": [[1]]}) / "state.json", format="flat")

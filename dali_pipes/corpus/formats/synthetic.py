@@ -136,12 +136,12 @@ class SyntheticIds:
         self.is_short = vocab_size <= _LARGEST_SHORT_VOCABULARY
         self._ids_in_a_word = 4 if self.is_short else 2
         self._others = np.uint64(max(1, vocab_size - 1))  # all ids but the end id, which would end documents elsewhere
-        last = (num_tokens - 1) // MEAN_DOCUMENT  # the last boundary that may lie inside of the corpus
+        last = (num_tokens - 1) // MEAN_DOCUMENT  # the last boundary that may be inside the corpus
         inside = last - (last > 0 and int(_boundaries(np.array([last], np.int64))[0]) >= num_tokens)
         self.num_documents = inside + 1 if inside < MOST_DOCUMENTS else None
 
     def fill(self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
-        """Put the `lengths[p]` ids from position positions[p] on at out[targets[p]]; pieces lie inside the corpus."""
+        """Put the `lengths[p]` ids from position positions[p] at out[targets[p]]; pieces are inside the corpus."""
         firsts = positions // self._ids_in_a_word
         words = (positions + lengths - 1) // self._ids_in_a_word + 1 - firsts
         long = np.flatnonzero(words > _TILE_WORDS)

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_AMOUNT = re.compile(r"([0-9]{1,18}(?:_[0-9]{1,18}){0,6}(?:\.[0-9]{1,18})?)([A-Za-z]?)")
+_AMOUNT = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)([A-Za-z]?)")
 
 
 def parse_amount(text: str) -> Decimal | None:

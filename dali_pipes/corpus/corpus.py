@@ -59,7 +59,7 @@ class TokenMask(Protocol):
 
 
 class Corpus:
-    """Token files as one stream. Made by `open_corpus`; immutable, safe to read from several threads at once.
+    """Token files as one stream. Made by `open_corpus`; immutable and thread-safe.
 
     num_tokens:    ids in all files
     num_documents: documents by the format's own index, None for a format without one

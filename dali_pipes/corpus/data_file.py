@@ -34,7 +34,7 @@ class UsedColumns:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of ids. `read_document_offsets` blocks and reads the index; None if the format has no documents.
+    """One file of ids. `read_document_offsets` blocks and reads the index; None without documents.
 
     size:        bytes when the corpus was opened
     identity:    `ByteFile.identity` when the corpus was opened

@@ -30,7 +30,7 @@ _NO_DIGEST = bytes(32)
 
 
 class LossMask:
-    """The mask of a whole corpus, by its positions. Immutable, safe to read from several threads at once.
+    """The mask of a whole corpus, by its positions. Immutable, thread-safe.
 
     dtype:   uint8: 1 for an id that is learned, 0 for one that is not
     digests: of each data file's mask, zeros for a file without one

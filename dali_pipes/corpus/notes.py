@@ -33,7 +33,7 @@ def _on_columns(files: Sequence[DataFile]) -> list[str]:
             sum(counts) for counts in zip(*((f.columns.removed, f.num_tokens) for f in padded), strict=True)
         )
         names = _names([file.columns.padding for file in padded])
-        notes.append(f"{names}: {removed:,} of {removed + kept:,} tokens are padding and are skipped")
+        notes.append(f"{names}: {removed:,} of {removed + kept:,} tokens are padding and are left out")
     return notes
 
 

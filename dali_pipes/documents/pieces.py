@@ -1,6 +1,6 @@
 """How documents cut windows of the token stream into pieces.
 
-offsets         0         3     5     5           9            document 2 has no tokens
+offsets         0         3     5     5           9            document 2 is empty
 tokens          0  1  2 | 3  4  |     | 5  6  7  8
 windows of 4    [         )                                    from 0:  pieces 0+3, 3+1
                    [           )                               from 1:  pieces 1+2, 3+2
@@ -26,7 +26,7 @@ class Pieces(NamedTuple):
     lengths: Int64Array
     """(P,): tokens in each piece."""
     document_ends: Int64Array
-    """(P,): position behind the last token of the piece's document, wherever the window ends."""
+    """(P,): position after the last token of the piece's document, wherever the window ends."""
 
 
 def pieces_of_windows(offsets: Int64Array, starts: npt.ArrayLike, length: int) -> Pieces:

@@ -150,7 +150,7 @@ class BlockSource:
         return self._blocks.steps(info.iteration - self._origin, None if self.endless else info.epoch_idx)
 
     def ready(self, info: BlockInfo) -> bool:
-        """Whether a call for this block would return at once; starts reading it otherwise. Does not block."""
+        """Whether a call for this block would return immediately; starts reading it otherwise. Does not block."""
         self.check_usable()
         key = self._read_ahead(info)
         return key is None or self._pending[key].done()
@@ -181,7 +181,7 @@ class BlockSource:
 
     def end(self) -> None:
         """Read nothing more, and hand nothing out, from now on; does not wait for the reads under way. Idempotent."""
-        self._closed = True  # before the threads are looked for: who starts some looks at it behind that
+        self._closed = True  # before the threads are looked for: whoever starts some looks at it afterwards
         self.rows.end_retries()
         for future in list(self._pending.values()):
             future.cancel()
@@ -212,12 +212,13 @@ class BlockSource:
             raise LoaderClosedError("this block source is closed; build a new loader")
         if _forks != self._forks:
             raise LoaderClosedError(
-                f"this loader belongs to process {self._process} and its threads do not exist in the forked process "
-                f"{os.getpid()}; build the loader in the process that uses it"
+                f"this loader was built in process {self._process}, and its threads do not exist in process "
+                f"{os.getpid()}, "
+                "which was forked from it; build the loader in the process that uses it"
             )
 
     def _read_ahead(self, info: BlockInfo) -> tuple[int | None, int] | None:
-        """See that a block and those behind it are being read; the block's key, or None past the end of the epoch."""
+        """See that a block and the next ones are being read; the block's key, or None past the end of the epoch."""
         if self.steps(info) is None:
             return None
         epoch_index = None if self.endless else info.epoch_idx

@@ -150,7 +150,7 @@ class BlockStream:
             _users.add(threading.current_thread())
             steps, queue = self.peek(), self._queue
             if queue is None:
-                raise LoaderClosedError("the queue is gone: an error or the end of the interpreter closed it")
+                raise LoaderClosedError("the queue was closed by an error, or because the interpreter is shutting down")
             try:
                 self._fill(queue)
                 if queue.in_flight == 0 and self._error is not None:
@@ -161,7 +161,7 @@ class BlockStream:
                     if self._error is not None:  # a block that DALI could not copy was counted but does not exist
                         raise self._error from error
                     if isinstance(error, StopIteration):
-                        raise RuntimeError("DALI has no block to hand out") from error
+                        raise RuntimeError("DALI did not hand out a block") from error
                     raise
                 block = BlockInfo(self._next_iteration, 0)
                 self._built.source.check(block)

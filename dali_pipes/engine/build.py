@@ -139,7 +139,7 @@ class BuiltSource:
         config = self._config
         if self.device is None:
             if config.placement == "device":
-                raise BackendError(f'placement = "device" needs a GPU: {self.device_reason}')
+                raise BackendError(f'placement = "device" needs a GPU ({self.device_reason}); use placement = "host"')
             if self.staged:
                 staged = StagedPlacement(self.rows, self.schedule, vocab_size=config.vocab_size)
                 return "host", self.device_reason, staged

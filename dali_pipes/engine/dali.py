@@ -41,9 +41,13 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
     config = LoaderConfig.of(config, settings)
     numbers = [name for name in config.outputs if on_host(name)]
     if numbers:
-        raise ConfigError(f'outputs: "{numbers[0]}" is a number on the host, which a DALI pipeline cannot hand out')
+        raise ConfigError(
+            f'outputs: "{numbers[0]}" is a number on the host, which a DALI pipeline cannot hand out; use a TokenLoader'
+        )
     if config.context_parallel is not None:
-        raise ConfigError("context_parallel: a TokenLoader gives shares of rows; a pipeline makes whole ones")
+        raise ConfigError(
+            "context_parallel is not supported by build_pipeline, which makes whole rows; use a TokenLoader"
+        )
     config = resolve_ranks(config)
     in_steps(config.skip_steps, config.batch_size * (config.world_size or 1), config.seq_len, start=(0, 0))
     return define_pipeline(BuiltSource(config, endless=config.repeat), config, graph)
@@ -84,7 +88,9 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
         if graph is not None:
             named = dict(graph(named))
             if set(named) != set(names):
-                raise ConfigError(f"graph returned {sorted(named)}, expected nodes named {sorted(names)}")
+                raise ConfigError(
+                    f"graph returned nodes named {sorted(named)}; expected one for each of {sorted(names)}"
+                )
         pipe.set_outputs(*(named[name] for name in names))
     return pipe
 
@@ -115,7 +121,7 @@ class DaliQueue:
     def take(self, stream: int | None = None) -> list[Any]:
         pipe = self._pipe  # another thread may close the queue meanwhile
         if pipe is None:
-            raise LoaderClosedError("this queue was closed")
+            raise LoaderClosedError("this queue is closed")
         with self._on_device():  # 0 is the default stream of the current device, whichever DALI works for
             outputs = [output[0] for output in pipe.share_outputs(stream)]
         pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
@@ -152,7 +158,7 @@ class _SourceOf:
     def __call__(self, info: BlockInfo) -> tuple[Any, ...]:
         source = self._source()
         if source is None:
-            raise LoaderClosedError("the pipeline of this block source is gone; build a new one")
+            raise LoaderClosedError("the DALI pipeline of this block source was deleted; build a new one")
         return source(info)
 
 

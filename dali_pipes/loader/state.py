@@ -25,13 +25,11 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.corpus_growth import growth_advice
 from dali_pipes.loader.state_change import MAY_CHANGE, StateChange, changed_settings, is_count, nearest_position, short
-from dali_pipes.operators.permute import ORDER_NAME
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.schedule import Position, Schedule
 
 OnChange = Literal["refuse", "nearest"]
 VERSION = 1
-SEQUENTIAL = "sequential-v1"
 _MAY_BE_MISSING = ("window", "check", "step_rows")  # entries of one kind of rows, and those older states lack
 _MOST_BYTES = 1 << 16
 _LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False}
@@ -55,7 +53,7 @@ class States:
     def __init__(self, config: LoaderConfig, corpus: Corpus, schedule: Schedule) -> None:
         self._corpus, self._schedule, self._on_change = corpus, schedule, config.on_change
         self._skip_steps, self._seq_len = config.skip_steps, config.seq_len
-        self._order = SEQUENTIAL if schedule.interleave.keeps_order else ORDER_NAME
+        self._order = schedule.interleave.order_name
         self._settings = order_settings(config, corpus)
         self._about_corpus: dict[str, Any] = {
             "fingerprint": corpus.fingerprint,

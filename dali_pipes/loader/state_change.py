@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dali_pipes.errors import StateError
+from dali_pipes.rows.base import SEQUENTIAL
 from dali_pipes.schedule import Position, Schedule
 
 MAY_CHANGE = ("seq_len", "stride", "length_buckets")
@@ -85,7 +86,7 @@ def nearest_position(
         )
     nearest = (2 * tokens_before + tokens_a_row - 1) // (2 * tokens_a_row)
     rows = min(nearest, schedule.rows_known(epoch, nearest))
-    is_exact = not rows_before or (interleave.is_uniform and interleave.keeps_order)
+    is_exact = not rows_before or (interleave.is_uniform and interleave.order_name == SEQUENTIAL)
     return StateChange(settings, epoch, rows_before, rows, tokens_before, rows * tokens_a_row, is_exact)
 
 

@@ -108,7 +108,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             self._share = None if parallel is None else RowShare(*parallel, config.context_split)
             self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
             self._watch = WaitWatch(config)
-            self._start_at(self._schedule.normalise(Position(0, 0)), None, run=0)
+            self._start_at(self._schedule.normalize(Position(0, 0)), None, run=0)
             self._config = config
             say_start(config, self.summary, built.warning)
         except BaseException:
@@ -206,7 +206,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._check_ranks()
         saved = self._states.read(state, on_change)
         self._states.check_steps(saved)
-        self._start_at(self._schedule.normalise(saved.position), saved.change, run=self._run + 1)
+        self._start_at(self._schedule.normalize(saved.position), saved.change, run=self._run + 1)
         self._is_fresh = False
         say_resumed(self.config, self._schedule, self._resumed, saved.step_rows, saved.change)
 
@@ -297,7 +297,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     def _next(self) -> Position:
         if self._begun and not self._running:  # a `for` was left early: the next one is the next epoch
-            return self._schedule.epoch_behind(self._position.epoch)
+            return self._schedule.next_epoch(self._position.epoch)
         return self._position
 
     def _batches_from(self, run: int) -> Generator[Batch, None, None]:
@@ -315,7 +315,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 batches = self._batches_of(self._stream.take(consumer), consumer)
                 for taken, batch in enumerate(batches, 1):
                     is_last = taken == steps.num_steps
-                    consumed = self._schedule.behind(steps, taken) if is_last else (steps, taken)
+                    consumed = self._schedule.after(steps, taken) if is_last else (steps, taken)
                     begun = not is_last or consumed[0] == steps.epoch
                     handed_out = time.perf_counter()
                     self._wait_s += handed_out - asked
@@ -364,7 +364,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def _position(self) -> Position:
         """After the last batch handed out: what a state says. Computed when asked for, not at every batch."""
         consumed = self._consumed
-        return consumed if isinstance(consumed, Position) else self._schedule.behind(*consumed)
+        return consumed if isinstance(consumed, Position) else self._schedule.after(*consumed)
 
     def _check_open(self) -> None:
         if self._closed:

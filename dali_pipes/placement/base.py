@@ -23,7 +23,7 @@ class Slot:
     plan: Plan | None = None
     """Rows of the block, where the placement wants them planned; it goes with the block up to the loader."""
     num_pieces: int = 0
-    """In all rows of the block, where they are made of pieces."""
+    """In all rows of the block, where they are put together from pieces."""
 
 
 class Placement(Protocol):
@@ -67,8 +67,8 @@ def range_error(
     return TokenRangeError(
         f"{place.file}: token {place.offset} (corpus position {position}) is {token}, expected {expected}; it is in "
         f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} of epoch {plan.steps.epoch}"
-        f"{' and in others' if others is None else ''}; check vocab_size (it must count added tokens) and the file's "
-        f"dtype (read as {source.dtype})"
+        f"{' and in others' if others is None else ''}. Check vocab_size, which must include added tokens, and the "
+        f"file's dtype, which was read as {source.dtype}"
     )
 
 

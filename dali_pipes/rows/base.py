@@ -2,7 +2,7 @@
 
     pass 0      row source.plan(0, places)  ─▶  where in the corpus the tokens of each row are
 
-A pass is one full run through the corpus, in an order of its own; a place is the number of a row in that order. The
+A pass is one full run through the corpus, in its own order; a place is the number of a row in that order. The
 methods here are all that others need to know of rows: nobody asks a source which kind it is.
 """
 
@@ -16,6 +16,9 @@ from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
+
+SEQUENTIAL = "sequential-v1"
+"""The order of the corpus, without a shuffle."""
 
 PADDING = -1
 """The place of a row that only fills a batch."""
@@ -58,8 +61,8 @@ class RowSource(Protocol):
     first_token, span: the tokens that rows and their labels read are first_token ... first_token + span - 1
     in_pieces:    whether rows are put together from pieces
     is_uniform:   whether every pass has the same number of rows, known without planning
-    keeps_order:  whether rows follow the corpus, without a shuffle
-    most_planned: rows, over all ranks, that may be planned at once; None: any number, since planning them is arithmetic
+    order_name:   name of the order of rows, kept in states: another order needs another name
+    most_planned: rows, over all ranks, that may be planned together; None: any number, as planning is arithmetic
     """
 
     seq_len: int
@@ -70,7 +73,7 @@ class RowSource(Protocol):
     span: int
     in_pieces: bool
     is_uniform: bool
-    keeps_order: bool
+    order_name: str
     most_planned: int | None
 
     def count(self, pass_number: int, at_least: int | None = None, /) -> int:

@@ -1,6 +1,6 @@
 """Rows made of whole documents: which pieces of the corpus are in row i of an epoch.
 
-    order of the epoch    d7 d2 d9 d4 | d1 d8 d3 d6 | d0 d5           windows of 4 documents, each planned by itself
+    order of the epoch    d7 d2 d9 d4 | d1 d8 d3 d6 | d0 d5           windows of 4 documents, each planned separately
     rows of a window      [d9 d2] [d7] [d4]                           best fit, then shuffled
     rows of the epoch     0 1 2 | 3 4 | 5                             numbered on from window to window
 
@@ -24,7 +24,8 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
-from dali_pipes.rows.base import KeyedRange, Reads, Rows
+from dali_pipes.operators.permute import ORDER_NAME
+from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
     LeftOut,
@@ -66,7 +67,7 @@ class PlanReport:
     which is the least a batch can have: where rows of two buckets meet in one, it is as wide as the longer's."""
     dropped_documents: int
     dropped_tokens: int
-    """Of documents that were dropped, and behind the end of those that were truncated."""
+    """Of documents that were dropped, and past the end of those that were truncated."""
     split_documents: int
     truncated_documents: int
 
@@ -78,8 +79,8 @@ def split_documents(offsets: Int64Array, split: str, validation_fraction: float)
     part = offsets[first:] if split == "validation" else offsets[: first + 1]
     if len(part) < 2 or part[-1] == part[0]:
         raise ConfigError(
-            f"the {split} split has no document with tokens in it (validation_fraction {validation_fraction}, "
-            f"{len(offsets) - 1} documents); use a longer corpus or another validation_fraction"
+            f"every document of the {split} split is empty (validation_fraction = {validation_fraction}, "
+            f"{len(offsets) - 1:,} documents in the corpus); use a longer corpus or another validation_fraction"
         )
     return part
 
@@ -113,7 +114,7 @@ class DocumentRows:
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
-        self.num_tokens, self.keeps_order = self.span, not shuffle
+        self.num_tokens, self.order_name = self.span, ORDER_NAME if shuffle else SEQUENTIAL
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed = shuffle, seed
         self.num_documents = len(offsets) - 1
@@ -124,7 +125,7 @@ class DocumentRows:
         self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
-        """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
+        """Rows of an epoch that are known, at least `at_least` if it has that many; None: all of them."""
         while True:
             with self._lock:
                 counted = self._counts.furthest(self._numbered(epoch))
@@ -139,7 +140,7 @@ class DocumentRows:
         return counted is not None and self._complete(counted)
 
     def mark(self, epoch: int, row: int) -> WindowMark:
-        """The window that `row` is in, or the one behind the first with which the rows before it are complete.
+        """The window that `row` is in, or the one after the first with which the rows before it are complete.
 
         The same whatever else has been planned. Plans nothing while the epoch is one of the last ones used, wherever in
         it rows have been asked for meanwhile.
@@ -324,7 +325,7 @@ class DocumentRows:
         return epoch if self._shuffle else 0
 
     def _counted_to(self, epoch: int, row: int) -> WindowCount:
-        """A count of an epoch in which the rows before `row` have been counted, as far as it has so many."""
+        """A count of an epoch in which the rows before `row` have been counted, as far as it has that many."""
         while True:
             with self._lock:
                 counted = self._counts.furthest(self._numbered(epoch), row)

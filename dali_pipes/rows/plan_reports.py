@@ -93,7 +93,7 @@ class PlanReports:
         return f"{self._about} epoch {epoch}"
 
     def _load(self, epoch: int, path: Path) -> PlanReport | None:
-        """The report kept at `path`, or None if there is none, or none that can be trusted."""
+        """The report kept at `path`, or None if it is missing or cannot be trusted."""
         try:
             with path.open("rb") as file:
                 content = file.read(_MOST_BYTES)

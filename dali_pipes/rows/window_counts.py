@@ -49,7 +49,7 @@ class WindowCount:
         return self.first.window + len(self.ends)
 
     def mark(self, number: int) -> WindowMark:
-        """The window `number` behind the first one."""
+        """The window `number` places after the first one."""
         return WindowMark(self.first.window + number, self.ends[number - 1] if number else self.first.rows_before)
 
     def passes(self, mark: WindowMark) -> bool:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
-from dali_pipes.operators.permute import preimage
-from dali_pipes.rows.base import KeyedRange, Reads, Rows
+from dali_pipes.operators.permute import ORDER_NAME, preimage
+from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 
@@ -69,8 +69,8 @@ def split_windows(
     first, available = (num_tokens - held_out, held_out) if split == "validation" else (0, num_tokens - held_out)
     if available < seq_len + 1:
         raise ConfigError(
-            f"the {split} split has {available} tokens (corpus {num_tokens}, validation_fraction "
-            f"{validation_fraction}), but one row of seq_len {seq_len} reads {seq_len + 1}; use a longer corpus, "
+            f"the {split} split has {available:,} tokens (corpus: {num_tokens:,} tokens, validation_fraction = "
+            f"{validation_fraction}), but a row of seq_len = {seq_len} reads {seq_len + 1:,}; use a longer corpus, "
             "a shorter seq_len or another validation_fraction"
         )
     return Windows(first, (available - 1 - seq_len) // stride + 1, seq_len, stride, available)
@@ -123,7 +123,7 @@ class WindowRows:
         cuts: WindowCuts | None = None,
     ) -> None:
         self.windows, self._seed, self._cuts = windows, seed, cuts
-        self.keeps_order, self.in_pieces = not shuffle, cuts is not None
+        self.order_name, self.in_pieces = ORDER_NAME if shuffle else SEQUENTIAL, cuts is not None
         self.seq_len, self.stride = windows.seq_len, windows.stride
         self.num_tokens, self.first_token = windows.num_tokens, windows.first
         self.row_tokens = windows.seq_len + (label_shift if cuts is None else cuts.lookahead)
@@ -133,7 +133,7 @@ class WindowRows:
 
     def key(self, pass_number: int) -> int | None:
         """The 64-bit key of a pass's order, drawn from (seed, pass) with SHA-256; None for the order of the corpus."""
-        if self.keeps_order:
+        if self.order_name == SEQUENTIAL:
             return None
         digest = hashlib.sha256(f"dali_pipes order {self._seed} {pass_number}".encode()).digest()
         return int.from_bytes(digest[:8], "little")

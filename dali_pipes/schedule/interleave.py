@@ -27,7 +27,7 @@ class Interleave(Protocol):
     stride: int
     num_tokens: int
     is_uniform: bool
-    keeps_order: bool
+    order_name: str
     most_planned: int | None
 
     def count(self, epoch: int, at_least: int | None = None, /) -> int:

@@ -115,7 +115,10 @@ def plan_step(schedule: Schedule, epoch: int, step: int, base: int = 0) -> Plan:
     first_step = -(-base // schedule.global_rows)
     if epoch < 0 or step < first_step or schedule.steps(base, epoch, most=step - first_step + 1) <= step - first_step:
         last_step = first_step + schedule.steps(base, max(epoch, 0)) - 1
-        raise ConfigError(f"step {step} of epoch {epoch}: expected {first_step} to {last_step}, epoch 0 or later")
+        raise ConfigError(
+            f"step {step:,} of epoch {epoch:,} does not exist; expected step {first_step:,} to {last_step:,} of "
+            "epoch 0 or later"
+        )
     return plan_steps(schedule, StepRange(epoch, base, step - first_step, 1))
 
 
@@ -137,9 +140,13 @@ def steps_reading(schedule: Schedule, steps: StepRange, position: int) -> list[i
 def locate_row(source: Source, plan: Plan, step: int, row: int) -> RowLocation:
     """Where row `row` of the plan of step `step` comes from. Raises `ConfigError` for one that does not have tokens."""
     if not 0 <= row < len(plan.row_ids):
-        raise ConfigError(f"row {row}: step {step} has rows 0 to {len(plan.row_ids) - 1} on this rank")
+        raise ConfigError(
+            f"row {row:,} does not exist: step {step:,} has rows 0 to {len(plan.row_ids) - 1:,} on this rank"
+        )
     if plan.row_ids[row] == PADDING:
-        raise ConfigError(f"row {row} of step {step} is padding: it comes from no file, and its labels are ignored")
+        raise ConfigError(
+            f"row {row:,} of step {step:,} is padding: it does not come from a file, and its labels are ignored"
+        )
     position = int(plan.starts[row])
     place = source.locate(position)
     return RowLocation(place.file, place.offset, 0, position, int(plan.row_ids[row]))

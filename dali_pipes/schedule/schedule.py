@@ -14,7 +14,7 @@ A run that goes on with another world_size or batch_size counts its steps from t
 steps always has a `base` row; it is 0 for a whole epoch.
 
 Steps that are left out (`Schedule.skip_steps`) change no row and no number: what is left of an epoch is a series of
-runs of steps, each with a base of its own. Without step 1, the epoch above is the runs with base 0 and base 8.
+runs of steps, each with its own base. Without step 1, the epoch above is the runs with base 0 and base 8.
 """
 
 from bisect import bisect_right
@@ -68,13 +68,14 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.steps(most=1) == 0:
             raise ConfigError(
-                f"{self.rows_known(0)} rows make no step of {self.global_rows} rows ({self.world_size} ranks x "
-                f"batch_size {self.batch_size}) on any rank; use more data, a smaller batch_size, or drop_last = False"
+                f"{self.rows_known(0):,} rows are fewer than one step: {self.global_rows:,} rows "
+                f"({self.world_size:,} ranks "
+                f"x batch_size {self.batch_size:,}); use more data, a smaller batch_size, or drop_last = False"
             )
-        if self.normalise(Position(0, 0)).epoch > 0:
+        if self.normalize(Position(0, 0)).epoch > 0:
             raise ConfigError(
-                f"skip_steps {[list(steps) for steps in self.skip_steps]} leave no step of epoch 0, which has "
-                f"{self.steps()} ({self.world_size} ranks x batch_size {self.batch_size}); leave fewer steps out"
+                f"skip_steps skips all {self.steps():,} steps of epoch 0 ({self.world_size:,} ranks x batch_size "
+                f"{self.batch_size:,}): {[list(steps) for steps in self.skip_steps]}; skip fewer steps"
             )
 
     def rows_known(self, epoch: int, at_least: int | None = None) -> int:
@@ -105,7 +106,7 @@ class Schedule:
         return rows // self.global_rows if self.drop_last else -(-rows // self.global_rows)
 
     def skipped(self, epoch: int) -> list[tuple[int, int]]:
-        """The ranges of `skip_steps` in one epoch: first step, and the one behind the last."""
+        """The ranges of `skip_steps` in one epoch: first step, and the one after the last."""
         return [(first, end) for first, end, number in self.skip_steps if number == epoch]
 
     def left_of(self, steps: int, epoch: int) -> int:
@@ -123,7 +124,7 @@ class Schedule:
     def runs(self, base: int, epoch: int) -> Iterator[tuple[int, int | None]]:
         """Runs of steps that are handed out from row `base` of an epoch on: base row, and number of steps.
 
-        None is as many as the epoch has. Ranges of `skip_steps` behind the end of the epoch make runs without steps.
+        None is as many as the epoch has. Ranges of `skip_steps` past the end of the epoch give runs without steps.
         """
         step = self.step_number(base)
         for first, end in self.skipped(epoch):
@@ -162,10 +163,10 @@ class Schedule:
         last_step = steps.first_step + steps.num_steps - 1
         return (steps.num_steps - 1) * self.batch_size + self.step_rows(steps.base, last_step, steps.epoch)
 
-    def normalise(self, position: Position) -> Position:
+    def normalize(self, position: Position) -> Position:
         """The same place, written as the start of the next step that is handed out, in this epoch or a later one.
 
-        Epochs without any are passed over: those that are left out whole, and, where rows made of documents are few and
+        Epochs without any are passed over: those that are left out whole, and, where rows of documents are few and
         differ from epoch to epoch, those that make no whole step. ConfigError after ten thousand of them.
         """
         epoch, rows = position
@@ -178,20 +179,21 @@ class Schedule:
             if self.interleave.is_uniform and not self.skipped(epoch):
                 return Position(epoch, rows)
         raise ConfigError(
-            f"no epoch from {position.epoch} to {epoch} has a step of {self.global_rows} rows that is handed out; use "
-            "more data, a smaller batch_size, or drop_last = False"
+            f"epochs {position.epoch:,} to {epoch:,} do not have a single step of {self.global_rows:,} rows to hand "
+            "out; "
+            "use more data, a smaller batch_size, or drop_last = False"
         )
 
-    def behind(self, steps: StepRange, count: int) -> Position:
-        """The place behind the first `count` of some steps, one of them at least."""
+    def after(self, steps: StepRange, count: int) -> Position:
+        """The place after the first `count` steps of a range, at least one."""
         end = steps.first_step + count
         if count < steps.num_steps:
             return Position(steps.epoch, steps.base + end * self.global_rows)
-        return self.normalise(Position(steps.epoch, self.rows_after(steps.base, end - 1, steps.epoch)))
+        return self.normalize(Position(steps.epoch, self.rows_after(steps.base, end - 1, steps.epoch)))
 
-    def epoch_behind(self, epoch: int) -> Position:
+    def next_epoch(self, epoch: int) -> Position:
         """Where the next epoch that has a step begins."""
-        return self.normalise(Position(epoch + 1, 0))
+        return self.normalize(Position(epoch + 1, 0))
 
 
 class Blocks:
@@ -208,8 +210,8 @@ class Blocks:
     def steps(self, block: int, epoch_index: int | None = None) -> StepRange | None:
         """Steps of a block. `epoch_index` None: blocks are numbered on through all epochs.
 
-        Otherwise they are numbered within the epoch_index-th epoch from the start, and None says that it has no such
-        block. Cheap at any block for windows; with documents or `skip_steps` the epochs before it are walked through,
+        Otherwise they are numbered within the epoch_index-th epoch from the start; None for a block past its end. Cheap
+        at any block where epochs are equally long; else, and with `skip_steps`, the epochs before it are walked through
         once.
         """
         if epoch_index is None:
@@ -236,7 +238,7 @@ class Blocks:
         if not self.schedule.skip_steps and self.schedule.interleave.is_uniform:
             return self.start if epoch_index == 0 else Position(self.start.epoch + epoch_index, 0)
         while len(self._begins) <= epoch_index:
-            self._begins.append(self.schedule.epoch_behind(self._begins[-1].epoch))
+            self._begins.append(self.schedule.next_epoch(self._begins[-1].epoch))
         return self._begins[epoch_index]
 
     def _divide(self, block: int) -> tuple[int, int]:

@@ -17,8 +17,8 @@ from dali_pipes.storage.local import LocalFile
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
-_FEWEST_FOR_BATCH = 8  # rows from which on one call for all is cheaper than a call for each
-_MOST_FILES_AT_ONCE = 64  # descriptors that one batch of reads may hold, if the pool may keep as many
+_FEWEST_FOR_BATCH = 8  # with fewer rows a call for each is cheaper than one call for all
+_MOST_FILES_IN_BATCH = 64  # descriptors that one batch of reads may hold, if the pool allows that many
 
 
 class RawReads:
@@ -31,7 +31,7 @@ class RawReads:
     def read(
         self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array, offsets: Int64Array
     ) -> None:
-        """Read pieces that lie in one extent each. Blocks; raises CorpusReadError.
+        """Read pieces that are in one extent each. Blocks; raises CorpusReadError.
 
         targets, lengths: places in `view`, in tokens. numbers: the files. offsets: the bytes there.
         """
@@ -41,7 +41,7 @@ class RawReads:
             self._by_file(view, targets, sizes, numbers, offsets)
             return
         address = np.frombuffer(view, np.uint8).ctypes.data
-        most_files = min(_MOST_FILES_AT_ONCE, self._pool.limit)
+        most_files = min(_MOST_FILES_IN_BATCH, self._pool.limit)
         begin = 0
         while begin < len(targets):
             part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], most_files))

@@ -31,5 +31,5 @@ def looks_like_text(head: bytes) -> bool:
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
-        return error.start >= len(head) - 3  # the head may end within a character
+        return error.reason == "unexpected end of data"  # the head may end within a character
     return True

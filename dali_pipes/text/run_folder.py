@@ -321,11 +321,12 @@ def _check_plan(found: Any) -> None:
     _expect(isinstance(found.get("settings"), dict), "settings are missing")
     inputs = found.get("inputs")
     _expect(isinstance(inputs, list), "the list of inputs is missing")
-    known = {"name", "bytes", "digest"}
-    _expect(
-        all(isinstance(file, dict) and known <= set(file) for file in inputs),
-        "the name, size or digest of an input is missing",
-    )
+    _expect(all(map(_is_input, inputs)), "the name, size or digest of an input is missing")
+
+
+def _is_input(file: Any) -> bool:
+    kinds = {"name": str, "bytes": int, "digest": str}
+    return isinstance(file, dict) and all(type(file.get(key)) is kind for key, kind in kinds.items())
 
 
 def _check_manifest(found: Any) -> None:

@@ -1,7 +1,6 @@
 """What the manual tells users of other loaders, its code run as it is printed; and what rows and states count."""
 
 import itertools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.errors import StateError
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "corpus"))
 T = 4
 
 

@@ -168,7 +168,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         open_corpus(paths, loss_masks=masks)
     with pytest.raises(CorpusFormatError, match=r"s_1\.bin\.loss: the loss mask has 5 entries, expected 4"):
         open_corpus(paths, loss_masks=masks[1::-1])
-    with pytest.raises(CorpusReadError, match="nothing matches"):
+    with pytest.raises(CorpusReadError, match="no file matches"):
         open_corpus(paths, loss_masks=str(tmp_path / "masks" / "*.mask"))
     with pytest.raises(ConfigError, match="loss_masks: 5 is a int"):
         open_corpus(paths, loss_masks=5)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_a_mask_that_is_cut_short_later_on(tmp_path: Path) -> None:
     mask = beside(path, [1] * 400)
     with open_corpus(path) as corpus:
         mask.write_bytes(bytes(100))
-        with pytest.raises(CorpusReadError, match=r"s_0\.bin\.loss: after the corpus was opened"):
+        with pytest.raises(CorpusReadError, match=r"s_0\.bin\.loss: .*after the corpus was opened"):
             mask_of(corpus)
 
 

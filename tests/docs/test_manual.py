@@ -22,6 +22,11 @@ PUBLIC = ("dali_pipes", "dali_pipes.attention", "dali_pipes.errors", "dali_pipes
 PAGES = pages()
 PATH_SUFFIXES = (".cu", ".cuh", ".md", ".py", ".toml")
 README_LINES = 150
+WELL_KNOWN_NAMES = (
+    "num_workers prefetch_factor pin_memory persistent_workers collate_fn sampler block_size max_length "
+    "micro_batch_size num_replicas"
+)
+"""Settings of other loaders that most users have typed once."""
 
 
 def spans_of(page: str) -> list[str]:
@@ -144,6 +149,11 @@ def test_the_repeated_parts_are_those_of_the_code() -> None:
         [sys.executable, str(DOCS / "generate.py"), "--check"], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_names_that_everyone_knows_are_answered() -> None:
+    table = text_of("docs/configuration.md").partition("<!-- generated: aliases -->")[2]
+    assert [name for name in WELL_KNOWN_NAMES.split() if f"`{name}`" not in table] == []
 
 
 def resolved(name: str) -> Any:

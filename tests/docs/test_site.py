@@ -11,7 +11,6 @@ import pytest
 import yaml
 from manual import ROOT
 
-pytestmark = pytest.mark.slow
 LOADED_LATER = re.compile(r"""(?:src|href)=["']?https?://[^"' >]+\.(?:js|css|woff2?)""")
 
 

@@ -1,12 +1,8 @@
-"""Writers of corpus files are those of the corpus tests, the benchmark is a script in its own folder."""
+"""A cache for each test."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-TESTS = Path(__file__).resolve().parents[1]
-sys.path += [str(TESTS / "corpus"), str(TESTS.parent / "benchmarks")]
 
 
 @pytest.fixture(autouse=True)

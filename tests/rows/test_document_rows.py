@@ -272,7 +272,7 @@ def test_ranks_share_every_step(
         assert sorted(seen) == list(range(whole if drop_last else count))
         fewest = batch_size * world_size if drop_last else 1
         behind = next(later for later in itertools.count(epoch + 1) if make(lengths).count(later) >= fewest)
-        assert ranks[0].normalise(Position(epoch, count)) == Position(behind, 0)
+        assert ranks[0].normalize(Position(epoch, count)) == Position(behind, 0)
 
 
 @given(LENGTHS, st.sampled_from([0.1, 0.5, 0.9]))

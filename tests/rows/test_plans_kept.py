@@ -153,7 +153,7 @@ def test_in_whatever_order_threads_come_to_their_plans(
         cache = PlanCache(schedule, batches_per_run, num_threads=num_threads, queue_depth=queue_depth)
         at_work: list[StepRange] = []
         for epoch in (0, 1000, 2000):
-            blocks = Blocks(schedule, batches_per_run, schedule.normalise(Position(epoch, 0)))
+            blocks = Blocks(schedule, batches_per_run, schedule.normalize(Position(epoch, 0)))
             for steps in order_of_calls(blocks, at_work, num_threads, queue_depth, draw):
                 plan = cache.plan(steps)
                 assert plan.steps == steps

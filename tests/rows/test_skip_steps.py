@@ -329,10 +329,13 @@ def test_what_lies_before_a_state_is_not_ambiguous(corpus: str) -> None:
 
 def test_rows_that_are_not_whole_steps_are_refused_with_ranges_that_are(corpus: str) -> None:
     with load(corpus, batch_size=5, skip_steps=[{"rows": [32, 48]}]) as loader:
-        for use in (iter, len, lambda loader: loader.state_dict()):
-            with pytest.raises(ConfigError, match="5 rows") as error:
-                use(loader)
+        assert len(loader) == 12  # so far: a state may be loaded in whose run these are whole steps
+        with pytest.raises(ConfigError, match="5 rows") as error:
+            iter(loader)
     assert ranges_in(error.value) == [{"rows": [32, 48]}, {"rows": [30, 50]}, {"rows": [35, 45]}]
+    with load(corpus, batch_size=5, skip_steps=[{"rows": [0, 33]}]) as loader, pytest.raises(ConfigError) as error:
+        iter(loader)  # whose first step is after the range, if that is rounded up
+    assert ranges_in(error.value) == [{"rows": [0, 33]}, {"rows": [0, 35]}, {"rows": [0, 30]}]
     tokens = {"tokens": [256, 264], "epoch": 3}
     with load(corpus, batch_size=5, skip_steps=[tokens]) as loader, pytest.raises(ConfigError, match="40 ") as error:
         iter(loader)
@@ -384,7 +387,7 @@ def test_validation_leaves_out_nothing(corpus: str) -> None:
         load(corpus, batch_size=4, skip_steps=[[4, 6]], split="validation", validation_fraction=0.5)
 
 
-@pytest.mark.parametrize(("skip", "said"), [([[1, 3]], "13 steps (2 left out)"), ([[90, 99]], "15 steps (0 left out)")])
+@pytest.mark.parametrize(("skip", "said"), [([[1, 3]], "13 steps (2 "), ([[90, 99]], "15 steps (0 ")])
 def test_the_start_says_how_many(corpus: str, skip: list[list[int]], said: str) -> None:
     """So that a range beside the epoch, a slip of the pen, is seen."""
     with load(corpus, batch_size=5, skip_steps=skip) as loader:

@@ -87,7 +87,7 @@ def test_blocks_run_through_epochs(
     if drop_last and rows < batch_size:
         return
     schedule = make(rows, batch_size, drop_last=drop_last)
-    start = schedule.normalise(Position(epoch, consumed % rows))
+    start = schedule.normalize(Position(epoch, consumed % rows))
     blocks = Blocks(schedule, per_run, start)
     expected = [(start.epoch, start.rows, s) for s in range(schedule.steps(start.rows))]
     expected += [(start.epoch + e, 0, s) for e in (1, 2) for s in range(schedule.steps())]
@@ -265,18 +265,18 @@ def test_a_run_without_some_steps_is_the_run_with_them_minus_those(data: st.Data
             make(*how, skip_steps=skip, **settings)
         return
     some = make(*how, skip_steps=skip, **settings)
-    start = whole.normalise(Position(draw(st.integers(0, 2)), draw(st.integers(0, rows[0]))))
+    start = whole.normalize(Position(draw(st.integers(0, 2)), draw(st.integers(0, rows[0]))))
     expected = [
         step
         for step in steps_of_blocks(whole, per_run, start, start.epoch + 4, within=False)
         if step[:2] not in left_out
     ]
     for within in (False, True):
-        assert steps_of_blocks(some, per_run, some.normalise(start), start.epoch + 4, within) == expected
+        assert steps_of_blocks(some, per_run, some.normalize(start), start.epoch + 4, within) == expected
         assert steps_of_blocks(some, per_run, start, start.epoch + 4, within) == expected
-    begin = some.normalise(start)
+    begin = some.normalize(start)
     assert (begin.epoch, some.step_number(begin.rows)) == expected[0][:2]
-    assert some.normalise(begin) == begin
+    assert some.normalize(begin) == begin
     for epoch in range(3):
         number = sum((epoch, step) not in left_out for step in range(whole.steps(0, epoch)))
         assert some.left_of(some.steps(0, epoch), epoch) == number
@@ -287,6 +287,6 @@ def test_hand_written_runs_of_steps() -> None:
     schedule = make(10, 2, skip_steps=((1, 2, 0), (3, 4, 0), (0, 5, 1)))
     assert list(schedule.runs(0, 0)) == [(0, 1), (4, 1), (8, None)]
     assert list(schedule.runs(3, 0)) == [(3, 1), (7, None)]
-    assert [schedule.normalise(Position(0, row)) for row in (0, 2, 4, 5)] == [(0, 0), (0, 4), (0, 4), (0, 7)]
-    assert schedule.normalise(Position(0, 10)) == (2, 0)
-    assert schedule.normalise(Position(1, 4)) == (2, 0)
+    assert [schedule.normalize(Position(0, row)) for row in (0, 2, 4, 5)] == [(0, 0), (0, 4), (0, 4), (0, 7)]
+    assert schedule.normalize(Position(0, 10)) == (2, 0)
+    assert schedule.normalize(Position(1, 4)) == (2, 0)

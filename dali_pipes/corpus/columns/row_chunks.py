@@ -67,7 +67,7 @@ def damage_named(path: Path, where: str) -> Iterator[None]:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError, SystemError) as error:
         # SystemError comes from an array that claims a negative length.
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()).rstrip(".")
         raise CorpusFormatError(
             f"{path}: cannot read its {where}: {text}. The file is damaged or uses an unsupported feature of the "
             "format."
@@ -85,7 +85,7 @@ class RowReader:
     chunks: RowChunks
     columns: TokenColumns
     digest: bytes
-    identity: str
+    identity: str | None
     read_row_offsets: Callable[[], Int64Array] | None = None
     first_rows: Int64Array = field(init=False)
     """Rows before each chunk, and all of them: int64 (chunks + 1,)."""

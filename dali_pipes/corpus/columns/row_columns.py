@@ -124,7 +124,7 @@ def check_numbering(numbering: Mapping[str, Numbering], place: Place) -> None:
 def find_kept(beside: Mapping[str, Cells], place: Place) -> Bools | None:
     """For each id whether it is kept, not padding; None where all are.
 
-    Raises CorpusFormatError for padding that lies between ids.
+    Raises CorpusFormatError for padding between ids.
     """
     kept: Bools | None = None
     for name in PADDING:
@@ -217,7 +217,7 @@ def _check_labels(ids: Cells, labels: npt.NDArray[Any], kept: Bools | None, plac
     )
     place.refuse(
         row,
-        f"{place.column} {fields.LABELS} holds {given[at]} at token {at}, but {place.tokens} holds {own[at]}; {why}, "
+        f"{place.column} {fields.LABELS} holds {given[at]} at token {at:,}, but {place.tokens} holds {own[at]}; {why}, "
         f"or set loss_masks = [] to learn every token.",
     )
 
@@ -298,7 +298,7 @@ def _cuts(
         value = cells.values[int(cells.lengths[:row].sum()) + at]
         place.refuse(
             row,
-            f"{place.column} {name} holds {value} at token {at}; {rule}. Correct it, or remove the {place.column} if "
+            f"{place.column} {name} holds {value} at token {at:,}; {rule}. Correct it, or remove the {place.column} if "
             f"each {place.row} is one document.",
         )
     cuts = np.flatnonzero(cut)
@@ -325,7 +325,7 @@ def _cuts_by_lengths(name: str, cells: Cells, lengths: Int64Array, place: Place)
         wrong, what = np.flatnonzero(values < 0), "the length of a document cannot be negative"
     if len(wrong):
         row, at = _row_of(counts, int(wrong[0]))
-        place.refuse(row, f"{place.column} {name} holds {cells.values[wrong[0]]} as entry {at}: {what}. Correct it.")
+        place.refuse(row, f"{place.column} {name} holds {cells.values[wrong[0]]} as entry {at:,}: {what}. Correct it.")
     sums = np.concatenate([[0], np.cumsum(values)])
     found = sums[heads + counts] - sums[heads]
     differs = np.flatnonzero(found != lengths)

@@ -27,7 +27,7 @@ _TEXT_SUFFIXES = (".csv", ".json", ".jsonl", ".tsv", ".txt")
 
 
 def recognize(file: ByteFile, head: bytes) -> bool:
-    """False: these files have no mark."""
+    """False: these files are without a mark."""
     return False
 
 

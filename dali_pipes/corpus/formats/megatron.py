@@ -1,4 +1,4 @@
-"""Megatron-Core and fairseq pairs of a `.bin` file (ids alone) and an `.idx` file that says where sequences lie.
+"""Megatron-Core and fairseq pairs of a `.bin` file (ids alone) and an `.idx` file that says where sequences are.
 
     byte 0            9          17            18             26             34
     MMIDIDX 0 0       u64 = 1    u8 type code  u64 S          u64 D          i32 x S lengths, in ids
@@ -39,7 +39,7 @@ _BLOCK_ENTRIES = 1 << 20  # bounds the memory that checking an index takes, what
 
 @dataclass(frozen=True)
 class IndexHeader:
-    """The fixed part of an index, found to agree with the file's size. fairseq's layout has no `document_entries`."""
+    """The fixed part of an index, after a check with the file's size. document_entries: None in fairseq's layout."""
 
     stored: np.dtype[Any]
     num_sequences: int

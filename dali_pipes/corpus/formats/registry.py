@@ -1,7 +1,7 @@
 """The formats of token files, and which of them a file has.
 
-Suffixes lie (`.bin` has four meanings, `.npy` two, `.arrow` two), so content decides. Formats are asked in the order of
-the table. A file without any mark may be foreign, which is refused by name; if not, it is ids alone.
+Suffixes are ambiguous (`.bin` has four meanings, `.npy` two, `.arrow` two), so content decides. Formats are asked in
+the order of the table. A file without any mark may be foreign, which is refused by name; if not, it is ids alone.
 """
 
 from dali_pipes.corpus.discovery.shard_sets import kind_of_index
@@ -45,7 +45,7 @@ _TABLE = (
 )
 _BY_NAME = {format.name: format for format in _TABLE}
 FORMATS = tuple(sorted([*_BY_NAME, synthetic.FORMAT]))
-"""Names of all formats; ids by formula have no files."""
+"""Names of all formats, including the one without files."""
 
 _HEAD_BYTES = 4096
 _BYTE_LEVEL = 1
@@ -86,7 +86,7 @@ def find_format(file: ByteFile, name: str, id_width: int | None = None) -> Forma
 
 
 def is_table(file: ByteFile, name: str) -> bool:
-    """Whether a file has, or was said to have, a format of tables."""
+    """Whether a file has a format of tables, by its mark or by the name that the user gave."""
     found = format_with_mark(file) if name == "auto" else _BY_NAME[name]
     return found is not None and found.is_table
 

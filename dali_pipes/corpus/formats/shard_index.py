@@ -40,7 +40,7 @@ class Entry:
         return value
 
     def optional_text(self, key: str) -> str | None:
-        """A string; None where there is none, or null."""
+        """A string; None if it is missing or null."""
         value = self._values.get(key)
         if value is not None and not isinstance(value, str):
             self._refuse(key, value, "a string or null")

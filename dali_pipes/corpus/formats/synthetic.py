@@ -13,15 +13,14 @@ trainer. The formula is frozen as version 1, which is part of the fingerprint.
 import hashlib
 import itertools
 import os
-import re
 from collections.abc import Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.config.amounts import parse_amount
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.errors import ConfigError
 
@@ -35,8 +34,6 @@ MOST_DOCUMENTS = 1 << 26
 MEAN_DOCUMENT = 1024
 
 _VERSION = 1
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)([A-Za-z]?)")
 _LARGEST_SHORT_VOCABULARY = 1 << 16
 _LARGEST_VOCABULARY = 1 << 31
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -110,15 +107,12 @@ def open_synthetic(
 
 def parse_size(name: str) -> int:
     """Tokens of `synthetic:10B`: a number with K, M, B or T for thousands to trillions. Raises ConfigError."""
-    found = _SIZE.fullmatch(name.removeprefix(PREFIX).strip())
-    unit = None if found is None else _UNITS.get(found[2].upper())
-    if found is None or unit is None:
+    size = parse_amount(name.removeprefix(PREFIX))
+    if size is None:
         raise ConfigError(
             f"corpus {name!r}: expected a number of tokens with an optional K, M, B or T (thousands to trillions), "
-            "such "
-            'as "synthetic:10B"'
+            'such as "synthetic:10B"'
         )
-    size = Decimal(found[1]) * unit
     if size != int(size) or not 1 <= size <= MOST_TOKENS:
         raise ConfigError(f"corpus {name!r}: {size:f} tokens; expected an integer from 1 to {MOST_TOKENS:,}")
     return int(size)
@@ -142,12 +136,12 @@ class SyntheticIds:
         self.is_short = vocab_size <= _LARGEST_SHORT_VOCABULARY
         self._ids_in_a_word = 4 if self.is_short else 2
         self._others = np.uint64(max(1, vocab_size - 1))  # all ids but the end id, which would end documents elsewhere
-        last = (num_tokens - 1) // MEAN_DOCUMENT  # the last boundary that may lie inside of the corpus
+        last = (num_tokens - 1) // MEAN_DOCUMENT  # the last boundary that may be inside the corpus
         inside = last - (last > 0 and int(_boundaries(np.array([last], np.int64))[0]) >= num_tokens)
         self.num_documents = inside + 1 if inside < MOST_DOCUMENTS else None
 
     def fill(self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
-        """Put the `lengths[p]` ids from position positions[p] on at out[targets[p]]; pieces lie inside the corpus."""
+        """Put the `lengths[p]` ids from position positions[p] at out[targets[p]]; pieces are inside the corpus."""
         firsts = positions // self._ids_in_a_word
         words = (positions + lengths - 1) // self._ids_in_a_word + 1 - firsts
         long = np.flatnonzero(words > _TILE_WORDS)

@@ -211,7 +211,7 @@ def test_more_ids_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(count, dtype=np.uint32).astype(np.uint8)
     ends = np.array([0, 7, count - 3, count], np.int32)
     array = pa.ListArray.from_arrays(pa.array(ends), pa.array(values))
-    reader = RowReader(RepeatedChunks(array, times), TokenColumns("tokens", np.dtype(np.uint8)), b"", "")
+    reader = RowReader(RepeatedChunks(array, times), TokenColumns("tokens", np.dtype(np.uint8)), b"", None)
     with ColumnScans("") as scans:
         file = make_data_file(reader, "parquet", 0, scans)
     with Corpus([file], cache_bytes=2 * count) as corpus:

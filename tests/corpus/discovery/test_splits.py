@@ -69,7 +69,7 @@ def make(folder: Path, names: list[str]) -> Path:
 
 
 def refused(find: Callable[[Any], object], named: object) -> str:
-    with pytest.raises(CorpusError, match="brings files for training and for validation together") as caught:
+    with pytest.raises(CorpusError, match="contains both training and validation files") as caught:
         find(named)
     return str(caught.value)
 

@@ -91,7 +91,7 @@ def test_choice_of_the_feature(tmp_path: Path) -> None:
         assert corpus.tokens(0, 1).tolist() == [2]
     with pytest.raises(ConfigError, match=r"token_column = 'c'.* a"):
         open_corpus(path, token_column="c")
-    with pytest.raises(CorpusFormatError, match="whose ids are int64, but dtype='uint16' was given"):
+    with pytest.raises(CorpusFormatError, match="ids are int64, but dtype = 'uint16'"):
         open_corpus(path, token_column="a", dtype="uint16")
     odd = write(tmp_path / "b", [tf_example({"tokens": [1]})] * 20 + [tf_example({"other": [1]})])
     with pytest.raises(CorpusFormatError, match=r"record 20: feature 'tokens' is not among other"):

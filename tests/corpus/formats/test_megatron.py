@@ -198,7 +198,7 @@ def test_wrapped_pointers_are_refused(tmp_path: Path, pointers: list[int], messa
         ({"documents": [0, -1, 3]}, r"a\.idx: document entry 1 is -1; expected at least 0"),
         ({"documents": [0, -(2**63), 2**63 - 1, 3]}, r"a\.idx: document entry 1 is -9,223,372,036,854,775,808"),
         ({"documents": []}, r"a\.idx: the document index is empty"),
-        ({"version": 2}, r"a\.idx: version 2; expected 1"),
+        ({"version": 2}, r"a\.idx: .*version 2; expected 1"),
         ({"code": 7}, r"a\.idx: type code 7 .*floating-point"),
         ({"code": 11}, r"a\.idx: type code 11 is unknown"),
         ({"code": 4}, r"a\.idx: .*pointer|a\.idx: entry 2 has 4 ids of 4 bytes"),
@@ -219,7 +219,7 @@ def test_bin_and_index_cut_or_grown_are_refused(tmp_path: Path) -> None:
     index = path.with_suffix(".idx")
     bin_bytes, index_bytes = path.read_bytes(), index.read_bytes()
     path.write_bytes(bin_bytes[:-2])
-    with pytest.raises(CorpusFormatError, match=r"entry 2 .* up to byte 18, but .*a\.bin has 16: it is truncated"):
+    with pytest.raises(CorpusFormatError, match=r"entry 2 .* up to byte 18, but .*a\.bin has 16 bytes"):
         open_corpus(path)
     path.write_bytes(bin_bytes + b"\1\0")
     with pytest.raises(CorpusFormatError, match=r"a\.bin: the index .* accounts for 18 bytes, but the file has 20"):
@@ -243,7 +243,7 @@ def test_missing_half_of_a_pair_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusReadError, match=r"a\.idx: cannot be opened"):
         open_corpus(path, format="megatron")
     (tmp_path / "b.npy").write_bytes(content)
-    with pytest.raises(CorpusFormatError, match=r"b\.npy: Megatron data is a pair of files"):
+    with pytest.raises(CorpusFormatError, match=r"b\.npy: .*named .bin or .idx"):
         open_corpus(tmp_path / "b.npy", format="megatron")
 
 
@@ -262,7 +262,7 @@ def test_index_replaced_before_documents_are_asked_for(tmp_path: Path, changes: 
         write_megatron(tmp_path / "b", ABC, **changes)
         (tmp_path / "b.idx").replace(tmp_path / "a.idx")
         assert corpus.tokens(0, 9).tolist() == list(range(1, 10))
-        with pytest.raises(CorpusReadError, match=r"a\.idx: after the corpus was opened"):
+        with pytest.raises(CorpusReadError, match=r"a\.idx: .*after the corpus was opened"):
             _ = corpus.document_offsets
 
 

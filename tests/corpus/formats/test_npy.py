@@ -48,9 +48,9 @@ def test_old_alignment_and_other_suffix(tmp_path: Path) -> None:
     [
         ("'|O'", "(6,)", False, "pickled Python objects"),
         ("'<f4'", "(3,)", False, "holds '<f4' .*token ids are integers"),
-        ("'|b1'", "(12,)", False, "token ids are integers"),
-        ("'|V2'", "(6,)", False, "token ids are integers"),
-        ("[('a', '<u2')]", "(6,)", False, "token ids are integers"),
+        ("'|b1'", "(12,)", False, "an integer type"),
+        ("'|V2'", "(6,)", False, "an integer type"),
+        ("[('a', '<u2')]", "(6,)", False, "an integer type"),
         ("'<u2'", "(2, 3)", True, "fortran_order is True"),
         ("'<u2'", "(6,)", 0, "fortran_order is 0"),
         ("'<u2'", "()", False, r"shape \(\)"),
@@ -102,7 +102,7 @@ def test_damaged_headers_are_refused(tmp_path: Path, content: bytes, message: st
 
 def test_file_without_header_is_not_read_as_npy_when_that_was_said(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(DATA * 10)
-    with pytest.raises(CorpusFormatError, match=r"a\.npy: NumPy header \(120 bytes\).*format = 'flat'"):
+    with pytest.raises(CorpusFormatError, match=r"a\.npy: .*NumPy header \(120 bytes\).*format = 'flat'"):
         open_corpus(tmp_path / "a.npy", format="npy")
     with open_corpus(tmp_path / "a.npy") as corpus:
         assert (corpus.format, corpus.num_tokens) == ("flat", 60)

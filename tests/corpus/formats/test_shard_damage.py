@@ -105,7 +105,7 @@ def test_an_index_that_is_half_written(tmp_path: Path, make: Callable[[Path], Pa
     (folder / "index.json").write_bytes(text[: int(part * len(text))])
     refused(folder, re.escape(str(folder / "index.json")), "not valid JSON")
     (folder / "index.json").unlink()
-    refused(folder, "name its folder: index.json")
+    refused(folder, "name its folder")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_offsets_that_cannot_be(tmp_path: Path, table: dict[int, int], message: 
 def test_offsets_of_litdata_that_cannot_be(tmp_path: Path) -> None:
     for entry, value, message in (
         (3, 10, "item 2 starts at byte .* ends before that, at byte 10"),
-        (0, 52, "item 0 is said to start at byte 52, but the header ends at 48"),
+        (0, 52, "item 0 starts at byte 52, expected 48"),
         (10, 10**6, "the items should end at byte 1000000"),
         (4, 48 + 57, "item 4 starts at byte 105, within an id of uint16"),
     ):
@@ -146,7 +146,7 @@ def test_offsets_of_litdata_that_cannot_be(tmp_path: Path) -> None:
 def test_samples_that_disagree_with_themselves(tmp_path: Path) -> None:
     for at, value, message in (
         (0, 250, "sample 0: its columns .* 266 bytes, but the offsets leave 17"),
-        (8 + 1, 2 << 2, "sample 0: its shape says 0 ids of 2 bytes, but 13 bytes follow"),
+        (8 + 1, 2 << 2, "sample 0: its shape is 0 ids of 2 bytes, but 13 bytes follow"),
         (8 + 2, 8, "sample 0: its shape says 8 ids of 2 bytes, but 14 bytes follow"),
         (8 + 1, 63 << 2, "sample 0: a value of 16 bytes ends within its shape"),
     ):
@@ -192,7 +192,7 @@ def test_names_may_not_leave_the_folder(tmp_path: Path, make: Callable[[Path], P
         (lambda index: index["shards"][0].update(column_sizes=[None, 14]), "has size 14"),
         (lambda index: index["shards"][0].update(column_sizes=[None, "x"]), "column size 'x'"),
         (lambda index: index["shards"][0].update(column_names=["text", "text"]), "expected different strings"),
-        (lambda index: index["shards"][2].update(column_names=["text", "b"]), r"shards\[2\]: .* 'tokens'"),
+        (lambda index: index["shards"][2].update(column_names=["text", "b"]), r"shards\[2\]: .* column 'tokens'"),
         (lambda index: index["shards"][0].update(samples=-1), "samples is -1, expected an integer"),
         (lambda index: index["shards"][0].update(samples=True), "samples is True, expected an integer"),
         (lambda index: index["shards"][0].update(samples=10**9), "1,000,000,000 samples"),
@@ -238,7 +238,7 @@ def test_sets_without_shards(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"shards": [], "version": 2}')
     refused(tmp_path, "does not list any shards", error=CorpusError)
     (tmp_path / "index.json").write_text('{"chunks": [], "config": {"data_format": "no_header_numpy:5"}}')
-    refused(tmp_path, "lists no chunks", error=CorpusError)
+    refused(tmp_path, "does not list any chunks", error=CorpusError)
 
 
 def test_formats_that_were_said_and_are_not_there(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_formats_that_were_said_and_are_not_there(tmp_path: Path) -> None:
         "is not an index.json that lists shards, but format = .mds",
         format="mds",
     )
-    refused(folder, "ids of uint16, but dtype='int32' was given", dtype="int32")
+    refused(folder, "uint16 ids, but dtype = 'int32'", dtype="int32")
     refused(make_litdata(tmp_path / "lit"), "ids are uint16, but dtype='int32' was given", dtype="int32")
     refused(make_litdata(tmp_path / "lit"), "checksums are verified where", verify=True, error=ConfigError)
 
@@ -261,7 +261,7 @@ def test_datatrove_files_that_do_not_go_together(tmp_path: Path) -> None:
     cases: list[tuple[Path, bytes, str]] = [
         (path, path.read_bytes()[:-1], "139 bytes are not a multiple of 2"),
         (path, path.read_bytes()[:-40], r"metadata claims 70 ids, but the file has 50"),
-        (index, index.read_bytes()[:-4], "76 bytes are no whole number of entries"),
+        (index, index.read_bytes()[:-4], "76 bytes are not a multiple of 8"),
         (index, index.read_bytes()[:-8], "the last entry is 63, but .* has 70 ids"),
         (index, b"", "the last entry is 0, but .* has 70 ids"),
         (index, np.array([*ends[:4], 7, *ends[5:]], "<u8").tobytes(), "entry 4 is 7, less than 28, the entry before"),

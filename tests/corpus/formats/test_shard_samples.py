@@ -47,7 +47,7 @@ def test_mds(samples: Path, truth: dict[str, Documents]) -> None:
         check(corpus, "mds", "int64", windows)
     with pytest.raises(ConfigError, match=r"text \(str\).*tokenizer"):
         open_corpus(samples / "mds" / "text")
-    with pytest.raises(CorpusFormatError, match=r"column 'text' is of encoding 'str', text: open it with tok"):
+    with pytest.raises(CorpusFormatError, match=r"column 'text' has encoding 'str' .*tok"):
         open_corpus(samples / "mds" / "text", token_column="text")
     with pytest.raises(CorpusFormatError, match=r"the index records none for .*shard\.00000\.mds"):
         open_corpus(samples / "mds" / "tokens_u16", verify=True)

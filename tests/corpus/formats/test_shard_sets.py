@@ -238,7 +238,7 @@ def test_choice_of_the_column(tmp_path: Path) -> None:
             assert corpus.tokens(0, 5).tolist() == ids.tolist()
     for columns, arguments, message in (
         ({"a": array, "b": array}, {}, r"token_column.*a \(ndarray:uint16\), b \(ndarray:uint16\)"),
-        ({"id": "int"}, {}, r"token_column=.*id \(int\)"),
+        ({"id": "int"}, {}, r"token_column.* id \(int\)"),
         ({"only": array}, {"token_column": "tokens"}, "token_column = 'tokens', but the columns are only"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -61,5 +61,5 @@ def test_checksums_are_verified_where_the_loader_is_told_to(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with TokenLoader(**settings) as loader:
         assert len(list(loader)) == 6
-    with pytest.raises(CorpusFormatError, match=r"shard\.00000\.mds: sha1 of the file is"):
+    with pytest.raises(CorpusFormatError, match=r"shard\.00000\.mds: the sha1 of the file is"):
         TokenLoader(**settings, verify_checksums=True)

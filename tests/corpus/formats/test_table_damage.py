@@ -88,18 +88,18 @@ def test_a_flipped_page_is_seen_by_its_checksum(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 4
     path.write_bytes(data)
-    with pytest.raises(CorpusFormatError, match=r"a: row group 1: .*checksum"):
+    with pytest.raises(CorpusFormatError, match=r"a: .*row group 1: .*checksum"):
         open_corpus(path)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"PAR1" + b"x" * 100 + b"PARE", "encrypted footer"),
+        (b"PAR1" + b"x" * 100 + b"PARE", "encrypted"),
         (b"PAR1" + b"x" * 100, "it is truncated or damaged"),
         (b"PAR1" + b"x" * 100 + b"\xff\xff\xff\xffPAR1", "it is truncated or damaged"),
         (b"PAR1" + b"x" * 100 + b"\x10\0\0\0PAR1", "footer: .*the file is damaged"),
-        (b"ARROW1\0\0" + b"x" * 100, "no Arrow message at byte 8"),
+        (b"ARROW1\0\0" + b"x" * 100, "an Arrow message at byte 8"),
         (b"\xff\xff\xff\xff\x40\0\0\0\x10\0\0\0" + bytes(500), "Arrow"),
     ],
 )
@@ -112,7 +112,7 @@ def test_files_that_only_look_like_tables(tmp_path: Path, data: bytes, message: 
 def test_two_streams_in_one_file(tmp_path: Path) -> None:
     data = write(tmp_path / "a", "stream").read_bytes()
     (tmp_path / "b").write_bytes(data + data)
-    with pytest.raises(CorpusFormatError, match=r"several streams in one file"):
+    with pytest.raises(CorpusFormatError, match=r"several streams"):
         open_corpus(tmp_path / "b")
 
 
@@ -148,7 +148,7 @@ def test_a_file_of_the_same_size_with_other_contents(tmp_path: Path, kind: str) 
         if kind == "file-zstd":
             data[8:] = bytes(len(data) - 8)
         path.write_bytes(data)
-        with pytest.raises(CorpusReadError, match=r"/a: after the corpus was opened"):
+        with pytest.raises(CorpusReadError, match=r"/a: .*after the corpus was opened"):
             _read_all(corpus)
 
 

@@ -167,7 +167,7 @@ def test_documents_without_ids(tmp_path: Path, write: Any) -> None:
     with open_corpus(write(tmp_path / "a", table_of([list_array(rows)]))) as corpus:
         check(corpus, rows, "int32")
     nothing = write(tmp_path / "b", table_of([list_array([[], None, []])]))
-    with pytest.raises(ValueError, match="the corpus is empty: 1 files without a token"):
+    with pytest.raises(ValueError, match="the corpus is empty: 0 tokens in 1 files"):
         open_corpus(nothing)
     as_much = write(tmp_path / "c", table_of([list_array([[], None, []])]))
     with open_corpus([nothing, tmp_path / "a", as_much]) as corpus:
@@ -182,7 +182,7 @@ def test_documents_without_ids(tmp_path: Path, write: Any) -> None:
 def test_a_null_id_is_refused_with_its_row(tmp_path: Path, write: Any, encoding: str) -> None:
     rows: Rows = [[1, 2], None, [3, 4, None, 5], [6]]
     path = write(tmp_path / "a", table_of([list_array(rows, encoding=encoding)]))
-    with pytest.raises(CorpusFormatError, match=r"a: column input_ids, row 2: value 2 of 4 is null"):
+    with pytest.raises(CorpusFormatError, match=r"a: row 2: column input_ids .*null at token 2"):
         open_corpus(path)
 
 
@@ -226,15 +226,15 @@ def test_the_column_that_is_read(
             TEXTS,
             None,
             CorpusFormatError,
-            "no column is a list of integers, .*columns are text: string; text needs a tokenizer",
+            "no column is a list of integers, .*columns are text: string.*tokenizer",
         ),
-        (ID_LISTS, None, CorpusFormatError, "2 columns are lists of integers, .*int: list<.*int64>.*say token_column"),
+        (ID_LISTS, None, CorpusFormatError, "2 columns are lists of integers, .*int: list<.*int64>.*token_column"),
         ({"x": [[1.5]]}, None, CorpusFormatError, "no column is a list"),
         ({"input_ids": [[[1]]]}, None, CorpusFormatError, "no column is a list"),
         ({"input_ids": [{"a": [1]}]}, None, CorpusFormatError, "no column is a list"),
-        (ID_LISTS, "tokens", ConfigError, "a: has no column 'tokens': the columns are int"),
-        (TEXTS, "text", CorpusFormatError, "column text is string; ids are a list of integers"),
-        ({"input_ids": [[True]]}, "input_ids", CorpusFormatError, "ids are a list of integers"),
+        (ID_LISTS, "tokens", ConfigError, "a: does not have a column 'tokens'; its columns are int"),
+        (TEXTS, "text", CorpusFormatError, "column text has type string"),
+        ({"input_ids": [[True]]}, "input_ids", CorpusFormatError, "expected a list of integers"),
     ],
 )
 def test_columns_that_hold_no_ids(
@@ -246,13 +246,13 @@ def test_columns_that_hold_no_ids(
 
 def test_a_column_for_files_that_have_none(tmp_path: Path) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    with pytest.raises(ConfigError, match="files of format flat have no columns"):
+    with pytest.raises(ConfigError, match="files of format flat"):
         open_corpus(tmp_path / "a.bin", token_column="tokens")
 
 
 def test_the_type_that_was_said_is_compared(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a", table_of([list_array([[1]], "uint16")]))
-    with pytest.raises(CorpusFormatError, match="its parquet header says uint16, but dtype='int32' was given"):
+    with pytest.raises(CorpusFormatError, match="parquet file holds uint16 ids, but dtype = 'int32'"):
         open_corpus(path, dtype="int32")
     with open_corpus(path, dtype="uint16", format="parquet") as corpus:
         assert corpus.num_tokens == 1

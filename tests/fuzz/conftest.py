@@ -1,6 +1,0 @@
-"""Writers of corpus files are those of the corpus tests."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "corpus"))

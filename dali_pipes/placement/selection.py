@@ -60,7 +60,7 @@ def choose_placement(
     free = cuda.free_bytes(device)
     size, there = f"{corpus_bytes / 2**30:.3g} GiB", f"{free / 2**30:.3g} GiB free on cuda:{device}"
     if requested == "device":
-        for limit, text in ((max_device_bytes, f"max_device_bytes = {max_device_bytes:,}"), (free, there)):
+        for limit, text in ((max_device_bytes, f"max_device_bytes = {max_device_bytes or 0:,}"), (free, there)):
             if limit is not None and corpus_bytes > limit:
                 raise BackendError(
                     f'placement = "device": the corpus takes {size} ({corpus_bytes:,} bytes), more than {text}; use '

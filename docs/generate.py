@@ -14,7 +14,7 @@ import typer
 
 from dali_pipes import LoaderConfig
 from dali_pipes.config.aliases import alias_rows
-from dali_pipes.tools.cli import EXIT_STATUS, app
+from dali_pipes.tools.cli import app
 
 HERE = Path(__file__).parent
 SETTINGS = {
@@ -55,6 +55,11 @@ def commands() -> str:
     group: Any = typer.main.get_command(app)
     context = typer.Context(group)
     return "\n\n".join(_command(name, group.get_command(context, name)) for name in group.list_commands(context))
+
+
+def exit_status() -> str:
+    """What a command's exit status means, as its help says it."""
+    return str(typer.main.get_command(app).epilog)
 
 
 def _command(name: str, command: Any) -> str:
@@ -99,7 +104,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         **{f"settings: {group}": partial(settings_table, names) for group, names in SETTINGS.items()},
         "aliases": aliases_table,
     },
-    "cli.md": {"commands": commands, "exit status": lambda: EXIT_STATUS},
+    "cli.md": {"commands": commands, "exit status": exit_status},
 }
 
 

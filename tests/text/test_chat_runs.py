@@ -62,7 +62,7 @@ def test_the_samples(tmp_path: Path, tokenizer: Path, kind: str, learn: TurnsToL
     assert read_documents(tmp_path / "out") == [ids for ids, _ in wanted]
     assert masks_of(tmp_path / "out") == [bit for _, mask in wanted for bit in mask]
     assert "50 documents (0 empty)" in result.stdout
-    assert "1 inputs, uint16 ids, ends of documents as the chat template of chatml writes them, into " in result.stderr
+    assert re.search(f"1 inputs, uint16 ids, .*chatml.*{tmp_path}", result.stderr)
 
 
 @pytest.mark.parametrize("known", [[], ["<|im_start|>"], ["<|im_end|>"], ["<|im_start|>", "<|im_end|>"]])
@@ -151,8 +151,8 @@ def test_the_loader_learns_what_the_mask_says(tmp_path: Path, tokenizer: Path) -
     ("options", "message"),
     [
         ([], "chat template"),
-        (["--chat-template", "chatml", "--eos", "1"], "what ends a conversation is said by its template"),
-        (["--chat-template", "chatml", "--no-eos"], "what ends a conversation is said by its template"),
+        (["--chat-template", "chatml", "--eos", "1"], "--eos"),
+        (["--chat-template", "chatml", "--no-eos"], "--eos"),
         (["--chat-template", "none", "--no-eos"], "in.jsonl: line 1: "),
         (["--chat-template", "gone.jinja"], "gone.jinja"),
     ],
@@ -294,7 +294,7 @@ def test_settings_of_the_command_for_the_template(tmp_path: Path, tokenizer: Pat
     result, texts = run(tmp_path, tokenizer, records, option, '{"brief": true, "brif": 1}')
     assert [text.startswith("BRIEF") for text in texts] == [True, False]
     (warning,) = warnings_of(result)
-    assert warning.startswith(f"{option}: the chat template {tmp_path / 't.jinja'} does not use 'brif'; it uses brief")
+    assert re.match(rf"{option}: .*{tmp_path / 't.jinja'} .*'brif'.* brief", warning)
     for more in ([], [option, '{"brief": false, "brif": 1}']):
         result, _ = run(tmp_path, tokenizer, records, *more)
         assert result.exit_code == 2

@@ -303,7 +303,7 @@ def test_shards_that_are_missing_or_of_another_size(tmp_path: Path) -> None:
     with pytest.raises(CorpusFormatError, match=r"shard\.00001\.mds: is missing, .*index\.json"):
         documents(folder)
     (folder / "index.json").write_text('{"version": 2, "shards": []}')
-    with pytest.raises(CorpusError, match="lists no shards"):
+    with pytest.raises(CorpusError, match="does not list any shards"):
         documents(folder)
 
 

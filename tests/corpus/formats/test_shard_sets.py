@@ -243,7 +243,7 @@ def test_choice_of_the_column(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             open_columns(columns, **arguments)
-    with pytest.raises(CorpusFormatError, match="holds bytes .*dtype"):
+    with pytest.raises(CorpusFormatError, match=r"holds bytes .*dtype"):
         open_columns({"tokens": "bytes"})
 
 

@@ -22,7 +22,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-slow test-gpu gpu-check soak fuzz check style format bench clean
+.PHONY: demo docs test test-fast test-slow test-gpu gpu-check soak fuzz check style format bench clean
 
 demo: $(READY)  ## train a small GPT on real text
 	$(BIN)/python benchmarks/train_gpt.py
@@ -49,15 +49,19 @@ fuzz: $(READY)  ## damaged files of every kind, for FUZZ_S seconds; what is foun
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_S)
 
 style: $(READY)  ## format, lint, types
-	$(BIN)/ruff format --check dali_pipes/ operators tests benchmarks
-	$(BIN)/ruff check dali_pipes/ operators tests benchmarks
-	$(BIN)/mypy dali_pipes tests benchmarks
+	$(BIN)/ruff format --check dali_pipes/ operators tests benchmarks docs
+	$(BIN)/ruff check dali_pipes/ operators tests benchmarks docs
+	$(BIN)/mypy dali_pipes tests benchmarks docs
 
 check: style test  ## what must pass before a commit
 
 format: $(READY)
-	$(BIN)/ruff format dali_pipes/ operators tests benchmarks
-	$(BIN)/ruff check --fix dali_pipes/ operators tests benchmarks
+	$(BIN)/ruff format dali_pipes/ operators tests benchmarks docs
+	$(BIN)/ruff check --fix dali_pipes/ operators tests benchmarks docs
+
+docs: $(READY)  ## the manual as a site in site/; a broken link or an unknown name fails
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/zensical build --strict
 
 bench: $(READY)  ## side by side with other loaders; see benchmarks/README.md
 	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS),bench]"
@@ -72,4 +76,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist runs site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,12 +1,12 @@
-"""What packed rows with all their outputs cost beside plain windows: two whole loaders on the CPU, in turns.
+"""The cost of packed rows with all their outputs, compared with plain windows: whole loaders on the CPU, in turns.
 
     python benchmarks/bench_document_rows.py                   # 4 x 32,768, documents of log-normal length
 
-All read one corpus that lies in the page cache and do nothing with the batches. In every round each takes as many
-batches as the others, and some before that which are not timed, since they were read while the others had their turn.
-A ratio is taken within a round; `best` is the ratio of the fastest rounds of the two, which what else the machine does
-disturbs least. `build` is the part that makes the outputs of a batch from its tokens, in the thread that takes the
-batch; CPU time is that of all threads. The last line is one JSON line.
+All read the same corpus from the page cache and discard the batches. In every round, each loader delivers the same
+number of batches, after some untimed ones that were read during the turns of the others. Ratios are taken within a
+round; `best` is the ratio of the two fastest rounds, which other work on the machine disturbs least. `build` is the
+time to build the outputs of a batch from its tokens, in the thread that takes the batch; CPU time is that of all
+threads. The last line is one JSON line.
 """
 
 import json
@@ -35,11 +35,11 @@ _END_ID, _SIGMA = 50256, 1.2
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="a tiny corpus: only to see that it runs")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each side")] = 9,
+    quick: Annotated[bool, typer.Option("--quick", help="a tiny corpus, only to check that it runs")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="samples per side")] = 9,
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     seq_len: Annotated[int, typer.Option(min=1)] = 32_768,
-    median: Annotated[float, typer.Option(min=1, help="length of a document; the logarithm's sigma is 1.2")] = 400.0,
+    median: Annotated[float, typer.Option(min=1, help="median document length (log-normal, sigma 1.2)")] = 400.0,
 ) -> None:
     """Measure all sides in turns, print a table; the last line is one JSON line."""
     batch_size, seq_len = (2, 64) if quick else (batch_size, seq_len)
@@ -71,7 +71,7 @@ def main(
 
 
 def _write(path: Path, num_tokens: int, median: float) -> int:
-    """Random ids, an end id behind each document of log-normal length; the number of documents."""
+    """Random ids, with an end id after each document of log-normal length; returns the number of documents."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, _END_ID, num_tokens, np.uint16)
     ends = np.cumsum(1 + generator.lognormal(np.log(median), _SIGMA, num_tokens // int(median)).astype(np.int64))

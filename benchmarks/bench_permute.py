@@ -1,4 +1,4 @@
-"""Time and memory until the first rows of an epoch's order are known: `permute` beside a shuffled table of indices.
+"""Time and memory until the first rows of an epoch's order are known: `permute` and a shuffled index table.
 
 The table is `Generator.permutation` of NumPy, `random.permutation` of CuPy. See `benchmarks/README.md`.
 """
@@ -19,8 +19,8 @@ _KEY = 2024
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="a small set: only to see that it runs")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of every alternative")] = 9,
+    quick: Annotated[bool, typer.Option("--quick", help="a small set, only to check that it runs")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="samples per alternative")] = 9,
 ) -> None:
     """Check the order, measure, print a table; the last line is one JSON line."""
     n, many, rounds = (10_000, 4096, 3) if quick else (10_000_000, _MANY, rounds)
@@ -52,7 +52,7 @@ def check(n: int) -> None:
     """Stop unless `permute` is a bijection, and the same one everywhere."""
     order = permute(np.arange(n), n, _KEY)
     if not np.array_equal(np.sort(order), np.arange(n)):
-        raise SystemExit(f"permute is no bijection on [0, {n})")
+        raise SystemExit(f"permute is not a bijection on [0, {n})")
     for module in modules()[1:]:
         if not bool((permute(module.arange(n), n, _KEY) == module.asarray(order)).all()):
             raise SystemExit(f"permute differs on {module.__name__}")

@@ -1,7 +1,7 @@
-"""Time of `rows` and `shuffled_rows`, beside a gather by index on the CPU and a plain copy on a GPU.
+"""Time of `rows` and `shuffled_rows`, compared with a gather by index on the CPU and a plain copy on a GPU.
 
-Tokens are uint16, results int64, rows start anywhere. The copy moves as many bytes as `rows` reads and writes, so its
-ratio says how near a kernel is to what the memory allows. See `benchmarks/README.md`.
+Tokens are uint16, results int64, rows start anywhere. The copy moves as many bytes as `rows` reads and writes, so the
+ratio shows how close a kernel is to the memory bandwidth. See `benchmarks/README.md`.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ _KEY = 2024
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="tiny sizes: only to see that it runs")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of every alternative")] = 15,
+    quick: Annotated[bool, typer.Option("--quick", help="tiny sizes, only to check that it runs")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="samples per alternative")] = 15,
 ) -> None:
     """Check every alternative against the gather by index, measure, print a table; the last line is one JSON line."""
     num_tokens = 50_000 if quick else 100_000_000

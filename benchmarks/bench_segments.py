@@ -1,7 +1,7 @@
-"""Time of `segments`, all its outputs, beside `rows` of the same size and on a GPU a plain copy.
+"""Time of `segments` with all outputs, compared with `rows` of the same size and, on a GPU, a plain copy.
 
-Tokens are uint16, lengths of pieces log-normal, as in a packed batch; pieces lie side by side among the tokens, as the
-loader reads them, or anywhere. The copy moves as many bytes as `segments` reads and writes. See `benchmarks/README.md`.
+Tokens are uint16 and piece lengths log-normal, as in a packed batch; pieces are contiguous in the tokens, as the loader
+reads them, or scattered. The copy moves as many bytes as `segments` reads and writes. See `benchmarks/README.md`.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ class Tables(NamedTuple):
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="tiny sizes: only to see that it runs")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of every alternative")] = 15,
+    quick: Annotated[bool, typer.Option("--quick", help="tiny sizes, only to check that it runs")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="samples per alternative")] = 15,
 ) -> None:
     """Check every result, measure, print a table; the last line is one JSON line."""
     num_tokens = 50_000 if quick else 100_000_000

@@ -1,7 +1,7 @@
-"""Checkpoints of a training run: written whole or not at all, checked when read, nothing unpickled but plain values.
+"""Checkpoints of a training run: written atomically, checked when read, and unpickled only as plain values.
 
 A checkpoint is a `torch.save` file of one dict with the key "format". It holds tensors, numbers, strings, lists and
-dicts, so `torch.load(..., weights_only=True)` reads it and a file from a stranger cannot run code.
+dicts, so `torch.load(..., weights_only=True)` reads it and a file from an unknown source cannot run code.
 """
 
 import os
@@ -66,14 +66,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise StateError(f"{path}: no such checkpoint; --resume takes a {NAME} or the folder of a run") from error
     except pickle.UnpicklingError as error:
         raise StateError(
-            f"{path}: not a checkpoint of this program: it holds more than tensors and plain values, and was not loaded"
+            f"{path}: not a checkpoint of this program: it contains more than tensors and plain values, "
+            "so it was not loaded"
         ) from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, OSError, EOFError, RuntimeError, ValueError) as error:
         raise StateError(
             f"{path}: not a checkpoint, or a damaged one: {error}; expected a file that train_gpt.py wrote"
         ) from error
     if damaged:
-        raise StateError(f"{path}: damaged checkpoint: its part {damaged} has a wrong checksum; use another one")
+        raise StateError(f"{path}: damaged checkpoint: {damaged} has a wrong checksum; use another checkpoint")
     found = content.get("format") if isinstance(content, dict) else type(content).__name__
     if not isinstance(content, dict) or found != FORMAT:
         raise StateError(f"{path}: not a checkpoint of this program: format {found!r}, expected {FORMAT!r}")

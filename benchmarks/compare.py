@@ -18,27 +18,31 @@ from comparison.runner import run_rounds
 from comparison.work import SIZES, Limits, Work, make_corpus
 from rich.console import Console
 
-_NAMES_HELP = "NAME, or several with commas; may be repeated. Names: " + ", ".join(ALTERNATIVES)
+_NAMES_HELP = "NAME, or several separated by commas; can be repeated. Names: " + ", ".join(ALTERNATIVES)
 
 
 def main(
-    batch_size: Annotated[int, typer.Option(min=1, help="B, rows in a batch")] = 8,
-    seq_len: Annotated[int, typer.Option(min=2, help="T, tokens in a row")] = 1024,
+    batch_size: Annotated[int, typer.Option(min=1, help="B, rows per batch")] = 8,
+    seq_len: Annotated[int, typer.Option(min=2, help="T, tokens per row")] = 1024,
     all_sizes: Annotated[bool, typer.Option(help="run the four sizes of the README instead of one")] = False,
     batches: Annotated[int, typer.Option(min=1, help="timed batches; --max-seconds may end sooner")] = 2000,
-    rounds: Annotated[int, typer.Option(min=1, help="times that each alternative is measured")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="measurements per alternative")] = 3,
     only: Annotated[list[str] | None, typer.Option(help=_NAMES_HELP)] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="as --only, to leave out")] = None,
-    corpus: Annotated[Path | None, typer.Option(help="a flat uint16 file; default: a random one is made")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="alternatives to skip, as in --only")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="a flat uint16 file; default: generate a random one")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="tokens of the random corpus")] = 200_000_000,
-    data_dir: Annotated[Path | None, typer.Option(help="where corpora are made and kept; default: temporary")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="folder for corpora, which are kept; default: temporary")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder for the JSON and the charts")] = Path("runs/compare"),
     depth: Annotated[int | None, typer.Option(help="prefetch_queue_depth of the DALI alternatives")] = None,
     threads: Annotated[int | None, typer.Option(help="num_threads of the DALI alternatives")] = None,
-    torch_threads: Annotated[int | None, typer.Option(help="OMP_NUM_THREADS for all; default: as torch has it")] = None,
-    min_seconds: Annotated[float, typer.Option(help="the timed part lasts at least this long")] = Limits.min_s,
-    max_seconds: Annotated[float, typer.Option(help="and at most about this long")] = Limits.max_s,
-    check_seconds: Annotated[float, typer.Option(help="time for checking an epoch's data, once each")] = Limits.check_s,
+    torch_threads: Annotated[int | None, typer.Option(help="OMP_NUM_THREADS for all; default: torch's")] = None,
+    min_seconds: Annotated[float, typer.Option(help="minimum length of the timed part")] = Limits.min_s,
+    max_seconds: Annotated[float, typer.Option(help="approximate maximum length of the timed part")] = Limits.max_s,
+    check_seconds: Annotated[
+        float, typer.Option(help="time for checking the data of an epoch, per alternative")
+    ] = Limits.check_s,
 ) -> None:
     """Measure, print tables, write JSON and charts; the last line is one JSON line. Exit code 1 if any failed."""
     console = wide_console()
@@ -57,7 +61,7 @@ def main(
         work = Work(str(path), path.stat().st_size // 2, *size, str(folder), depth=depth, threads=threads)
         if work.epoch_batches < 2:
             raise typer.BadParameter(
-                f"{path.name} holds {work.windows} rows of {size[1]}: too few for batches of {size[0]}"
+                f"{path.name} has {work.windows:,} rows of {size[1]} tokens, too few for batches of {size[0]}"
             )
         environment = {} if torch_threads is None else {"OMP_NUM_THREADS": str(torch_threads)}
         run = summarise(work, run_rounds(alternatives, work, limits, rounds, console.log, environment))
@@ -84,12 +88,10 @@ def _show(console: Console, run: dict[str, Any]) -> None:
                 console.print(f"{name} {problem}: {result[problem]}", markup=False, highlight=False)
         if "skip_to_resume_s_estimate" in result:
             seconds = result["skip_to_resume_s_estimate"]
-            console.print(f"{name} has no state: to skip to 80 % at its rate would take about {seconds:.1f} s")
+            console.print(f"{name} does not have a state: skipping to 80% at its rate would take about {seconds:.1f} s")
     for name, noise in run["noise"].items():
-        label = "yardstick" if name == YARDSTICK else "same figure"
-        console.print(
-            f"noise: the rate of {name} ({label}) varied by {100 * noise:.1f} % of its median over the rounds"
-        )
+        label = "baseline" if name == YARDSTICK else "same figure"
+        console.print(f"noise: the rate of {name} ({label}) varied by {100 * noise:.1f}% of its median over the rounds")
     if run["goals"]:
         console.print(goals_table(run))
 

@@ -1,4 +1,4 @@
-"""Token ids back to text, from a table of the bytes that every id stands for; no tokenizer library needed.
+"""Token ids back to text, from a table of the bytes of every id, without a tokenizer library.
 
     [15496, 995]  ──▶  b"Hello" + b" world"  ──▶  "Hello world"
 
@@ -45,7 +45,7 @@ def load_pieces(path: Path = GPT2_PIECES) -> list[bytes]:
     lengths, joined = table[4 : 4 + count], table[4 + count :]
     if len(table) < 4 + count or sum(lengths) != len(joined):
         raise CorpusFormatError(
-            f"{path}: not a table of pieces: expected {count} lengths that add up to the bytes behind them, "
+            f"{path}: not a table of pieces: expected {count} lengths that add up to the bytes after them, "
             f"found {len(lengths)} that add up to {sum(lengths)} for {len(joined)} bytes"
         )
     return [joined[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]

@@ -1,14 +1,14 @@
-"""Shuffled windows from the formats that corpora come in: `TokenLoader` beside the format's own loader and a flat file.
+"""Shuffled windows from several corpus formats: `TokenLoader`, the format's own loader, and a flat file.
 
     python benchmarks/formats.py --out runs/formats
     python benchmarks/formats.py --only arrow,parquet --tokens 20000000
 
 The same documents are written in every format. Each alternative yields int64 `input_ids` and `labels` of the same
-windows (seq_len + 1 ids, side by side, over document ends), on the CPU, from files in the page cache. The ids are int32
-in all of them, also in the flat file. The first windows in order are compared with the documents before anything is
-timed. Opening a table for the first time, which measures its rows, is timed apart, as is the first batch, for which a
-shuffled table is decoded. In every round each alternative runs once, the flat file twice: how far the two are apart is
-noise. The last line is one JSON line.
+windows (seq_len + 1 ids, contiguous, across document ends), on the CPU, from files in the page cache. The ids are int32
+in all formats, including the flat file. The first windows in order are compared with the documents before the timing.
+The first opening of a table, which measures its rows, is timed separately, and so is the first batch, for which a
+shuffled table is decoded. In every round each alternative runs once and the flat file twice: their difference is noise.
+The last line is one JSON line.
 """
 
 import contextlib
@@ -231,13 +231,13 @@ def _their_batches(
 
 
 def main(
-    only: Annotated[str | None, typer.Option(help=f"formats with commas; known: {', '.join(FORMATS)}")] = None,
+    only: Annotated[str | None, typer.Option(help=f"formats, separated by commas; known: {', '.join(FORMATS)}")] = None,
     tokens: Annotated[int, typer.Option(min=1000, help="tokens of the corpus")] = 100_000_000,
-    batch_size: Annotated[int, typer.Option(min=1, help="rows in a batch")] = 8,
-    seq_len: Annotated[int, typer.Option(min=2, help="tokens in a row")] = 1024,
-    rounds: Annotated[int, typer.Option(min=1, help="times that each alternative is measured")] = 5,
+    batch_size: Annotated[int, typer.Option(min=1, help="rows per batch")] = 8,
+    seq_len: Annotated[int, typer.Option(min=2, help="tokens per row")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="measurements per alternative")] = 5,
     seconds: Annotated[float, typer.Option(help="timed part of each measurement")] = 2.0,
-    data_dir: Annotated[Path | None, typer.Option(help="where the corpora are made; removed at the end")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="folder for the corpora, which are removed at the end")] = None,
     out: Annotated[Path, typer.Option(help="folder for the JSON")] = Path("runs/formats"),
 ) -> None:
     """Check, measure, print a table, write a JSON; the last line is one JSON line."""
@@ -265,7 +265,7 @@ def main(
             if one.theirs is not None and not _missing(one.their_packages):
                 makers[name, one.their_packages[0]] = functools.partial(_their_batches, one.theirs, path, work)
             elif one.theirs is not None:
-                console.print(f"{name}: {_missing(one.their_packages)} is not installed; only our side is measured")
+                console.print(f"{name}: {_missing(one.their_packages)} is not installed; only dali_pipes is measured")
         results = _measure(makers, documents, work, rounds, seconds)
     for entry in entries:
         name = entry["format"]
@@ -348,7 +348,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def _table(entries: list[dict[str, Any]], title: str) -> Table:
     grid = Table(title=f"{title}: median (low to high)")
-    for heading in ("format", "loader", "Mtok/s", "first batch ms", "first opening ms", "ours to theirs", "to flat"):
+    for heading in ("format", "loader", "Mtok/s", "first batch ms", "first opening ms", "ours / theirs", "to flat"):
         grid.add_column(heading, justify="left" if heading in ("format", "loader") else "right", no_wrap=True)
     for entry in entries:
         for by, result in entry["alternatives"].items():

@@ -1,9 +1,9 @@
-"""The GPT-2 tokenizer as a `tokenizer.json` of the tokenizers library, made from the table of its pieces.
+"""The GPT-2 tokenizer as a `tokenizer.json` of the tokenizers library, built from the table of its pieces.
 
     python benchmarks/gpt2_tokenizer.py tokenizer.json
 
-The order of the ids is the order in which byte-pair encoding learned them, so each piece says which merge made it:
-split it with the merges before, and two parts remain.
+The order of the ids is the order in which byte-pair encoding learned them, so each piece reveals its merge: split it
+with the earlier merges, and two parts remain.
 
     ids  0 ... 255 bytes,  256 "Ġt",  257 "Ġa",  258 "he",  259 "in"  ...  262 "the" = "t" + "he"
 """

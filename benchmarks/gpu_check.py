@@ -1,11 +1,11 @@
 """Everything that only a CUDA host can show, in one command: parity, lifetimes, cost, training, faults.
 
-    python benchmarks/gpu_check.py                          # under 8 minutes: the limits add up to that
+    python benchmarks/gpu_check.py                          # under 8 minutes, the sum of the limits
     python benchmarks/gpu_check.py --parts parity,lifetime
-    python benchmarks/gpu_check.py --dry                    # every line of it on a CPU, at tiny sizes
+    python benchmarks/gpu_check.py --dry                    # everything on a CPU, at tiny sizes
 
-Each part runs in a process of its own and for no longer than its limit; what one finds is kept whatever happens to it,
-and the next one runs. See `benchmarks/README.md`.
+Each part runs in a separate process, for at most its time limit. Its results are kept whatever happens to it, and the
+next part runs. See `benchmarks/README.md`.
 """
 
 import json
@@ -35,14 +35,14 @@ _NAMES = ",".join(part.name for part in PARTS)
 
 
 def main(
-    parts: Annotated[str, typer.Option(help="which parts, separated by commas")] = _NAMES,
+    parts: Annotated[str, typer.Option(help="parts to run, separated by commas")] = _NAMES,
     out: Annotated[Path, typer.Option(help="folder for the JSON")] = Path("runs/gpu_check"),
     seconds_scale: Annotated[float, typer.Option(min=0.01, help="factor for the time limits of the parts")] = 1.0,
-    dry: Annotated[bool, typer.Option(help="run all of it on a CPU, at tiny sizes; its figures mean nothing")] = False,
+    dry: Annotated[bool, typer.Option(help="run everything on a CPU at tiny sizes; figures are meaningless")] = False,
 ) -> None:
     """Check, print a table, write a JSON; the last line is one JSON line.
 
-    Exit code 1 if something is wrong or a part did not end; a figure that misses what is wanted is only reported.
+    Exit code 1 if a check failed or a part did not finish; a figure that misses its target is only reported.
     """
     wanted = [name.strip() for name in parts.split(",")]
     unknown = set(wanted) - {part.name for part in PARTS}

@@ -1,8 +1,8 @@
-"""What planning costs one rank of up to 16,384: time and memory of the start, of a block and of a step.
+"""The cost of planning for one of up to 16,384 ranks: time and memory of the start, of a block, and of a step.
 
-Nothing is read: windows are cut from a corpus of 10^12 tokens that is a number alone, documents are their lengths. A
-rank is the last one of its world, which has the longest way to its rows. `start` makes the schedule and plans the first
-block, as a loader does before its first batch; `step` is the mean over the blocks of the next plans.
+No file is read: windows come from a nominal corpus of 10^12 tokens, and documents are only lengths. The rank is the
+last one, whose rows are the farthest. `start` builds the schedule and plans the first block, as a loader does before
+its first batch; `step` is the mean over the blocks of the next plans.
 """
 
 import json
@@ -18,12 +18,13 @@ from comparison.report import machine, wide_console
 from rich.table import Table
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.engine.dali import batches_per_run
+from dali_pipes.engine.build import batches_per_run
+from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.length_buckets import LengthBuckets
-from dali_pipes.rows.windows import Windows, split_windows
+from dali_pipes.rows.windows import WindowRows, split_windows
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
-from dali_pipes.schedule.plans import PLAN_ROWS, STEP_ROWS_PLANNED, Layout, PackedPieces, PlanCache
+from dali_pipes.schedule.plans import PLAN_ROWS, PlanCache
 
 STREAM_TOKENS = 10**12
 BUCKETS = (256, 512, 1024, 2048)
@@ -36,7 +37,7 @@ _PLANS = 3
 def main(
     world_sizes: Annotated[list[int] | None, typer.Option("--world-size", help="may be repeated")] = None,
     batch_sizes: Annotated[
-        list[int] | None, typer.Option("--batch-size", help="may be repeated; default: 1, 8")
+        list[int] | None, typer.Option("--batch-size", help="can be repeated; default: 1, 8")
     ] = None,
     documents: Annotated[int, typer.Option(help="documents that rows are made of")] = 4_000_000,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
@@ -70,12 +71,11 @@ def document_offsets(documents: int) -> npt.NDArray[np.int64]:
     return np.concatenate(([0], np.cumsum(lengths)))
 
 
-def build(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> tuple[Schedule, Layout, int]:
-    """The schedule of the last rank, how its rows are put together, and batches in a block, as a loader has them."""
-    documents, layout = None, None
-    windows = split_windows(STREAM_TOKENS, SEQ_LEN)
+def build(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> tuple[Schedule, int]:
+    """The schedule of the last rank, and batches in a block, as a loader has them."""
+    source: RowSource = WindowRows(split_windows(STREAM_TOKENS, SEQ_LEN), seed=_SEED)
     if rows != "stream":
-        documents = DocumentRows(
+        source = DocumentRows(
             offsets,
             SEQ_LEN,
             mode="pack" if rows == "pack" else "pad",
@@ -85,25 +85,21 @@ def build(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size
             seed=_SEED,
             buckets=LengthBuckets(np.array(BUCKETS)) if "buckets" in rows else None,
         )
-        layout = PackedPieces(documents)
-        windows = Windows(0, 0, SEQ_LEN, SEQ_LEN, int(offsets[-1]))
-    schedule = Schedule(
-        windows, batch_size, rank=world_size - 1, world_size=world_size, seed=_SEED, documents=documents
-    )
+    schedule = Schedule(source, batch_size, rank=world_size - 1, world_size=world_size)
     config = LoaderConfig(corpus="tokens", batch_size=batch_size, seq_len=SEQ_LEN)
-    return schedule, layout, batches_per_run(config, schedule, on_gpu=False)
+    return schedule, batches_per_run(config, schedule, on_gpu=False)
 
 
 def measured(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> dict[str, Any]:
-    """Seconds of a start, and of each step behind the first block."""
+    """Seconds of a start, and of each step after the first block."""
     begin = time.perf_counter()
-    schedule, layout, per_run = build(offsets, rows, batch_size, world_size)
-    plans, blocks = PlanCache(schedule, per_run, layout), Blocks(schedule, per_run, Position(0, 0))
+    schedule, per_run = build(offsets, rows, batch_size, world_size)
+    plans, blocks = PlanCache(schedule, per_run), Blocks(schedule, per_run, Position(0, 0))
     plans.plan(_steps(blocks, 0))
     started = time.perf_counter()
     steps = PLAN_ROWS // batch_size
-    if layout is not None:
-        steps = min(steps, STEP_ROWS_PLANNED // schedule.global_rows)
+    if schedule.interleave.most_planned is not None:
+        steps = min(steps, schedule.interleave.most_planned // schedule.global_rows)
     done = block = 0
     while done < max(2, _PLANS * steps):
         block += 1
@@ -141,8 +137,8 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _table(entries: list[dict[str, Any]]) -> Table:
-    table = Table(title="many_ranks: one rank's planning, median (lowest to highest)")
-    for heading in ("rows", "batch size", "ranks", "batches a block", "start ms", "a step µs", "ratio", "peak MB"):
+    table = Table(title="many_ranks: planning for one rank, median (lowest to highest)")
+    for heading in ("rows", "batch size", "ranks", "batches per block", "start ms", "step µs", "ratio", "peak MB"):
         table.add_column(heading, justify="left" if heading == "rows" else "right", no_wrap=True)
     for entry in entries:
         cells = []

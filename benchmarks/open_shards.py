@@ -1,11 +1,11 @@
-"""How long a corpus of very many small files takes to open, the first time and later, by format.
+"""The time to open a corpus of many small files, the first time and later, by format.
 
     python benchmarks/open_shards.py
     python benchmarks/open_shards.py --files 2000 --only flat,parquet
 
-Every file has a few documents, and is in the page cache. The first opening finds an empty cache folder; what it keeps
-there, the later ones use. To list the folder and ask for the size of every file, which any loader has to do, is timed
-beside them. The last line is one JSON line.
+Every file has a few documents and is in the page cache. The first opening starts with an empty cache folder and fills
+it; later openings use it. Listing the folder and getting the size of every file, which any loader must do, is timed for
+comparison. The last line is one JSON line.
 """
 
 import json
@@ -79,8 +79,8 @@ FORMATS: dict[str, Callable[[Path, int], None]] = {
 
 def main(
     files: Annotated[int, typer.Option(min=1, help="shard files of a corpus")] = 10_000,
-    only: Annotated[str | None, typer.Option(help=f"formats with commas; known: {', '.join(FORMATS)}")] = None,
-    rounds: Annotated[int, typer.Option(min=2, help="openings of each, the first of them with nothing kept")] = 5,
+    only: Annotated[str | None, typer.Option(help=f"formats, separated by commas; known: {', '.join(FORMATS)}")] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="openings per format; the first without a cache")] = 5,
 ) -> None:
     """Write, open, print a table; the last line is one JSON line."""
     entries: list[dict[str, Any]] = []

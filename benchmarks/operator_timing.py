@@ -1,7 +1,7 @@
-"""Times alternatives of a token kernel against each other, in turns, and prints them with their noise.
+"""Times alternatives of a token kernel in turns, and prints the results with their noise.
 
-In every round each alternative runs once; a ratio is taken within a round, so that what slows the machine for a while
-slows both of its sides. Shared by `bench_permute.py` and `bench_rows.py`.
+In every round each alternative runs once; ratios are taken within a round, so that a temporary slowdown of the machine
+affects both sides. Shared by `bench_permute.py` and `bench_rows.py`.
 """
 
 import json

@@ -1,12 +1,12 @@
-"""The loss over a large vocabulary, without ever holding all the logits.
+"""The loss over a large vocabulary, without storing all logits at the same time.
 
     hidden (N, C), weight (V, C), labels (N,) ──▶ mean over rows of  log(sum(exp(logits))) - logits[label]
                                                   with logits = hidden @ weight.T, 128 rows at a time
 
-The gradients are made in the same pass: softmax(logits) minus one at the label. N = 512 rows of V = 50,304 logits are
-103 MB in each of several intermediate results; on a CPU, most of a step is then page faults. Two cores took 0.48 s for
-loss and gradients at C = 128, and 0.16 s by slices. The idea is that of the fused linear cross-entropy of Hsu et al.,
-"Liger Kernel: Efficient Triton Kernels for LLM Training", 2024.
+The gradients are computed in the same pass: softmax(logits) minus one at the label. N = 512 rows of V = 50,304 logits
+are 103 MB in each of several intermediate results; on a CPU, most of a step is then page faults. Two cores took 0.48 s
+for loss and gradients at C = 128, and 0.16 s in slices. The idea is that of the fused linear cross-entropy of Hsu et
+al., "Liger Kernel: Efficient Triton Kernels for LLM Training", 2024.
 """
 
 from typing import Any

@@ -1,15 +1,14 @@
-"""Packing of log-normal document lengths: documents a second and fill, beside three other ways to pack.
+"""Packing of log-normal document lengths: documents per second and fill, compared with three other methods.
 
 - dali_pipes: `pack`
-- best-fit decreasing: one piece at a time, longest first, in plain Python; the yardstick of fill
+- best-fit decreasing: one piece at a time, longest first, in plain Python; the baseline for fill
 - first fit: one piece at a time as it arrives, into the first row with enough space, in plain Python
-- Grain's best fit, with 64 and with 1024 open rows. It copies tokens, the others only plan
+- Grain's best fit, with 64 and with 1024 open rows; it copies tokens, the others only plan
 
-A plan of the loader also needs the order and the lengths of the documents; its time and memory are told apart.
+A loader's plan also needs the order and the lengths of the documents; its time and memory are reported separately.
 
-All say which piece is in which row, and get the same pieces: documents longer than a row are split. Every round has
-its own window of documents; the methods take turns within it. Fill is tokens over rows * seq_len, the window's last
-row included.
+All methods assign the same pieces to rows: documents longer than a row are split. Every round uses a different window
+of documents, and the methods take turns within it. Fill is tokens / (rows * seq_len), including the window's last row.
 """
 
 import json
@@ -58,7 +57,7 @@ Method = Callable[[Window], Packing | list[list[int]]]
 
 def main(
     documents: Annotated[int, typer.Option(min=1, help="documents in a window")] = 65_536,
-    rounds: Annotated[int, typer.Option(min=1, help="windows, each packed once by every method")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="windows; every method packs each once")] = 5,
     seed: Annotated[int, typer.Option(help="of the lengths")] = 0,
     quick: Annotated[bool, typer.Option(help="two rounds of 2048 documents")] = False,
     out: Annotated[Path, typer.Option(help="folder for the JSON and the PNG")] = Path("runs/packing"),
@@ -296,7 +295,7 @@ def _goals(entry: dict[str, Any]) -> list[dict[str, Any]]:
 def _table(entry: dict[str, Any]) -> Table:
     grid = Table(
         title=f"seq_len {entry['seq_len']}: median (low to high); a kept plan takes "
-        f"{entry['loader_plan']['kept_bytes_per_document']:.1f} bytes a document"
+        f"{entry['loader_plan']['kept_bytes_per_document']:.1f} bytes per document"
     )
     for heading in ("method", "thousand documents/s", "CPU s per million documents", "fill %"):
         grid.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)

@@ -1,10 +1,10 @@
-"""Rate of the scan for documents, beside a plain NumPy scan of the whole file, both over a file in the page cache.
+"""Rate of the scan for documents, compared with a plain NumPy scan of the whole file, on a file in the page cache.
 
     python benchmarks/scan_documents.py                        # all cores that the process may use
     taskset -c 0 python benchmarks/scan_documents.py           # one core
 
-In every round each of the two runs once; the ratio is taken within a round. Offsets are compared with each other before
-anything is timed; nothing is kept in a cache folder. The last line is one JSON line.
+In every round both run once; the ratio is taken within a round. The offsets are compared before the timing; the cache
+folder is not used. The last line is one JSON line.
 """
 
 import json
@@ -29,8 +29,8 @@ _DTYPES = ("uint16", "uint32")
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="a tiny file: only to see that it runs")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="samples of each alternative")] = 9,
+    quick: Annotated[bool, typer.Option("--quick", help="a tiny file, only to check that it runs")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="samples per alternative")] = 9,
     megabytes: Annotated[int, typer.Option(min=1, help="size of the file")] = 512,
 ) -> None:
     """Check both alternatives, measure, print a table; the last line is one JSON line."""

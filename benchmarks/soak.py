@@ -1,15 +1,16 @@
-"""A long run of small batches: order exact to the last one, memory, descriptors and threads flat, rate steady.
+"""A long run of small batches: exact order; constant memory, descriptors, and threads; steady rate.
 
     make soak
     python benchmarks/soak.py --batches 200000 --rows pack
 
-The batches are divided over the kinds of rows, one loader after another in one process. A loader is sampled 200 times.
-Its memory has grown if the line of least squares through the samples of the second half rises, over that half, by more
-than `FLOOR_BYTES` and by more than three standard deviations of the samples around it: less cannot be told from what
-malloc keeps. Descriptors and threads may not be more in the second half than they were at most in the first.
+The batches are divided over the kinds of rows, one loader after another in one process. Each loader is sampled 200
+times. Its memory has grown if the least-squares line through the samples of the second half rises by more than
+`FLOOR_BYTES` and by more than three standard deviations of the samples around it; smaller changes cannot be
+distinguished from memory that malloc keeps. The second half may not have more descriptors or threads than the maximum
+of the first.
 
-What was handed out is hashed on the way, row numbers and ids, and compared at the end with the rows of the plan, read
-from the file by NumPy.
+Row numbers and ids of all delivered batches are hashed and finally compared with the rows of the plan, read from the
+file by NumPy.
 """
 
 import gc
@@ -33,7 +34,7 @@ from rich.table import Table
 
 from dali_pipes import TokenLoader
 from dali_pipes.schedule import StepRange
-from dali_pipes.schedule.plans import plan_rows
+from dali_pipes.schedule.plans import plan_steps
 
 SEQ_LEN, BATCH_SIZE, END = 128, 4, 9
 BATCHES_PER_RUN = 128
@@ -58,8 +59,8 @@ Samples = dict[str, list[float]]
 
 
 def main(
-    batches: Annotated[int, typer.Option(min=1, help="over all kinds of rows")] = 200_000,
-    rows: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(MODES)}; may be repeated")] = None,
+    batches: Annotated[int, typer.Option(min=1, help="in total, over all kinds of rows")] = 200_000,
+    rows: Annotated[list[str] | None, typer.Option(help=f"one of {', '.join(MODES)}; can be repeated")] = None,
     trace_python: Annotated[bool, typer.Option(help="also count Python's bytes (tracemalloc), which is slow")] = False,
     out: Annotated[Path, typer.Option(help="folder for JSON and plot")] = Path("runs/soak"),
 ) -> None:
@@ -136,7 +137,7 @@ def soak(path: Path, name: str, batches: int) -> dict[str, Any]:
     gc.collect()
     failed: list[str] = []
     if (row_hash.hexdigest(), token_hash.hexdigest()) != expected:
-        failed.append(f"the rows of {batches} batches are not those of the plan")
+        failed.append(f"the rows of {batches} batches differ from the plan")
     if batches >= FEWEST_BATCHES:
         failed += grown(samples)
     return {
@@ -209,13 +210,13 @@ def grown(samples: Samples) -> list[str]:
 
 def expected_hashes(loader: TokenLoader, path: Path, epoch: int, rows: int) -> tuple[str, str]:
     """Of row numbers and of ids, up to `rows` rows of `epoch`: a plan in single steps, its tokens read by NumPy."""
-    schedule, layout = loader._schedule, loader._built.layout
+    schedule = loader._schedule
     tokens = np.fromfile(path, np.uint16).astype(np.int64)
     row_hash, token_hash = hashlib.blake2b(), hashlib.blake2b()
     for number in range(epoch + 1):
         steps = schedule.steps(0, number) if number < epoch else -(-rows // schedule.global_rows)
         for first in range(0, steps, 256):
-            plan = plan_rows(schedule, StepRange(number, 0, first, min(256, steps - first)), layout)
+            plan = plan_steps(schedule, StepRange(number, 0, first, min(256, steps - first)))
             row_hash.update(plan.row_ids.data)
             starts, lengths = plan.starts, np.full(len(plan.starts), SEQ_LEN)
             if plan.pieces is not None:
@@ -227,7 +228,7 @@ def expected_hashes(loader: TokenLoader, path: Path, epoch: int, rows: int) -> t
 def gathered(
     tokens: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The tokens of pieces, one behind the other."""
+    """The tokens of pieces, one after another."""
     before = np.cumsum(lengths) - lengths
     found: npt.NDArray[np.int64] = tokens[np.repeat(starts - before, lengths) + np.arange(lengths.sum())]
     return found

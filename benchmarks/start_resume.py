@@ -1,7 +1,8 @@
 """First start and resume of `TokenLoader` on corpora of 10^8 to 10^12 tokens, and the memory it adds.
 
-The corpora are sparse files, so 10^12 tokens take no room; a file system that refuses a file of 2 TB gets a list of
-links to a smaller one. Each measurement runs in a fresh process, after the imports. See `benchmarks/README.md`.
+The corpora are sparse files, so 10^12 tokens do not take disk space; on a file system that does not allow a 2 TB file,
+they are lists of links to a smaller file. Each measurement runs in a new process and excludes the imports. See
+`benchmarks/README.md`.
 """
 
 import json
@@ -18,15 +19,17 @@ from rich.table import Table
 
 _TIMEOUT_S = 120.0
 _LARGEST_PIECE_TOKENS = 10**10
-_SIZES_HELP = "corpus size, may be repeated; default: 1e8, 1e10 and 1e12"
+_SIZES_HELP = "corpus size, can be repeated; default: 1e8, 1e10, and 1e12"
 _KEYS = ("first_batch_s", "resume_s", "unshared_added_mb", "state_bytes")
 
 
 def main(
     tokens: Annotated[list[str] | None, typer.Option(help=_SIZES_HELP)] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="fresh processes for each measurement")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="new processes per measurement")] = 3,
     sizes: Annotated[bool, typer.Option(help="also measure the memory at the four batch shapes of the README")] = True,
-    data_dir: Annotated[Path | None, typer.Option(help="where the sparse files are made; removed at the end")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="folder for the sparse files, which are removed at the end")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder for the JSON")] = Path("runs/start_resume"),
 ) -> None:
     """Measure, print a table, write a JSON; the last line is one JSON line. Exit code 1 if a check failed."""
@@ -93,7 +96,7 @@ def _label(entry: dict[str, Any]) -> str:
 
 def _table(entries: list[dict[str, Any]]) -> Table:
     grid = Table(title="TokenLoader: median (low to high)")
-    for heading in ("corpus, batch", "files", "first batch ms", "resume at 80 % ms", "memory +MB", "state bytes"):
+    for heading in ("corpus, batch", "files", "first batch ms", "resume at 80% ms", "memory +MB", "state bytes"):
         grid.add_column(heading, justify="left" if heading == "corpus, batch" else "right", no_wrap=True)
     for entry in entries:
         cells = []

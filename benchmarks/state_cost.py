@@ -1,11 +1,11 @@
-"""What `state_dict()` costs the training step that asks for it, by kind of rows and number of files.
+"""The cost of `state_dict()` in a training step, by kind of rows and number of files.
 
     python benchmarks/state_cost.py
     python benchmarks/state_cost.py --files 1,100 --states 500
 
-One state is taken behind each batch, as a careful trainer would, so caches are as the batch has left them. A deep copy
-of the same state stands beside it: what it would cost to hand out a dict that is kept. Each state is compared with what
-it should say. The last line is one JSON line.
+A state is saved after each batch, as a careful trainer might do, so CPU caches are as the batch left them. For
+comparison, a deep copy of the same state is timed, which is the cost of returning a stored dict. Each state is compared
+with its expected content. The last line is one JSON line.
 """
 
 import copy
@@ -47,7 +47,7 @@ def timed_us(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure(folder: Path, rows: str, states: int) -> dict[str, Any]:
-    """Microseconds of `states` states, each behind a batch, and of a deep copy of each."""
+    """Microseconds of `states` states, each after a batch, and of a deep copy of each."""
     ours, copies = [], []
     settings: dict[str, Any] = {"corpus": str(folder), "dtype": "uint16", "eos_id": END, "rows": rows, "device": "cpu"}
     with TokenLoader(**settings, batch_size=BATCH_SIZE, seq_len=SEQ_LEN, repeat=True) as loader:
@@ -58,7 +58,7 @@ def measure(folder: Path, rows: str, states: int) -> dict[str, Any]:
             ours.append(taken_us)
             copies.append(copy_us)
             if number < length and (state != kept or state["rows"] != number * BATCH_SIZE):
-                raise SystemExit(f"{rows}: the state behind batch {number} says {state['rows']} rows")
+                raise SystemExit(f"{rows}: the state after batch {number} has {state['rows']} rows")
             if number == states:
                 break
     return {"state_us": spread(ours), "copy_us": spread(copies), "bytes": len(json.dumps(state))}
@@ -74,8 +74,8 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def main(
-    files: Annotated[str, typer.Option(help="numbers of files of a corpus, with commas")] = "1,10000",
-    states: Annotated[int, typer.Option(min=2, help="states to take of each")] = 3_000,
+    files: Annotated[str, typer.Option(help="numbers of files, separated by commas")] = "1,10000",
+    states: Annotated[int, typer.Option(min=2, help="states per corpus")] = 3_000,
 ) -> None:
     """Write, take states, print a table; the last line is one JSON line."""
     entries: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ def main(
             folder.mkdir()
             write_corpus(folder, count)
             entries += [{"files": count, "rows": rows, **measure(folder, rows, states)} for rows in ROWS]
-    grid = Table(title=f"one state behind each of {states:,} batches, microseconds")
+    grid = Table(title=f"one state after each of {states:,} batches, microseconds")
     for heading in ("files", "rows", "state_dict() median (low, p99)", "deep copy median (low, p99)", "bytes as JSON"):
         grid.add_column(heading)
     for entry in entries:

@@ -1,13 +1,13 @@
-"""Tokens a second of `dali-pipes tokenize` from gzip JSONL, beside the tokenizers library on the same texts in memory.
+"""Tokens per second of `dali-pipes tokenize` on gzip JSONL, and of the tokenizers library on the same texts in memory.
 
-- dali-pipes: the command in a process of its own: start, reading, inflating, parsing, encoding, writing, checksums. Its
-  rate is taken twice: over the whole process, and without the start of Python and the imports (a run on one document).
-- encode_batch, encode_batch_fast: the library alone, all texts in one call, ids not even taken out. The second leaves
-  out offsets into the text.
-- encode_batch_fast in batches: 1000 texts a call, which needs less memory.
+- dali-pipes: the command in a separate process: startup, reading, decompression, parsing, encoding, writing, checksums.
+  Its rate is computed for the whole process, and without Python's startup and imports (a run on one document).
+- encode_batch, encode_batch_fast: only the library, all texts in one call, without extracting the ids. The second does
+  not compute offsets into the text.
+- encode_batch_fast in batches: 1000 texts per call, which takes less memory.
 
-All have the same cores. The methods take turns within each round. The ids that the command wrote are compared with the
-library's.
+All use the same cores. The methods take turns within each round. The ids that the command writes are compared with
+those of the library.
 """
 
 import gzip
@@ -40,8 +40,8 @@ _COMMAND = "from dali_pipes.tools.cli import app; app()"
 
 
 def main(
-    copies: Annotated[int, typer.Option(min=1, help="copies of the 380 documents, each a little different")] = 60,
-    rounds: Annotated[int, typer.Option(min=1, help="times that every method has its turn")] = 5,
+    copies: Annotated[int, typer.Option(min=1, help="slightly different copies of the 380 documents")] = 60,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; each measures every method once")] = 5,
     quick: Annotated[bool, typer.Option(help="one copy, two rounds")] = False,
     out: Annotated[Path, typer.Option(help="folder for the JSON")] = Path("runs/tokenize_text"),
 ) -> None:

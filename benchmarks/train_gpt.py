@@ -1,7 +1,7 @@
 """Train a small GPT on real text, fed by `dali_pipes`: `python benchmarks/train_gpt.py --help`.
 
-The run's folder gets `checkpoint.pt`, `metrics.jsonl` (one line a step) and `training.png`. The last line of the output
-is one line of JSON.
+The run's folder gets `checkpoint.pt`, `metrics.jsonl` (one line per step) and `training.png`. The last line of the
+output is one line of JSON.
 """
 
 import json
@@ -67,28 +67,26 @@ def main(
         list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="Token file, folder or glob; may be repeated.",
+            help="Token file, folder, or glob; can be repeated.",
             show_default="Tiny Shakespeare, GPT-2 ids",
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML, YAML or JSON with settings of the loader.")
+        Path | None, typer.Option(metavar="FILE", help="TOML, YAML, or JSON file with settings of the loader.")
     ] = None,
-    model: Annotated[Model | None, typer.Option(help="Size of the model.", show_default="small")] = None,
+    model: Annotated[Model | None, typer.Option(help="Model size.", show_default="small")] = None,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Steps of the whole run.", show_default=_BY_MODEL)
+        int | None, typer.Option(metavar="N", min=1, help="Number of steps of the whole run.", show_default=_BY_MODEL)
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Rows in a batch.", show_default=_BY_MODEL)
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens in a row.", show_default=_BY_MODEL)] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Rows per batch.", show_default=_BY_MODEL)] = None,
+    seq_len: Annotated[int | None, typer.Option(metavar="N", help="Tokens per row.", show_default=_BY_MODEL)] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(metavar="RATE", help="The highest of the run.", show_default=_BY_MODEL)
+        float | None, typer.Option(metavar="RATE", help="Peak learning rate.", show_default=_BY_MODEL)
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Of first weights and data order.", show_default="1")
+        int | None, typer.Option(metavar="N", help="Seed of the initial weights and the data order.", show_default="1")
     ] = None,
-    device: Annotated[Device, typer.Option(help="auto takes a GPU where there is one.")] = Device.AUTO,
+    device: Annotated[Device, typer.Option(help="auto uses a GPU if there is one.")] = Device.AUTO,
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile.", show_default="on a GPU")
     ] = None,
@@ -97,24 +95,25 @@ def main(
         typer.Option(metavar="FOLDER", help="Folder for the results.", show_default="runs/demo, or that of --resume"),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Go on from this checkpoint, or the one in this folder.")
+        Path | None, typer.Option(metavar="PATH", help="Resume from this checkpoint, or from the one in this folder.")
     ] = None,
     stop_after: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Stop early, once this many steps are done.")
+        int | None, typer.Option(metavar="N", min=1, help="Stop early, after this many steps.")
     ] = None,
     val_every: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Steps between validations.", show_default="50")
     ] = None,
     val_batches: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Most batches in one.", show_default="50")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Maximum number of batches per validation.", show_default="50"),
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(metavar="N", min=1, help="Steps between checkpoints.")] = 100,
 ) -> None:
     """Train a GPT on token files, fed by dali_pipes; by default a small one on Tiny Shakespeare.
 
-    Shows loss, tokens a second and data wait while it runs, then a sample, a table and one line of JSON. Ctrl-C stops
-    after the step in progress and writes a checkpoint. --resume goes on exactly: options that are not given are those
-    of the saved run.
+    Shows loss, tokens per second, and data wait while it runs, then a sample, a table, and one line of JSON. Ctrl-C
+    stops after the current step and writes a checkpoint. --resume continues exactly: options that are not given are
+    those of the saved run.
     """
     console = Console()
     try:
@@ -146,7 +145,7 @@ def train(
     console.print(
         f"{job.model} model of {trainer.parameters:,} parameters on {trainer.device}; corpus of {corpus.num_tokens:,} "
         f"tokens; {plan.steps} steps of {job.loader.batch_size} x {job.loader.seq_len} tokens"
-        + (f", going on after step {trainer.step}" if trainer.step else ""),
+        + (f", resuming after step {trainer.step}" if trainer.step else ""),
         highlight=False,
         soft_wrap=True,
     )
@@ -188,10 +187,10 @@ def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_s
     rows = {
         "steps": f"{trainer.step} of {job.plan.steps}",
         "tokens": f"{tokens:,}",
-        "train loss": f"{history.train_loss:.3f} (at first {history.losses[0]:.3f})" if history.losses else "none",
+        "train loss": f"{history.train_loss:.3f} (initially {history.losses[0]:.3f})" if history.losses else "none",
         "validation loss": "none" if history.val_loss is None else f"{history.val_loss:.3f}",
         "tokens/s": f"{rate:,.0f}",
-        "data wait": f"{stats.data_wait_s:.3f} s, {stats.data_wait_pct:.2f} %",
+        "data wait": f"{stats.data_wait_s:.3f} s, {stats.data_wait_pct:.2f}%",
         "loader": stats.rating_line(),
         "files": f"{folder}/: {NAME}, metrics.jsonl, training.png",
     }
@@ -201,7 +200,7 @@ def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_s
     console.print(table, highlight=False)
     finished = trainer.step >= job.plan.steps
     if not finished:
-        console.print(f"stopped after step {trainer.step}; --resume {folder} goes on", highlight=False)
+        console.print(f"stopped after step {trainer.step}; continue with --resume {folder}", highlight=False)
     summary = {
         "model": str(job.model),
         "device": str(trainer.device),
@@ -224,7 +223,7 @@ def _progress_line(trainer: Trainer) -> str:
     losses = trainer.history.losses
     rate = trainer.tokens_done / trainer.train_s
     loss = f"{losses[-1]:.3f}" if losses else "-"
-    return f"loss {loss}  {rate:,.0f} tokens/s  data wait {trainer.loader.stats().data_wait_pct:.2f} %"
+    return f"loss {loss}  {rate:,.0f} tokens/s  data wait {trainer.loader.stats().data_wait_pct:.2f}%"
 
 
 def _sample_text(trainer: Trainer, job: Job) -> str:

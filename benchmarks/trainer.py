@@ -1,7 +1,7 @@
 """The training loop: batches from a `TokenLoader`, AdamW, warm-up and cosine, validation, exact resume.
 
-A step is: take a batch, forward and backward, clip, update. What a checkpoint has to hold for a run to go on exactly
-is all in `Trainer.state`: parameters, optimizer, where the data stands, the random state, and the history.
+A step is: take a batch, forward and backward, clip, update. `Trainer.state` contains everything that a checkpoint needs
+for an exact resume: parameters, optimizer, position in the data, random state, and history.
 """
 
 import contextlib
@@ -156,7 +156,7 @@ class Trainer:
             if state["shape"].get(name) != value
         ]
         if differences:
-            raise StateError("the checkpoint is of another model:\n  " + "\n  ".join(differences))
+            raise StateError("the checkpoint belongs to a different model:\n  " + "\n  ".join(differences))
         self.loader.load_state_dict(state["loader"])
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -167,7 +167,7 @@ class Trainer:
         self.history = History(**state["history"])
 
     def sample(self, prompt: list[int], count: int, seed: int) -> list[int]:
-        """`count` ids that the model puts behind `prompt`."""
+        """`count` ids that the model generates after `prompt`."""
         self.model.eval()
         generator = torch.Generator(self.device).manual_seed(seed)
         with self._autocast():

@@ -121,8 +121,8 @@ def make_job(
         differences = [f"{name}: saved {old!r}, now {new!r}" for name, (old, new) in fixed.items() if old != new]
         if differences:
             raise StateError(
-                "the run cannot go on exactly:\n  "
+                "the run cannot continue exactly:\n  "
                 + "\n  ".join(differences)
-                + "\nleave these options out, or start anew"
+                + "\nleave these options out, or start a new run"
             )
     return job

@@ -1,4 +1,4 @@
-"""What a training run leaves behind: its history as lines of JSON, and a chart. Needs matplotlib (extra `demo`)."""
+"""The results of a training run: its history as lines of JSON, and a chart. Needs matplotlib (extra `demo`)."""
 
 import json
 import statistics
@@ -59,7 +59,7 @@ def save_chart(history: History, title: str, path: Path) -> None:
     loss_axes.plot(steps, smooth, color="tab:blue", label=f"train, mean of {SMOOTHING_STEPS} steps")
     if history.validation:
         loss_axes.plot(*zip(*history.validation, strict=True), color="tab:orange", marker="o", label="validation")
-    loss_axes.set(title=title, ylabel="loss (nats a token)")
+    loss_axes.set(title=title, ylabel="loss (nats per token)")
     loss_axes.legend()
     wait_axes.vlines(steps, 0, [wait * 1e3 for wait in history.data_wait_s], color="tab:red", linewidth=0.8)
     wait_axes.set(xlabel="step", ylabel="data wait (ms)", ylim=(0, None))

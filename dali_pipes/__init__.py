@@ -52,7 +52,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name == "torch":
             raise ModuleNotFoundError(
-                "TokenLoader needs torch, in the build of your choice (CPU or CUDA): pip install torch", name="torch"
+                "TokenLoader requires torch, which is not installed. Install the CPU or CUDA build for this machine: "
+                "pip install torch",
+                name="torch",
             ) from error
         raise
     return getattr(module, name)

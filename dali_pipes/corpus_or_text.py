@@ -1,4 +1,4 @@
-"""Open any corpus: token files as they are, text through a tokenizer."""
+"""Open any corpus: token files, or text files with a tokenizer."""
 
 import os
 from collections.abc import Sequence
@@ -14,8 +14,9 @@ from dali_pipes.corpus.discovery.file_names import is_side_file
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES
 from dali_pipes.storage.retries import DEFAULT_RETRIES
-from dali_pipes.text import arrayrecord, find_text_files, kept_tokens, mds, tables
-from dali_pipes.text.inputs import list_files, recognise
+from dali_pipes.text import cached_tokens, find_text_files
+from dali_pipes.text.formats.registry import TEXT_FORMATS, recognize
+from dali_pipes.text.inputs import list_files
 
 
 def open_corpus(
@@ -36,18 +37,20 @@ def open_corpus(
 ) -> Corpus:
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
-    tokenizer: `tokenizer.json` for files of text: .txt (a document each), .jsonl, .csv, .tsv (also .gz, .zst), Parquet,
+    tokenizer: `tokenizer.json` for text files: .txt (one document each), .jsonl, .csv, .tsv (also .gz, .zst), Parquet,
                Arrow and MosaicML MDS with a text column, `save_to_disk` folders, WebDataset tars, ArrayRecord. They are
-               tokenised when they are first opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and
-               opened from there later. Of several processes one does it and the others wait. Not looked at for token
+               tokenized when they are first opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and read
+               from there later. If several processes open them, one tokenizes and the others wait. Not used for token
                files.
-    text_key:  key or column of the text; "text" if not given. A table or set that also has a column of tokens counts as
-               text only if this is given. Records of ArrayRecord that say nothing are text unless there is a `dtype`.
-    eos_id:    with text, put behind each document that is not empty; if not given, the tokenizer's end-of-text token.
+    text_key:  key or column of the text, by default "text". A table or set that also has a column of token ids counts
+               as text only with this setting. ArrayRecord files with records of an unknown kind count as text unless
+               `dtype` is set.
+    eos_id:    for text, the id added after each document that is not empty; by default the tokenizer's end-of-text
+               token.
 
-    The rest is as for `dali_pipes.corpus.open_corpus`. Raises what that does, ConfigError for a tokenizer that cannot
+    The rest is as for `dali_pipes.corpus.open_corpus`. Raises what that raises, ConfigError for a tokenizer that cannot
     be loaded, several candidates for eos_id, or a cache folder that cannot be written, BackendError for a missing
-    library.
+    package.
     """
     has_tokens = format != "auto" or (token_column is not None and text_key is None)
     if tokenizer is None or has_tokens or not _are_text(paths, text_key, dtype is not None):
@@ -66,13 +69,14 @@ def open_corpus(
         )
         if tokenizer is not None and corpus.is_synthetic:
             raise ConfigError(
-                f"tokenizer = {os.fspath(tokenizer)!r} applies to text, not to a synthetic corpus; leave it out"
+                f"tokenizer = {os.fspath(tokenizer)!r} applies to text, not to a synthetic corpus; omit it"
             )
-        if text_key is not None:  # after the files are known to be tokens: else their own error says more
+        if text_key is not None:  # checked after opening, whose errors say more
             corpus.close()
-            mend = "set tokenizer to have the text tokenized" if tokenizer is None else "name files of text"
+            advice = "set tokenizer to tokenize the text" if tokenizer is None else "name text files"
             raise ConfigError(
-                f"text_key = {text_key!r}: {corpus.files[0]} is read as ids, not as text; leave text_key out, or {mend}"
+                f"text_key = {text_key!r}: {corpus.files[0]} is read as token ids, not as text; omit text_key, or "
+                f"{advice}"
             )
         return corpus
     only_tokens = {
@@ -83,10 +87,10 @@ def open_corpus(
     }
     for name, value in only_tokens.items():
         if value is not None:
-            raise ConfigError(f"{name} = {value!r} is for files of tokens; leave it out where text is tokenised")
+            raise ConfigError(f"{name} = {value!r} applies to token files, not to text; omit it")
     made_by = f"dali_pipes {__version__}"
     notes: list[str] = []
-    folder, end = kept_tokens(find_text_files(paths, notes), tokenizer, eos_id, text_key or "text", made_by)
+    folder, end = cached_tokens(find_text_files(paths, notes), tokenizer, eos_id, text_key or "text", made_by)
     return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries, notes=notes)
 
 
@@ -95,24 +99,18 @@ def _are_text(
 ) -> bool:
     try:
         files = list_files(paths)
-    except CorpusError:  # a Megatron prefix, for one: the readers of tokens know, or say what is wrong
+    except CorpusError:  # such as a Megatron prefix: opening it as token files works, or explains the problem
         return False
     text = [path for path in files if _is_text(path, text_key, has_dtype)]
     others = [path for path in files if path not in set(text)]
     if text and others and not all(is_side_file(path.name) for path in text):
-        raise CorpusError(f"{text[0]} is text and {others[0]} is not; name files of one kind")
+        raise CorpusError(f"{text[0]} is text and {others[0]} is not; name files of one kind only")
     return not others
 
 
 def _is_text(path: Path, text_key: str | None, has_dtype: bool) -> bool:
-    found = recognise(path)
+    found = recognize(path)
     if found is None:
         return False
     kind, compression = found
-    if text_key is not None:
-        return True
-    if kind in ("arrow", "parquet"):
-        return not tables.holds_tokens(path, kind)
-    if kind == "mds":
-        return not mds.holds_tokens(path, compression)
-    return kind != "arrayrecord" or not (has_dtype or arrayrecord.holds_tokens(path))
+    return text_key is not None or not TEXT_FORMATS[kind].holds_tokens(path, compression, has_dtype)

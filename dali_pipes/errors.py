@@ -1,36 +1,36 @@
-"""Every error the package raises for something its user can mend.
+"""The errors that the package raises for problems its user can fix.
 
 DaliPipesError
-├── ConfigError             a setting is unknown, missing, or does not go with another (also a ValueError)
-├── CorpusError             the data is not what it should be (also a ValueError)
+├── ConfigError             a setting is unknown, missing, invalid, or contradicts another (also a ValueError)
+├── CorpusError             the data is not valid (also a ValueError)
 │   ├── CorpusFormatError   unknown, unsupported or damaged file format; index and data disagree
-│   ├── CorpusReadError     a file vanished, shrank or could not be read (also an OSError)
+│   ├── CorpusReadError     a file is missing, was truncated or cannot be read (also an OSError)
 │   └── TokenRangeError     an id is negative, or at or above `vocab_size`
-├── CorpusWriteError        token files could not be written: no space, no permission (also an OSError)
-├── StateError              a saved state does not fit this corpus or configuration (also a ValueError)
+├── CorpusWriteError        token files cannot be written: disk full, permission denied (also an OSError)
+├── StateError              a saved state does not match this corpus or configuration (also a ValueError)
 ├── LoaderClosedError       the loader was closed, or this iterator was superseded (also a RuntimeError)
-└── BackendError            a package, a compiler or a device that was asked for is not there (also a RuntimeError)
+└── BackendError            a required package, compiler or device is missing (also a RuntimeError)
 
-A message says what was found (file, position, value), what was expected, and what to do.
+Each message says what was found (file, position, value), what was expected, and what to do.
 """
 
-EMPTY_PATH = "an empty path; name a file, folder or glob ('.' is the current folder)"
-NO_WEIGHTS = "list only paths, each once: weighted mixtures of sources are not supported yet"
+EMPTY_PATH = "the path is empty; expected a file, folder or glob ('.' is the current folder)"
+NO_WEIGHTS = "weighted mixtures of sources are not supported yet; pass only paths, each of them once"
 
 
 class DaliPipesError(Exception):
-    """Base class of every error raised on purpose by this package."""
+    """Base class of all errors that this package raises on purpose."""
 
 
 class ConfigError(DaliPipesError, ValueError):
-    """A setting is unknown, missing, out of range, or does not go with another."""
+    """A setting is unknown, missing, invalid, or contradicts another."""
 
     problems: tuple[tuple[str, str], ...] = ()
-    """For a configuration: each wrong setting and why; "" if several settings contradict each other."""
+    """For a configuration: each invalid setting and the problem; "" if several settings contradict each other."""
 
 
 class CorpusError(DaliPipesError, ValueError):
-    """The corpus is not what it should be."""
+    """The data of the corpus is not valid."""
 
 
 class CorpusFormatError(CorpusError):
@@ -38,7 +38,7 @@ class CorpusFormatError(CorpusError):
 
 
 class CorpusReadError(CorpusError, OSError):
-    """A file is missing, unreadable, or gave fewer bytes than it held when it was opened."""
+    """A file is missing, cannot be read, or was truncated since it was opened."""
 
 
 class TokenRangeError(CorpusError):
@@ -46,7 +46,7 @@ class TokenRangeError(CorpusError):
 
 
 class StateError(DaliPipesError, ValueError):
-    """A saved state does not fit this corpus or this configuration."""
+    """A saved state does not match this corpus or this configuration."""
 
 
 class LoaderClosedError(DaliPipesError, RuntimeError):
@@ -54,8 +54,8 @@ class LoaderClosedError(DaliPipesError, RuntimeError):
 
 
 class BackendError(DaliPipesError, RuntimeError):
-    """A package, a compiler or a device that was asked for is not there."""
+    """A required package, compiler or device is missing."""
 
 
 class CorpusWriteError(DaliPipesError, OSError):
-    """Token files could not be written."""
+    """Token files cannot be written: for example the disk is full or permission is denied."""

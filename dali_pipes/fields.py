@@ -1,11 +1,11 @@
-"""The rule for fields: what would change what is learned is used, refused, or mentioned once.
+"""The rule for fields: one that would change what the model learns is used, refused, or reported once.
 
-A field is a key of a record, of a message or of a tool call, or a column of a table. A reader uses it, or raises an
-error that names it, or reports it here as unused; the run then mentions each unused name once. Two kinds of unused
-fields are not worth a word: those that hold nothing, since tables give every row the fields of all rows, and those
-that are known to be bookkeeping. The columns that may stand beside token ids come last.
+A field is a key of a record, a message or a tool call, or a column of a table. A reader uses it, raises an error that
+names it, or adds it here as unused; the run then reports each unused name once. Two kinds of unused fields are not
+reported: empty ones, since tables give every row the fields of all rows, and known bookkeeping. The columns beside
+token ids come last.
 
-    {"messages": [...], "id": 7, "score": null, "persona": "pirate"}         unused and worth a word: persona
+    {"messages": [...], "id": 7, "score": null, "persona": "pirate"}         unused and reported: persona
 """
 
 from collections.abc import Collection, Mapping
@@ -20,14 +20,14 @@ _NAMES = """
     subset_name task text_id timestamp title token_count topic turn_id url uuid version warc_id warc_path
 """
 BOOKKEEPING = frozenset(_NAMES.split())
-"""Names that say where a sample comes from or what it measures: not part of what is learned."""
+"""Names of fields that describe a sample, such as its origin or length, and are not learned."""
 
 # Keys of chat records, of their messages and of tool calls.
 
 CHAT_FORMS = (("messages",), ("conversations",), ("prompt", "completion"))
-"""What holds the turns of a record: the first of these that is there."""
+"""The keys with the turns of a record: the first of these forms that it has."""
 SYSTEM_TEXTS = ("system", "system_prompt")
-"""The text of a system turn, beside any of the forms."""
+"""The text of a system turn, in any of the forms."""
 TOOL_LISTS = ("tools", "functions", "tool_defs")
 """The tools of a conversation; templates call them `tools`."""
 DOCUMENTS = "documents"
@@ -38,21 +38,21 @@ _OWN = """
     eos_token unk_token sep_token pad_token cls_token mask_token
 """
 TEMPLATE_OWN = frozenset(_OWN.split())
-"""Variables of a template that are not settings: the run gives them."""
+"""Variables of a template that are not settings: `tokenize` sets them."""
 MEDIA = frozenset(("audio", "audios", "image", "images", "pixel_values", "video", "videos"))
-"""What is shown beside the text, and cannot be made into tokens here."""
+"""Media beside the text, which cannot be tokenized."""
 LEARNED_FLAGS = ("weight", "train", "loss", "loss_mask", "loss_weight", "loss_scale")
-"""On a message: 1 or true where it is learned."""
+"""On a message: 1 or true if it is learned."""
 MASKED_FLAG = "masked"
-"""On a message: true where it is not learned."""
+"""On a message: true if it is not learned."""
 MESSAGE_LINKS = frozenset(("call_id", "index", "parent_id", "tool_call_id"))
-"""On a message or a tool call: what it belongs to, as an identifier."""
+"""On a message or a tool call: the identifier of what it belongs to."""
 CALL_KEYS = frozenset(("arguments", "function", "id", "name", "type"))
-"""What a tool call is made of."""
+"""The keys of a tool call."""
 
 
 def holds_nothing(value: Any) -> bool:
-    """Whether a value says nothing: None, an empty text or list, or a list or mapping of such values."""
+    """Whether a value is empty: None, a blank string, an empty list, or a list or mapping of such values."""
     if isinstance(value, Mapping):
         return all(holds_nothing(item) for item in value.values())
     if isinstance(value, list | tuple):
@@ -61,14 +61,14 @@ def holds_nothing(value: Any) -> bool:
 
 
 def without_nulls(value: Any) -> Any:
-    """The same JSON value without the keys that are null, at any depth; nulls in lists stay."""
+    """The same JSON value without null keys, at any depth; nulls in lists stay."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def null_keys(value: Any) -> list[str]:
-    """Names of the keys that `without_nulls` takes out."""
+    """Names of the keys that `without_nulls` removes."""
     if isinstance(value, Mapping):
         here = [key for key, item in value.items() if item is None]
         return here + [name for item in value.values() for name in null_keys(item)]
@@ -76,7 +76,7 @@ def null_keys(value: Any) -> list[str]:
 
 
 def unused(fields: Mapping[str, Any], used: Collection[str]) -> list[str]:
-    """Names of fields that hold something, are not among `used`, and are not bookkeeping, in their order."""
+    """Names of fields that are not empty, not in `used`, and not bookkeeping, in their order."""
     return [
         name
         for name, value in fields.items()
@@ -92,7 +92,7 @@ class _Seen:
 
 @dataclass
 class UnusedFields:
-    """Collects unused fields of a run, to mention each once. Not safe from several threads at once."""
+    """Collects the unused fields of a run, to report each once. Not thread-safe."""
 
     _seen: dict[tuple[str, str], _Seen] = field(default_factory=dict)
 
@@ -102,11 +102,11 @@ class UnusedFields:
             self._seen.setdefault((kind, name), _Seen(where)).count += count
 
     def entries(self) -> list[tuple[str, str, str, int]]:
-        """(kind, name, where it was first, how often), in the order of first use: what `add` takes elsewhere."""
+        """(kind, name, first place, count) of each field, in the order of `add`, whose arguments these are."""
         return [(kind, name, seen.first, seen.count) for (kind, name), seen in self._seen.items()]
 
     def lines(self) -> list[str]:
-        """A sentence for each name, in the order of first use."""
+        """A sentence for each field, in the order of `add`."""
         return [
             f"{kind}: the field {name!r} is not used "
             f"({seen.count:,} time{'s' * (seen.count > 1)}, first in {seen.first})"
@@ -114,28 +114,28 @@ class UnusedFields:
         ]
 
 
-# Columns of tables of token ids: what each says of the ids beside it, by name.
+# Columns beside token ids, by what they say of the ids.
 
 MASKS = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "assistant_tokens_mask")
-"""1 where the id is learned, 0 where it is not."""
+"""1 if the id is learned, 0 if it is not."""
 LABELS = "labels"
-"""The id itself where it is learned, -100 where it is not."""
+"""The id if it is learned, -100 if it is not."""
 ATTENTION = "attention_mask"
-"""0 for padding and 1 for an id; or, in rows packed before, the number of the document from 1 on."""
+"""0 for padding, 1 for an id; or, in packed rows, the number of the document from 1."""
 SEGMENTS = ("segment_ids", "sequence_id")
-"""The number of the document, from 0 or 1 on."""
+"""The number of the document, from 0 or 1."""
 POSITIONS = "position_ids"
-"""0, 1, 2, ... from the start of each document on."""
+"""0, 1, 2, ... from the start of each document."""
 LENGTHS = "seq_lengths"
 """The lengths of the documents of a row."""
 ENDS = "cu_seqlens"
-"""0, then where each document of a row ends."""
+"""0, then the end of each document of a row."""
 BESIDE_IDS = (*MASKS, LABELS, ATTENTION, *SEGMENTS, POSITIONS, LENGTHS, ENDS)
-"""All of these columns, in the order in which they are named."""
+"""All of these columns, in the order of messages."""
 NOT_IDS = frozenset((*BESIDE_IDS, "special_tokens_mask", "token_type_ids"))
-"""Lists of integers that are not the ids themselves."""
+"""Lists of integers that are not token ids."""
 
 
 def unused_columns(names: Collection[str], used: Collection[str]) -> tuple[str, ...]:
-    """Those columns of lists of numbers that may say something of the ids, but that no reader knows."""
+    """Columns of lists of numbers that may describe the ids, but are not known to any reader."""
     return tuple(name for name in names if name not in (*used, *NOT_IDS) and name.lower() not in BOOKKEEPING)

@@ -1,9 +1,9 @@
 """Token kernels: arrays in, arrays out. No files, no DALI, no torch.
 
-Each operator is one module with a NumPy twin (the reference, and the CPU path) and a CUDA kernel in the `.cu` file of
-the same name; device code that several kernels need is in `.cuh` files. The public function follows its input: NumPy
-arrays run the twin, CuPy arrays the kernel, anything else is a TypeError. Arguments of a wrong type are a TypeError, of
-a wrong shape or value a ValueError, as in NumPy.
+Each operator is one module with a NumPy reference, which is also the CPU path, and a CUDA kernel in the `.cu` file of
+the same name; device code that several kernels share is in `.cuh` files. The public function follows its input: NumPy
+arrays run the reference, CuPy arrays run the kernel, and anything else raises TypeError. As in NumPy, a wrong type
+raises TypeError, and a wrong shape or value raises ValueError.
 """
 
 if __name__ != "dali_pipes.operators":

@@ -1,4 +1,4 @@
-"""What an operator was given: which kind of array, without importing CuPy for those who do not use it, and numbers."""
+"""Checks of an operator's arguments: numbers, and kinds of arrays, without importing CuPy for users without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def is_cupy(operator: str, name: str, array: object) -> bool:
-    """True for a CuPy array, False for a NumPy array, a TypeError that names both for anything else."""
+    """True for a CuPy array, False for a NumPy array. Raises TypeError for anything else."""
     if isinstance(array, np.ndarray):
         return False
     if _is_cupy_array(array):
@@ -25,18 +25,18 @@ def is_cupy(operator: str, name: str, array: object) -> bool:
 
 
 def require_same_kind(operator: str, on_device: bool, **arrays: object) -> None:
-    """Raise a TypeError unless every array is a CuPy array (`on_device`) or every one a NumPy array."""
+    """Raise TypeError unless all arrays are CuPy arrays (`on_device`) or all are NumPy arrays."""
     for name, array in arrays.items():
         if is_cupy(operator, name, array) != on_device:
             first, other = ("cupy", "numpy") if on_device else ("numpy", "cupy")
             raise TypeError(
-                f"{operator}: {name} is a {other}.ndarray beside a {first}.ndarray; "
-                "give all arrays as NumPy arrays or all as CuPy arrays"
+                f"{operator}: {name} is a {other}.ndarray, but other arrays are {first}.ndarray; "
+                "pass all arrays as NumPy arrays or all as CuPy arrays"
             )
 
 
 def require_inside(operator: str, lowest: int, bits: int, **values: int) -> None:
-    """Raise a ValueError unless every value is in [lowest, 2**bits)."""
+    """Raise ValueError unless every value is in [lowest, 2**bits)."""
     for name, value in values.items():
         if not lowest <= value < 2**bits:
             raise ValueError(f"{operator}: {name} is {value}, expected {lowest} <= {name} < 2**{bits}")

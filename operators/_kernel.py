@@ -1,4 +1,4 @@
-"""Loads the `.cu` files of this folder: their text, the compile options, the C names of dtypes, one cache."""
+"""Loads kernels from the `.cu` files of this folder: source text, compile options, C names of dtypes, and a cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 OPTIONS = ("-std=c++17",)
 
-# `long long`, not `long`: it has 64 bits for every compiler the sources meet (NVRTC, nvcc, g++).
+# `long long`, not `long`: it has 64 bits in every compiler that is used (NVRTC, nvcc, g++).
 _C_TYPES = {
     "int8": "signed char",
     "uint8": "unsigned char",
@@ -25,14 +25,14 @@ _C_TYPES = {
 
 
 def expression(function: str, *dtypes: np.dtype[Any]) -> str:
-    """C++ name of a kernel template for these dtypes, for example `rows<unsigned short, long long>`."""
+    """C++ name of a kernel template for these dtypes, such as `rows<unsigned short, long long>`."""
     return f"{function}<{', '.join(_C_TYPES[dtype.name] for dtype in dtypes)}>"
 
 
 def source_of(operator: str) -> str:
-    """Text of `<operator>.cu` with the `.cuh` files it includes in their places.
+    """Text of `<operator>.cu` with its included `.cuh` files inserted.
 
-    One text, since NVRTC is handed no files, and since CuPy's cache on disk knows a kernel by its text.
+    A single text, because NVRTC does not get any files and CuPy's disk cache identifies a kernel by its text.
     """
     folder = Path(__file__).parent
     source = (folder / f"{operator}.cu").read_text(encoding="utf-8")
@@ -47,11 +47,11 @@ def source_of(operator: str) -> str:
 def load(operator: str, name: str) -> Any:
     """The kernel `name` of `<operator>.cu` for the current device, called as `kernel(grid, block, arguments)`.
 
-    The first call for a kernel and a device compiles it (or takes it from CuPy's cache on disk), which blocks for up
-    to a second or so; later calls are a dictionary look-up. A launch goes to CuPy's current stream and does not block.
+    The first call for a kernel and a device compiles it, or loads it from CuPy's disk cache, and blocks for up to about
+    a second; later calls are a dictionary lookup. A launch uses CuPy's current stream and does not block.
 
-    Arguments are CuPy arrays, NumPy scalars of the parameter's width, and for a struct passed by value a NumPy array
-    of one element of the structured dtype.
+    Arguments are CuPy arrays, NumPy scalars of the parameter's width, and, for a struct passed by value, a NumPy array
+    with one element of the structured dtype.
     """
     import cupy
 
@@ -62,6 +62,6 @@ def load(operator: str, name: str) -> Any:
 def _load(operator: str, name: str, device: int) -> Any:
     import cupy
 
-    # A function belongs to the module of the device that was current when it was made: hence `device` in the key.
+    # A function belongs to the device that was current when it was created: hence `device` in the key.
     module = cupy.RawModule(code=source_of(operator), options=OPTIONS, name_expressions=[name])
     return module.get_function(name)

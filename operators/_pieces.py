@@ -1,7 +1,7 @@
-"""Where the pieces of rows lie, for NumPy: what `segments` copies, spreads and looks ahead with.
+"""The layout of pieces in rows, for the NumPy path of `segments`: copies, repeated values, and labels ahead.
 
-Tables have an entry a piece. Nothing here makes an array with an entry a position, except where the pieces of many rows
-lie all over the tokens: the allocator gives such memory back and takes it anew each time, at the price of the work.
+Tables have one entry per piece. Arrays with one entry per position are avoided, except if the pieces of many rows are
+scattered over the tokens: the allocator returns memory of that size each time, which costs as much as the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 # Runs of this many tokens on average are copied one by one (0.3 us each); shorter ones are gathered token by token.
 _SLICE_TOKENS = 256
 
-# Positions whose values are repeated from a table at a time: 64 KiB, which the allocator keeps.
+# Positions that are filled from a table at a time: 64 KiB, which the allocator keeps.
 _CHUNK = 1 << 15
 
 
@@ -28,7 +28,7 @@ class PieceTables(NamedTuple):
 
 
 class PieceLayout:
-    """Where the pieces lie in the rows, all taken as one line of `size` positions."""
+    """Where the pieces lie in the rows, with all rows as one line of `size` positions."""
 
     def __init__(self, pieces: PieceTables, shape: tuple[int, int]) -> None:
         num_rows, seq_len = shape
@@ -43,10 +43,12 @@ class PieceLayout:
         used = row_totals[1:] - row_totals[:-1]
         if used.max(initial=0) > seq_len:
             row = int(used.argmax())
-            raise ValueError(f"segments: the pieces of row {row} have {used[row]} tokens, expected {seq_len} at most")
+            raise ValueError(
+                f"segments: the pieces of row {row:,} have {used[row]:,} tokens, expected at most {seq_len:,}"
+            )
         self.begins = totals[:-1] + (row_begins - row_totals[:-1])[row_of_piece]
         self.row_of_piece = row_of_piece
-        # A place for each piece and, behind those of its row, one for the padding, which may be none.
+        # One place per piece and, after those of a row, one for its padding, which may be empty.
         self._places = np.arange(self.lengths.size) + row_of_piece
         self.counts = np.empty(self.lengths.size + num_rows, np.int64)
         self.counts[self._places] = self.lengths
@@ -60,14 +62,14 @@ class PieceLayout:
             line[part] = value
 
     def number_pieces(self, line: NDArray[np.int64]) -> None:
-        """For each position the number of its piece in its row, from 1; 0 for padding."""
-        table = np.zeros(self.counts.size, np.min_scalar_type(self.lengths.size))  # a narrow dtype is the quickest
+        """For each position, the number of its piece in the row, from 1; 0 for padding."""
+        table = np.zeros(self.counts.size, np.min_scalar_type(self.lengths.size))  # a narrow dtype is fastest
         table[self._places] = np.arange(1, self.lengths.size + 1) - self.offsets[self.row_of_piece]
         for places, part, is_one in self._chunks:
             line[part] = table[places] if is_one else table[places].repeat(self.counts[places])
 
     def count_positions(self, line: NDArray[np.int64]) -> None:
-        """For each position its place in its piece, from 0; padding gets anything."""
+        """For each position, its place in the piece, from 0; padding is undefined."""
         begins = self.counts.cumsum() - self.counts
         for places, part, is_one in self._chunks:
             if is_one:
@@ -78,23 +80,23 @@ class PieceLayout:
 
     @functools.cached_property
     def _chunks(self) -> list[tuple[slice, slice, bool]]:
-        """Places that are spread together, their positions, and whether it is one place that is long by itself."""
+        """Places that are filled together, their positions, and whether it is a single long place."""
         ends = self.counts.cumsum()
         chunks, place, begin = [], 0, 0
         while begin < self.size:
-            behind = int(ends.searchsorted(begin + _CHUNK, "right"))
-            is_one = behind <= place
-            behind = max(behind, place + 1)
-            end = int(ends[behind - 1])
-            chunks.append((slice(place, behind), slice(begin, end), is_one))
-            place, begin = behind, end
+            stop = int(ends.searchsorted(begin + _CHUNK, "right"))
+            is_one = stop <= place
+            stop = max(stop, place + 1)
+            end = int(ends[stop - 1])
+            chunks.append((slice(place, stop), slice(begin, end), is_one))
+            place, begin = stop, end
         return chunks
 
     @functools.cached_property
     def runs(self) -> list[tuple[int, int, int]] | None:
-        """Pieces that lie side by side in the rows and among the tokens: begin, end, and how far off the tokens are.
+        """Pieces that are contiguous both in the rows and in the tokens: begin, end, and offset to the tokens.
 
-        None where there are too many of them to go through.
+        None if there are too many to copy one by one.
         """
         shifts = self.starts - self.begins
         edge = np.ones(shifts.size + 1, np.bool_)
@@ -108,7 +110,7 @@ class PieceLayout:
 
     @functools.cached_property
     def index(self) -> NDArray[np.int64]:
-        """For each position the place of its token; for padding any number."""
+        """For each position, the place of its token; undefined for padding."""
         table = np.zeros(self.counts.size, np.int64)
         table[self._places] = self.starts - self.begins
         index: NDArray[np.int64] = table.repeat(self.counts)
@@ -116,9 +118,9 @@ class PieceLayout:
         return index
 
     def ends_of_pieces(self, step: int, cross: bool) -> PieceEnds:
-        """The last `step` tokens of each piece, whose labels `step` tokens ahead lie behind it.
+        """The last `step` tokens of each piece, whose labels, `step` tokens ahead, are after its end.
 
-        With `cross` those are the tokens `step` positions on in the row, of its next pieces, while there are any.
+        With `cross` the labels are the tokens `step` positions ahead in the row, in the next pieces, if there are any.
         """
         back = 1 if step == 1 else np.arange(1, min(step, self.seq_len) + 1)[:, None]  # 1 for the last token
         last = self.lengths - back
@@ -135,17 +137,17 @@ class PieceLayout:
         return PieceEnds(positions[inside & ~known], positions[known], ahead[known])
 
     def labels_behind(self, num_labels: int, cross: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens that are labels of a piece, one of its `num_labels` next ones, and that its row does not show.
+        """Labels of a piece, among the `num_labels` tokens after it, that are not in its row.
 
-        For each the position of the piece's last token and its own place among the tokens. With `cross` the next piece
-        has them, so only the last one of a row has any.
+        For each, the position of the piece's last token and the label's place in the tokens. With `cross` the labels of
+        a piece are in the next one, so only the last piece of a row has any.
         """
-        behind = self.starts + self.lengths
-        counts = np.minimum(self.ends - behind, num_labels)
+        after = self.starts + self.lengths
+        counts = np.minimum(self.ends - after, num_labels)
         if cross:
             counts[np.arange(counts.size) + 1 < self.offsets[1:][self.row_of_piece]] = 0
         places = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
-        return (self.begins + self.lengths - 1).repeat(counts), behind.repeat(counts) + places
+        return (self.begins + self.lengths - 1).repeat(counts), after.repeat(counts) + places
 
     def fill_bounds(self, cu_seqlens: NDArray[np.int32], batch_rows: int) -> None:
         """`cu_seqlens` (K, C + 1), of batches of `batch_rows` rows."""
@@ -153,7 +155,7 @@ class PieceLayout:
             ends = counts[counts > 0].cumsum()
             if ends.size >= bounds.size:
                 raise ValueError(
-                    f"segments: cu_seqlens has room for {bounds.size - 1} segments, expected {ends.size} or more"
+                    f"segments: cu_seqlens has room for {bounds.size - 1:,} segments, expected at least {ends.size:,}"
                 )
             bounds[0] = 0
             bounds[1 : ends.size + 1] = ends
@@ -164,7 +166,7 @@ class PieceLayout:
         num_segments[:] = [np.count_nonzero(counts) for counts in self._of_batches(num_segments.size, batch_rows)]
 
     def _of_batches(self, num_batches: int, batch_rows: int) -> list[NDArray[np.int64]]:
-        """The counts of each batch."""
+        """The counts of each batch, one slice per batch."""
         edges = [min(batch * batch_rows, self.offsets.size - 1) for batch in range(num_batches + 1)]
         places = [int(self.offsets[row]) + row for row in edges]
         return [self.counts[begin:end] for begin, end in itertools.pairwise(places)]
@@ -174,24 +176,24 @@ class PieceEnds(NamedTuple):
     """Positions at the ends of pieces."""
 
     ignored: NDArray[np.int64]
-    """Those without a label."""
+    """Positions without a label."""
     known: NDArray[np.int64]
-    """Those whose label lies behind the piece."""
+    """Positions whose label is after the piece."""
     ahead: NDArray[np.int64]
-    """Where among the tokens the labels of `known` are."""
+    """Places in the tokens of the labels of `known`."""
 
 
 class Shown:
-    """What the rows show of `values`, which are in the order of the tokens."""
+    """The part of `values`, which are in the order of the tokens, that is in the rows."""
 
     def __init__(self, values: NDArray[Any], layout: PieceLayout) -> None:
         self._values, self._layout = values, layout
-        # In their own narrow dtype: the copies from here cost less, and two of int64 that lie a few bytes apart in
-        # their pages, as inputs and labels would, cost five times as much on some processors.
+        # Kept in the narrow dtype: copies from it cost less, and two int64 arrays whose addresses differ by a few bytes
+        # within a page, as inputs and labels would, cost five times as much on some processors.
         self._line = values.take(layout.index, mode="clip") if layout.runs is None else None
 
     def copy(self, line: NDArray[Any], step: int = 0) -> None:
-        """Fill `line` with the values `step` tokens on; padding, and with a step the ends of pieces, get anything."""
+        """Fill `line` with the values `step` tokens ahead; padding and, with a step, ends of pieces are undefined."""
         if self._line is not None:
             line[: max(0, line.size - step)] = self._line[step:]
             return
@@ -202,7 +204,7 @@ class Shown:
             line[begin : begin + found.size] = found
 
     def look_ahead(self, step: int, ends: PieceEnds, ignore: int, line: NDArray[Any]) -> None:
-        """Fill `line` with the values `step` tokens ahead, `ignore` where there is no label; padding gets anything."""
+        """Fill `line` with the values `step` tokens ahead, or `ignore` without a label; padding is undefined."""
         self.copy(line, step)
         line[ends.known] = self._values[ends.ahead]
         line[ends.ignored] = ignore

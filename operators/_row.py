@@ -1,4 +1,4 @@
-"""What `rows` and `shuffled_rows` share: checks of tokens and results, ids counted as bad, the launch of `row.cuh`."""
+"""Shared by `rows` and `shuffled_rows`: checks of arguments, counts of bad ids, and the launch of `row.cuh`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _LARGEST_ID_LIMIT = 2**63
 _STORE_BYTES = 16
 _THREADS = 128
-BLOCKS_WANTED = 1024  # some 8 for each multiprocessor of a large card
+BLOCKS_WANTED = 1024  # about 8 per multiprocessor of a large GPU
 _GRID_SECOND_AXIS_MAXIMUM = 65535  # a limit of CUDA
 _GRID_FIRST_AXIS_MAXIMUM = 2**31 - 1
 
 
 def require_tokens(name: str, tokens: Array, seq_len: int) -> bool:
-    """Check the tokens of operator `name`; True if they are on a device."""
+    """Check the tokens of operator `name`. Returns whether they are on a device."""
     if seq_len < 1:
         raise ValueError(f"{name}: seq_len is {seq_len}, expected at least 1")
     on_device = is_cupy(name, "tokens", tokens)
@@ -46,7 +46,7 @@ def results(
     out: tuple[Array, Array] | None,
     on_device: bool,
 ) -> tuple[Array, Array]:
-    """The two arrays to fill: those of `out`, checked, or new ones."""
+    """The two arrays to fill: those of `out` after a check, or new ones."""
     if dtype is None:
         dtype = np.dtype(np.int64) if out is None else out[0].dtype
     dtype = np.dtype(dtype)
@@ -70,7 +70,7 @@ def results(
 
 
 def require_vector(name: str, argument: str, array: Array, size: int, on_device: bool) -> None:
-    """Raise unless `array` is a contiguous int64 (size,) of the wanted kind."""
+    """Raise unless `array` is a contiguous int64 (size,) of the right kind."""
     require_same_kind(name, on_device, **{argument: array})
     if array.dtype != np.int64 or array.shape != (size,) or not array.flags.c_contiguous:
         raise ValueError(
@@ -80,10 +80,10 @@ def require_vector(name: str, argument: str, array: Array, size: int, on_device:
 
 
 def id_limit(name: str, dtype: np.dtype[Any], vocab_size: int | None, bad: Array | None, on_device: bool) -> int | None:
-    """The limit that ids have to be checked against, None where `bad` is not given or no id of `dtype` can be bad."""
+    """The limit to check ids against; None without `bad`, or if `dtype` cannot hold a bad id."""
     if bad is None:
         if vocab_size is not None:
-            raise ValueError(f"{name}: vocab_size is given without bad, the array that the check reports to")
+            raise ValueError(f"{name}: vocab_size is set without bad, the array that receives the result of the check")
         return None
     require_vector(name, "bad", bad, 2, on_device)
     limit = _LARGEST_ID_LIMIT if vocab_size is None else operator.index(vocab_size)
@@ -94,10 +94,10 @@ def id_limit(name: str, dtype: np.dtype[Any], vocab_size: int | None, bad: Array
 
 
 def count_bad(source: NDArray[Any], limit: int, bad: NDArray[np.int64]) -> None:
-    """Count the ids of `source` (R, T + label_shift) outside [0, limit). Allocates 9 bytes a token if there are any."""
+    """Count the ids of `source` (R, T + label_shift) outside [0, limit). Allocates 9 bytes per token if any."""
     if int(source.max()) < limit and int(source.min()) >= 0:
         return
-    # A negative id is a huge one without its sign: one comparison finds both kinds, in every dtype.
+    # As an unsigned number a negative id is huge, so one comparison finds both kinds in every dtype.
     outside = (source.astype(np.int64).view(np.uint64) >= np.uint64(limit)).reshape(-1)
     bad[0] += np.count_nonzero(outside)
     bad[1] = min(int(bad[1]), int(outside.argmax()))
@@ -113,7 +113,7 @@ def launch(
     bad: cupy.ndarray | None,
     *places: Any,
 ) -> None:
-    """Run the kernel `name`; `places` are the arguments that say where its rows are."""
+    """Run the kernel `name`; `places` are the arguments that locate its rows."""
     count, seq_len = inputs.shape
     check = (np.uint64(0), np.uint64(0)) if limit is None else (np.uint64(limit), bad)
     sizes = np.int64(count), np.int64(seq_len), np.int64(label_shift)
@@ -124,10 +124,10 @@ def launch(
 
 
 def launch_shape(count: int, places: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid (rows, pieces of a row) and block (along a row, rows) for `count` >= 1 rows, a thread for each of `places`.
+    """Grid (rows, parts of a row) and block (along a row, rows) for `count` >= 1 rows, one thread per place in a row.
 
-    A short row shares a block with others. A long one is cut in pieces only where there are too few rows to fill a
-    card, since each piece costs `shuffled_rows` a permutation and `segments` a search.
+    Short rows share a block. A long row is split only if there are too few rows to fill the GPU, because each part
+    costs `shuffled_rows` a permutation and `segments` a search.
     """
     along = min(1 << (places - 1).bit_length(), _THREADS)
     row_blocks = -(-count // (_THREADS // along))

@@ -3,26 +3,27 @@
     n = 10, key = 2024     row     0  1  2  3  4  5  6  7  8  9
                            window  2  5  9  1  3  7  0  4  8  6
 
-Every image is computed by itself from (index, n, key), so any part of an epoch is as quick to get as its beginning,
-and the order takes no memory. The bijection is VariPhilox with 24 rounds, from R. Mitchell, D. Stokes, E. Frank,
+Each image depends only on (index, n, key), so any part of an epoch is as fast to compute as its beginning, and the
+order does not take memory. The bijection is VariPhilox with 24 rounds, from R. Mitchell, D. Stokes, E. Frank,
 G. Holmes, "Bandwidth-Optimal Random Shuffling for GPUs", 2021 (arXiv:2106.06161), with one addition:
 
-- The domain is the smallest power of two that holds n, at least 16: b bits, l = b // 2 of them left, r = b - l right.
-- A round multiplies the left half by a 64-bit constant. The product's high word, mixed with the round's key and the
-  right half, is the next left half; its low word, with the right half's spare bit where r = l + 1, the next right
-  half. The low l bits of the product determine the left half (the constant is odd), and that the rest: each round
-  is a bijection of the domain. For n < 2**63 both halves fit 32 bits.
-- The addition: after the rounds, an offset from the key is added, modulo 2**b. The rounds are even permutations of the
-  domain, whatever their keys; without the offset, whose odd values are odd permutations, half of all orders of 16
-  could not occur, and among the 120 orders of 5 the even ones were 18 % more frequent than the odd ones.
-- Cycle walking: an image outside [0, n) is sent through again until it is inside (fewer than two passes on average for
-  n > 8). What remains is a bijection on [0, n).
+- The domain is the smallest power of two that is at least n and at least 16: b bits, the left half with l = b // 2 bits
+  and the right half with r = b - l bits.
+- A round multiplies the left half by a 64-bit constant. The next left half is the product's high word, mixed with the
+  round key and the right half. The next right half is the product's low word, with the right half's spare bit if
+  r = l + 1. The low l bits of the product determine the left half (the constant is odd), and the left half determines
+  the rest, so each round is a bijection of the domain. For n < 2**63 both halves fit 32 bits.
+- The addition: after the rounds, an offset derived from the key is added, modulo 2**b. The rounds are even permutations
+  of the domain for every key; without the offset, whose odd values are odd permutations, half of all orders of 16 could
+  not occur, and among the 120 orders of 5 the even ones were 18% more frequent than the odd ones.
+- Cycle walking: an image outside [0, n) is encrypted again until it is inside (fewer than two passes on average for
+  n > 8). The result is a bijection on [0, n).
 
 The round keys are the upper words of the first 24 outputs of splitmix64 (G. Steele, D. Lea, C. Flood, "Fast Splittable
-Pseudorandom Number Generators", 2014) started at the key, the offset is the 25th output. Draw the keys of epochs from a
-hash: two keys that differ by a small multiple of splitmix64's step share most of their round keys.
+Pseudorandom Number Generators", 2014) seeded with the key; the offset is the 25th output. Derive the keys of epochs
+with a hash: two keys that differ by a small multiple of splitmix64's step share most of their round keys.
 
-The result is frozen under ORDER_NAME, which is kept in saved states: whatever changes an image changes the name.
+The order is fixed under ORDER_NAME, which saved states contain: a change of any image needs a new name.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _SPLITMIX_STEP = 0x9E3779B97F4A7C15
 _SPLITMIX_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = 2**64 - 1
 
-# Elements from which on a vectorised pass (30-50 us of call overhead) costs less than Python integers (5 us each).
+# From this many elements on, a vectorized pass (30-50 us of call overhead) is cheaper than Python integers (5 us each).
 _VECTOR_MINIMUM = 8
 
 _THREADS = 256
@@ -58,14 +59,14 @@ _BLOCKS_MAXIMUM = 4096
 
 
 def permute(indices: Array, n: int, key: int) -> Array:
-    """Images of `indices` under the bijection on [0, n) that `key` selects.
+    """Images of `indices` under the bijection on [0, n) selected by `key`.
 
-    indices: int64 (R,), values in [0, n), in any order and also repeated; NumPy or CuPy.
+    indices: int64 (R,), values in [0, n), in any order, repeats allowed; NumPy or CuPy.
     n: size of the set, 1 <= n < 2**63. key: 0 <= key < 2**64.
     Returns int64 (R,), a new array of the same kind.
 
-    NumPy checks every index. CuPy launches one kernel on the current stream and does not block; there the image of an
-    index outside [0, n) is -1.
+    NumPy checks every index. CuPy launches one kernel on the current stream and does not block; it maps an index
+    outside [0, n) to -1.
     """
     n, key = operator.index(n), operator.index(key)
     require_inside("permute", 1, 63, n=n)
@@ -88,7 +89,7 @@ def permute(indices: Array, n: int, key: int) -> Array:
 
 
 def preimage(image: int, n: int, key: int) -> int:
-    """The index that `permute` with this `n` and `key` sends to `image`, 0 <= image < n; tens of us at any n."""
+    """The index that `permute` maps to `image`, 0 <= image < n; takes tens of microseconds for any n."""
     domain, schedule = _domain(n), _key_schedule(key)
     index = _decrypt_one(image, domain, schedule)
     while index >= n:
@@ -124,11 +125,11 @@ def _permute_cupy(indices: cupy.ndarray, n: int, key: int) -> cupy.ndarray:
 
 
 def _launch_shape(count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid and block for `count` >= 1 indices; the kernel's loop covers what the grid does not."""
+    """Grid and block for `count` >= 1 indices; the kernel loops over the indices beyond the grid."""
     return (min(-(-count // _THREADS), _BLOCKS_MAXIMUM),), (_THREADS,)
 
 
-# The struct of philox24.cuh, member by member.
+# The struct of philox24.cuh, field by field.
 _BIJECTION = np.dtype(
     [
         ("n", np.uint64),
@@ -143,9 +144,9 @@ _BIJECTION = np.dtype(
 
 @functools.lru_cache(maxsize=64)
 def bijection(n: int, key: int | None) -> NDArray[np.void]:
-    """The bijection on [0, n) that `key` selects, as kernels take it by value: one element; read-only.
+    """The bijection on [0, n) selected by `key`, as one read-only element that kernels take by value.
 
-    With None for the key, `left_bits` is 0 and stands for the identity.
+    If the key is None, `left_bits` is 0, which means the identity.
     """
     packed = np.zeros(1, _BIJECTION)
     packed["n"] = n
@@ -186,12 +187,12 @@ def _key_schedule(key: int) -> _KeySchedule:
 
 
 def _constant(value: int) -> NDArray[np.uint64]:
-    # An array without axes: a ufunc takes it twice as fast as a NumPy scalar.
+    # A zero-dimensional array: ufuncs handle it twice as fast as a NumPy scalar.
     return np.array(value, np.uint64)
 
 
 def _encrypt(values: NDArray[np.uint64], domain: _Domain, schedule: _KeySchedule) -> NDArray[np.uint64]:
-    """One pass of the 24 rounds over `values`, all below 2**b. Allocates two arrays of their size; wraps on purpose."""
+    """One pass of the 24 rounds over `values`, all below 2**b. Allocates two arrays of that size; wraps on purpose."""
     spare = domain.right_bits - domain.left_bits
     # The product shifted left by the spare bit is the product with a shifted constant; no bit of the halves is lost.
     multiplier = _constant((_MULTIPLIER << spare) & _WORD)
@@ -199,7 +200,7 @@ def _encrypt(values: NDArray[np.uint64], domain: _Domain, schedule: _KeySchedule
     left_mask, right_mask = _constant((1 << domain.left_bits) - 1), _constant((1 << domain.right_bits) - 1)
     left, right = values >> right_bits, values & right_mask
     product = np.empty_like(left)
-    # A pass over few elements is 120 to 190 calls; looking up their names in NumPy every time took 20 % of it.
+    # A pass over few elements is 120 to 190 calls; looking up their names in NumPy each time took 20% of it.
     multiply, shift, xor, mask, merge = np.multiply, np.right_shift, np.bitwise_xor, np.bitwise_and, np.bitwise_or
     for round_key in schedule.round_key_arrays:
         multiply(left, multiplier, product)
@@ -207,7 +208,7 @@ def _encrypt(values: NDArray[np.uint64], domain: _Domain, schedule: _KeySchedule
         xor(left, right, left)
         xor(left, round_key, left)
         mask(left, left_mask, left)
-        # Without a spare bit the right half may keep bits above r: the left mask drops what comes of them.
+        # Without a spare bit the right half may keep bits above r; the left mask removes their effect.
         if spare:
             mask(product, right_mask, product)
             shift(right, left_bits, right)
@@ -232,7 +233,7 @@ def _encrypt_one(value: int, domain: _Domain, schedule: _KeySchedule) -> int:
 
 
 def _decrypt_one(value: int, domain: _Domain, schedule: _KeySchedule) -> int:
-    """What `_encrypt_one` made `value` of: the constant is odd, so a product's low bits are those of one left half."""
+    """The inverse of `_encrypt_one`: the constant is odd, so a product's low bits determine the left half."""
     left_bits, right_bits = domain
     left_mask, spare = (1 << left_bits) - 1, right_bits - left_bits
     value = (value - schedule.offset) & ((1 << sum(domain)) - 1)

@@ -1,11 +1,12 @@
-"""rows: cut token rows, widen them and make the shifted labels, in one pass.
+"""rows: copy rows of tokens, widen them, and build the shifted labels, in one pass.
 
     tokens (N,)          10 11 12 13 14 15 16 17 18        starts (R,) = 0, 4    seq_len T = 4
 
     inputs (R, T)        10 11 12 13        labels (R, T)        11 12 13 14
                          14 15 16 17                             15 16 17 18
 
-With `label_shift=False` the labels equal the inputs (for models that shift inside) and a row reads T tokens, not T + 1.
+With `label_shift=False` the labels equal the inputs, for models that shift labels themselves, and a row reads T tokens
+instead of T + 1.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ def rows(
     """Inputs and labels of R rows of T = `seq_len` tokens.
 
     tokens: (N,), any integer dtype, contiguous, NumPy or CuPy.
-    starts: int64 (R,), the first token of each row, of the same kind as `tokens`; or a `range`, for rows at equal
-        distances. Row r reads tokens[starts[r] : starts[r] + T + label_shift]; rows may overlap.
-    dtype: of both results: int64 (default), int32, or that of the tokens (nothing is widened). Values keep their low
-        bits: ids at or above 2**31 do not fit int32.
-    out: two contiguous arrays (R, T) to fill and return, apart from `tokens` in memory; `dtype` may then be left out.
-    bad: int64 (2,), of the same kind as `tokens`: ids outside [0, vocab_size), or [0, 2**63) without one, are counted
-        in the same pass. bad[0] grows by their number; bad[1] becomes the position of the first if it was larger.
-        Position p is token p % (T + label_shift) of row p // (T + label_shift); a token that several rows read counts
-        once in each. Begin with (0, 2**63 - 1). No check without it.
+    starts: int64 (R,), the first token of each row, of the same kind as `tokens`; or a `range`, for evenly spaced rows.
+        Row r reads tokens[starts[r] : starts[r] + T + label_shift]; rows may overlap.
+    dtype: of both results: int64 (default), int32, or that of the tokens (without widening). Values keep their low
+        bits, so ids of 2**31 or more do not fit int32.
+    out: two contiguous arrays (R, T) to fill and return, which must not overlap `tokens`; `dtype` is then optional.
+    bad: int64 (2,), of the same kind as `tokens`: receives the ids outside [0, vocab_size), or [0, 2**63) without
+        vocab_size, found in the same pass. bad[0] grows by their number; bad[1] becomes the position of the first if
+        that is smaller. Position p is token p % (T + label_shift) of row p // (T + label_shift); a token in several
+        rows counts once per row. Start with (0, 2**63 - 1). Without `bad`, ids are not checked.
 
     Returns (inputs, labels), both (R, T) and contiguous, labels[r, t] = tokens[starts[r] + t + label_shift].
 
-    NumPy checks every start. A `range` costs two strided copies, each without the GIL; an array of starts costs one
-    more copy of its rows, and `bad` a search of them, unless the dtype of the tokens rules bad ids out. CuPy launches
-    one kernel on the current stream and does not block: a range is checked on the host, but starts on the device are
-    not, and one outside of [0, N - T - label_shift] reads foreign memory. Its stores have 16 bytes where both results
-    are aligned to that and T is a multiple of as many elements.
+    NumPy checks every start. A `range` costs two strided copies, which release the GIL; an array of starts costs one
+    more copy of the rows, and `bad` a scan of them unless the dtype of the tokens rules out bad ids. CuPy launches one
+    kernel on the current stream and does not block. It checks a range on the host, but not starts on the device: a
+    start outside [0, N - T - label_shift] reads out of bounds. Stores are 16 bytes wide if both results are aligned to
+    16 bytes and rows are a multiple of 16 bytes long.
     """
     seq_len = operator.index(seq_len)
     on_device = _row.require_tokens("rows", tokens, seq_len)
@@ -90,7 +91,7 @@ def _rows_numpy(
     count, seq_len = inputs.shape
     width, item = seq_len + label_shift, tokens.itemsize
     if isinstance(starts, range):
-        # The constructor checks that the view stays inside the buffer, and costs a tenth of `as_strided`.
+        # The constructor checks that the view stays inside the buffer, at a tenth of the cost of `as_strided`.
         source = np.ndarray(
             (count, width), tokens.dtype, tokens, offset=starts.start * item, strides=(starts.step * item, item)
         )
@@ -131,6 +132,6 @@ def _check_starts(starts: NDArray[np.int64] | range, width: int, num_tokens: int
         wrong = lowest if lowest < 0 else highest
         row = starts.index(wrong) if isinstance(starts, range) else int(np.argmax(starts == wrong))
         raise ValueError(
-            f"rows: row {row} starts at token {wrong} and reads {width}, to {wrong + width}; expected rows inside "
-            f"[0, {num_tokens}), the tokens given"
+            f"rows: row {row:,} reads tokens {wrong:,} to {wrong + width:,}, expected rows inside the {num_tokens:,} "
+            "tokens"
         )

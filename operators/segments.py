@@ -1,7 +1,7 @@
-"""segments: rows made of pieces of documents, with all that says where a document begins and ends, in one pass.
+"""segments: rows of packed documents, with positions, masks, and document boundaries, in one pass.
 
     tokens (N,)   10 11 12 13   20 21   30        three documents, which end at 4, 6 and 7        seq_len T = 5
-    row 0: three tokens of the first document, then the second; row 1: the third, and four positions of padding
+    row 0: three tokens of the first document, then the second; row 1: the third, then four positions of padding
 
     row_offsets (R + 1,)   0 2 3     piece_starts (P,)   0 4 6     piece_lengths   3 2 1     piece_ends   4 6 7
 
@@ -13,8 +13,8 @@
 
     num_segments   4     cu_seqlens   0 3 5 6 10 10 10 10 10 10 10
 
-The label of 12 is 13, which the row does not show but the document has. Padding is known by its position, never by its
-value, so `pad_id` may be the id of a token; the padding of a row is a segment of its own.
+The label of 12 is 13, which is in the document but not in the row. Padding is identified by position, not by value, so
+`pad_id` may also be the id of a token. The padding of a row counts as one segment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Batches(NamedTuple):
-    """`rows`: in a batch, 1 or more. `axis`: that of the batches in `cu_seqlens`, none for one batch alone."""
+    """`rows`: per batch, 1 or more. `axis`: the shape of the batch axis in `cu_seqlens`, () for a single batch."""
 
     rows: int
     axis: tuple[int, ...]
@@ -53,7 +53,7 @@ class _Batches(NamedTuple):
 
 
 class _LabelRule(NamedTuple):
-    """`cross`: from one piece to the next ones of the row. `learn`: None, or 0 for each token that is no label."""
+    """`cross`: labels may come from the next pieces of the row. `learn`: 0 for tokens that are not labels; or None."""
 
     num_labels: int
     cross: bool
@@ -80,41 +80,41 @@ def segments(
     bad: Array | None = None,
     work: Array | None = None,
 ) -> dict[str, Array]:
-    """The wanted `outputs`, by name, of R rows of T = `seq_len` positions.
+    """The requested `outputs`, by name, for R rows of T = `seq_len` positions.
 
     tokens: (N,), any integer dtype, contiguous, NumPy or CuPy; all other arrays are of the same kind.
-    row_offsets: int64 (R + 1,). Row r holds the pieces row_offsets[r] : row_offsets[r + 1], one behind the other from
-        position 0; what they leave of the row is padding.
+    row_offsets: int64 (R + 1,). Row r consists of the pieces row_offsets[r] : row_offsets[r + 1], one after another
+        from position 0; the rest of the row is padding.
     piece_starts, piece_lengths: int64 (P,). Piece p is tokens[start : start + length], length >= 1.
-    piece_ends: int64 (P,), start + length or more: where the tokens end that may be labels of the piece, which is the
-        end of its document or of what was read of it.
-    mtp: 0 for one label a position, the next token; k for k of them, label j being the token j + 1 ahead.
-    mask_boundaries: whether no label of a piece comes from beyond its end. With False labels are the tokens ahead in
-        the row, of whatever piece, and behind the row's last token those up to the end of its last piece.
-    loss_mask: uint8 (N,), contiguous: a token that has a 0 is no label.
-    batch_rows: B, for a block of K = ceil(R / B) batches, the last of which may be shorter: batch k has the rows from
-        k * B on. cu_seqlens is then (K, C + 1) and num_segments (K,), each batch counted by itself. By default all rows
-        are one batch, without that axis.
-    cu_capacity: C, for how many segments of a batch `cu_seqlens` has room, one a row or more; by default B * T, or what
-        `out` says.
-    out: contiguous arrays to fill and return, by output, apart from the input in memory. Those it lacks are made.
-    bad: as in `rows`, for the tokens that the rows show, not their padding, and for labels that lie behind them, hidden
-        by `loss_mask` or not. Position p is position p % T of row p // T; an id that is a label alone counts as one at
-        the last position of its piece.
-    work: for CuPy, int64 of `work_size` elements or more: memory that the kernels use for themselves. By default it is
-        taken for each call.
+    piece_ends: int64 (P,), start + length or more: the end of the tokens that may be labels of the piece, which is the
+        end of its document or of the part of it that was read.
+    mtp: 0 for one label per position, the next token; k for k labels, where label j is the token j + 1 ahead.
+    mask_boundaries: whether labels stop at the end of a piece's document. If False, labels are the tokens ahead in the
+        row, in any piece, and after the row's last token those up to the end of its last piece.
+    loss_mask: uint8 (N,), contiguous: a token with a 0 is not a label.
+    batch_rows: B, for a block of K = ceil(R / B) batches, where the last may be shorter: batch k has the rows from
+        k * B on. cu_seqlens is then (K, C + 1) and num_segments (K,), counted per batch. By default all rows are one
+        batch, without that axis.
+    cu_capacity: C, the number of segments per batch that `cu_seqlens` has room for, at least one per row; by default
+        B * T, or as in `out`.
+    out: contiguous arrays to fill and return, by output, which must not overlap the input. Missing ones are allocated.
+    bad: as in `rows`, for the tokens in the rows, without padding, and for labels after them, whether `loss_mask` hides
+        them or not. Position p is position p % T of row p // T; an id that is only a label counts at the last position
+        of its piece.
+    work: for CuPy, int64 with at least `work_size` elements: scratch memory for the kernels. By default it is allocated
+        for each call.
 
-    Outputs, int64 (R, T) where nothing else is said, and 0 on padding:
+    Outputs, int64 (R, T) unless stated otherwise, and 0 on padding:
     input_ids: the tokens, their low 64 bits; `pad_id` on padding.
-    labels: (R, T), with `mtp` (R, T, mtp); -100 where there is none and on padding.
+    labels: (R, T), with `mtp` (R, T, mtp); -100 without a label and on padding.
     position_ids: 0, 1, ... in each piece. segment_ids: number of the piece in its row, from 1. attention_mask: 1.
     loss_mask: 1 where the label, the first of `mtp`, is not -100.
-    cu_seqlens: int32 (C + 1,), for the positions of a batch in one line: where each segment begins, then their number,
-        B * T, up to the end of the array. The padding of a row is its last segment.
-    num_segments: int64 (1,), the segments that `cu_seqlens` has or should have had room for.
+    cu_seqlens: int32 (C + 1,), for all positions of a batch in one line: the start of each segment, then the number of
+        positions, B * T, up to the end of the array. The padding of a row is its last segment.
+    num_segments: int64 (1,), the number of segments, also if `cu_seqlens` does not have room for them.
 
-    NumPy checks the tables and the room. CuPy launches two kernels on the current stream, however many batches there
-    are, and does not block. It checks neither: wrong tables read foreign memory, segments without room are left out.
+    NumPy checks the tables and the capacity. CuPy launches two kernels on the current stream for any number of batches
+    and does not block. It checks neither: wrong tables read out of bounds; segments beyond the capacity are left out.
     """
     seq_len, pad_id, mtp = operator.index(seq_len), operator.index(pad_id), operator.index(mtp)
     on_device = _row.require_tokens("segments", tokens, seq_len)
@@ -144,13 +144,13 @@ def segments(
 
 
 def work_size(num_pieces: int, num_rows: int, batch_rows: int | None = None) -> int:
-    """Elements of `work` that `segments` needs for so many pieces in so many rows."""
+    """Elements of `work` that `segments` needs for these numbers of pieces and rows."""
     batch_rows = max(num_rows, 1) if batch_rows is None else batch_rows
     return max(num_pieces, 1) + -(-num_rows // batch_rows) * _padded_words(batch_rows)
 
 
 def _padded_words(batch_rows: int) -> int:
-    """Words of eight bytes in which a batch has a byte for each row."""
+    """Eight-byte words that hold one byte per row of a batch."""
     return -(-batch_rows // 8)
 
 
@@ -200,8 +200,8 @@ def _segments_numpy(
 def _count_outside(
     ids: NDArray[np.int64], positions: NDArray[np.int64] | None, limit: int, bad: NDArray[np.int64]
 ) -> None:
-    """Count the ids outside [0, limit); they are at rising `positions`, of all of them where there are none."""
-    outside = ids.view(np.uint64) >= np.uint64(limit)  # a negative id is a huge one without its sign
+    """Count the ids outside [0, limit), which are at rising `positions`, or at all positions if None."""
+    outside = ids.view(np.uint64) >= np.uint64(limit)  # as an unsigned number a negative id is huge
     if outside.any():
         first = int(outside.argmax())
         bad[0] += np.count_nonzero(outside)
@@ -217,7 +217,7 @@ def _fill_labels(
     loss_mask: NDArray[np.int64] | None,
 ) -> None:
     learn = rule.learn
-    # The loss mask by the labels' values, which takes longer, only where labels may be masked or tokens may be -100.
+    # Deriving the loss mask from the labels' values is slower: only if labels may be masked or tokens may be -100.
     by_value = learn is not None or not np.can_cast(token_dtype, np.uint32)
     next_tokens = layout.ends_of_pieces(1, rule.cross)
     if loss_mask is not None and not by_value:
@@ -264,8 +264,8 @@ def _segments_cupy(
             results[name].fill(0)
         return
     offsets, starts, lengths, ends = (cupy.ascontiguousarray(table) for table in pieces)
-    # Made by the first kernel for the second: where in its row each piece begins, and whether a row has padding, for
-    # each batch in whole words.
+    # Written by the first kernel for the second: where each piece begins in its row, and whether a row has padding, in
+    # whole words per batch.
     begins, padded = work, work[max(lengths.size, 1) :]
     words = _padded_words(batch_rows)
     cu_seqlens = results.get("cu_seqlens", null)
@@ -284,10 +284,10 @@ def _segments_cupy(
     kernel(*launch_shape, (tokens, learn, *sizes, *tables, np.int64(pad_id), *labels, *wanted, *bounds, *check))
 
 
-# As the kernel takes them.
+# In the order of the kernel's parameters.
 _ROW_OUTPUTS = ("input_ids", "labels", "position_ids", "segment_ids", "attention_mask", "loss_mask")
 OUTPUTS = (*_ROW_OUTPUTS, "cu_seqlens", "num_segments")
-"""What can be asked for."""
+"""Valid names in `outputs`."""
 
 
 def _results(
@@ -299,10 +299,10 @@ def _results(
     out: Mapping[str, Array],
     on_device: bool,
 ) -> dict[str, Any]:
-    """The arrays to fill, by output: those of `out`, checked, or new ones."""
+    """The arrays to fill, by output: those of `out` after a check, or new ones."""
     unknown = [name for name in (*outputs, *out) if name not in OUTPUTS]
     if unknown:
-        raise ValueError(f"segments: no output is called {unknown[0]!r}, expected some of {', '.join(OUTPUTS)}")
+        raise ValueError(f"segments: unknown output {unknown[0]!r}, expected some of {', '.join(OUTPUTS)}")
     if on_device:
         import cupy as module
     else:
@@ -328,12 +328,16 @@ def _results(
 def _capacity(shape: tuple[int, int], cu_capacity: int | None, array: Array | None) -> int:
     count, size = shape[0], shape[0] * shape[1]
     if size >= 2**31:
-        raise ValueError(f"segments: {size} positions in a batch, expected less than 2**31 for an int32 cu_seqlens")
+        raise ValueError(
+            f"segments: a batch has {size:,} positions, expected fewer than 2**31, because cu_seqlens is int32"
+        )
     capacity = (
         operator.index(cu_capacity) if cu_capacity is not None else size if array is None else array.shape[-1] - 1
     )
     if capacity < count:
-        raise ValueError(f"segments: cu_seqlens has room for {capacity} segments, expected one a row, {count}, or more")
+        raise ValueError(
+            f"segments: cu_seqlens has room for {capacity:,} segments, expected at least one per row, {count:,}"
+        )
     return capacity
 
 
@@ -344,27 +348,31 @@ def _require_tables(pieces: PieceTables, on_device: bool) -> None:
         if table.dtype != np.int64:
             raise TypeError(f"segments: {name} have dtype {table.dtype}, expected int64")
         if table.ndim != 1 or table.size == (0 if table is pieces.row_offsets else -1):
-            raise ValueError(f"segments: {name} have shape {table.shape}, expected one axis, of R + 1 or of P elements")
+            raise ValueError(f"segments: {name} have shape {table.shape}, expected one axis with R + 1 or P elements")
     if not pieces.starts.size == pieces.lengths.size == pieces.ends.size:
         sizes = f"{pieces.starts.size}, {pieces.lengths.size} and {pieces.ends.size}"
-        raise ValueError(f"segments: piece_starts, piece_lengths, piece_ends have {sizes} elements, expected P in each")
+        raise ValueError(
+            f"segments: piece_starts, piece_lengths, and piece_ends have {sizes} elements, expected equal sizes"
+        )
 
 
 def _checked(pieces: PieceTables, num_tokens: int, seq_len: int) -> PieceTables:
-    """The pieces that the rows hold, counted from the first of them; a ValueError unless all can be read."""
+    """The pieces in the rows, numbered from the first of them. Raises ValueError for pieces that cannot be read."""
     offsets, num_pieces = pieces.row_offsets, pieces.starts.size
     if offsets[0] < 0 or offsets[-1] > num_pieces or (offsets[1:] < offsets[:-1]).any():
-        raise ValueError(f"segments: row_offsets must not fall and must lie inside [0, {num_pieces}], the pieces given")
+        raise ValueError(
+            f"segments: row_offsets must not decrease and must be inside [0, {num_pieces}], the number of pieces"
+        )
     first = int(offsets[0])
     starts, lengths, ends = (table[first : int(offsets[-1])] for table in pieces[1:])
-    # In this order no difference of the values that pass the tests before it leaves 64 bits.
+    # In this order, no difference of values that pass the earlier tests overflows 64 bits.
     wrong = (starts < 0) | (lengths < 1) | (lengths > seq_len) | (ends > num_tokens) | (ends < starts)
     wrong |= ends - starts < lengths
     if wrong.any():
         at = int(wrong.argmax())
         raise ValueError(
-            f"segments: piece {first + at} starts at token {starts[at]}, has {lengths[at]} and ends at {ends[at]}; "
-            f"expected 1 to {seq_len} tokens inside [0, {num_tokens}), the tokens given, and an end behind them"
+            f"segments: piece {first + at:,} starts at token {starts[at]:,}, has {lengths[at]:,}, and its labels end "
+            f"at {ends[at]:,}; expected 1 to {seq_len:,} tokens inside the {num_tokens:,} tokens, and an end after them"
         )
     return PieceTables(offsets - first, starts, lengths, ends)
 

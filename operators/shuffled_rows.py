@@ -1,16 +1,16 @@
-"""shuffled_rows: rows of an epoch in its order, straight from the tokens: `permute`, `rows` and padding in one pass.
+"""shuffled_rows: rows of an epoch in shuffled order, from the tokens: `permute`, `rows`, and padding in one pass.
 
     tokens (9,)   10 11 12 13 14 15 16 17 18      seq_len T = 2, stride 2, origin 0: windows 0 to 3 start at 0 2 4 6
 
-    num_rows = 4, key = 2: rows 0 1 2 3 show windows 3 1 0 2
-    first = 1, count = 3, row_step = 2: rows 1, 3 and one past the end, which is padding and shows row 0
+    num_rows = 4, key = 2: rows 0 1 2 3 contain windows 3 1 0 2
+    first = 1, count = 3, row_step = 2: rows 1, 3, and one past the end, which is padding and contains row 0
 
     row_ids (3,)   1   inputs (3, T)   12 13   labels (3, T)     13   14
                    3                   14 15                     15   16
                   -1                   16 17                   -100 -100
 
-This is what one rank of several gets in a block of steps, where the whole corpus is in a device's memory: rank =
-first % row_step, row_step = the number of ranks.
+This is what one of several ranks gets in a block of steps when the whole corpus is in device memory: the rank is
+first % row_step, and row_step is the number of ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dali_pipes.operators._array import Array
 
 IGNORE_INDEX = -100
-"""Label of a padding row, which a loss function leaves out."""
+"""Label that loss functions ignore, as in padding rows."""
 
 PADDING = -1
 """Row id of a padding row."""
@@ -59,16 +59,16 @@ def shuffled_rows(
     """Inputs and labels of rows first, first + row_step, ... (R = `count` of them) of an epoch of `num_rows` rows.
 
     tokens: (N,), any integer dtype, contiguous, NumPy or CuPy.
-    key: of the epoch's order: row i shows window permute(i, num_rows, key); with None, window i.
-    origin, stride: window w begins at token origin + w * stride and has T + label_shift tokens, T = `seq_len`.
+    key: of the epoch's order: row i contains window permute(i, num_rows, key), or window i if key is None.
+    origin, stride: window w starts at token origin + w * stride and has T + label_shift tokens, T = `seq_len`.
     row_ids: int64 (R,), filled with the numbers of the rows.
     dtype, out, vocab_size, bad: as in `rows`; tokens of padding rows are checked like others.
 
-    A row whose number is num_rows or above is padding: it shows the tokens of row 0, its labels are -100 and its row
-    id is -1. With padding the results need a signed dtype of at least 16 bits.
+    A row number of num_rows or more is padding: the row contains the tokens of row 0, its labels are -100, and its row
+    id is -1. With padding, the results need a signed dtype of at least 16 bits.
 
-    Returns (inputs, labels), both (R, T), contiguous, of the kind of `tokens`. Everything is checked on the host.
-    CuPy launches one kernel on the current stream, makes no other array and does not block.
+    Returns (inputs, labels), both (R, T), contiguous, of the same kind as `tokens`. All checks run on the host. CuPy
+    launches one kernel on the current stream, does not allocate other arrays, and does not block.
     """
     first, count, seq_len = operator.index(first), operator.index(count), operator.index(seq_len)
     row_step, num_rows = operator.index(row_step), operator.index(num_rows)
@@ -86,8 +86,8 @@ def shuffled_rows(
     width = seq_len + bool(label_shift)
     if starts[-1] + width > tokens.size:
         raise ValueError(
-            f"shuffled_rows: window {num_rows - 1}, the last, starts at token {starts[-1]} and reads {width}, to "
-            f"{starts[-1] + width}; expected windows inside [0, {tokens.size}), the tokens given"
+            f"shuffled_rows: the last window, {num_rows - 1:,}, reads tokens {starts[-1]:,} to {starts[-1] + width:,}, "
+            f"expected windows inside the {tokens.size:,} tokens"
         )
     limit = _row.id_limit("shuffled_rows", tokens.dtype, vocab_size, bad, on_device)
     if row_ids is not None:
@@ -95,8 +95,8 @@ def shuffled_rows(
     inputs, labels = _row.results("shuffled_rows", (count, seq_len), tokens.dtype, dtype, out, on_device)
     if count > 0 and last_row >= num_rows and not np.can_cast(np.int16, labels.dtype):
         raise TypeError(
-            f"shuffled_rows: row {last_row} of {num_rows} is padding with labels of {IGNORE_INDEX}; expected a "
-            f"signed dtype of at least 16 bits, not {labels.dtype}"
+            f"shuffled_rows: dtype is {labels.dtype}, but row {last_row:,} of {num_rows:,} is padding with labels of "
+            f"{IGNORE_INDEX}; use a signed dtype of at least 16 bits"
         )
     if count > 0:
         run = _shuffled_rows_cupy if on_device else _shuffled_rows_numpy

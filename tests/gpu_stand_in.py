@@ -36,7 +36,7 @@ import cuda_on_cpu
 from dali_pipes.engine import block_stream as block_queue
 from dali_pipes.engine import dali as pipeline
 from dali_pipes.engine.block_source import BlockInfo
-from dali_pipes.loader import batches, loader_parts
+from dali_pipes.loader import batches, token_loader
 from dali_pipes.loader import token_loader as loader
 from dali_pipes.operators import _kernel
 from dali_pipes.placement import cuda as device
@@ -449,7 +449,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setattr(device, "_loans", {})
         patch.setattr(block_queue, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph))
         patch.setattr(loader, "current_stream", lambda number: None if number is None else gpu.consumer)
-        patch.setattr(loader_parts, "why_no_cuda", lambda: None)
+        patch.setattr(token_loader, "cuda_problem", lambda: None)
         patch.setattr(batches.StaticBatch, "copied", fill)
         patch.setattr(batches.RowShare, "of", share)
         patch.setattr(loader.TokenLoader, "device", property(lambda self: torch.device("cpu")))

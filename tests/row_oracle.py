@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from dali_pipes.documents import Pieces
+from dali_pipes.rows.document_rows import DocumentRows
+
 IGNORED = -100
 END = 9
 """Id that ends a document in the corpora of these tests."""
@@ -99,3 +102,10 @@ def problem(batch: Any, expected: dict[str, Any]) -> str:
         elif got != expected[name]:
             return f"{name}: {got}, expected {expected[name]}"
     return ""
+
+
+def pieces_of(rows: DocumentRows, epoch: int, places: Any) -> Pieces:
+    """The pieces of rows of documents."""
+    pieces = rows.plan(epoch, places).pieces
+    assert pieces is not None
+    return pieces

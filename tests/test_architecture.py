@@ -26,7 +26,7 @@ Runner = Callable[..., "CompletedProcess[str]"]
 ROOMS = {
     "errors": "",
     "fields": "",
-    "config": "pydantic yaml",
+    "config": "numpy pydantic yaml",
     "runtime": "numpy rich",
     "monitoring": "",
     "operators": "numpy cupy",

@@ -75,7 +75,7 @@ ALTERNATIVES = {
         Alternative(
             "numpy",
             "yardstick",
-            "NumPy, one thread: np.memmap, two assignments a row, buffers kept",
+            "NumPy, one thread: np.memmap, two assignments per row, reused buffers",
             "loops:RowCopies",
             arguments={"plain": False},
         ),
@@ -89,7 +89,7 @@ ALTERNATIVES = {
         Alternative(
             "numpy_gather",
             "yardstick",
-            "NumPy, one thread: one strided gather a batch, buffers kept",
+            "NumPy, one thread: one strided gather per batch, reused buffers",
             "loops:Gather",
             arguments={"keep_buffers": True},
         ),
@@ -103,28 +103,28 @@ ALTERNATIVES = {
         Alternative(
             "memmap",
             "loop",
-            "random windows, astype and stack (nanoGPT's way; rows repeat)",
+            "random windows, astype and stack (as in nanoGPT; rows repeat)",
             "loops:RandomWindows",
             random_windows=True,
         ),
         Alternative(
             "gather_loop",
             "loop",
-            "hand-written loop: one strided gather a batch, fresh tensors",
+            "hand-written loop: one strided gather per batch, new tensors",
             "loops:Gather",
             arguments={"keep_buffers": False},
         ),
         Alternative(
             "torch_dataloader_0",
             "loader",
-            "torch DataLoader, a row an item, no workers",
+            "torch DataLoader, one row per item, no workers",
             "torch_loaders:RowDataLoader",
             arguments={"workers": 0},
         ),
         Alternative(
             "torch_dataloader_2",
             "loader",
-            "torch DataLoader, a row an item, 2 workers, prefetch 4",
+            "torch DataLoader, one row per item, 2 workers, prefetch 4",
             "torch_loaders:RowDataLoader",
             arguments={"workers": 2},
         ),
@@ -138,7 +138,7 @@ ALTERNATIVES = {
         Alternative(
             "torch_batches_0_malloc",
             "loader",
-            "the same, glibc told to keep freed memory",
+            "the same, with glibc set to keep freed memory",
             "torch_loaders:BatchDataLoader",
             arguments={"workers": 0},
             environment=_KEEP_MEMORY,
@@ -160,14 +160,14 @@ ALTERNATIVES = {
         Alternative(
             "stateful_dataloader",
             "loader",
-            "torchdata StatefulDataLoader, a row an item, no workers",
+            "torchdata StatefulDataLoader, one row per item, no workers",
             "torch_loaders:StatefulRowDataLoader",
             ("torchdata.stateful_dataloader",),
         ),
         Alternative(
             "dali_plain",
             "loader",
-            "DALI, a batch a run: external_source, slice, cast, DALIGenericIterator",
+            "DALI, one batch per run: external_source, slice, cast, DALIGenericIterator",
             "dali_loaders:PlainDali",
             _DALI,
         ),
@@ -210,7 +210,7 @@ def choose(only: list[str], skip: list[str]) -> list[Alternative]:
     """The alternatives left by `--only` and `--skip`. Raises ValueError for a name that is not in the list."""
     unknown = [name for name in [*only, *skip] if name not in ALTERNATIVES]
     if unknown:
-        raise ValueError(f"no alternative is called {', '.join(unknown)}; there are {', '.join(ALTERNATIVES)}")
+        raise ValueError(f"unknown alternative {', '.join(unknown)}; expected some of {', '.join(ALTERNATIVES)}")
     return [
         alternative for name, alternative in ALTERNATIVES.items() if (not only or name in only) and name not in skip
     ]

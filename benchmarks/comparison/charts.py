@@ -22,7 +22,7 @@ def save_chart(run: dict[str, Any], path: Path) -> None:
     names = sorted(measured, key=lambda name: measured[name]["median"]["tokens_per_s"])
     figure, panels = pyplot.subplots(1, 2, figsize=(13, 1.2 + 0.36 * len(names)), sharey=True, layout="constrained")
     for panel, key, factor, title in (
-        (panels[0], "tokens_per_s", 1e-6, "million tokens a second"),
+        (panels[0], "tokens_per_s", 1e-6, "million tokens per second"),
         (panels[1], "cpu_s_per_mtok", 1e3, "CPU ms per million tokens, all processes"),
     ):
         low, middle, high = (

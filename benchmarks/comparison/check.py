@@ -107,11 +107,11 @@ class Checker:
 
     def _check_positions(self, where: str, inputs: Tokens, targets: Tokens, positions: Tokens | None) -> None:
         if positions is None or len(positions) != len(inputs):
-            raise CheckError(f"{where}: the loader did not say where its {len(inputs)} rows begin")
+            raise CheckError(f"{where}: the loader did not report where its {len(inputs)} rows begin")
         for row, start in enumerate(np.asarray(positions).tolist()):
             expected = self._corpus[start : start + self._work.seq_len + 1]
             if not (np.array_equal(expected[:-1], inputs[row]) and expected[-1] == targets[row, -1]):
-                raise CheckError(f"{where}, row {row}: it does not hold the corpus's tokens from {start} on")
+                raise CheckError(f"{where}, row {row}: it does not equal the corpus's tokens from {start} on")
 
 
 def _keys(heads: Tokens) -> "np.ndarray[Any, np.dtype[np.uint64]]":

@@ -85,11 +85,11 @@ class _Child:
         try:
             self._process.communicate(b"go\n", timeout_s)
         except subprocess.TimeoutExpired:
-            return {"failed": f"not done after {timeout_s:.0f} s"}
+            return {"failed": f"not finished after {timeout_s:.0f} s"}
         result_path = self._folder / "result.json"
         if not result_path.exists():
             tail = (self._folder / "output").read_text(errors="replace")[-2000:]
-            return {"failed": f"the process ended with {self._process.returncode} and no result: {tail}"}
+            return {"failed": f"the process exited with {self._process.returncode} without a result: {tail}"}
         result: Result = json.loads(result_path.read_text())
         return result
 

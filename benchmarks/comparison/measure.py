@@ -1,4 +1,4 @@
-"""Measure one alternative once, in a child process of its own: see `comparison.child`.
+"""Measure one alternative once, in a separate child process: see `comparison.child`.
 
 The child imports what the alternative needs and notes its memory, then:
 

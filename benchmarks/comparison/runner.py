@@ -1,4 +1,4 @@
-"""Run children: prepare what needs preparing, then the rounds, each alternative in a process of its own."""
+"""Run child processes: preparation, then the rounds, each alternative in a separate process."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ def _add(result: Result, outcome: Result) -> None:
 def _prepare(alternative: Alternative, work: Work, tell: Tell) -> Result:
     missing = alternative.missing_package()
     if missing is not None:
-        return {"skipped": f"the package {missing} is not installed; pip install 'dali-pipes[bench]' brings it"}
+        return {"skipped": f"the package {missing} is not installed; install it with pip install 'dali-pipes[bench]'"}
     if alternative.prepared_format is None or work.prepared(alternative.prepared_format).exists():
         return {}
     tell(f"writing the corpus as {alternative.prepared_format}, rows of {work.seq_len}")

@@ -1,4 +1,4 @@
-"""Time the first start and the resume of one `TokenLoader`, in a child process of its own: see `comparison.child`.
+"""Time the first start and the resume of one `TokenLoader`, in a separate child process: see `comparison.child`.
 
 The corpus is a sparse file: as long as it should be, all zeros, no blocks on the disk. After the first start, marks
 are written where `locate` says that the rows of the resumed step lie; the resumed loader must deliver just them.
@@ -48,7 +48,7 @@ def measure(files: list[str], batch_size: int, seq_len: int) -> dict[str, Any]:
         batch = next(iter(resumed))
         figures["resume_s"] = time.perf_counter() - began
         if not (torch.equal(batch["input_ids"], expected[:, :-1]) and torch.equal(batch["labels"], expected[:, 1:])):
-            raise CheckError(f"the batch after the resume is not the one that locate() announced for step {step}")
+            raise CheckError(f"the batch after the resume is not the one that locate() reports for step {step}")
     return figures
 
 

@@ -204,7 +204,7 @@ def profile_of_the_trainers_thread(session: Session) -> None:
                 product()
         rows = sorted(pstats.Stats(profile).stats.items(), key=lambda row: -row[1][2])  # type: ignore[attr-defined]
         lines = {
-            f"{Path(file).name}:{line} {function}": f"{1e6 * own / steps:.2f} us in {calls / steps:.2f} calls a batch"
+            f"{Path(file).name}:{line} {function}": f"{1e6 * own / steps:.2f} us in {calls / steps:.2f} calls per batch"
             for (file, line, function), (_primitive, calls, own, _with_callees, _callers) in rows[:_PROFILE_LINES]
         }
         session.note(f"ours {on_gpu['placement']}: profile of the main thread", lines)

@@ -84,11 +84,11 @@ def _fork(loader: Any, batches: Any) -> None:
         os._exit(0)
     os.close(writer)
     status = os.waitpid(child, 0)[1]
-    assert status == 0, f"the child ended with status {status}; {signal.SIGALRM.value} is a hang"
+    assert status == 0, f"the child process exited with status {status}; {signal.SIGALRM.value} means a hang"
     with os.fdopen(reader) as pipe:
         words = json.loads(pipe.read())
     for text in words:
-        assert "fork" in text, f"the child got: {text}"
+        assert "fork" in text, f"the child process got: {text}"
     print(words[0])
     kept.extend(next(batches) for _ in range(5))
 

@@ -66,9 +66,9 @@ def _refused(settings: dict[str, Any]) -> str:
             next(iter(loader))
     except DaliPipesError as error:
         numbers = re.findall(r"\d+(?:\.\d+)?", str(error))
-        return "" if len(numbers) >= 2 else f"the message has not both sizes: {error}"
+        return "" if len(numbers) >= 2 else f"the message does not have both sizes: {error}"
     except Exception as error:
-        return f"{type(error).__name__} instead of an error of ours: {error}"
+        return f"{type(error).__name__} instead of an error of dali_pipes: {error}"
     return "no error"
 
 
@@ -129,12 +129,12 @@ def exits_and_forks(session: Session) -> None:
             session.verify(name, "hangs", child.communicate()[1][-2000:])
             continue
         problem = "" if child.returncode == code else f"exit code {child.returncode}, expected {code}"
-        problem = problem or ("" if output.endswith("done\n") else "did not get to its end")
-        problem = problem or ("" if words in errors else f"the error does not say {words!r}")
-        problem = problem or ("the output has words of an abort" if re.search(_ABORT, errors) else "")
+        problem = problem or ("" if output.endswith("done\n") else "did not reach its end")
+        problem = problem or ("" if words in errors else f"the error does not contain {words!r}")
+        problem = problem or ("the output has signs of an abort" if re.search(_ABORT, errors) else "")
         session.verify(name, problem, errors[-2000:] if problem else None)
         if scenario == "fork":
-            session.note(f"{name}: error in the child", output.removesuffix("done\n").strip())
+            session.note(f"{name}: error in the child process", output.removesuffix("done\n").strip())
 
 
 _ABORT = r"terminate called|core dumped|Segmentation fault|Fatal Python error|CUDA error|cudaError"

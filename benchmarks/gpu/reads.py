@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from dali_pipes import open_corpus
-from dali_pipes.placement.gpu import LOAD_CHUNK_BYTES, LOAD_THREADS
+from dali_pipes.placement.device import LOAD_CHUNK_BYTES, LOAD_THREADS
 from gpu.session import Session
 
 ROW_READ, CHUNK_READ = "rows of 4097 tokens", "16 MiB at a time"

@@ -90,11 +90,11 @@ def value_text(check: Record) -> str:
 
 def _why_failed(code: int | None, limit_s: float, *, ended: bool) -> str:
     if code is None:
-        return f"not done after its limit of {limit_s:.0f} s"
+        return f"not finished at its limit of {limit_s:.0f} s"
     if code < 0:
-        return f"died by {signal.Signals(-code).name}"
+        return f"killed by {signal.Signals(-code).name}"
     if code > 0 or not ended:
-        return f"ended with exit code {code}" + (" after its last check" if ended else "")
+        return f"exited with code {code}" + (" after its last check" if ended else "")
     return ""
 
 

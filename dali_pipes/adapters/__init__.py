@@ -1,1 +1,1 @@
-"""For trainers and libraries that are not a plain PyTorch loop."""
+"""Adapters for trainers and libraries other than a plain PyTorch loop."""

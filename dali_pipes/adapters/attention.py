@@ -1,13 +1,13 @@
-"""What attention kernels need to keep the documents of a batch apart, from its outputs.
+"""Attention masks and arguments that keep the documents of a batch apart, built from its outputs.
 
-    segment_ids   1 1 1 2 2 0     token q sees token k     # . . . . .     the padding of a row is one segment more:
-                                  where k <= q and both    # # . . . .     every token sees itself at least, so that
-                                  are of one segment       # # # . . .     no softmax is empty
+    segment_ids   1 1 1 2 2 0     token q sees token k     # . . . . .     the padding of a row is one more segment:
+                                  if k <= q and both are   # # . . . .     every token sees at least itself, so that
+                                  in one segment           # # # . . .     no softmax is empty
                                                            . . . # . .
                                                            . . . # # .
                                                            . . . . . #
 
-Positions are another matter: give the model `position_ids`, or it counts a document's tokens from the row's start.
+Positions are separate: pass `position_ids` to the model, or it counts a document's tokens from the start of the row.
 """
 
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ class VarlenArguments(TypedDict):
 def block_mask(batch: Mapping[str, Any], *, block_size: int | tuple[int, int] = 128) -> BlockMask:
     """The mask for `flex_attention` of queries and keys (B, H, T, D), from `segment_ids` (B, T), on their device.
 
-    The same as `create_block_mask` makes, which builds the mask of all T x T pairs first; here the largest tensor has
-    an entry for each pair of blocks. `block_size` is that of queries and keys, or (queries, keys), in tokens.
+    The result equals that of `create_block_mask`, which first builds a mask of all T x T pairs; here the largest tensor
+    has one entry per pair of blocks. `block_size`, in tokens, is for queries and keys, or (queries, keys).
 
-    Does not block. The mask reads `segment_ids` when it is used: with `static_buffers` it is valid as long as they are.
-    Raises `ConfigError` where the batch has no `segment_ids`.
+    Does not block. The mask reads `segment_ids` when it is used, so with `static_buffers` it is valid only as long as
+    the batch. Raises `ConfigError` if the batch does not contain `segment_ids`.
     """
     segment_ids: Tensor = _output(batch, "segment_ids")
     query_size, key_size = (block_size, block_size) if isinstance(block_size, int) else block_size
@@ -50,8 +50,8 @@ def block_mask(batch: Mapping[str, Any], *, block_size: int | tuple[int, int] = 
     first_query, query_end = first_query[:, None], query_end[:, None]
     first_key, key_end = first_key[None], key_end[None]
 
-    # A segment's tokens lie together, so what lies between two tokens of one segment is of that segment too.
-    last_key = torch.minimum(query_end, key_end) - 1  # that some query of the block may see
+    # A segment is contiguous, so every token between two tokens of a segment belongs to it too.
+    last_key = torch.minimum(query_end, key_end) - 1  # that a query of the block may see
     nearest_query = torch.maximum(first_query, last_key)
     some = (last_key >= first_key) & (segment_ids[:, nearest_query] == segment_ids[:, last_key])
     whole = (query_end - first_query == query_size) & (key_end - first_key == key_size) & (key_end - 1 <= first_query)
@@ -68,10 +68,10 @@ def block_mask(batch: Mapping[str, Any], *, block_size: int | tuple[int, int] = 
 
 
 def varlen_args(batch: Mapping[str, Any]) -> VarlenArguments:
-    """The arguments for `flash_attn_varlen_func` of queries and keys (B * T, H, D), beside `causal=True`.
+    """The arguments for `flash_attn_varlen_func` of queries and keys (B * T, H, D), next to `causal=True`.
 
-    The padding of a row is a sequence of its own, so every token is in one. Does not block. Raises `ConfigError` where
-    the batch has no `cu_seqlens` or no `max_seqlen`.
+    The padding of a row is a separate sequence, so every token is in one. Does not block. Raises `ConfigError` if the
+    batch does not contain `cu_seqlens` and `max_seqlen`.
     """
     bounds: Tensor = _output(batch, "cu_seqlens")
     longest: int = _output(batch, "max_seqlen")
@@ -81,17 +81,17 @@ def varlen_args(batch: Mapping[str, Any]) -> VarlenArguments:
 
 def _output(batch: Mapping[str, Any], name: str) -> Any:
     if name not in batch:
-        raise ConfigError(f"the batch has no {name!r}, it has {', '.join(batch)}: add {name!r} to the loader's outputs")
+        raise ConfigError(f"the batch does not contain {name!r}, only {', '.join(batch)}; add {name!r} to outputs")
     return batch[name]
 
 
 def _blocks(seq_len: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """First token and end of each block; the last one may be cut short."""
+    """First token and end of each block; the last block may be shorter."""
     first = torch.arange(0, seq_len, size, device=device)
     return first, (first + size).clamp(max=seq_len)
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of (B, Q, K) how many blocks are set, and their numbers before all others, as `BlockMask` has it."""
+    """For each row of (B, Q, K): how many blocks are set, and their numbers first, in the layout of `BlockMask`."""
     numbers = torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], numbers.to(torch.int32)[:, None]

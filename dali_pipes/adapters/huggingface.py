@@ -1,15 +1,15 @@
-"""Hugging Face's `Trainer` on a `TokenLoader`: its own batches, neither sharded nor collated again, resumed exactly.
+"""Hugging Face's `Trainer` on a `TokenLoader`: batches are used as they are, and runs resume exactly.
 
     trainer = loader_trainer(Trainer)(model, arguments, train_dataset=loader, eval_dataset=validation)
     trainer.train(resume_from_checkpoint=True)
 
-Trainer passes a `DataLoader` over an iterable data set through its `accelerator`, which shares its batches out over the
-ranks; ours are shared out already, so the loader goes in as it is.
+Trainer normally passes a `DataLoader` to its `accelerator`, which splits batches over the ranks. A loader's batches are
+already split, so it bypasses that.
 
-Trainer takes every epoch for as long as the first, and works out from its optimizer steps how many batches of which
-epoch it has had. Where epochs are equally long that is right: a resumed Trainer counts off, by iterating, what it has
-had, is given as many numbers, and no data is read for them. Epochs of packed rows differ in length. There Trainer gets
-one epoch without an end and is told to count nothing off; where the run stands is for the loader's state to say.
+Trainer assumes that all epochs are as long as the first, and derives the epoch and the batch from its optimizer steps.
+If epochs are equally long, that is right: a resumed Trainer skips batches by iterating, and gets numbers instead of
+data, so nothing is read for them. Epochs of packed rows differ in length. For these Trainer gets one endless epoch and
+skips nothing; the loader's state alone says where the run is.
 """
 
 import inspect
@@ -21,10 +21,11 @@ import torch
 from dali_pipes.adapters.attention import varlen_args
 from dali_pipes.adapters.trainer_settings import refuse_hook, refuse_loss, refuse_old_liger, refuse_settings
 from dali_pipes.config import LoaderConfig
-from dali_pipes.errors import BackendError, ConfigError, StateError
+from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.announcements import speaks_for_all
 from dali_pipes.loader.token_loader import TokenLoader
 from dali_pipes.runtime.messages import say_once
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.schedule import Position
 
 if TYPE_CHECKING:
@@ -33,20 +34,20 @@ if TYPE_CHECKING:
     AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
 CALLBACK = "TokenLoaderState"
-"""Under this name `trainer_state.json` of a checkpoint keeps the loader's state."""
+"""Name of the loader's state in a checkpoint's `trainer_state.json`."""
 
 
 class EndlessBatches(torch.utils.data.IterableDataset[Any]):
-    """The batches of a loader, epoch after epoch, under the names that models of transformers know.
+    """The batches of a loader, epoch after epoch, with the argument names of transformers' models.
 
-    Labels that are shifted already go to the model as `shift_labels` too, or it would shift them again; `cu_seqlens`
-    and `max_seqlen` also as what its flash attention asks for.
+    Shifted labels are also passed as `shift_labels`, so that the model does not shift them again; `cu_seqlens` and
+    `max_seqlen` also under the names that its flash attention takes.
     """
 
     def __init__(self, loader: TokenLoader) -> None:
         self.loader = loader
         self.is_over = False
-        """Whether a resumed run has had all its steps: there is no batch more."""
+        """Whether a resumed run has already done all its steps, so that no batch follows."""
 
     def __iter__(self) -> Iterator[Any]:
         while not self.is_over:
@@ -63,7 +64,7 @@ class EndlessBatches(torch.utils.data.IterableDataset[Any]):
 
 
 class Batches(EndlessBatches):
-    """Those of one epoch; before them a number for each batch that a resumed Trainer counts off."""
+    """The batches of one epoch, after one number for each batch that a resumed Trainer skips."""
 
     def __init__(self, loader: TokenLoader) -> None:
         super().__init__(loader)
@@ -80,21 +81,21 @@ class Batches(EndlessBatches):
 
 
 def _flash_arguments(batch: Any) -> dict[str, Any]:
-    """What flash attention takes, under the names that transformers has for it: `cu_seq_lens_q`, `max_length_q`, ..."""
+    """The arguments of flash attention, as transformers names them: `cu_seq_lens_q`, `max_length_q`, ..."""
     names = {"cu_seqlens": "cu_seq_lens", "max_seqlen": "max_length"}
     return {names[name[:-2]] + name[-2:]: value for name, value in varlen_args(batch).items()}
 
 
 def _epochs_differ(loader: TokenLoader) -> bool:
-    """Whether epochs differ in length: another order of the documents packs into another number of rows."""
+    """Whether epochs differ in length: documents in another order pack into another number of rows."""
     return loader.config.rows == "pack"
 
 
 def _keep_apart(config: LoaderConfig, model: Any, use_cache: bool) -> str | None:
-    """What to change so that documents packed into a row do not attend to each other; None where they do not.
+    """What to change so that documents packed into a row do not attend to each other; None if they do not.
 
-    With a mask, transformers tells them apart by `position_ids` alone, if it is given no `attention_mask` and keeps no
-    cache. Its flash attention takes no mask: it needs their bounds, and finds them itself only in batches of one row.
+    With a mask, transformers separates documents by `position_ids`, but only without an `attention_mask` and without a
+    cache. Its flash attention does not take a mask: it needs `cu_seqlens`, and derives them only for one-row batches.
     """
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if config.rows != "pack" or attention is None:
@@ -108,17 +109,17 @@ def _keep_apart(config: LoaderConfig, model: Any, use_cache: bool) -> str | None
     if "attention_mask" in config.outputs:
         changes.append('leave "attention_mask" out of outputs')
     if use_cache and "flash" not in attention:
-        changes.append("leave use_cache of TrainingArguments off")
+        changes.append("set use_cache = False in TrainingArguments")
     return ", ".join(changes) or None
 
 
 def _begin_epoch(loader: TokenLoader) -> None:
-    """Go back to the beginning of the epoch that the loader stands in."""
+    """Go back to the beginning of the current epoch."""
     state = loader.state_dict()
     epoch, step = state["epoch"], loader.step
     if state["rows"]:
         loader.load_state_dict(loader._states.at(Position(epoch, 0)))
-        _say(loader.config, f"training begins at the beginning of epoch {epoch}; the loader stood behind batch {step}")
+        _say(loader.config, f"training starts at the beginning of epoch {epoch}; the loader was at batch {step}")
 
 
 def _say(config: LoaderConfig, text: str) -> None:
@@ -127,43 +128,43 @@ def _say(config: LoaderConfig, text: str) -> None:
 
 
 def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
-    """A subclass of transformers' `Trainer`, or of a subclass of it, whose data sets may be `TokenLoader`s.
+    """A subclass of transformers' `Trainer`, or of a subclass of it, that accepts `TokenLoader`s as datasets.
 
-    Its checkpoints hold the loader's state. `per_device_train_batch_size` and `per_device_eval_batch_size` are set to
-    the loaders', which is what Trainer's figures are made of. Data sets of other kinds are left to Trainer.
+    Its checkpoints contain the loader's state. `per_device_train_batch_size` and `per_device_eval_batch_size` are set
+    to the loaders' batch sizes, which Trainer's statistics use. Other datasets are handled by Trainer as usual.
 
-    `train()` without a checkpoint begins at the beginning of the epoch that the loader stands in: batches that were
-    taken from it before, to look at them or by a run that `max_steps` ended, count for nothing. With `rows="pack"`,
-    whose epochs differ in length, a run is as long as `max_steps` says and raises `ConfigError` without it; groups of
-    accumulated batches run on from one epoch into the next, and what Trainer does at an epoch's end is done behind the
-    step that reaches it.
+    `train()` without a checkpoint starts at the beginning of the loader's current epoch, even if batches were already
+    taken from it, for a look or by a run that `max_steps` ended. With `rows="pack"`, where epochs differ in length,
+    `max_steps` sets the length of a run and `ConfigError` is raised without it; accumulation continues from one epoch
+    into the next, and what Trainer does at the end of an epoch happens after the step that reaches it.
 
-    `label_smoothing_factor` smooths the loader's labels, all T of a row. Hooks that take labels (`compute_loss_func`,
-    `compute_metrics`, `preprocess_logits_for_metrics`) get the loader's shifted labels and must declare that they
-    expect them: `compute_metrics.labels_are_shifted = True`. `label_ids` of `predict()` are shifted too.
+    `label_smoothing_factor` applies to the loader's labels, all T of a row. Hooks that take labels
+    (`compute_loss_func`, `compute_metrics`, `preprocess_logits_for_metrics`) get the loader's shifted labels and must
+    declare that they expect them: `compute_metrics.labels_are_shifted = True`. `label_ids` of `predict()` are shifted
+    too.
 
-    Where epochs are equally long `train()` raises `StateError` if it resumes with another accumulation or other rows of
-    a step (ranks times batch size), which Trainer's own count of steps does not follow. Building one raises
-    `ConfigError` for a model or a hook that would shift labels a second time, for a loader with `skip_steps`, and for
-    settings that only a data set could follow; this raises `BackendError` without transformers.
+    If epochs are equally long, `train()` raises `StateError` when it resumes with another accumulation or global batch
+    size, which Trainer's step count cannot represent. The constructor raises `ConfigError` for a model or a hook that
+    would shift labels a second time, for a loader with `skip_steps`, and for settings that only apply to a dataset.
+    This function raises `BackendError` without transformers.
     """
-    try:
+    with optional_package("transformers", "trainers", purpose="for Hugging Face Trainer"):
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         from transformers.trainer_callback import DefaultFlowCallback, ExportableState, TrainerCallback
-    except ImportError as error:
-        raise BackendError('transformers is not installed: pip install "dali-pipes[trainers]"') from error
 
     def state_callback(own: Any, loader: TokenLoader) -> Any:
         class Callback(TrainerCallback, ExportableState):
             def state(self) -> dict[str, Any]:
-                # Trainer makes a new callback with `args` when it resumes, so the loader is not among them.
+                # Trainer rebuilds the callback from `args` when it resumes, so they cannot include the loader.
                 counted = {"accumulation": own.args.gradient_accumulation_steps}
                 return {"args": {}, "attributes": {**counted, "loader": loader.state_dict()}}
 
             def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
                 saved = state.stateful_callbacks.get(CALLBACK, {}).get("attributes")
                 if saved is None:
-                    raise StateError("the checkpoint has no state of a loader: it was not saved by loader_trainer")
+                    raise StateError(
+                        "the checkpoint does not contain a loader state: it was not saved by loader_trainer"
+                    )
                 loader.load_state_dict(saved["loader"])
                 if not state.global_step:
                     _begin_epoch(loader)
@@ -173,7 +174,7 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
                 self.epoch, self.batches = loader.epoch, len(loader)
 
             def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-                if _epochs_differ(loader):  # Trainer knows of no epoch
+                if _epochs_differ(loader):  # Trainer sees a single endless epoch
                     at_end, self.epoch = loader.epoch > self.epoch, loader.epoch
                     state.epoch = self.epoch + min(loader.step / self.batches, 1)
                     if at_end and not control.should_training_stop:
@@ -182,20 +183,22 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
         def counted_off(args: Any, state: Any, saved: Any) -> int:
             accumulation, step_rows = args.gradient_accumulation_steps, loader.state_dict()["step_rows"]
             if args.ignore_data_skip:
-                raise ConfigError("ignore_data_skip = True: leave it off; no data is read for what is skipped")
+                raise ConfigError(
+                    "ignore_data_skip = True: set it to False; a loader skips batches without reading them"
+                )
             saved_with = saved["accumulation"], saved["loader"].get("step_rows", step_rows)
             if saved_with != (accumulation, step_rows):
                 raise StateError(
                     f"the checkpoint was saved with gradient_accumulation_steps = {saved_with[0]} and {saved_with[1]} "
-                    f"rows in a step over all ranks; this run has {accumulation} and {step_rows}, and Trainer would "
-                    "skip others than it has had: resume with the ranks, batch size and accumulation of the saving run"
+                    f"rows per step over all ranks; this run has {accumulation} and {step_rows}, so Trainer would skip "
+                    "the wrong batches. Resume with the same number of ranks, batch size, and accumulation"
                 )
             count: int = state.global_step % -(-len(loader) // accumulation) * accumulation
             if count != loader.step:
                 raise StateError(
-                    f"the checkpoint was saved behind batch {loader.step} of its epoch, and Trainer takes its "
-                    f"{state.global_step} steps to end behind batch {count}: an epoch was ended early, which Trainer's "
-                    "count of steps does not follow"
+                    f"the checkpoint was saved after batch {loader.step} of its epoch, but Trainer places its step "
+                    f"{state.global_step} after batch {count}: an epoch ended early, which Trainer's step count cannot "
+                    "represent"
                 )
             return count
 
@@ -203,12 +206,12 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
         return Callback()
 
     def whole(batches: EndlessBatches) -> Any:
-        # Its own generator: an iterator draws a seed, which would come from random states that a resume has restored.
+        # A separate generator: an iterator draws a seed, and would change the random state that a resume restored.
         return torch.utils.data.DataLoader(batches, batch_size=None, generator=torch.Generator())
 
     def one_pass(own: Any, loader: TokenLoader) -> Any:
         if loader.config.repeat:
-            raise ConfigError("repeat = True: evaluation would never end; leave it out for the loader of it")
+            raise ConfigError("repeat = True: evaluation would never end; set repeat = False on the evaluation loader")
         refuse_labels(own, loader)
         refuse_hook("compute_metrics", own.compute_metrics, loader.config)
         refuse_hook("preprocess_logits_for_metrics", own.preprocess_logits_for_metrics, loader.config)
@@ -230,11 +233,14 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
                 if isinstance(data, TokenLoader):
                     setattr(self.args, name, data.config.batch_size)
                     if data is self.train_dataset:
-                        self._train_batch_size = data.config.batch_size  # a copy that Trainer made of it just now
+                        self._train_batch_size = data.config.batch_size  # Trainer has just copied it
                     refuse_labels(self, data)
                     change = _keep_apart(data.config, self.model, self.args.use_cache)
                     if change:
-                        _say(data.config, f'rows = "pack": the documents of a row will attend to each other; {change}')
+                        _say(
+                            data.config,
+                            f'rows = "pack": documents packed into a row will attend to each other; {change}',
+                        )
             if isinstance(self.eval_dataset, TokenLoader):
                 one_pass(self, self.eval_dataset)
             if isinstance(self.train_dataset, TokenLoader):
@@ -243,8 +249,8 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
                 refuse_settings(self, self.train_dataset.config, collator)
                 if self.train_dataset.config.skip_steps:
                     raise ConfigError(
-                        "skip_steps: Trainer takes every epoch for as long as the first, and counts off what it has "
-                        "had; leave steps out in a loop of your own"
+                        "skip_steps: Trainer assumes that all epochs have the same number of steps; use skip_steps in "
+                        "your own training loop"
                     )
                 self.add_callback(state_callback(self, self.train_dataset))
 
@@ -255,7 +261,7 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
                     steps = max(1, round(args.num_train_epochs * len(data) / args.gradient_accumulation_steps))
                     raise ConfigError(
                         f'num_train_epochs = {args.num_train_epochs:g}: with rows = "pack" epochs differ in length, '
-                        f"and Trainer takes them for equally long; set max_steps instead, here about {steps}"
+                        f"but Trainer assumes equal lengths; set max_steps instead, here about {steps}"
                     )
                 args.ignore_data_skip = True
             return super().set_initial_training_values(args, *others, **options)
@@ -280,9 +286,9 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
                 return super().compute_loss(model, inputs, *others, **options)
 
             def smoothed(outputs: Any, _: Any, shift_labels: bool = False, **counts: Any) -> Any:
-                return smoother(outputs, labels, **counts)  # Trainer would shift those of a causal model
+                return smoother(outputs, labels, **counts)  # Trainer would shift the labels of a causal model
 
-            if not self.model_accepts_loss_kwargs:  # nor needs it to, as its loss is not its own
+            if not self.model_accepts_loss_kwargs:  # its own loss is not used
                 inputs = {name: value for name, value in inputs.items() if name != "shift_labels"}
             self.label_smoother = smoothed
             try:

@@ -1,7 +1,7 @@
-"""Settings and hooks of transformers' `Trainer` that would change what is learned and that a loader decides: refused.
+"""Refuses settings and hooks of transformers' `Trainer` that conflict with a loader and would change the training.
 
-Some say what `Trainer` would do with a data set: order it, cut it, put its samples together. Others take the labels of
-a batch, and shift them: they were written for labels that equal the inputs.
+Some settings tell `Trainer` how to order, split, or collate a dataset. Some hooks shift the labels of a batch, because
+they were written for labels that equal the inputs.
 """
 
 import inspect
@@ -12,11 +12,11 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError
 
 SHIFTED = "labels_are_shifted"
-"""An attribute of a hook: it takes labels as they are, the one at position t for the logits at t."""
+"""Attribute of a hook that expects shifted labels: the label at position t is for the logits at t."""
 
 
 def refuse_settings(trainer: Any, config: LoaderConfig, data_collator: Any) -> None:
-    """Raise `ConfigError` for settings of a `Trainer` that a loader to train on would leave without effect."""
+    """Raise `ConfigError` for settings of a `Trainer` that would have no effect on a training loader."""
     args = trainer.args
     seed, drop_last, accelerator = args.data_seed, args.dataloader_drop_last, args.accelerator_config
     refusals = {
@@ -30,7 +30,7 @@ def refuse_settings(trainer: Any, config: LoaderConfig, data_collator: Any) -> N
         and not config.drop_last
         and "the loader has drop_last = False; set drop_last = True on the loader and leave it out here",
         "auto_find_batch_size = True": args.auto_find_batch_size
-        and "the loader decides the batch size, and Trainer cannot make it smaller; leave it off",
+        and "the loader decides the batch size, and Trainer cannot reduce it; leave it off",
         "accelerator_config: split_batches = True": accelerator.split_batches
         and "the loader already serves one rank's batches; leave it off, and divide batch_size by the number of ranks",
         "accelerator_config: dispatch_batches = True": accelerator.dispatch_batches
@@ -43,26 +43,26 @@ def refuse_settings(trainer: Any, config: LoaderConfig, data_collator: Any) -> N
 
 
 def _refuse_shared_rows(trainer: Any, config: LoaderConfig) -> None:
-    """Ranks that work on the same rows need loaders that hand out the same rows."""
+    """Ranks that work on the same rows need loaders that deliver the same rows."""
     parallel = getattr(trainer.accelerator, "parallelism_config", None)
     if parallel is not None and (parallel.cp_size > 1 or parallel.sp_size > 1):
         raise ConfigError(
-            "parallelism_config with cp_size or sp_size: Trainer would cut labels twice that are shifted already; use "
-            "the loader's context_parallel in a training loop instead"
+            "parallelism_config with cp_size or sp_size: Trainer does not support labels that are already shifted; use "
+            "the loader's context_parallel in your own training loop"
         )
     tensor_parallel, processes = trainer.get_tp_size(), trainer.accelerator.num_processes
     if tensor_parallel > 1 and (config.world_size or 1) * tensor_parallel != processes:
         raise ConfigError(
-            f"{tensor_parallel} of the {processes} ranks share their rows (tensor parallelism), but the loader has "
-            f"{config.world_size or 1} ranks; pass it mesh and data_dims, or rank and world_size = "
+            f"tensor parallelism: each group of {tensor_parallel} of the {processes} ranks shares its rows, but the "
+            f"loader has {config.world_size or 1} ranks; set mesh and data_dims, or rank and world_size = "
             f"{processes // tensor_parallel}"
         )
 
 
 def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: Any) -> None:
-    """Raise `ConfigError` where `Trainer` or the model would shift labels that are shifted, or none that are not.
+    """Raise `ConfigError` if `Trainer` or the model would shift labels twice, or not at all.
 
-    causal_models: names of the classes whose labels Trainer's label smoother shifts.
+    causal_models: names of the classes for which Trainer's label smoother shifts labels.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     name, hook = type(inner).__name__, trainer.compute_loss_func
@@ -87,7 +87,7 @@ def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: A
 
 
 def refuse_hook(name: str, hook: Callable[..., Any] | None, config: LoaderConfig) -> None:
-    """Raise `ConfigError` for a hook that may shift labels that are shifted already."""
+    """Raise `ConfigError` for a hook that may shift labels that are already shifted."""
     if hook is not None and config.label_shift and "labels" in config.outputs and not getattr(hook, SHIFTED, False):
         raise ConfigError(
             f"{name}: its labels are already shifted: the label at position t is for the logits at t. If it expects "
@@ -96,11 +96,11 @@ def refuse_hook(name: str, hook: Callable[..., Any] | None, config: LoaderConfig
 
 
 def refuse_old_liger(model: Any) -> None:
-    """Raise `ConfigError` where Liger's loss, which has been put into a model, would shift labels once more."""
+    """Raise `ConfigError` if the Liger loss that was patched into a model would shift labels again."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     code = getattr(inspect.unwrap(inner.forward), "__code__", None)
     if code is not None and "shift_labels" not in (*code.co_consts, *code.co_varnames[: code.co_argcount]):
         raise ConfigError(
-            "use_liger_kernel: this version of liger-kernel would shift the labels a second time; update it, or set "
+            "use_liger_kernel: this version of liger-kernel shifts labels that are already shifted; update it, or set "
             "label_shift = False"
         )

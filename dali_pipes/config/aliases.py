@@ -1,295 +1,345 @@
-"""What a user of another loader or trainer may type as a setting, and what to say: our setting, and the difference.
+"""Names that users of other loaders and trainers type as a setting, and what to use here: in errors and in the manual.
 
-The names are those of torch's DataLoader and samplers, Hugging Face's trainers, Megatron and DeepSpeed, MosaicML
-Streaming, Grain, LitData, WebDataset, nanoGPT and llm.c. The README has the first of them in a table.
+The names are those of torch's DataLoader, Hugging Face Trainer, Megatron, MosaicML Streaming, Grain and nanoGPT.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from dali_pipes.config.validators import shown
 from dali_pipes.errors import NO_WEIGHTS
 
-_ALIKE = {
-    "num_threads": (
-        "n_workers num_workers worker_count workers dataloader_num_workers",
-        "threads that read ahead in the trainer's process, instead of worker processes",
+
+class Alias(NamedTuple):
+    """Names elsewhere that mean the same, and what stands for them here."""
+
+    here: str
+    """A setting, or NOT_NEEDED, NOT_SUPPORTED, ELSEWHERE or REMOVED."""
+    note: str
+    names: tuple[str, ...]
+
+
+NOT_NEEDED = "not needed"
+NOT_SUPPORTED = "not supported"
+ELSEWHERE = "not a setting"
+"""The note tells where it is done instead."""
+REMOVED = "removed"
+"""A setting of an earlier release."""
+
+_ANSWERS = (NOT_NEEDED, NOT_SUPPORTED, ELSEWHERE, REMOVED)
+
+
+def _alias(here: str, note: str, names: str) -> Alias:
+    return Alias(here, note, tuple(names.split()))
+
+
+ALIASES = (
+    _alias(
+        "num_threads",
+        "threads of the training process that read ahead; there are no worker processes",
+        "num_workers n_workers worker_count dataloader_num_workers",
     ),
-    "prefetch_queue_depth": (
-        (
-            "prefetch prefetch_size prefetch_batches prefetch_factor dataloader_prefetch_factor prefetch_buffer_size "
-            "worker_buffer_size predownload"
-        ),
-        "it counts blocks of several batches, not batches, so small numbers do",
+    _alias(
+        "prefetch_queue_depth",
+        "counts blocks of several batches, so small numbers are enough",
+        "prefetch_factor dataloader_prefetch_factor prefetch_size prefetch_batches prefetch prefetch_buffer_size "
+        "worker_buffer_size predownload",
     ),
-    "seq_len": (
-        (
-            "block_size context_length context_len context_size ctx_len n_ctx n_positions sequence_length seq_length "
-            "sequence_len max_length max_seq_length max_seq_len max_sequence_length max_position_embeddings "
-            "encoder_seq_length"
-        ),
-        "tokens of a row that the model sees; the one more that the last label needs is read by itself",
+    _alias(
+        "seq_len",
+        "tokens in a row; the additional token for the last label is read automatically",
+        "block_size context_length context_size n_ctx n_positions sequence_length seq_length max_length max_seq_length "
+        "max_seq_len max_position_embeddings encoder_seq_length",
     ),
-    "batch_size": (
-        (
-            "micro_batch_size microbatch_size mbs per_device_train_batch_size per_device_eval_batch_size "
-            "per_device_batch_size per_gpu_batch_size local_batch_size device_batch_size device_train_batch_size "
-            "device_train_microbatch_size train_micro_batch_size_per_gpu eval_batch_size val_batch_size"
-        ),
-        "rows that one rank gets in one step; gradient accumulation is the trainer's",
+    _alias(
+        "batch_size",
+        "rows in a batch of one rank; gradient accumulation is up to the trainer",
+        "micro_batch_size mbs per_device_train_batch_size per_device_eval_batch_size per_device_batch_size "
+        "local_batch_size device_batch_size train_micro_batch_size_per_gpu device_train_microbatch_size",
     ),
-    "corpus": (
-        (
-            "data_path data_paths paths path data data_dir data_files data_file data_prefix data_root root_dir "
-            "input_dir dataset dataset_path dataset_dir train_data train_data_path train_data_dir train_path "
-            "train_file train_files train_bin filename filenames file_pattern urls url shards local remote"
-        ),
-        "one file, folder or glob, or a list of them, local or mounted",
+    _alias(
+        "corpus",
+        "a file, folder or glob pattern, or a list of them, on a local or mounted disk",
+        "data_path data_paths data_prefix data_dir data_files path paths data dataset dataset_path train_data "
+        "train_data_path train_file train_files file_pattern local remote",
     ),
-    "world_size": (
-        (
-            "world num_replicas replicas num_shards shard_count num_ranks n_ranks num_processes process_count dp_size "
-            "dp_world_size dp_degree data_parallel_size"
-        ),
-        "found by itself under a launcher; else it goes together with rank",
+    _alias(
+        "world_size",
+        "detected automatically under a launcher; otherwise set rank and world_size together",
+        "num_replicas num_shards shard_count num_processes process_count dp_size dp_world_size data_parallel_size",
     ),
-    "split": (
-        "mode phase partition subset is_train is_training",
-        '"train" or "validation", the parts into which validation_fraction splits the corpus',
+    _alias(
+        "rank",
+        "detected automatically under a launcher; otherwise set rank and world_size together",
+        "shard_index process_index global_rank dp_rank data_parallel_rank",
     ),
-    "rank": (
-        "shard_index shard_id process_index process_rank global_rank dp_rank data_parallel_rank",
-        "found by itself under a launcher; else it goes together with world_size",
+    _alias(
+        "device", 'for example "cuda:1"; "auto" is the current GPU, or the one of LOCAL_RANK', "local_rank device_id"
     ),
-    "device": (
-        "local_rank device_id gpu_id gpu",
-        '"cuda:1", for one; by itself it is the current device, or that of LOCAL_RANK',
+    _alias("repeat", "iterates over epochs endlessly, each in a new order", "infinite loop"),
+    _alias(
+        "seed",
+        "decides the order of every epoch, whatever the number of ranks",
+        "shuffle_seed data_seed random_seed sampler_seed generator",
     ),
-    "repeat": (
-        "infinite loop cycle resampled",
-        "it runs on through the epochs, each in a new order and with every row once",
+    _alias("drop_last", "drops the incomplete last step of all ranks", "drop_remainder dataloader_drop_last"),
+    _alias("split", '"train" or "validation", as divided by validation_fraction', "subset partition"),
+    _alias(
+        "rows",
+        'rows = "pack" packs whole documents into rows, rows = "pad" puts one document in each row',
+        "packing pack sequence_packing sample_packing packing_strategy",
     ),
-    "seed": (
-        "shuffle_seed random_seed data_seed sampler_seed dataset_seed rng_seed base_seed random_state generator",
-        "it decides the order of every epoch, which does not depend on the number of ranks",
+    _alias("length_buckets", 'with rows = "pad", a list of row widths', "group_by_length bucket_boundaries buckets"),
+    _alias("long_documents", 'with rows = "pack" or "pad": "split", "truncate" or "drop"', "truncation truncate"),
+    _alias(
+        "eos_id",
+        "the token id, a number, that ends a document in the corpus; none is added",
+        "eos eos_token eos_token_id eod eod_id eod_token eod_token_id eot_token",
     ),
-    "drop_last": (
-        "drop_remainder dataloader_drop_last",
-        "it leaves out a last, partial step, of all ranks together",
+    _alias(
+        "document_start_id",
+        "the token id, a number, that begins a document in the corpus; none is added",
+        "bos bos_id bos_token bos_token_id",
     ),
-    "rows": (
-        "packing pack packed pack_sequences sequence_packing sample_packing packing_strategy",
-        'rows = "pack" lays whole documents into rows, rows = "pad" one in each',
+    _alias("pad_id", "the input id of padding positions", "pad_token pad_token_id padding_value"),
+    _alias("mask_boundaries", "ignores labels that belong to the next document", "eod_mask_loss"),
+    _alias(
+        "outputs",
+        'the fields of a batch: add "position_ids", "segment_ids" or "cu_seqlens" to keep documents apart',
+        "reset_position_ids reset_attention_mask create_attention_mask return_position_ids columns",
     ),
-    "length_buckets": (
-        "buckets bucket_sizes bucket_boundaries bucket_by_length group_by_length",
-        'with rows = "pad", a list of the widths that batches may have',
-    ),
-    "long_documents": (
-        "truncation truncate",
-        'with rows = "pack" or "pad": "split", "truncate" or "drop"',
-    ),
-    "eos_id": (
-        (
-            "eos eos_token eos_token_id eod eod_id eod_token eod_token_id eot_id eot_token end_of_text_id end_id "
-            "document_end_id"
-        ),
-        "the id, a number, that ends a document in the corpus as it lies; none is added",
-    ),
-    "document_start_id": (
-        "bos bos_id bos_token bos_token_id start_id",
-        "the id, a number, that begins a document in the corpus as it lies, where none ends it; none is added",
-    ),
-    "pad_id": (
-        "pad_token pad_token_id padding_id padding_value pad_value",
-        "the input id behind the last document of a row",
-    ),
-    "mask_boundaries": (
-        "eod_mask_loss",
-        "labels that cross into the next document are ignored",
-    ),
-    "outputs": (
-        (
-            "columns output_keys fields reset_position_ids reset_attention_mask create_attention_mask "
-            "return_position_ids return_attention_mask intra_document_masking document_masking"
-        ),
-        'what a batch holds: add "position_ids", "segment_ids", "cu_seqlens" and others to keep documents apart',
-    ),
-    "tokenizer": (
+    _alias(
+        "tokenizer",
+        "the path of a tokenizer.json, for a text corpus",
         "tokenizer_path tokenizer_file tokenizer_name tokenizer_name_or_path tokenizer_model",
-        "the path of a tokenizer.json, for a corpus of text alone",
     ),
-    "text_key": (
-        "text_column text_column_name text_field dataset_text_field content_field json_keys",
-        "key or column of the text",
-    ),
-    "token_column": (
-        "token_key tokens_key tokens_column ids_column input_ids_column",
-        "column of the ids in Parquet, Arrow or MDS files",
-    ),
-    "dtype": (
+    _alias("text_key", "the key or column that holds the text", "text_column text_field dataset_text_field json_keys"),
+    _alias("token_column", "the column of token ids in Parquet, Arrow and MDS files", "token_key input_ids_column"),
+    _alias(
+        "dtype",
+        "the integer type of ids in files without a header; batches are int64",
         "token_dtype data_dtype np_dtype",
-        "integer type of ids in files without a header; batches are int64",
     ),
-    "vocab_size": (
-        "n_vocab padded_vocab_size",
-        "ids at or above it are refused",
+    _alias("vocab_size", "a token id at or above it raises an error", "n_vocab padded_vocab_size"),
+    _alias(
+        "validation_fraction",
+        'the fraction of tokens at the end of the corpus that split = "validation" reads, from 0 to 1',
+        "val_fraction val_split val_ratio validation_split validation_size test_size",
     ),
-    "validation_fraction": (
-        "val_fraction val_split val_ratio validation_split validation_ratio validation_size eval_fraction test_size",
-        'the share of tokens at the corpus\' end that split = "validation" reads, 0 to 1',
+    _alias(
+        "context_parallel",
+        "a pair, the rank and the size of the group that shares each row",
+        "cp_size cp_rank context_parallel_size sequence_parallel_size",
     ),
-    "context_parallel": (
-        "cp_size cp_rank context_parallel_size context_parallel_rank sequence_parallel_size",
-        "a pair, the rank and the number of the processes that share each row",
+    _alias("read_retries", "the number of times a failed read is retried", "download_retry max_retries num_retries"),
+    _alias("verify_checksums", "verifies the checksums that an MDS index records", "validate_hash"),
+    _alias(
+        NOT_NEEDED,
+        "host staging buffers are pinned whenever the device is a GPU",
+        "pin_memory pin_memory_device dataloader_pin_memory",
     ),
-    "read_retries": (
-        "retries num_retries max_retries download_retry",
-        "times that a read which failed for a reason that may pass is tried again",
+    _alias(
+        NOT_NEEDED,
+        "there are no worker processes; the reader threads live as long as the loader",
+        "persistent_workers dataloader_persistent_workers worker_init_fn multiprocessing_context",
     ),
-    "verify_checksums": (
-        "validate_hash check_hash",
-        "it compares the checksums that an MDS index records",
+    _alias(
+        NOT_NEEDED,
+        "the loader handles order, ranks and resuming: use shuffle, seed, drop_last and load_state_dict()",
+        "sampler batch_sampler dataloader_type",
     ),
-}
-"""Our setting: names that mean about the same, and what is to be known about it."""
-
-_NOT_NEEDED = {
-    "pin_memory pin_memory_device dataloader_pin_memory": (
-        "host staging buffers are pinned whenever the device is a GPU"
+    _alias(
+        NOT_NEEDED,
+        "batches are tensors of one shape, listed in outputs; change them in the training loop",
+        "collate_fn data_collator",
     ),
-    "persistent_workers dataloader_persistent_workers worker_init_fn multiprocessing_context mp_context "
-    "multiprocessing": "there are no worker processes; the reader threads live as long as the loader",
-    "sampler batch_sampler sampler_type dataloader_type sampler_class": (
-        "the loader handles order, ranks and resume: use shuffle, seed, drop_last and load_state_dict()"
+    _alias(NOT_NEEDED, "the order is always deterministic and depends only on seed", "deterministic in_order"),
+    _alias(NOT_NEEDED, "files are always read on demand", "streaming"),
+    _alias(NOT_NEEDED, "batches are int64 torch tensors", "return_tensors"),
+    _alias(NOT_NEEDED, "a failed read is retried read_retries times", "timeout"),
+    _alias(
+        NOT_NEEDED,
+        "each epoch is shuffled as a whole, by a formula without a buffer",
+        "shuffle_buffer shuffle_buffer_size shuffle_block_size shuffle_algo buffer_size reshuffle_each_iteration",
     ),
-    "collate_fn collate data_collator collator": (
-        "batches are tensors of one shape, listed in outputs; change them in the training loop"
+    _alias(NOT_NEEDED, "the order does not depend on the number of nodes", "num_canonical_nodes"),
+    _alias(
+        NOT_NEEDED,
+        "each rank already gets different rows, and all ranks the same number of steps",
+        "split_batches dispatch_batches even_batches",
     ),
-    "deterministic in_order sort_batches": "the order is always deterministic; seed determines it",
-    "streaming lazy": "files are always read on demand",
-    "return_tensors as_tensors tensor_type to_tensor": "batches are int64 torch tensors",
-    "timeout": "transient read errors are retried read_retries times",
-    "rank_zero_only main_process_first": "every process opens the corpus itself and does not wait for the others",
-    "shuffle_buffer shuffle_buffer_size shuffle_block_size shuffle_size shuffle_algo buffer_size reshuffle "
-    "reshuffle_each_iteration": "every epoch is shuffled whole, by a formula without a buffer, and anew each time",
-    "num_canonical_nodes": "the order does not depend on the number of nodes",
-    "split_batches dispatch_batches even_batches": (
-        "every rank gets rows of its own already, and all the same number of steps"
+    _alias(
+        NOT_NEEDED,
+        "no index is built; cached files go to the user's cache folder, or to DALI_PIPES_CACHE",
+        "cache_dir data_cache_path path_to_cache",
     ),
-    "cache_dir data_cache_path path_to_cache index_mapping_dir": (
-        "there is no index; what is kept goes to the user's cache directory, or where DALI_PIPES_CACHE says"
+    _alias(
+        NOT_NEEDED,
+        "files are read, not memory-mapped: a truncated file raises an error",
+        "mmap use_mmap mmap_bin_files",
     ),
-    "mmap use_mmap mmap_bin_files": "files are read by calls that can fail, never through a map",
-    "num_proc preprocessing_num_workers": "tokenising uses all cores",
-    "gradient_accumulation_steps grad_accum_steps accumulation_steps grad_accum accumulate_grad_batches": (
-        "gradient accumulation is the trainer's; each batch is one step here"
+    _alias(NOT_NEEDED, "tokenizing uses all cores", "num_proc preprocessing_num_workers"),
+    _alias(
+        NOT_NEEDED,
+        "gradient accumulation is up to the trainer; each batch is one step",
+        "gradient_accumulation_steps grad_accum_steps accumulate_grad_batches",
     ),
-    "max_steps max_iters max_train_steps train_iters num_iterations total_steps num_steps": (
-        "the trainer's loop says when it ends; repeat = true hands out batches without end"
+    _alias(
+        NOT_NEEDED,
+        "the training loop decides when to stop; repeat = true yields batches endlessly",
+        "max_steps max_iters train_iters num_iterations num_steps",
     ),
-    "epochs num_epochs n_epochs max_epochs num_train_epochs": (
-        "each `for` over the loader is one epoch; repeat = true hands out all of them in one"
+    _alias(
+        NOT_NEEDED,
+        "each `for` over the loader is one epoch; repeat = true yields all of them in one",
+        "epochs num_epochs max_epochs num_train_epochs",
     ),
-    "consumed_samples consumed_train_samples start_step resume_step skip_batches skip_first_batches": (
-        "load_state_dict() goes on where a state was saved; the README says how to begin behind a number of rows"
+    _alias(
+        NOT_NEEDED,
+        "load_state_dict() resumes where a state was saved; the manual explains how to start after a number of rows",
+        "consumed_samples consumed_train_samples start_step skip_batches skip_first_batches",
     ),
-}
-
-_NOT_SUPPORTED = {
-    "fim fim_rate fim_spm_rate fim_prob fim_probability fim_split_sample fim_fragment_rate": (
-        "fill-in-the-middle moves text within documents; apply it before or during tokenization"
+    _alias(
+        NOT_SUPPORTED,
+        "fill-in-the-middle moves text within documents; apply it before or during tokenization",
+        "fim fim_rate fim_spm_rate",
     ),
-    "mlm mlm_prob mlm_probability masking_probability mask_probability mask_prob masked_lm_prob mask_token "
-    "mask_token_id noise_density mean_noise_span_length random_token_prob": (
-        "labels are the next tokens; mask a copy of input_ids in the training loop"
+    _alias(
+        NOT_SUPPORTED,
+        "labels are the next tokens; mask a copy of input_ids in the training loop",
+        "mlm mlm_prob mlm_probability mask_prob masked_lm_prob",
     ),
-    "curriculum curriculum_learning curriculum_scheduler curriculum_steps data_efficiency": (
-        "every epoch is shuffled as a whole; shuffle = false keeps corpus order, and each phase of a run can use its "
-        "own loader"
+    _alias(
+        NOT_SUPPORTED,
+        "every epoch is shuffled as a whole; shuffle = false keeps corpus order, and each phase of a run can use "
+        "another loader",
+        "curriculum curriculum_learning",
     ),
-    "transform transforms augment augmentation augmentations map map_fn batch_transform preprocess preprocessing "
-    "preprocess_fn preprocessing_fn postprocess post_process token_dropout target_transform": (
+    _alias(
+        NOT_SUPPORTED,
         "rows are served as they are in the corpus; change batches in the training loop, or in the pipeline with "
-        "TokenLoader(config, graph=...)"
+        "TokenLoader(config, graph=...)",
+        "transform transforms augment map map_fn operations preprocess",
     ),
-    "filter filter_fn filters predicate min_length min_len min_document_length": (
-        "every document is used; filter them before or during tokenization"
+    _alias(
+        NOT_SUPPORTED,
+        "every document is used; filter them before or during tokenization",
+        "filter filter_fn min_length",
     ),
-    "replacement with_replacement sample_with_replacement": (
-        "an epoch serves every row once; use repeat = true to continue with the next epoch"
+    _alias(
+        NOT_SUPPORTED,
+        "an epoch serves every row once; use repeat = true to continue with the next epoch",
+        "replacement sampling_method",
     ),
-    "random_crop random_cropping random_offset random_start random_window random_shift offset_jitter jitter": (
+    _alias(
+        NOT_SUPPORTED,
         "rows start at fixed positions, so an epoch has every token once; use a stride below seq_len for overlapping "
-        "rows"
+        "rows",
+        "random_crop random_offset",
     ),
-    "padding_side pad_side": "padding is always at the end of a row",
-    "truncation_side": 'truncated documents lose their end; long_documents = "split" loses nothing',
-    "pad_to_multiple_of": "rows are seq_len wide, or as wide as length_buckets says; choose multiples there",
-    "reverse backward bidirectional prefix_lm": "labels are the next tokens; change them in the training loop",
-    "storage_options storage_client credentials endpoint_url token use_auth_token hf_token revision": (
-        "only local or mounted paths are read; mount the bucket, or copy the files first"
+    _alias(NOT_SUPPORTED, "padding is always at the end of a row", "padding_side"),
+    _alias(
+        NOT_SUPPORTED,
+        'truncated documents lose their end; long_documents = "split" loses nothing',
+        "truncation_side",
     ),
-}
+    _alias(
+        NOT_SUPPORTED,
+        "rows are seq_len wide, or as wide as length_buckets says; choose multiples there",
+        "pad_to_multiple_of",
+    ),
+    _alias(
+        NOT_SUPPORTED,
+        "only local or mounted paths are read; mount the bucket, or copy the files first",
+        "storage_options credentials token use_auth_token",
+    ),
+    _alias(
+        ELSEWHERE,
+        "batch_size counts rows of one rank in one step: divide the global batch by the number of ranks and of "
+        "accumulated batches, and a number of tokens also by seq_len",
+        "global_batch_size train_batch_size total_batch_size tokens_per_batch max_tokens",
+    ),
+    _alias(
+        ELSEWHERE,
+        NO_WEIGHTS,
+        "blend data_blend streams mixture weights data_weights train_weights probabilities proportion datasets",
+    ),
+    _alias(
+        ELSEWHERE,
+        "an epoch is the whole split; use fewer files, or break out of the loop",
+        "epoch_size steps_per_epoch num_samples max_samples max_train_samples",
+    ),
+    _alias(
+        ELSEWHERE,
+        "rank and world_size count processes, and are detected automatically under a launcher",
+        "node_rank nnodes num_nodes nproc_per_node local_world_size",
+    ),
+    _alias(
+        ELSEWHERE,
+        "a device mesh is an argument of the loader: TokenLoader(config, mesh=...)",
+        "mesh data_dims context_dim device_mesh",
+    ),
+    _alias(ELSEWHERE, "DALI operators are an argument of the loader: TokenLoader(config, graph=...)", "graph"),
+    _alias(ELSEWHERE, "load_state_dict() resumes in the epoch of the saved state", "start_epoch initial_epoch epoch"),
+    _alias(ELSEWHERE, "data that cannot be read is an error; skip its steps with skip_steps", "on_error ignore_errors"),
+    _alias(
+        ELSEWHERE,
+        "token ids are served as they are in the corpus; `dali-pipes tokenize` adds an end id after each document",
+        "add_bos add_bos_token add_eos add_eos_token append_eod",
+    ),
+    _alias(
+        ELSEWHERE,
+        "validation files are the corpus of another loader, with shuffle = false and drop_last = false",
+        "val_data_path valid_data_path val_path eval_data_path test_data_path validation_file val_data",
+    ),
+    _alias(REMOVED, "there are no worker processes; delete it", "py_num_workers"),
+    _alias(
+        REMOVED,
+        "give skip_steps in rows instead: skip_step_rows = 8 with skip_steps = [[4, 6]] is now "
+        "skip_steps = [{rows = [32, 48]}]",
+        "skip_step_rows",
+    ),
+)
+"""In the order of the manual's table."""
 
-_NO_SETTING = {
-    "global_batch_size global_train_batch_size train_batch_size total_batch_size tokens_per_batch batch_tokens "
-    "tokens_per_step global_batch_tokens max_tokens": (
-        "batch_size counts rows of one rank in one step: divide by the number of ranks and of accumulated batches, and "
-        "a number of tokens by seq_len, too"
-    ),
-    "blend blends data_blend blend_per_split streams mixture mixtures data_mix data_mixture weights data_weights "
-    "train_weights mixture_weights sampling_weights probabilities interleave_probs proportion datasets": NO_WEIGHTS,
-    "epoch_size samples_per_epoch steps_per_epoch num_samples max_samples max_train_samples limit subset_fraction "
-    "sample_fraction": "an epoch is the whole split; use fewer files, or break out of the loop",
-    "node_rank nnodes num_nodes nproc_per_node local_world_size": (
-        "rank and world_size count processes, and are detected automatically under a launcher"
-    ),
-    "mesh data_dims context_dim device_mesh": (
-        "ranks of a device mesh are an argument of the loader: TokenLoader(config, mesh=...)"
-    ),
-    "graph": "DALI operators are an argument of the loader: TokenLoader(config, graph=...)",
-    "start_epoch initial_epoch epoch": "load_state_dict() resumes in the epoch of the saved state",
-    "on_error ignore_errors skip_errors skip_bad_samples": (
-        "data that cannot be read is an error; skip its steps with skip_steps"
-    ),
-    "add_bos add_bos_token add_eos add_eos_token append_eod": (
-        "ids are handed out as the corpus has them; `dali-pipes tokenize` puts an end behind each document"
-    ),
-    "val_data val_data_path valid_data_path val_path validation_data_path eval_data_path test_data_path val_bin "
-    "validation_file eval_file": (
-        "validation data is the corpus of a loader of its own, with shuffle = false and drop_last = false"
-    ),
-}
+_BY_NAME = {name: alias for alias in ALIASES for name in alias.names}
 
-
-def _by_name(groups: Mapping[str, str]) -> dict[str, str]:
-    return {name: why for names, why in groups.items() for name in names.split()}
-
-
-FOREIGN_NAMES = {name: ours for ours, (names, _) in _ALIKE.items() for name in names.split()}
-NOT_NEEDED = _by_name(_NOT_NEEDED)
-NO_SETTING = _by_name(_NO_SETTING)
-NOT_SUPPORTED = _by_name(_NOT_SUPPORTED)
-
-_CLOSE = 0.82
-"""Likeness from which a name is taken for a misspelt one. At 0.5, `global_batch_size` and `max_length` were."""
+_LEAST_SIMILARITY = 0.82
+"""From here on a name counts as a misspelt setting. At 0.5 `global_batch_size` and `max_length` did."""
 _LONGEST = 60
-"""Letters of a name that may be a misspelt one."""
+"""Letters of a name that may be a misspelt setting."""
+
+
+def alias_rows() -> list[tuple[str, str, str]]:
+    """The table of the manual: names elsewhere, the setting here (or why there is none), and what is different."""
+    return [
+        (
+            ", ".join(f"`{name}`" for name in alias.names),
+            alias.here if alias.here in _ANSWERS else f"`{alias.here}`",
+            alias.note[0].upper() + alias.note[1:],
+        )
+        for alias in ALIASES
+        if alias.here != REMOVED
+    ]
 
 
 def unknown_setting(name: object, known: Iterable[str]) -> str:
-    """What to say to a name that is not one of the `known` settings; short, whatever the name is."""
+    """What to answer to a name that is not one of the `known` settings; short, whatever the name is."""
     usual = name.lower().replace("-", "_") if isinstance(name, str) and len(name) <= _LONGEST else ""
-    if usual in NOT_NEEDED:
-        return f"{name} is not needed: {NOT_NEEDED[usual]}; remove it"
-    if usual in NOT_SUPPORTED:
-        return f"{name} is not supported: {NOT_SUPPORTED[usual]}"
+    alias = _BY_NAME.get(usual)
     unknown = f"unknown setting {shown(name)}"
-    if usual in NO_SETTING:
-        return f"{unknown}: {NO_SETTING[usual]}"
-    if usual in FOREIGN_NAMES:
-        ours = FOREIGN_NAMES[usual]
-        return f"{unknown}; did you mean {ours!r}? ({_ALIKE[ours][1]})"
-    near = difflib.get_close_matches(usual, known, n=1, cutoff=_CLOSE)
-    return f"{unknown}; " + (f"did you mean {near[0]!r}?" if near else 'see "Configuration" in the README')
+    if alias is None:
+        near = difflib.get_close_matches(usual, known, n=1, cutoff=_LEAST_SIMILARITY)
+        return f"{unknown}; did you mean {near[0]!r}?" if near else f'{unknown}; see "Configuration" in the manual'
+    if alias.here == ELSEWHERE:
+        return f"{unknown}: {alias.note}"
+    if alias.here in _ANSWERS:
+        verb = "was" if alias.here == REMOVED else "is"
+        return f"{name} {verb} {alias.here}: {alias.note}{'; remove it' * (alias.here == NOT_NEEDED)}"
+    return f"{unknown}; did you mean {alias.here!r}? ({alias.note})"
+
+
+def drop_removed(settings: dict[str, object]) -> dict[str, object]:
+    """The settings of a file without those that earlier releases saved with every run and that had no effect."""
+    return {name: value for name, value in settings.items() if (name, value) != ("py_num_workers", 0)}

@@ -1,8 +1,8 @@
-"""Where settings are written: files, presets, options of a command. Put together, and a mistake names its place.
+"""Sources of settings: files, presets and options of a command. Later sources override earlier ones; errors name them.
 
 Source("base.toml", {"batch_size": 8, "seq_len": 1024})
-Source("--set batch_size=0", {"batch_size": 0})            --set batch_size=0: batch_size: Input should be greater ...
-Source("", {"seed": 7})                                    keywords of a call, which need no name
+Source("--set batch_size=0", {"batch_size": 0})       --set batch_size=0: batch_size: must be greater than 0, found 0
+Source("", {"seed": 7})                               keyword arguments, which need no name
 """
 
 import importlib.resources
@@ -14,33 +14,34 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from dali_pipes.config.aliases import drop_removed
 from dali_pipes.errors import ConfigError
 
 CONFIG_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 MISSING = "is missing"
-"""The problem of a setting that has to be given and is not."""
+"""The problem of a required setting that was not set."""
 
 
 class Source(NamedTuple):
-    """Settings, and what the user calls the place where they are written."""
+    """Settings and the name of the place where the user wrote them."""
 
     name: str
     settings: Mapping[str, Any]
 
 
 def read_file(path: Path) -> Source:
-    """The settings of a `.toml`, `.yaml`, `.yml` or `.json` file. ConfigError naming it."""
+    """The settings of a `.toml`, `.yaml`, `.yml` or `.json` file. ConfigError naming the file."""
     if path.suffix not in CONFIG_SUFFIXES:
         raise ConfigError(
-            f"{path}: unknown suffix {path.suffix!r}; a configuration ends in {', '.join(CONFIG_SUFFIXES)}. To read "
-            f"data, set corpus={str(path)!r}, batch_size and seq_len."
+            f"{path}: unknown suffix {path.suffix!r}; expected a configuration file ({', '.join(CONFIG_SUFFIXES)}). To "
+            f"read this file as data, set corpus={str(path)!r}, batch_size and seq_len"
         )
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8, so this is not a configuration") from error
+        raise ConfigError(f"{path}: not a configuration file: byte {error.start:,} is not UTF-8 text") from error
     try:
         if path.suffix == ".toml":
             settings: Any = tomllib.loads(text)
@@ -52,11 +53,20 @@ def read_file(path: Path) -> Source:
         raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: expected a table of settings, found {type(settings).__name__}")
-    return Source(str(path), settings)
+    return Source(str(path), drop_removed(settings))
+
+
+def toml_value(value: Any) -> str:
+    """A value of JSON's types, but None, as TOML on one line."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name} = {toml_value(entry)}' for name, entry in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans are written as in JSON
 
 
 def presets() -> dict[str, str]:
-    """The presets that come with the package, by name, each with the first line of its comment."""
+    """Name and description of each preset in the package: the first line of its comment."""
     texts = {
         file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")
         for file in importlib.resources.files("dali_pipes.configs").iterdir()
@@ -66,7 +76,7 @@ def presets() -> dict[str, str]:
 
 
 def read_preset(name: str) -> Source:
-    """The settings of a preset. ConfigError with the names that there are."""
+    """The settings of a preset. ConfigError listing the known names."""
     known = presets()
     if name not in known:
         raise ConfigError(f"unknown preset {name!r}; choose from {', '.join(known)}")
@@ -75,38 +85,38 @@ def read_preset(name: str) -> Source:
 
 
 def merged(sources: Sequence[Source]) -> dict[str, Any]:
-    """All settings; later sources replace what earlier ones say."""
+    """All settings. Later sources override earlier ones."""
     return {name: value for source in sources for name, value in source.settings.items()}
 
 
-def blamed(
+def name_sources(
     error: ConfigError, sources: Sequence[Source], check: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
 ) -> ConfigError:
-    """The error of a configuration that was made of `sources`, each problem with the place where it was written.
+    """The error of a configuration from `sources`, where each problem names its source.
 
-    check: the problems of other settings, as `error.problems`
+    check: returns the problems of other settings, in the form of `error.problems`
 
-    That is the last source that sets what is wrong, all of them where a setting is missing, and where settings do not
-    go together those that set what would have to go.
+    The source is the last one that sets the invalid setting; all of them if a setting is missing; and if settings
+    contradict each other, those of the settings whose removal would solve the problem.
     """
     parts: dict[str, list[str]] = {}
     for setting, problem in error.problems:
-        names = {setting.partition(".")[0]} if setting else _causes(problem, sources, check)
+        names = {setting.partition(".")[0]} if setting else _settings_to_blame(problem, sources, check)
         text = f"{setting}: {problem}" if setting else problem
-        parts.setdefault(_place(names, sources), []).append(text)
+        parts.setdefault(_source_names(names, sources), []).append(text)
     return ConfigError("; ".join(f"{place}: " * bool(place) + "; ".join(texts) for place, texts in parts.items()))
 
 
-def _place(names: Collection[str], sources: Sequence[Source]) -> str:
+def _source_names(names: Collection[str], sources: Sequence[Source]) -> str:
     last = {name: number for number, source in enumerate(sources) for name in source.settings if name in names}
     found = sorted(set(last.values())) or range(len(sources))
     return ", ".join(dict.fromkeys(sources[number].name for number in found if sources[number].name))
 
 
-def _causes(
+def _settings_to_blame(
     problem: str, sources: Sequence[Source], check: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
 ) -> list[str]:
-    """Settings without which, or with what an earlier source says of them, there is not this problem."""
+    """The settings whose removal from the last source that sets them would solve the problem."""
     causes = []
     for name in merged(sources):
         at = max(number for number, source in enumerate(sources) if name in source.settings)
@@ -117,8 +127,8 @@ def _causes(
     return causes
 
 
-def first_of_each(problems: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """The first problem of each setting: entries of a list often have the same one."""
+def first_problem_of_each(problems: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The first problem of each setting: the entries of a list often have the same one."""
     first: dict[str, tuple[str, str]] = {}
     for place, problem in problems:
         first.setdefault(place.partition(".")[0], (place, problem))

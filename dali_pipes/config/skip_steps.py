@@ -1,65 +1,127 @@
-"""The setting `skip_steps`: ranges of steps that are not handed out, checked and merged.
+"""The setting `skip_steps`: ranges of steps that a run leaves out, given in steps, rows or tokens of an epoch.
 
-[[100, 120], [110, 130], [7, 9, 2]]   ->   (100, 130, 0), (7, 9, 2)          first, end, epoch
+    skip_steps = [[100, 120], [7, 9, 2], {rows = [6400, 7680]}, {tokens = ["10B", "10.1B"], epoch = 1}]
 
-Steps are counted by their rows over all ranks, so a range means other rows in a run of another step size. Which are
-meant has to be said there: `skip_step_rows`. The rows are this run's; where those of the run before had another length
-(`on_change = "nearest"`), no number of them would be that run's steps.
+Ranges are half-open. Rows are counted from the start of the epoch over all ranks, and a row has `seq_len` tokens, so
+ranges in rows and tokens mean the same data in runs with another batch size or number of ranks; a range in steps does
+not. With 64 rows in a step and 16 tokens in a row these are the same:
+
+    [100, 120]    {rows = [6400, 7680]}    {tokens = [102400, 122880]}
 """
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from dali_pipes.config.validators import shown
+from dali_pipes.config.amounts import parse_amount
+from dali_pipes.config.settings_files import toml_value
+from dali_pipes.config.validators import as_value_error, shown
 from dali_pipes.errors import ConfigError
 
-SkippedRange = tuple[int, int, int]
-"""Steps `first` to `end` - 1 of an epoch, as (first, end, epoch)."""
+_UNITS = ("steps", "rows", "tokens")
+_LARGEST = 2**63 - 1
+_EXPECTED = "expected [first, end], [first, end, epoch], {rows = [first, end]} or {tokens = [first, end], epoch = 1}"
 
 
-def merged_ranges(given: Any) -> tuple[SkippedRange, ...]:
-    """Ranges [first, end] or [first, end, epoch] in order of epoch and step; those that meet or overlap become one.
+class SkippedRange(NamedTuple):
+    """`first` to `end` - 1 of an epoch."""
 
-    Raises `ValueError` for anything but whole numbers with 0 <= first < end and epoch >= 0.
-    """
+    first: int
+    end: int
+    epoch: int = 0
+    unit: str = "steps"
+
+    def plain(self) -> list[int] | dict[str, Any]:
+        """As a configuration spells it."""
+        if self.unit == "steps":
+            return [self.first, self.end, self.epoch] if self.epoch else [self.first, self.end]
+        return {self.unit: [self.first, self.end], **({"epoch": self.epoch} if self.epoch else {})}
+
+    def __repr__(self) -> str:
+        return repr(self.plain())
+
+    def __str__(self) -> str:
+        """As TOML."""
+        return toml_value(self.plain())
+
+
+@as_value_error
+def parse_ranges(given: Any) -> tuple[SkippedRange, ...]:
+    """Ranges by unit, epoch and first step; those that overlap or meet become one. ValueError."""
     if not isinstance(given, list | tuple):
-        raise ValueError(f"expected a list of [first, end] or [first, end, epoch], found {shown(given)}")
-    merged: list[SkippedRange] = []
-    for first, end, epoch in sorted(map(_checked, given), key=lambda item: (item[2], item[0])):
-        if merged and merged[-1][2] == epoch and first <= merged[-1][1]:
-            first, before, _ = merged.pop()
-            end = max(end, before)
-        merged.append((first, end, epoch))
-    return tuple(merged)
+        raise ValueError(f"expected a list of ranges, such as [[100, 120]]; found {shown(given)}")
+    return _merged(map(_parsed, given))
 
 
-def in_steps_of(ranges: tuple[SkippedRange, ...], counted_rows: int | None, step_rows: int) -> tuple[SkippedRange, ...]:
-    """Ranges in steps of `counted_rows` rows (None: of `step_rows`), in steps of `step_rows`.
+def in_steps(
+    ranges: Iterable[SkippedRange], step_rows: int, row_tokens: int, start: tuple[int, int] | None = None
+) -> tuple[tuple[int, int, int], ...]:
+    """Ranges as (first, end, epoch) in steps of `step_rows` rows of `row_tokens` tokens: rising, merged.
 
-    Raises `ConfigError` for one that does not begin and end with such a step.
+    start: epoch and row where the run begins or resumes. Its steps of that epoch are counted from there, and a range
+    after it must begin and end with a step: else ConfigError. With None nothing is checked.
     """
-    if counted_rows is None or counted_rows == step_rows:
-        return ranges
-    for first, end, _ in ranges:
-        if first * counted_rows % step_rows or end * counted_rows % step_rows:
-            raise ConfigError(
-                f"skip_steps [{first}, {end}] of {counted_rows} rows are rows {first * counted_rows} to "
-                f"{end * counted_rows - 1}, which do not begin and end with steps of {step_rows} rows, as this run has;"
-                f" with skip_step_rows = {step_rows} the nearest that leave them all out are "
-                f"[{first * counted_rows // step_rows}, {-(-end * counted_rows // step_rows)}]"
-            )
-    return tuple(
-        (first * counted_rows // step_rows, end * counted_rows // step_rows, epoch) for first, end, epoch in ranges
+    sizes = {"steps": 1, "rows": step_rows, "tokens": step_rows * row_tokens}
+    ranges = tuple(ranges)
+    if start is not None:
+        for skipped in ranges:
+            if skipped.unit != "steps":
+                _check_borders(skipped, sizes[skipped.unit], step_rows, start)
+    # The step that begins at a row is number ceil(row / step_rows), also where steps are counted from a resume.
+    steps = (SkippedRange(-(-r.first // sizes[r.unit]), -(-r.end // sizes[r.unit]), r.epoch) for r in ranges)
+    return tuple((first, end, epoch) for first, end, epoch, _ in _merged(steps) if first < end)
+
+
+def _check_borders(skipped: SkippedRange, size: int, step_rows: int, start: tuple[int, int]) -> None:
+    """size: of a step, in the unit of the range."""
+    start_epoch, start_row = start if skipped.epoch == start[0] else (start[0], 0)
+    begin = start_row * size // step_rows
+    if skipped.epoch < start_epoch or skipped.end <= begin:
+        return
+    first, end = skipped.first - begin, skipped.end - begin
+    if (first < 0 or not first % size) and not end % size:
+        return
+    low = skipped.first if first < 0 else begin + first // size * size
+    whole = (max(0, -(-first // size)) * size + begin, end // size * size + begin)
+    counted = f", counted from row {start_row:,}, where the run resumes" if start_row % step_rows else ""
+    less = f", or {skipped._replace(first=whole[0], end=whole[1])} for its whole steps only" * (whole[0] < whole[1])
+    tokens = f" ({size:,} tokens)" if skipped.unit == "tokens" else ""
+    raise ConfigError(
+        f"skip_steps: {skipped} does not fall on step boundaries: in this run a step has {step_rows:,} rows{tokens}"
+        f"{counted}. Use {skipped._replace(first=low, end=begin - (-end // size) * size)} to skip the whole range{less}"
     )
 
 
-def _checked(item: Any) -> SkippedRange:
-    numbers = list(item) if isinstance(item, list | tuple) else []
-    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-    if not whole or len(numbers) not in (2, 3):
-        raise ValueError(f"{shown(item)}: expected [first, end] or [first, end, epoch], whole numbers")
-    first, end, epoch = numbers if len(numbers) == 3 else (*numbers, 0)
-    if not 0 <= first < end or epoch < 0:
-        raise ValueError(
-            f"{shown(list(item))}: expected 0 <= first < end (the step behind the last one) and epoch >= 0"
-        )
-    return first, end, epoch
+def _merged(ranges: Iterable[SkippedRange]) -> tuple[SkippedRange, ...]:
+    merged: list[SkippedRange] = []
+    for new in sorted(ranges, key=lambda skipped: (_UNITS.index(skipped.unit), skipped.epoch, skipped.first)):
+        last = merged[-1] if merged else None
+        if last is not None and last[2:] == new[2:] and new.first <= last.end:
+            merged[-1] = last._replace(end=max(last.end, new.end))
+        else:
+            merged.append(new)
+    return tuple(merged)
+
+
+def _parsed(item: Any) -> SkippedRange:
+    if isinstance(item, SkippedRange):
+        return item
+    unit, bounds, epoch = "steps", item, 0
+    if isinstance(item, Mapping):
+        unit = next((name for name in _UNITS if name in item), "")
+        bounds, epoch = None if {*item} - {unit, "epoch"} else item.get(unit), item.get("epoch", 0)
+    elif isinstance(item, list | tuple) and len(item) == 3:
+        *bounds, epoch = item
+    if not isinstance(bounds, list | tuple) or len(bounds) != 2:
+        raise ValueError(f"{shown(item)}: {_EXPECTED}")
+    first, end = map(_amount, bounds) if isinstance(item, Mapping) else bounds
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in (first, end, epoch)):
+        raise ValueError(f"{shown(item)}: expected whole numbers")
+    if not 0 <= first < end <= _LARGEST or not 0 <= epoch <= _LARGEST:
+        raise ValueError(f"{shown(item)}: expected 0 <= first < end (the first one that is not skipped) and epoch >= 0")
+    return SkippedRange(first, end, epoch, unit)
+
+
+def _amount(value: Any) -> Any:
+    """The number of "10B"; whatever is not text as it is."""
+    number = parse_amount(value) if isinstance(value, str) else None
+    return int(number) if number is not None and number == int(number) else value

@@ -1,12 +1,12 @@
-"""What people give for a setting: turned into what it takes, or refused with what to do instead.
+"""Converts what users pass for a setting to the type of the setting, or rejects it and says what to do instead.
 
     Path("data/a.bin")                    ("data/a.bin",)
-    np.memmap("train.bin", np.uint16)     this array maps the file train.bin: name that, corpus = "train.bin"
+    np.memmap("train.bin", np.uint16)     this array is a memory map of train.bin: pass the file instead ...
     torch.device("cuda", 1)               "cuda:1"
     "mps"                                 not supported: ...
 
-Nothing but lists, tuples and mappings is iterated: a data set may go on without end. Errors are `ValueError`s, for
-pydantic to put the name of the setting in front.
+Only lists, tuples and mappings are iterated: a dataset may be endless. Errors are `ValueError`s, to which pydantic adds
+the name of the setting.
 """
 
 import functools
@@ -41,10 +41,10 @@ _LARGEST = 2**64 - 1
 
 
 def shown(value: Any) -> str:
-    """A value for a message: short, whatever it is."""
+    """Any value as a short text for a message."""
     try:
         text = _short.repr(value)
-    except Exception:  # a number of more digits than Python writes, and objects that fail on being looked at
+    except Exception:  # an integer too long for str(), or an object whose repr() fails
         text = f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
 
@@ -60,20 +60,20 @@ class Shown:
 
 
 def refuse_as_corpus(given: Any, settings: Collection[str]) -> None:
-    """Raise `ConfigError` for a table of settings, or a file of them, in the place of the corpus."""
+    """Raise `ConfigError` for a dict of settings or a configuration file passed as the corpus."""
     if isinstance(given, Mapping) and given and all(name in settings for name in given):
         raise ConfigError("pass settings as keywords: TokenLoader(**settings)")
     if isinstance(given, str | os.PathLike) and str(given).endswith((".toml", ".yaml", ".yml")):
         path = os.fsdecode(given)
         raise ConfigError(
-            f"{path} is a settings file, not a token file: use TokenLoader(LoaderConfig.from_file({path!r}))"
+            f"{path} is a configuration file, not a token file: use TokenLoader(LoaderConfig.from_file({path!r}))"
         )
 
 
-def or_refused(read: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that turns what an object raises on being looked at into the `ValueError` that it is for a setting.
+def as_value_error(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function so that any exception from inspecting an object becomes a `ValueError` for the setting.
 
-    A proxy of a library may fail on any attribute, and a table of a file that was closed on its entries.
+    For example, a library's proxy object may raise on any attribute, and a table of a closed file on its entries.
     """
 
     @functools.wraps(read)
@@ -84,41 +84,41 @@ def or_refused(read: Callable[..., Any]) -> Callable[..., Any]:
             raise
         except Exception as error:
             kind = type(value).__name__
-            raise ValueError(f"the {kind} cannot be used: it raises {shown(error)}; pass a plain value") from error
+            raise ValueError(f"cannot use this {kind}: it raised {shown(error)}; pass a plain value") from error
 
     return reads
 
 
-@or_refused
-def in_range(value: Any) -> Any:
-    """A whole number, refused where no setting could mean it; all else as it is."""
+@as_value_error
+def refuse_huge_number(value: Any) -> Any:
+    """Reject whole numbers too large for any setting; return everything else unchanged."""
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
-        raise ValueError(f"expected a number below 2^64, found {shown(value)}")
+        raise ValueError(f"expected a number of at most 64 bits, found {shown(value)}")
     return value
 
 
-@or_refused
-def paths_of(value: Any, setting: str) -> tuple[str, ...]:
+@as_value_error
+def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
     """The paths that `corpus` or `loss_masks` names."""
     if isinstance(value, str | os.PathLike):
         value = [value]
     if isinstance(value, Mapping):
-        raise ValueError(_of_mapping(value, setting))
+        raise ValueError(_mapping_error(value, setting))
     if not isinstance(value, list | tuple):
-        raise ValueError(_of_object(value, setting))
+        raise ValueError(_object_error(value, setting))
     for entry in value:
         if not isinstance(entry, str | os.PathLike):
-            raise ValueError(_of_entry(value, entry, setting))
+            raise ValueError(_entry_error(value, entry, setting))
         if not os.fspath(entry):
             raise ValueError(EMPTY_PATH)
     if not value and setting == "corpus":
-        raise ValueError("an empty list of paths; name at least one file, folder or glob")
+        raise ValueError("the list of paths is empty; expected at least one file, folder or glob")
     return tuple(map(os.fsdecode, value))
 
 
-@or_refused
-def list_of(value: Any) -> Any:
-    """A list of numbers or names as it was given, or that of an array; all else that can be iterated is refused."""
+@as_value_error
+def parse_list(value: Any) -> Any:
+    """A list of numbers or names, also from an array. Anything else that can be iterated is rejected."""
     if hasattr(value, "tolist") and not isinstance(value, type):
         return value.tolist()
     if isinstance(value, list | tuple | Set | str) or not _has_items(value):
@@ -126,33 +126,33 @@ def list_of(value: Any) -> Any:
     raise ValueError(f"expected a list, found a {type(value).__name__}; pass a list")
 
 
-@or_refused
-def dtype_name(value: Any) -> Any:
-    """The name of an integer type, or of a `np.dtype` or a NumPy scalar type."""
+@as_value_error
+def parse_dtype(value: Any) -> Any:
+    """The name of an integer type, also from a `np.dtype` or a NumPy scalar type."""
     if value is None or isinstance(value, str):
         return value
     return getattr(value, "name", getattr(value, "__name__", value))
 
 
-@or_refused
-def device_name(value: Any) -> str:
-    """A device by name: "auto", "cpu", "cuda" or "cuda:1"."""
+@as_value_error
+def parse_device(value: Any) -> str:
+    """The name of a device, also from a `torch.device`: "auto", "cpu", "cuda" or "cuda:1"."""
     name = str(value) if hasattr(value, "type") and hasattr(value, "index") else value  # a torch.device
     if isinstance(name, int) and not isinstance(name, bool):
-        raise ValueError(f'a number does not name a device: use device = "cuda:{shown(name)}"')
+        raise ValueError(f'{shown(name)} is not a device name: use device = "cuda:{shown(name)}"')
     if isinstance(name, str):
         if _DEVICE.fullmatch(name):
             return name
         kind = name.partition(":")[0].lower()
         if kind in _OTHER_DEVICES:
             raise ValueError(
-                f"{shown(name)} is {_OTHER_DEVICES[kind]}, which is not supported: batches are made on the CPU or on "
-                f'an NVIDIA GPU. Set device = "cpu" and move each batch: batch["input_ids"].to(...)'
+                f"{shown(name)} is {_OTHER_DEVICES[kind]}, which is not supported: batches are created on the CPU or "
+                f'on an NVIDIA GPU. Set device = "cpu" and move each batch with batch["input_ids"].to(...)'
             )
-    raise ValueError(f'expected "auto", "cpu", "cuda" or, for one GPU of several, "cuda:1"; found {shown(name)}')
+    raise ValueError(f'expected "auto", "cpu", "cuda" or a GPU by number such as "cuda:1"; found {shown(name)}')
 
 
-def _of_mapping(value: Mapping[Any, Any], setting: str) -> str:
+def _mapping_error(value: Mapping[Any, Any], setting: str) -> str:
     first = next(iter(value.items()), None)
     if first is None or isinstance(first[1], int | float):
         return (
@@ -161,57 +161,58 @@ def _of_mapping(value: Mapping[Any, Any], setting: str) -> str:
             else f"expected a path or a list of paths{_found(value)}"
         )
     if isinstance(first[1], str | os.PathLike):
-        return (
-            f"a dict of paths does not say which ones to read: pass those of one split, {setting} = ...[{first[0]!r}]"
-        )
-    return _in_memory(value, 'pyarrow.parquet.write_table(pyarrow.table(data), "tokens.parquet")', "tokens.parquet")
+        split = f"{setting} = ...[{first[0]!r}]"
+        return f"expected a list of paths, found a dict of splits: pass the paths of one split, {split}"
+    return _in_memory_error(
+        value, 'pyarrow.parquet.write_table(pyarrow.table(data), "tokens.parquet")', "tokens.parquet"
+    )
 
 
-def _of_entry(value: Collection[Any], entry: Any, setting: str) -> str:
-    """Why a list is refused that has an entry which is not a path."""
+def _entry_error(value: Collection[Any], entry: Any, setting: str) -> str:
+    """The error for a list with an entry that is not a path."""
     others = any(isinstance(other, str | os.PathLike) for other in value)
     has_one = isinstance(entry, list | tuple) and any(isinstance(part, str | os.PathLike) for part in entry)
     if setting != "corpus" or others or has_one or isinstance(entry, float):
         return f"{shown(entry)} is not a path: {NO_WEIGHTS}"
     if isinstance(entry, Integral):
-        return _in_memory(value, 'np.save("tokens.npy", ids)', "tokens.npy")
+        return _in_memory_error(value, 'np.save("tokens.npy", ids)', "tokens.npy")
     if isinstance(entry, Mapping):
         records = 'pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), "tokens.parquet")'
-        return _in_memory(value, records, "tokens.parquet")
+        return _in_memory_error(value, records, "tokens.parquet")
     if isinstance(entry, list | tuple) or hasattr(entry, "__array__"):
-        return _in_memory(value, _PARQUET, "tokens.parquet")
+        return _in_memory_error(value, _PARQUET, "tokens.parquet")
     return f"{shown(entry)} is not a path; {setting} takes files, folders or globs"
 
 
-def _of_object(value: Any, setting: str) -> str:
-    """Why something is refused that is neither a path nor a list. Looks at what it is, and at nothing that is in it."""
+def _object_error(value: Any, setting: str) -> str:
+    """The error for a value that is neither a path nor a list. Inspects its type, never its content."""
     kind, module = type(value).__name__, type(value).__module__.partition(".")[0]
     if isinstance(value, Iterator):
-        return f"a {kind} can be read only once: pass a list, sorted(paths), or the glob pattern as text"
+        return f"a {kind} can be read only once: pass a list, such as sorted(paths), or the glob pattern as a string"
     if isinstance(value, deque | MappingView) or getattr(getattr(value, "dtype", None), "kind", "") == "U":
         return f"expected a list of paths, found a {kind}: pass list(paths)"
     if isinstance(value, Set):
-        return f"a {kind} does not keep paths in order: pass a list, sorted(paths)"
+        return f"a {kind} does not have an order: pass a list, such as sorted(paths)"
     if isinstance(value, bytes | bytearray | memoryview):
-        return _in_memory(value, 'pathlib.Path("tokens.bin").write_bytes(data)', "tokens.bin")
+        return _in_memory_error(value, 'pathlib.Path("tokens.bin").write_bytes(data)', "tokens.bin")
     file = getattr(value, "filename", None)
     if isinstance(file, str | os.PathLike) and hasattr(value, "dtype"):
         dtype = f', dtype = "{value.dtype}"'
         return f"this array is a memory map of {file}: pass the file instead, {setting} = {shown(str(file))}{dtype}"
     if callable(getattr(value, "save_to_disk", None)):
-        return _in_memory(value, 'data.save_to_disk("tokens")', "tokens")
+        return _in_memory_error(value, 'data.save_to_disk("tokens")', "tokens")
     if callable(getattr(value, "to_parquet", None)):
-        return _in_memory(value, 'data.to_parquet("tokens.parquet")', "tokens.parquet")
+        return _in_memory_error(value, 'data.to_parquet("tokens.parquet")', "tokens.parquet")
     if callable(getattr(value, "write_parquet", None)):
-        return _in_memory(value, 'data.write_parquet("tokens.parquet")', "tokens.parquet")
+        return _in_memory_error(value, 'data.write_parquet("tokens.parquet")', "tokens.parquet")
     if module == "pyarrow":
-        return _in_memory(value, 'pyarrow.parquet.write_table(data, "tokens.parquet")', "tokens.parquet")
+        return _in_memory_error(value, 'pyarrow.parquet.write_table(data, "tokens.parquet")', "tokens.parquet")
     if callable(getattr(value, "detach", None)):
-        return _in_memory(value, 'np.save("tokens.npy", data.cpu().numpy())', "tokens.npy")
+        return _in_memory_error(value, 'np.save("tokens.npy", data.cpu().numpy())', "tokens.npy")
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        return _in_memory(value, 'np.save("tokens.npy", data)', "tokens.npy")
+        return _in_memory_error(value, 'np.save("tokens.npy", data)', "tokens.npy")
     if _has_items(value):
-        return _in_memory(value, _PARQUET, "tokens.parquet")
+        return _in_memory_error(value, _PARQUET, "tokens.parquet")
     return f"expected a path or a list of paths{_found(value)}"
 
 
@@ -219,10 +220,10 @@ def _has_items(value: Any) -> bool:
     return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
 
 
-def _in_memory(value: Any, write: str, name: str) -> str:
+def _in_memory_error(value: Any, write: str, name: str) -> str:
     return (
-        f"a loader reads files, but this is a value of type {type(value).__name__}. Write its token ids to a file "
-        f'once, for example with {write}, and pass that file: corpus = "{name}"'
+        f"expected a path, found data in memory ({type(value).__name__}). Write its token ids to a file, for example "
+        f'with {write}, and pass that file: corpus = "{name}"'
     )
 
 

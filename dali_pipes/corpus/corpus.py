@@ -4,9 +4,9 @@
     stream     0 1 2 3 4                          5 6 7 8
     extents    [0, 5) of a.bin                    [5, 9) of c.bin
 
-An extent is a run of ids that lie one after another in one file: one a file, more where a Megatron index says so. Rows
-may cross extents, so no tail of a file is lost. Files may differ in id type: ids are served in the narrowest
-type that holds them all, and narrower ones are widened when they are read.
+An extent is a run of consecutive ids in one file: usually one a file, more by a Megatron index. Rows may cross extents,
+so no tail of a file is lost. Files may differ in id type: ids are served in the narrowest type that holds them all, and
+narrower ones are widened when they are read.
 """
 
 import itertools
@@ -27,9 +27,9 @@ from dali_pipes.corpus.notes import notes_on
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
 from dali_pipes.monitoring.stats import CacheStats
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES, ChunkCache
+from dali_pipes.storage.file_pool import FilePool
 from dali_pipes.storage.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
 from dali_pipes.storage.linux_aio import runs_of_equal
-from dali_pipes.storage.local import DescriptorPool
 from dali_pipes.storage.retries import current_retries
 
 _GOLDEN = (5**0.5 - 1) / 2
@@ -43,7 +43,7 @@ class TokenLocation(NamedTuple):
 
 
 class TokenMask(Protocol):
-    """Which ids of a corpus are learned, by its positions: `loss_mask.LossMask`."""
+    """Which ids of a corpus are learned, by position: see `loss_mask.LossMask`."""
 
     dtype: np.dtype[np.uint8]
     digests: tuple[bytes, ...]
@@ -55,35 +55,34 @@ class TokenMask(Protocol):
         """As `Corpus.read_pieces`: 1 for each id that is learned, 0 for the others."""
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
 
 
 class Corpus:
-    """Token files as one stream. Made by `open_corpus`; immutable, safe to read from several threads at once.
+    """Token files as one stream. Made by `open_corpus`; immutable and thread-safe.
 
     num_tokens:    ids in all files
-    num_documents: documents by the format's own index, None if the format has none
+    num_documents: documents by the format's own index, None for a format without one
     dtype:         native integer type in which ids are served: that of the files (int64 for uint64), or the narrowest
                    that holds the ids of all files
     format:        one of `FORMATS`
-    eos_id:        as given to `open_corpus`; else the id that ends documents of a synthetic corpus, or the one that the
-                   manifest of flat files gives
-    eos_id_from:   that manifest; None if the id does not come from one
+    eos_id:        as given to `open_corpus`; else the id that ends documents of a synthetic corpus, or the one in the
+                   manifest of flat files
+    eos_id_from:   that manifest; None if the id has another origin
     files:         data files in reading order, absolute; of a synthetic corpus its name
     file_types:    integer type of the ids of each file as stored
     ending_in_zeros: numbers of the files whose last ids are all 0
     extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
     fingerprint:   16 hex digits of format, id type, and the files' names, sizes, headers and sampled bytes; the same
                    wherever the folder is and whenever the files were touched
-    content_key:   16 hex digits of the fingerprint and the data files' times of last change: what was found by reading
-                   the ids is kept for it
+    content_key:   16 hex digits of the fingerprint and the data files' identities: the key of what was found by reading
+                   the ids
     file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
-    loss_mask:     which ids are learned, None where all are; enters the fingerprint
-    mask_digests:  as file_digests of the files' masks, at most 12; none where there is no mask
-    notes:         sentences for the user: files that a folder or pattern left out, columns that are used or
-                   not, and what that leaves out
+    loss_mask:     which ids are learned, None if all are; enters the fingerprint
+    mask_digests:  as file_digests, of the files' masks, at most 12; empty without masks
+    notes:         notes for the user: files that a folder or pattern left out, columns that are used or ignored
 
-    A context manager. Files are read with positioned reads and opened as needed; nothing is mapped, written or cached.
+    A context manager. Files are opened when they are needed and read with positioned reads, never memory-mapped.
     """
 
     def __init__(
@@ -107,10 +106,10 @@ class Corpus:
         self._first_bytes: Int64Array = extents[:, 0]
         self._file_numbers: npt.NDArray[np.int32] = np.repeat(np.arange(len(files), dtype=np.int32), counts)
         self._retries = current_retries()
-        self._pool = DescriptorPool(
+        self._pool = FilePool(
             [file.path for file in files],
             [file.size for file in files],
-            times=[file.modified_ns for file in files],
+            identities=[file.identity for file in files],
             retries=self._retries,
         )
         self._types, self._type_numbers = stored_types([file.stored for file in files], self._pool)
@@ -139,26 +138,26 @@ class Corpus:
         id_type = self._types[0].native if len(self._types) == 1 else self.dtype
         of_masks = () if loss_mask is None else loss_mask.digests
         self.fingerprint: Final = digest_corpus(self.format, id_type, [*digests, *of_masks])
-        self.content_key: Final = digest_content(self.fingerprint.encode(), [file.modified_ns for file in files])
+        self.content_key: Final = digest_content(self.fingerprint.encode(), [file.identity for file in files])
         self._digests = digests
         self.file_digests: Final = short_digests(digests)
         self.mask_digests: Final = short_digests(of_masks, MOST_MASK_DIGESTS)
 
     def digests_of(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """What `file_digests` would be, had the corpus only the files with these numbers."""
+        """`file_digests` of a corpus of only the files with these numbers."""
         return short_digests([self._digests[number] for number in numbers])
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether the ids come from a formula, so that there is no file to look at."""
+        """Whether the ids come from a formula instead of files."""
         return self._generate is not None
 
     @property
     def document_offsets(self) -> Int64Array | None:
-        """Token position of each document's start, and the end: int64 (num_documents + 1,), read-only, rising.
+        """Token position of each document's start, and the end: int64 (num_documents + 1,), read-only, increasing.
 
-        Equal neighbours are an empty document. Read from the indexes at the first use, which blocks, then kept.
-        None if the format has no documents.
+        Equal neighbors are an empty document. Read from the indexes at the first use, which blocks, then kept. None for
+        a format without documents.
         """
         if self.num_documents is None:
             return None
@@ -186,13 +185,13 @@ class Corpus:
         return out
 
     def read_rows(self, starts: Sequence[int] | npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Fill row r of `out` with the ids from position starts[r] on. Blocks, without the GIL while it reads.
+        """Fill row r of `out` with the ids from position starts[r]. Blocks, and releases the GIL while it reads.
 
         starts: R positions
         out:    (R, L), C-contiguous, writeable, of the corpus's dtype
 
         Raises CorpusError for rows outside the corpus, CorpusReadError if a file ended early or cannot be read,
-        TokenRangeError for a uint64 id that int64 cannot hold. Rows may be filled in part then.
+        TokenRangeError for a uint64 id that int64 cannot hold. Rows may be partly filled then.
         """
         self._check_out(out, 2)
         positions = _integers("starts", starts, len(out))
@@ -200,20 +199,20 @@ class Corpus:
         self._read(positions, lengths, lengths.cumsum() - lengths, out.reshape(-1))
 
     def read_pieces(self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
-        """Put the `lengths[p]` ids from position starts[p] on at out[targets[p]]. Else as `read_rows`.
+        """Put the `lengths[p]` ids from position starts[p] at out[targets[p]]. Otherwise as `read_rows`.
 
-        starts, lengths, targets: (P,); no two pieces overlap in `out`, and what lies between them is left as it is
+        starts, lengths, targets: (P,); pieces do not overlap in `out`, and the places between them stay as they are
         out: (N,), C-contiguous, writeable, of the corpus's dtype
         """
         self._check_out(out, 1)
         positions, counts = _integers("starts", starts, len(starts)), _integers("lengths", lengths, len(starts))
         places = _integers("targets", targets, len(starts))
         if len(places) and (counts.min() < 0 or places.min() < 0 or (places + counts).max() > len(out)):
-            raise ValueError(f"pieces do not lie inside of out, which has {len(out)} places")
+            raise ValueError(f"pieces are not inside out, which has {len(out):,} places")
         self._read(positions, counts, places, out)
 
     def locate(self, position: int) -> TokenLocation:
-        """The file that holds the token at `position`, and its offset there in tokens. Reads no data."""
+        """The file of the token at `position`, and its offset there in tokens. Does not read data."""
         position = operator.index(position)
         self._check_range(position, position, 1)
         extent = int(np.searchsorted(self._starts, position, side="right")) - 1
@@ -227,25 +226,25 @@ class Corpus:
         return TokenLocation(file.path, (byte - file.data_offset) // width)
 
     def cache_stats(self) -> CacheStats | None:
-        """Of the decoded chunks; None where the files are read as they lie. Does not block."""
+        """Of the decoded chunks; None for files that need no decoding. Does not block."""
         return None if self._is_decoded is None else self._chunks.stats()
 
     def decode_all(self) -> None:
-        """Decode every chunk now and keep as many as `cache_bytes` allows; see `eager.decode_all`. Blocks."""
+        """Decode every chunk now and keep as many as `cache_bytes` allows; see `eager_decoding`. Blocks."""
         with self._retries.in_use():
             decode_all(self._data_files, self._chunks)
 
     @property
     def read_retries(self) -> int:
-        """Reads that failed for a reason that may pass and were tried again, so far. Does not block."""
+        """Number of retries after transient read failures so far. Does not block."""
         return self._retries.count
 
     def end_retries(self) -> None:
-        """Let reads that fail from now on fail at once, and those that wait to be tried again. Idempotent."""
+        """Stop retrying: failing reads, and those that wait for a retry, raise immediately. Idempotent."""
         self._retries.end()
 
     def close(self) -> None:
-        """Let the files go; reads that are under way finish. Idempotent. What needs no file can still be asked."""
+        """Close the files; reads in progress finish. Idempotent. Attributes stay usable."""
         self.end_retries()
         self._pool.close()
         for one in self._types:
@@ -271,15 +270,14 @@ class Corpus:
         if count < 0 or lowest < 0 or highest + count > self.num_tokens:
             start = lowest if lowest < 0 else highest
             raise CorpusError(
-                f"{count} tokens from position {start} on were asked for, but the corpus has positions 0 to "
-                f"{self.num_tokens - 1}"
+                f"cannot read {count:,} tokens at position {start:,}: the corpus has {self.num_tokens:,} tokens"
             )
 
     def _check_out(self, out: npt.NDArray[Any], axes: int) -> None:
         if out.ndim != axes or out.dtype != self.dtype or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(
                 f"out: shape {out.shape}, {out.dtype}, C-contiguous {out.flags.c_contiguous}, writeable "
-                f"{out.flags.writeable}; needed: ({'rows, ' if axes == 2 else ''}tokens), {self.dtype}, C-contiguous, "
+                f"{out.flags.writeable}; expected ({'rows, ' if axes == 2 else ''}tokens), {self.dtype}, C-contiguous, "
                 "writeable"
             )
 
@@ -300,7 +298,7 @@ class Corpus:
     def _read_types(
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]
     ) -> None:
-        """Pieces of files of several types: those of one type at a time, by way of memory of that type."""
+        """Read pieces of files of several types: type by type, through memory of that type."""
         positions, lengths, targets, extents = self._in_extents(positions, lengths, targets)
         numbers = self._type_numbers[self._file_numbers[extents]]
         for number in np.unique(numbers).tolist():
@@ -323,7 +321,7 @@ class Corpus:
         targets: Int64Array,
         out: npt.NDArray[Any],
     ) -> None:
-        """Pieces of files of one type."""
+        """Read pieces of files of one type."""
         width, is_uint64 = stored.native.itemsize, stored.native == np.uint64
         view = out.data.cast("B")
         if len(self._first_bytes) == 1 and self._is_decoded is None:
@@ -359,7 +357,7 @@ class Corpus:
     def _in_extents(
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """The pieces cut where extents end, and the extent of each; in the order of the files, so each is read once."""
+        """The pieces cut at the ends of extents, and the extent of each; in the order of the files."""
         firsts = np.searchsorted(self._starts, positions, side="right") - 1
         counts = np.maximum(np.searchsorted(self._starts, positions + lengths, side="left") - firsts, 0)
         piece = np.repeat(np.arange(len(positions)), counts)
@@ -379,10 +377,10 @@ class Corpus:
         extents: Int64Array,
         view: memoryview,
     ) -> None:
-        """Pieces that lie in one decoded chunk each, chunk by chunk, so that each is asked of the cache once."""
+        """Copy pieces that are in one decoded chunk each, chunk by chunk, so that each takes one look at the cache."""
         if not len(extents):
             return
-        # Every call begins with another chunk: threads that need the same ones decode them side by side.
+        # Every call starts with another chunk: threads that need the same ones decode them in parallel.
         firsts, _ = runs_of_equal(extents)
         first = firsts[int(next(self._turns) * _GOLDEN * len(firsts)) % len(firsts)]
         columns = (np.roll(column, -first).tolist() for column in (positions, lengths, targets, extents))
@@ -403,8 +401,8 @@ class Corpus:
         expected = int(self._starts[extent + 1] - self._starts[extent])
         if ids.shape != (expected,) or ids.dtype != file.stored:
             raise CorpusReadError(
-                f"{file.path}: chunk {chunk} now holds {ids.size} ids of {ids.dtype}, expected {expected} of "
-                f"{file.stored} as when the corpus was opened; was the file replaced? Open the corpus again."
+                f"{file.path}: chunk {chunk} holds {ids.size:,} {ids.dtype} ids, expected {expected:,} {file.stored} "
+                "ids as when the corpus was opened: the file was replaced. Open the corpus again."
             )
         return ids.data.cast("B")
 
@@ -412,13 +410,13 @@ class Corpus:
         column = int(np.argmax(piece < 0))
         place = self.locate(position + column)
         raise TokenRangeError(
-            f"{place.file}: token {place.offset} is {int(piece[column]) % 2**64}; ids of uint64 files are served as "
-            f"int64, so they must be below 2^63"
+            f"{place.file}: token {place.offset:,} is {int(piece[column]) % 2**64}, expected an id below 2^63, since "
+            "ids of uint64 files are served as int64"
         )
 
 
 def _integers(name: str, values: Sequence[int] | npt.NDArray[Any], count: int) -> Int64Array:
     array = np.asarray(values)
     if array.shape != (count,) or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"{name}: shape {array.shape}, {array.dtype}; needed: ({count},), integers")
+        raise ValueError(f"{name}: shape {array.shape}, {array.dtype}; expected ({count},), integers")
     return array.astype(np.int64)

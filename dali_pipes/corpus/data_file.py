@@ -1,4 +1,4 @@
-"""What is known of one file of a corpus once it was opened and checked."""
+"""What is known of one file of a corpus after it was opened and checked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,37 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.storage.local import check_unchanged
+from dali_pipes.storage.byte_file import check_unchanged
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
-
-FORMATS = (
-    "arrayrecord",
-    "arrow",
-    "datatrove",
-    "flat",
-    "litdata",
-    "llmc",
-    "mds",
-    "megatron",
-    "npy",
-    "parquet",
-    "synthetic",
-)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the ids of a file with one run of ids lie: what a format's parser finds out.
-
-    stored:      integer dtype as stored, with byte order
-    data_offset: byte of the first id
-    num_tokens:  ids from there on
-    """
-
-    stored: np.dtype[Any]
-    data_offset: int
-    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -62,23 +34,23 @@ class UsedColumns:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of ids. `read_document_offsets` blocks and reads the index; None if the format has no documents.
+    """One file of ids. `read_document_offsets` blocks and reads the index; None without documents.
 
     size:        bytes when the corpus was opened
+    identity:    `ByteFile.identity` when the corpus was opened
     stored:      integer dtype as stored, with byte order; native where chunks are decoded
     data_offset: byte of the first id, from which `Corpus.locate` counts; None where it counts in reading order, as
                  always where chunks are decoded
     extents:     int64 (E, 2): [first byte, number of ids] of each run of ids, in reading order, none empty; where
                  chunks are decoded [chunk number, number of ids]
     digest:      of name, size, header and sampled bytes
-    decode:      None for ids that can be read as they lie; else a chunk's number in, its ids out: all of them, one
-                 axis, contiguous, `stored`. Blocks, is safe for several threads, and raises CorpusReadError or
-                 CorpusFormatError for a file that is not what it was at opening
+    decode:      None for ids that need no decoding; else a chunk's number in, its ids out: all of them, one axis,
+                 contiguous, `stored`. Blocks, is safe for several threads, and raises CorpusReadError or
+                 CorpusFormatError for a file that changed after the corpus was opened
     generate:    None, or what makes ids by a formula, which `path` names: for each piece its position, its length and
                  its place in an array, then that array, which it fills; safe for several threads
-    modified_ns: time of the last change when the corpus was opened, None: not known
     columns:     which other columns of a table are used
-    zeros_last:  whether its last 4 KiB are ids of 0, as where it was made at its full size and never filled
+    zeros_last:  whether its last 4 KiB are ids of 0, as in a file that was allocated and never filled
     loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
     """
 
@@ -94,23 +66,17 @@ class DataFile:
     decode: Callable[[int], npt.NDArray[Any]] | None = None
     generate: Callable[[Int64Array, Int64Array, Int64Array, npt.NDArray[Any]], None] | None = None
     loss_mask: "DataFile | None" = None
-    modified_ns: int | None = None
+    identity: str | None = None
     columns: UsedColumns = UsedColumns()
     zeros_last: bool = False
 
     def decode_unchanged(self, chunk: int) -> npt.NDArray[Any]:
-        """`decode` of a file that is still the one that was opened; CorpusReadError if it is not. Blocks."""
+        """As `decode`, after a check that the file is still the one that was opened (CorpusReadError). Blocks."""
         assert self.decode is not None
-        check_unchanged(self.path, self.modified_ns)
+        check_unchanged(self.path, self.identity)
         return self.decode(chunk)
 
     @property
     def num_tokens(self) -> int:
         """Ids in all extents."""
         return int(self.extents[:, 1].sum())
-
-
-def one_extent(layout: Layout) -> Int64Array:
-    """The extents, int64 (1, 2) or (0, 2), of a file with one run of ids."""
-    runs = [[layout.data_offset, layout.num_tokens]] if layout.num_tokens else []
-    return np.array(runs, np.int64).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Decode a whole corpus at opening, if it fits into memory: nothing is decoded while training."""
+"""Decode a whole corpus into memory when it is opened, so that training decodes nothing."""
 
 import sys
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.errors import ConfigError
 from dali_pipes.storage.decoded_cache import ChunkCache
 
-_CGROUPS = (  # limit, use, and statistics with the part of it that the kernel gives up when asked
+_CGROUPS = (  # limit, use, and statistics with the part that the kernel can reclaim
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
     (
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -21,14 +21,14 @@ _RECLAIMABLE = ("file", "total_cache")
 
 
 def decoded_bytes(files: Sequence[DataFile]) -> int:
-    """Bytes that the ids of those files take that have to be decoded."""
+    """Bytes of the ids in files that have to be decoded."""
     return sum(file.num_tokens * file.stored.itemsize for file in files if file.decode is not None)
 
 
 def decode_all(files: Sequence[DataFile], cache: ChunkCache) -> None:
-    """Put every chunk of `files` into `cache`, which is large enough; says so on standard error. Blocks.
+    """Put every chunk of `files` into `cache`, which is large enough. Blocks; prints the size on standard error.
 
-    Raises ConfigError where memory does not suffice, before anything is decoded, and what decoding raises.
+    Raises ConfigError without enough memory, before anything is decoded, and what decoding raises.
     """
     needed = decoded_bytes(files)
     if not needed:
@@ -36,11 +36,11 @@ def decode_all(files: Sequence[DataFile], cache: ChunkCache) -> None:
     available = available_bytes()
     if available is not None and needed > available:
         raise ConfigError(
-            f"eager: the decoded corpus takes {needed} bytes ({needed / 2**30:.3g} GiB), but {available} "
-            f"({available / 2**30:.3g} GiB) of memory are available; leave eager out, so that decoded_cache_bytes of "
-            f"it are kept, or convert the corpus to a flat format"
+            f"eager: the decoded corpus needs {needed:,} bytes ({needed / 2**30:.3g} GiB), but {available:,} bytes "
+            f"({available / 2**30:.3g} GiB) of memory are available. Leave eager out, which keeps decoded_cache_bytes "
+            "of it, or convert the corpus to a flat format."
         )
-    print(f"dali_pipes: eager: decoding {len(files)} files into {needed} bytes of memory", file=sys.stderr)
+    print(f"dali_pipes: eager: decoding {len(files):,} files into {needed:,} bytes of memory", file=sys.stderr)
     chunks = [
         (number, file.decode, int(chunk), int(count) * file.stored.itemsize)
         for number, file in enumerate(files)
@@ -57,7 +57,7 @@ def decode_all(files: Sequence[DataFile], cache: ChunkCache) -> None:
 
 
 def available_bytes() -> int | None:
-    """Memory that this process can still take, by the kernel's account and its control group's; None if not known."""
+    """Memory that this process can still use, by the kernel and by its control group; None if unknown."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The id types of the files of a corpus: one for most, several where files of different ones are read as one corpus."""
+"""The integer types of the ids in the files of a corpus: usually one; files of several types can be read together."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from dali_pipes.corpus.data_file import Int64Array
 from dali_pipes.storage.batched_reads import RawReads
-from dali_pipes.storage.local import DescriptorPool
+from dali_pipes.storage.file_pool import FilePool
 
 _SERVED = {np.dtype(np.uint64): np.dtype(np.int64)}
 
@@ -25,7 +25,7 @@ class StoredType(NamedTuple):
         return _SERVED.get(self.native, self.native)
 
 
-def stored_types(types: Sequence[np.dtype[Any]], pool: DescriptorPool) -> tuple[list[StoredType], Int64Array]:
+def stored_types(types: Sequence[np.dtype[Any]], pool: FilePool) -> tuple[list[StoredType], Int64Array]:
     """The different types, and the number among these of each file's. types: of each file of the pool."""
     different = list(dict.fromkeys(types))
     found = [StoredType(one.newbyteorder("="), not one.isnative, RawReads(pool, one.itemsize)) for one in different]

@@ -1,27 +1,28 @@
-"""Loss masks: a byte for each id of a corpus, 0 where the id is not to be learned, as of the prompts in fine-tuning.
+"""Loss masks: a byte for each id of a corpus, 0 for ids that are not learned, such as prompts in fine-tuning.
 
-    data file   train.bin        ids     5 8 2 9 1       a file named like the data file with .loss behind it, which is
-    its mask    train.bin.loss   bytes   0 0 1 1 1       what datatrove writes, or any file that is named for it
+    data file   train.bin        ids     5 8 2 9 1
+    its mask    train.bin.loss   bytes   0 0 1 1 1       as datatrove writes it, or any file that `loss_masks` names
 
-A mask has no header, or is a `.npy` array of bool or integers of one byte. Its bytes are in the order of the ids in the
-data file, so those of a Megatron pair go with the `.bin`. Tables have their masks in columns (`row_columns`). A file
-without a mask is learned whole.
+A mask is without a header, or a `.npy` array of bool or one-byte integers. Its bytes are in the order of the ids in the
+data file; for a Megatron pair that is the `.bin`. Tables have their masks in columns (`row_columns`). A file without a
+mask is learned whole.
 """
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.corpus import Corpus
-from dali_pipes.corpus.data_file import DataFile, Int64Array, Layout, one_extent
+from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.discovery.find_files import find_files
 from dali_pipes.corpus.formats import npy
+from dali_pipes.corpus.formats.token_run import Layout, token_run
 from dali_pipes.errors import ConfigError, CorpusFormatError
-from dali_pipes.storage.fingerprint import digest_file, read_samples
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import open_file
 
 SUFFIX = ".loss"
 _STORED = np.dtype(np.uint8)
@@ -29,22 +30,22 @@ _NO_DIGEST = bytes(32)
 
 
 class LossMask:
-    """The mask of a whole corpus, by its positions. Immutable, safe to read from several threads at once.
+    """The mask of a whole corpus, by its positions. Immutable, thread-safe.
 
-    dtype:   uint8; 1 says that the id is learned, 0 that it is not
-    digests: of each data file's mask, zeros for a file that has none
+    dtype:   uint8: 1 for an id that is learned, 0 for one that is not
+    digests: of each data file's mask, zeros for a file without one
     """
 
     dtype = _STORED
 
     def __init__(self, files: Sequence[DataFile], masks: Sequence[DataFile | None]) -> None:
-        """`masks`: a file of one-byte ids for each of `files`, as many as that has and in its order; None: all ones."""
+        """`masks`: a file of one-byte ids for each of `files`, as long as that and in its order; None: all ones."""
         sizes = np.array([file.num_tokens for file in files])
         stored = [mask for mask in masks if mask is not None]
         assert all(m is None or m.num_tokens == size for m, size in zip(masks, sizes, strict=True)), "mask and data"
         self._stored = Corpus(stored)
         self._has_mask = np.array([mask is not None for mask in masks])
-        # Token position of each file's start, then the end of the last; what leads from there to its mask.
+        # Token position of each file's start, then the end of the last; and the distance from there to its mask.
         self._borders: Int64Array = np.concatenate(([0], np.cumsum(sizes)))
         masked = np.where(self._has_mask, sizes, 0)
         self._shifts: Int64Array = np.cumsum(masked) - masked - self._borders[:-1]
@@ -56,7 +57,7 @@ class LossMask:
     ) -> None:
         """As `Corpus.read_pieces`, for the masks of the same ids. Blocks.
 
-        Raises CorpusFormatError for a value that is neither 0 nor 1, too: text, or a mask of wider values.
+        Also raises CorpusFormatError for a value that is neither 0 nor 1: text, or a mask of wider values.
         """
         if not self._has_mask.all():
             starts, lengths, targets = self._stored_parts(starts, lengths, targets, out)
@@ -72,12 +73,12 @@ class LossMask:
             if len(wrong):
                 place = self._stored.locate(start + int(wrong[0]))
                 raise CorpusFormatError(
-                    f"{place.file}: entry {place.offset} of the loss mask is {out[target + int(wrong[0])]}, expected 0 "
-                    f"(not learned) or 1 (learned). Write it as one byte an id, for example with astype('bool')."
+                    f"{place.file}: entry {place.offset:,} of the loss mask is {out[target + int(wrong[0])]}, expected "
+                    "0 (not learned) or 1 (learned). Write it with one byte per id, for example with astype('bool')."
                 )
 
     def close(self) -> None:
-        """Let the files go; idempotent."""
+        """Close the files. Idempotent."""
         self._stored.close()
 
     def _stored_parts(
@@ -104,10 +105,10 @@ def open_loss_mask(
     """The mask of the data files, None if none of them has one.
 
     named: the masks' files, folders or globs, one file for each data file in the same order; an empty list: no masks.
-           None looks for a file beside each data file, with .loss behind its name, then for a column in it.
+           None: the file NAME.loss beside each data file NAME, else columns in the data file.
 
-    Raises ConfigError for another number of masks than of data files, CorpusReadError for a mask that cannot be read,
-    CorpusFormatError for one that is damaged or has another length than its data.
+    Raises ConfigError if masks and data files differ in number, CorpusReadError for an unreadable mask,
+    CorpusFormatError for one that is damaged or differs from its data in length.
     """
     if isinstance(named, list | tuple) and not named:
         return None
@@ -117,46 +118,36 @@ def open_loss_mask(
         twice = next((f for f, path in zip(files, paths, strict=True) if path is not None and f.loss_mask), None)
         if twice is not None:
             raise CorpusFormatError(
-                f"{twice.path}: has a loss mask both in its columns ({', '.join(twice.columns.masks)}) and in "
-                f"{twice.path.name}{SUFFIX} beside it. Remove one, or name the file in loss_masks."
+                f"{twice.path}: has two loss masks, in its columns ({', '.join(twice.columns.masks)}) and in "
+                f"{twice.path.name}{SUFFIX} beside it. Remove one, or set loss_masks to the file."
             )
     else:
         paths = [*find_files(named, "loss_masks")]
         if len(paths) != len(files):
             raise ConfigError(
-                f"loss_masks: {len(paths)} masks were found for {len(files)} data files, the first {paths[0]} for "
-                f"{files[0].path}; name one for each, in the same order, or leave loss_masks out and put each beside "
-                f"its data file, with {SUFFIX} behind the name"
+                f"loss_masks: found {len(paths):,} masks for {len(files):,} data files (first {paths[0]} for "
+                f"{files[0].path}); name one for each, in the same order, or leave loss_masks out and put NAME{SUFFIX} "
+                "beside each data file NAME"
             )
     masks = [file.loss_mask if path is None else _inspect(path, file) for path, file in zip(paths, files, strict=True)]
     return LossMask(files, masks) if any(mask is not None for mask in masks) else None
 
 
 def _inspect(path: Path, data: DataFile) -> DataFile:
-    """The mask at `path`, found to be as long as the data it is for."""
-    with OpenFile(path) as file:
+    """The mask at `path`, after a check that it is as long as its data."""
+    with open_file(path) as file:
         has_header = file.size >= len(npy.MAGIC) and file.read(0, len(npy.MAGIC)) == npy.MAGIC
         layout = npy.parse_npy_mask(file) if has_header else Layout(_STORED, 0, file.size)
         width, first = data.stored.itemsize, data.data_offset
         expected = data.num_tokens if first is None else (data.size - first) // width
         if layout.num_tokens != expected:
             raise CorpusFormatError(
-                f"{path}: the loss mask has {layout.num_tokens} entries, expected {expected}, one for each id of "
-                f"{data.path}: it is truncated, or belongs to other data. Make or copy it again."
+                f"{path}: the loss mask has {layout.num_tokens:,} entries, expected {expected:,}, one for each id of "
+                f"{data.path}: it is truncated or belongs to other data. Make or copy it again."
             )
-        samples = read_samples(file)
-        header = file.read(0, layout.data_offset)
-    if first is None:  # ids that lie in other places than in a row are masked in reading order
-        extents = one_extent(layout)
-    else:
-        extents = data.extents.copy()
-        extents[:, 0] = (extents[:, 0] - first) // width + layout.data_offset
-    return DataFile(
-        path=path,
-        format="loss mask",
-        size=file.size,
-        stored=_STORED,
-        data_offset=layout.data_offset,
-        extents=extents,
-        digest=digest_file(path, file.size, _STORED, header, samples),
-    )
+        mask = token_run(file, "loss mask", layout)
+    if first is None:  # ids that are scattered over the file are masked in reading order
+        return mask
+    extents = data.extents.copy()
+    extents[:, 0] = (extents[:, 0] - first) // width + layout.data_offset
+    return replace(mask, extents=extents)

@@ -1,4 +1,4 @@
-"""What is said once of a corpus when it is opened: which columns of its tables are used, and which are not."""
+"""Notes for the user when a corpus is opened: columns that are used or not, suspicious zeros, mixed id types."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from dali_pipes.corpus.data_file import DataFile
 
 
 def notes_on(files: Sequence[DataFile], dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """Sentences on all files. dtype: in which the ids of all are handed out."""
+    """Notes on all files. dtype: the type in which ids are served."""
     return (*_on_columns(files), *_on_unused(files), *_on_zeros(files), *_on_types(files, dtype))
 
 
@@ -53,10 +53,10 @@ def _on_zeros(files: Sequence[DataFile]) -> list[str]:
     found = [file.path for file in files if file.zeros_last]
     if not found:
         return []
-    others = f" and of {len(found) - 1:,} more file{'s' * (len(found) > 2)}" if len(found) > 1 else ""
+    others = f" and {len(found) - 1:,} more file{'s' * (len(found) > 2)}" if len(found) > 1 else ""
     note = (
-        f"the last ids of {found[0]}{others} are all 0, as in a file that was not filled to its end; "
-        f"`dali-pipes check` says from where on. Unless they are tokens, make the file again"
+        f"{found[0]}{others} ends with zeros, like a file that was never filled to its end; `dali-pipes check` shows "
+        "where they start. Unless they are tokens, make the file again"
     )
     return [note]
 

@@ -56,7 +56,7 @@ def find_documents(
     end_at_files: end a document where its file ends, too. Where not all do so by their id, this takes memory for all
                offsets.
     cache_dir: where the offsets found in a scan are kept, by default `DALI_PIPES_CACHE`, else `dali_pipes` in
-               `XDG_CACHE_HOME`, else in `~/.cache`. Of several processes that look for them there at once, one scans
+               `XDG_CACHE_HOME`, else in `~/.cache`. Of several processes that look for them at the same time, one scans
                and the others wait. A folder that cannot be written, or one that holds the data, is a warning in the
                result. Kept offsets are known by the corpus's fingerprint, which samples its files, and by their times
                of last change.

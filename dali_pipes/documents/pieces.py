@@ -1,6 +1,6 @@
 """How documents cut windows of the token stream into pieces.
 
-offsets         0         3     5     5           9            document 2 has no tokens
+offsets         0         3     5     5           9            document 2 is empty
 tokens          0  1  2 | 3  4  |     | 5  6  7  8
 windows of 4    [         )                                    from 0:  pieces 0+3, 3+1
                    [           )                               from 1:  pieces 1+2, 3+2
@@ -26,7 +26,7 @@ class Pieces(NamedTuple):
     lengths: Int64Array
     """(P,): tokens in each piece."""
     document_ends: Int64Array
-    """(P,): position behind the last token of the piece's document, wherever the window ends."""
+    """(P,): position after the last token of the piece's document, wherever the window ends."""
 
 
 def pieces_of_windows(offsets: Int64Array, starts: npt.ArrayLike, length: int) -> Pieces:
@@ -61,3 +61,21 @@ def pieces_of_windows(offsets: Int64Array, starts: npt.ArrayLike, length: int) -
     row_offsets = np.zeros(len(begins) + 1, np.int64)
     np.cumsum(np.bincount(windows[has_tokens], minlength=len(begins)), out=row_offsets[1:])
     return Pieces(row_offsets, piece_starts[has_tokens], lengths[has_tokens], document_ends[has_tokens])
+
+
+def some_rows(pieces: Pieces, begin: int, end: int) -> Pieces:
+    """The pieces of rows begin ... end - 1."""
+    first, last = int(pieces.row_offsets[begin]), int(pieces.row_offsets[end])
+    return Pieces(pieces.row_offsets[begin : end + 1] - first, *(column[first:last] for column in pieces[1:]))
+
+
+def staged(pieces: Pieces, row_begins: Int64Array) -> Pieces:
+    """The same pieces by their places in a buffer that rows were read into, row r from `row_begins[r]` on.
+
+    row_begins: (R,) or longer
+    """
+    rows = np.repeat(np.arange(len(pieces.row_offsets) - 1), np.diff(pieces.row_offsets))
+    before = np.cumsum(pieces.lengths) - pieces.lengths
+    in_row = before - np.concatenate((before, [0]))[pieces.row_offsets[:-1]][rows]
+    starts = row_begins[rows] + in_row
+    return Pieces(pieces.row_offsets, starts, pieces.lengths, starts + (pieces.document_ends - pieces.starts))

@@ -1,7 +1,7 @@
 """One pass over a corpus for the places of one id, at about the speed of reading it.
 
 tokens    7 8 E 9 | E E 5            chunks, each read and compared by one of several threads
-places        2     4 5              end id: a document ends behind each, at 3, 5 and 6
+places        2     4 5              end id: a document ends after each, at 3, 5 and 6
 offsets   0   3     5 6   7
 """
 
@@ -19,7 +19,7 @@ from dali_pipes.runtime.threads import ReaderThreads
 Int64Array = npt.NDArray[np.int64]
 
 CHUNK_BYTES = 2 << 20
-"""What a thread reads and compares at once: small enough to be still in the cache when it is compared."""
+"""What a thread reads and compares at a time: small enough to be still in the cache when it is compared."""
 MOST_THREADS = 8
 
 _FIRST_CAPACITY = 1 << 16  # offsets
@@ -43,7 +43,7 @@ def scan_offsets(corpus: Corpus, delimiter: Delimiter) -> Int64Array:
     threads = min(MOST_THREADS, os.cpu_count() or 1, len(firsts))
     ring = [(np.empty((1, chunk), corpus.dtype), np.empty(chunk, np.bool_)) for _ in range(threads + 1)]
     wanted = corpus.dtype.type(delimiter.token_id)  # compared in the file's width: an int64 would widen every chunk
-    behind = 1 if delimiter.kind == "end" else 0
+    after = 1 if delimiter.kind == "end" else 0
 
     def cuts(number: int) -> Int64Array:
         tokens, is_wanted = ring[number % len(ring)]
@@ -52,7 +52,7 @@ def scan_offsets(corpus: Corpus, delimiter: Delimiter) -> Int64Array:
         corpus.read_rows([first], part)
         np.equal(part[0], wanted, out=is_wanted[: part.size])
         found: Int64Array = np.flatnonzero(is_wanted[: part.size])
-        found += first + behind
+        found += first + after
         return found
 
     offsets = _Growing()

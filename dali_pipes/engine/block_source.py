@@ -7,8 +7,9 @@ that are kept and reused, so the thread that runs the pipeline, the trainer's, d
     reader threads    plan ─▶ positioned reads ─▶ range check ─┐
     trainer's thread      source(block number) ◀── ready block ┘
 
-Blocks leave here in the file's own width wherever someone behind can widen them: DALI copies what an external source
-hands it, and copying two bytes a token costs an eighth of copying two int64.
+Blocks leave here in the file's own width wherever whoever takes them can widen them: DALI copies what an external
+source hands it, and copying two bytes a token costs an eighth of copying two int64. A block's plan goes with it, by
+number, up to the loader.
 """
 
 import os
@@ -21,14 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus import Corpus
 from dali_pipes.engine.profiling import Ranges
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.monitoring.stats import BlockTimes
 from dali_pipes.placement.base import Placement, Slot
+from dali_pipes.rows.source import Source
 from dali_pipes.runtime.threads import ReaderThreads
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
-from dali_pipes.schedule.plans import Layout, PlanCache
+from dali_pipes.schedule.plans import Plan, PlanCache
 
 Array = Any  # a NumPy array, or a CuPy array where the placement is on a GPU
 Int64Array = npt.NDArray[np.int64]
@@ -60,30 +61,32 @@ class BlockSource:
     next call. Errors of a reader thread are raised by the call that asks for the failed block; the next one reads it
     again.
 
-    With `endless`, blocks run on from epoch to epoch; without, `StopIteration` ends each epoch and DALI's `epoch_idx`
-    tells which one is meant.
+    endless:     blocks run on from epoch to epoch; else `StopIteration` ends each epoch, and DALI's `epoch_idx` tells
+                 which one is meant
+    keeps_plans: whether the plan of each block that was handed out waits for `take_plan`
+    arrays:      which arrays of a block to hand out, in order
     """
 
     def __init__(
         self,
-        corpus: Corpus,
+        rows: Source,
         schedule: Schedule,
         placement: Placement,
         *,
-        outputs: tuple[str, ...],
+        arrays: tuple[str, ...],
         batches_per_run: int,
         num_threads: int,
         prefetch_queue_depth: int,
         endless: bool,
-        layout: Layout = None,
+        keeps_plans: bool = False,
         ranges: Ranges,
     ) -> None:
-        self.corpus, self.schedule, self.placement = corpus, schedule, placement
-        self.outputs, self.batches_per_run, self.endless = outputs, batches_per_run, endless
+        self.rows, self.schedule, self.placement = rows, schedule, placement
+        self.arrays, self.batches_per_run, self.endless = arrays, batches_per_run, endless
+        self._keeps_plans = keeps_plans
+        self._plans: dict[int, Plan | None] = {}
         self._num_threads, self._ranges = num_threads, ranges
-        self.plans = PlanCache(
-            schedule, batches_per_run, layout, num_threads=num_threads, queue_depth=prefetch_queue_depth
-        )
+        self._planned = PlanCache(schedule, batches_per_run, num_threads=num_threads, queue_depth=prefetch_queue_depth)
         self._blocks = Blocks(schedule, batches_per_run, Position(0, 0))
         self._origin = 0
         self._pending: dict[tuple[int | None, int], Future[Slot]] = {}
@@ -126,7 +129,13 @@ class BlockSource:
             arrays = self.placement.deliver(slot, steps, info.iteration)
         self._add_times(BlockTimes(wait_s=begin - asked, kernels_s=time.perf_counter() - begin))
         self.delivered += 1
-        return tuple(arrays[name] for name in self.outputs)
+        if self._keeps_plans:
+            self._plans[info.iteration] = slot.plan
+        return tuple(arrays[name] for name in self.arrays)
+
+    def take_plan(self, info: BlockInfo) -> Plan | None:
+        """The plan of a block that was handed out, once; None where its rows were not planned. Does not block."""
+        return self._plans.pop(info.iteration)
 
     def check(self, info: BlockInfo) -> None:
         """Raise `TokenRangeError` if a block that was handed out holds a bad id that only a GPU has seen.
@@ -141,7 +150,7 @@ class BlockSource:
         return self._blocks.steps(info.iteration - self._origin, None if self.endless else info.epoch_idx)
 
     def ready(self, info: BlockInfo) -> bool:
-        """Whether a call for this block would return at once; starts reading it otherwise. Does not block."""
+        """Whether a call for this block would return immediately; starts reading it otherwise. Does not block."""
         self.check_usable()
         key = self._read_ahead(info)
         return key is None or self._pending[key].done()
@@ -150,6 +159,7 @@ class BlockSource:
         """Make `iteration` the first block from `position` on. Blocks read ahead for another place are dropped."""
         self._blocks = Blocks(self.schedule, self.batches_per_run, position)
         self._origin = iteration
+        self._plans.clear()
         self.placement.restart()
         threads = self._threads
         if threads is not None and not threads.are_alive:
@@ -171,8 +181,8 @@ class BlockSource:
 
     def end(self) -> None:
         """Read nothing more, and hand nothing out, from now on; does not wait for the reads under way. Idempotent."""
-        self._closed = True  # before the threads are looked for: who starts some looks at it behind that
-        self.corpus.end_retries()
+        self._closed = True  # before the threads are looked for: whoever starts some looks at it afterwards
+        self.rows.end_retries()
         for future in list(self._pending.values()):
             future.cancel()
         threads = self._threads
@@ -202,12 +212,13 @@ class BlockSource:
             raise LoaderClosedError("this block source is closed; build a new loader")
         if _forks != self._forks:
             raise LoaderClosedError(
-                f"this loader belongs to process {self._process} and its threads do not exist in the forked process "
-                f"{os.getpid()}; build the loader in the process that uses it"
+                f"this loader was built in process {self._process}, and its threads do not exist in process "
+                f"{os.getpid()}, "
+                "which was forked from it; build the loader in the process that uses it"
             )
 
     def _read_ahead(self, info: BlockInfo) -> tuple[int | None, int] | None:
-        """See that a block and those behind it are being read; the block's key, or None past the end of the epoch."""
+        """See that a block and the next ones are being read; the block's key, or None past the end of the epoch."""
         if self.steps(info) is None:
             return None
         epoch_index = None if self.endless else info.epoch_idx
@@ -242,13 +253,13 @@ class BlockSource:
         if self.placement.plans_rows:
             begin = time.perf_counter()
             with self._ranges.around("plan"):
-                slot.plan = self.plans.plan(steps)
+                slot.plan = self._planned.plan(steps)
             times.plan_s = time.perf_counter() - begin
         with self._ranges.around("read"):
             self.placement.prepare(slot, times)
         if slot.plan is not None:
             with self._ranges.around("plan"):
-                self.plans.plan_behind(slot.plan)
+                self._planned.plan_next(slot.plan)
         self._add_times(times)
         return slot
 

@@ -15,7 +15,7 @@ class _BufferOf(weakref.ref[npt.NDArray[np.int64]]):
     buffer: npt.NDArray[np.int64]
 
 
-class PieceMemory:
+class Buffers:
     """int64 arrays of up to `size` elements, whose memory is used again once no array or tensor refers to it.
 
     For one thread at a time; arrays and tensors may be dropped in any.

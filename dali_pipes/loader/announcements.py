@@ -1,15 +1,15 @@
-"""What a loader says on standard error: where it starts, and once that the trainer waits for data. No torch here.
+"""What a loader says on standard error: its start lines, and, once, that the trainer waits for data. No torch here.
 
     dali_pipes: data/train_000.bin and 102 more files: llmc, 10,300,000,000 tokens, fingerprint 1a2b3c4d
       epoch: 10,058,593 rows, 78,582 steps of 8 ranks x (16, 1024); order philox24-v1
       cuda:0, placement device: the corpus of 19.2 GiB is more than 10% of 70.1 GiB free on cuda:0
 
-A further line says what is lost of documents longer than a row, where `long_documents` drops or truncates them:
+If `long_documents` drops or truncates documents, another line says how many tokens are lost:
 
-      long_documents = "truncate" leaves out 1,203,874 tokens (1.2 %), of 3,456 documents
+      long_documents = "truncate" drops 1,203,874 tokens (1.2 %) of 3,456 documents
 
-Where the corpus has loss masks the second line says of how many files, "loss masks of 102 of 103 files", so that one
-that is lost is seen. The corpus's own notes follow: what columns of tables do, and which are not used. Nothing goes to
+If the corpus has loss masks, the second line says for how many files, "loss masks of 102 of 103 files", so that a
+missing one is seen. The corpus's own notes follow: what columns of tables do, and which are not used. Nothing goes to
 standard output, and a standard error that is closed or full never ends a run.
 """
 
@@ -27,23 +27,23 @@ from dali_pipes.schedule import Position, Schedule
 
 COLUMNS = 120
 WINDOW_S = 10.0
-"""Seconds of iteration, at least, over which waiting is measured."""
+"""Seconds of iteration over which waiting is measured, at least."""
 WINDOW_BATCHES = 50
 """Batches of a window, at least: one slow block is not yet a slow run."""
 WARM_UP_BATCHES = 20
-"""First batches of a loader, which never count: cold files, kernels and models being compiled."""
+"""First batches of a loader, which do not count: files are cold, kernels and models are compiled."""
 
 
 def speaks_for_all(config: LoaderConfig) -> bool:
-    """Whether this process is the one, of all that have a loader like this, that says what holds for all of them."""
+    """Whether this process is the one, of all ranks, that prints what is the same for all of them."""
     group = process_group()
-    if group is not None:  # several processes have data rank 0 where some share their rows
+    if group is not None:  # several processes have data rank 0 if some share their rows
         return group[0] == 0
     return not config.rank and (config.context_parallel is None or config.context_parallel[0] == 0)
 
 
 def say_start(config: LoaderConfig, summary: Callable[[], str], warning: str | None) -> None:
-    """Say what a loader starts with, unless it is to be quiet, and what its user should know about the documents."""
+    """Print the start lines, unless the loader is quiet, and a warning about the documents."""
     if speaks_for_all(config):
         if not config.quiet:
             say_once(summary())
@@ -52,20 +52,17 @@ def say_start(config: LoaderConfig, summary: Callable[[], str], warning: str | N
 
 
 def start_text(config: LoaderConfig, corpus: Corpus, schedule: Schedule, state: Mapping[str, Any], where: str) -> str:
-    """Lines of at most `COLUMNS` columns: the data, its order, and where batches come from; then the notes on the
-    corpus, a line each. Reads no data.
+    """Lines of at most `COLUMNS` columns: the data, its order, what long documents lose (if anything), and where
+    batches come from; then the notes on the corpus, a line each. Reads no data.
 
-    A further line says what long documents lose, where they lose anything.
-
-    `where`: the device and the placement, and why. `state`: what the loader would save now; order and fingerprint are
-    told as they are there, and rows are those of its epoch. Rows of documents are counted as they are planned, so their
-    number is an estimate, "about", until then.
+    `where`: the device and the placement, and why. `state`: what the loader would save now, whose order, fingerprint
+    and epoch are shown. Rows made of documents are counted as they are planned, so their number is an estimate,
+    "about", until then.
     """
     fingerprint = f", fingerprint {corpus.fingerprint[:8]}"
     data = corpus_text(corpus, COLUMNS - len("dali_pipes: ") - len(fingerprint)) + fingerprint
-    documents, epoch = schedule.documents, int(state["epoch"])
-    if documents is not None:
-        documents.estimate(epoch)  # plans a window of it, if none has been
+    epoch = int(state["epoch"])
+    schedule.interleave.estimate(epoch)  # plans a window of documents, if none has been
     split = " of validation" if config.split == "validation" else ""
     mask = corpus.loss_mask
     masks = "" if mask is None else f"; loss masks of {mask.num_files:,} of {len(corpus.files):,} files"
@@ -76,7 +73,7 @@ def start_text(config: LoaderConfig, corpus: Corpus, schedule: Schedule, state: 
 
 
 def corpus_text(corpus: Corpus, columns: int) -> str:
-    """The files of a corpus, their format and tokens, in at most so many columns."""
+    """The files of a corpus, their format and tokens, in at most `columns` columns."""
     more = len(corpus.files) - 1
     files = f" and {more:,} more file{'s' * (more > 1)}" if more else ""
     about = f"{files}: {corpus.format}, {corpus.num_tokens:,} tokens"
@@ -84,12 +81,11 @@ def corpus_text(corpus: Corpus, columns: int) -> str:
 
 
 def steps_text(config: LoaderConfig, schedule: Schedule, epoch: int) -> str:
-    """Rows and steps of an epoch, as far as they are known without planning any more, and the shape of a step."""
-    documents = schedule.documents
-    rows, is_exact = (schedule.windows.count, True) if documents is None else documents.rows_by_now(epoch)
+    """Rows and steps of an epoch, as far as they are known without planning more, and the shape of a step."""
+    rows, is_exact = schedule.interleave.count_by_now(epoch)
     all_steps = schedule.steps_of(rows)
     steps = schedule.left_of(all_steps, epoch)
-    left_out = f" ({all_steps - steps:,} left out)" if schedule.skip_steps else ""
+    left_out = f" ({all_steps - steps:,} skipped)" if schedule.skip_steps else ""
     ranks = f"{schedule.world_size:,} rank{'s' * (schedule.world_size > 1)}"
     share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
     shape = f"{ranks} x ({config.batch_size}, {config.seq_len}{share})"
@@ -101,44 +97,43 @@ def steps_text(config: LoaderConfig, schedule: Schedule, epoch: int) -> str:
 
 
 def lost_text(config: LoaderConfig, schedule: Schedule) -> str:
-    """What is lost of documents that are longer than a row; "" where nothing is."""
-    if schedule.documents is None or config.long_documents == "split":
+    """What is lost of documents that are longer than a row; "" if nothing is."""
+    left_out = None if config.long_documents == "split" else schedule.interleave.left_out()
+    if left_out is None or not left_out.tokens:
         return ""
-    documents, tokens, share, is_exact = schedule.documents.left_out()
-    if not tokens:
-        return ""
+    documents, tokens, share, is_exact = left_out
     per_cent = f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"
     return (
-        f'long_documents = "{config.long_documents}" leaves out {"about " * (not is_exact)}{tokens:,} tokens '
-        f"({per_cent}) from {documents:,} documents"
+        f'long_documents = "{config.long_documents}" drops {"about " * (not is_exact)}{tokens:,} tokens '
+        f"({per_cent}) of {documents:,} documents"
     )
 
 
 def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None) -> str:
-    """What is said where a run goes on with rows of another length, or within an epoch with other steps; else ""."""
+    """What is said if a run resumes with other row lengths, or within an epoch with another global batch; else ""."""
     if change is not None:
-        left_out = place != (change.epoch, change.rows)  # or nothing is left of the epoch
-        return change.line() + f"; the next row is {place.rows} of epoch {place.epoch}" * left_out
+        is_elsewhere = place != (change.epoch, change.rows)  # steps are skipped, or nothing is left of the epoch
+        return change.line() + f"; the next row is row {place.rows:,} of epoch {place.epoch}" * is_elsewhere
     if not place.rows or saved_rows in (None, schedule.global_rows):
         return ""
     return (
-        f"going on at row {place.rows} of epoch {place.epoch} with steps of {schedule.global_rows} rows (saved with "
-        f"{saved_rows}): its next step is number {schedule.step_number(place.rows)}, and a trainer that has counted "
-        "the steps of this epoch itself has another"
+        f"resuming epoch {place.epoch} at row {place.rows:,} with a global batch of {schedule.global_rows} rows (saved "
+        f"with {saved_rows}): the next step is step {schedule.step_number(place.rows):,} of the epoch, which a step "
+        "counter of the trainer does not know"
     )
 
 
 def say_resumed(
     config: LoaderConfig, schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None
 ) -> None:
-    """Say `resumed_text`; a quiet loader says so much of it as its user may not want."""
+    """Print `resumed_text`; a quiet loader prints only a change of the lengths of rows."""
     text = resumed_text(schedule, place, saved_rows, change)
     if text and speaks_for_all(config) and not (config.quiet and change is None):
         say_once(text)
 
 
 def _shown(text: str, columns: int, *, keep_end: bool = False) -> str:
-    """At most so many columns of a text, as one line."""
+    """At most `columns` columns of a text, as one line."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     if len(text) <= columns:
         return text
@@ -147,19 +142,19 @@ def _shown(text: str, columns: int, *, keep_end: bool = False) -> str:
 
 
 class WaitWatch:
-    """Looks, every few seconds of iteration, whether the trainer waits for data, and says so once.
+    """Checks, every few seconds of iteration, whether the trainer waits for data, and says so once.
 
-    Each look is at what happened since the one before, so neither a slow start nor good hours hide what is so now.
+    Each check covers the time since the last one, so neither a slow start nor good hours hide the present.
     """
 
     def __init__(self, config: LoaderConfig) -> None:
         self.next_s = math.inf if config.quiet else 0.0
-        """Seconds of iteration (`LoaderStats.wall_s`) before which there is nothing to look at."""
+        """Seconds of iteration (`LoaderStats.wall_s`) at which the next check is due."""
         self._who = f"rank {config.rank}: " if (config.world_size or 1) > 1 else ""
         self._before: LoaderStats | None = None
 
     def look(self, batches: int, stats: Callable[[], LoaderStats]) -> None:
-        """To be called when `next_s` has passed, with the batches handed out so far."""
+        """Check; to be called when `next_s` has passed, with the number of batches handed out so far."""
         before = self._before
         if batches < (WARM_UP_BATCHES if before is None else before.batches + WINDOW_BATCHES):
             return
@@ -168,8 +163,8 @@ class WaitWatch:
         if recent is not None and recent.advice:
             self.next_s = math.inf
             say_once(
-                f"{self._who}the trainer waited for data in {recent.data_wait_pct:.0f} % of the last "
-                f"{recent.wall_s:.1f} s ({recent.batches} batches): {recent.advice} (said once; not with quiet = true)"
+                f"{self._who}the trainer waited for data {recent.data_wait_pct:.0f} % of the last "
+                f"{recent.wall_s:.1f} s ({recent.batches} batches): {recent.advice} (said once; quiet = true hides it)"
             )
             return
         self._before, self.next_s = now, now.wall_s + WINDOW_S

@@ -1,7 +1,7 @@
-"""Blocks of arrays cut into batches of tensors: no copies, unless they must be at fixed addresses.
+"""Blocks of arrays cut into batches of tensors, without copies unless they must be at fixed addresses.
 
-The arrays are cut, not tensors over them: each batch's tensor has its own storage, which is as large as the tensor and
-keeps the block alive. Views of one tensor would share a storage, and `torch.save` writes whole storages.
+Arrays are cut, not tensors over them: each batch's tensor has a storage as large as the tensor, which keeps the block
+alive. Views of one tensor would share a storage, and `torch.save` writes whole storages.
 
 A trainer's modes (inference, fake tensors, a default device) are meant for what the trainer makes. The batches of a
 block are made together, so a mode that is on at one `next()` would reach the others: they are made outside all modes.
@@ -17,14 +17,12 @@ import numpy as np
 import torch
 
 from dali_pipes.config.context_parallel import shared_ranges
-from dali_pipes.engine.block_stream import Piece
-from dali_pipes.rows.outputs import RowOutputs
-
-ROW_OUTPUTS = frozenset(("input_ids", "labels", "position_ids", "segment_ids", "loss_mask", "attention_mask"))
-"""Outputs with an entry for each position of a row, in their second axis."""
+from dali_pipes.config.outputs import OUTPUTS, Axes
+from dali_pipes.engine.block_stream import Batches
+from dali_pipes.rows.outputs import Outputs
 
 Batch = dict[str, Any]
-"""Tensors by output name; `max_seqlen` and `num_segments` are whole numbers."""
+"""Tensors by output name; `max_seqlen` and `num_segments` are integers."""
 
 
 Arguments = ParamSpec("Arguments")
@@ -32,14 +30,14 @@ Made = TypeVar("Made")
 
 
 def outside_modes(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
-    """A function that makes ordinary tensors whatever modes of torch the calling thread has turned on."""
+    """The function, but it makes ordinary tensors whatever torch modes the calling thread has turned on."""
 
     @functools.wraps(make)
     def made(*arguments: Arguments.args, **options: Arguments.kwargs) -> Made:
         if not (
             torch.is_inference_mode_enabled()
-            or torch._C._len_torch_dispatch_stack()  # FakeTensorMode and its like
-            or torch._C._len_torch_function_stack()  # a default device, and its like
+            or torch._C._len_torch_dispatch_stack()  # such as FakeTensorMode
+            or torch._C._len_torch_function_stack()  # such as a default device
         ):
             return make(*arguments, **options)  # entering the three costs more than a tensor
         with torch.inference_mode(False), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
@@ -49,22 +47,23 @@ def outside_modes(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
 
 
 @outside_modes
-def sliced(piece: Piece, names: Sequence[str], device: int | None, row_outputs: RowOutputs | None) -> Iterator[Batch]:
-    """The batches of a piece, one after another, in its memory. Does not block."""
+def sliced(block: Batches, outputs: Outputs, device: int | None) -> Iterator[Batch]:
+    """The batches of a block, or of a part of it, one after another, in its memory. Does not block."""
     columns: dict[str, Sequence[Any]] = {}
-    for name in names:
-        if name not in piece.arrays:
-            columns[name] = [values[name] for values in piece.values]
+    for name in outputs.names:
+        axes = OUTPUTS[name].axes
+        if axes is Axes.NUMBER:
+            columns[name] = [values[name] for values in block.values]
             continue
-        array = as_cut(piece.arrays[name], device)
-        if piece.is_flat and name != "row_ids":
-            assert row_outputs is not None
-            shapes = [row_outputs.shape(name, *part) for part in zip(piece.sizes, piece.widths, strict=True)]
+        array = as_cut(block.arrays[name], device)
+        if block.is_flat and axes is not Axes.ROWS:
+            shapes = [outputs.shape(name, *part) for part in zip(block.sizes, block.widths, strict=True)]
             flat = cut(array, [math.prod(shape) for shape in shapes], device)
             columns[name] = [values.view(shape) for values, shape in zip(flat, shapes, strict=True)]
         else:
-            columns[name] = cut(array, [1] * len(piece.sizes) if name == "cu_seqlens" else piece.sizes, device)
-        if name == "cu_seqlens":
+            lines = [1] * len(block.sizes) if axes is Axes.SEGMENT_BOUNDS else block.sizes
+            columns[name] = cut(array, lines, device)
+        if axes is Axes.SEGMENT_BOUNDS:
             columns[name] = [bounds.view(-1) for bounds in columns[name]]
     return (dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True))
 
@@ -82,7 +81,10 @@ class RowShare:
     @outside_modes
     def of(self, batch: Batch) -> Batch:
         """The share of a batch. On a GPU it is copied on torch's current stream; does not block."""
-        return {name: self.columns(value) if name in ROW_OUTPUTS else value for name, value in batch.items()}
+        return {
+            name: self.columns(value) if OUTPUTS[name].axes is Axes.POSITIONS else value
+            for name, value in batch.items()
+        }
 
     def columns(self, rows: torch.Tensor) -> torch.Tensor:
         """The share of (B, T, ...): a copy, (B, T / size, ...)."""
@@ -93,15 +95,15 @@ class RowShare:
 
 @outside_modes
 def row_positions(width: int, share: RowShare | None) -> torch.Tensor:
-    """Which positions of a row of `width` the columns of a batch are: int64 (T,), on the CPU."""
+    """The positions, in a row of `width`, of a batch's columns: int64 (T,), on the CPU."""
     positions = torch.arange(width)
     return positions if share is None else share.columns(positions[None])[0]
 
 
 class StaticBatch:
-    """Tensors at fixed addresses, a set for each width of a batch, which batch after batch is copied into.
+    """Tensors at fixed addresses, one set for each width, into which every batch is copied.
 
-    order: lets one stream wait for what has been queued on another
+    order: makes one stream wait for what has been queued on another
     """
 
     def __init__(self, batch_size: int, order: Callable[[int, int], None]) -> None:
@@ -118,13 +120,14 @@ class StaticBatch:
 
     @outside_modes
     def copied(self, batch: Batch) -> Batch:
-        """The same, where what reads the last batch has been queued on the same stream."""
+        """The same, if what reads the last batch has been queued on the same stream."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
         filled = dict(batch)
         for name, tensor in tensors.items():
-            key = name, tensor.shape if name == "cu_seqlens" else tensor.shape[1:]
+            has_rows = OUTPUTS[name].axes is not Axes.SEGMENT_BOUNDS
+            key = name, tensor.shape[1:] if has_rows else tensor.shape
             if key not in self._tensors:
-                shape = tensor.shape if name == "cu_seqlens" else (self._batch_size, *tensor.shape[1:])
+                shape = (self._batch_size, *tensor.shape[1:]) if has_rows else tensor.shape
                 self._tensors[key] = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
             filled[name] = _first_rows(self._tensors[key], len(tensor))
             filled[name].copy_(tensor, non_blocking=True)
@@ -132,7 +135,7 @@ class StaticBatch:
 
 
 def _first_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """The first rows, at the same address, with a storage of their size."""
+    """The first rows, at the same address, in a storage of their size."""
     if rows == len(tensor):
         return tensor.detach()  # another object over the same storage
     storage = tensor.untyped_storage()[: rows * tensor.stride(0) * tensor.itemsize]
@@ -140,18 +143,18 @@ def _first_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     return part.set_(storage, 0, (rows, *tensor.shape[1:]), tensor.stride())
 
 
-def why_no_cuda() -> str | None:
-    """Why torch cannot use a GPU that CUDA has, None if it can. Creates no CUDA context."""
+def cuda_problem() -> str | None:
+    """Why torch cannot use a GPU that CUDA has, None if it can. Does not create a CUDA context."""
     if torch.cuda.is_available():
         return None
-    return f"torch {torch.__version__} sees no GPU: it is a build for the CPU, or for a newer driver"
+    return f"torch {torch.__version__} does not see a GPU: it was built for CPUs, or for a newer driver"
 
 
 def current_stream(device: int | None) -> int | None:
     """The raw handle of torch's current stream, which the trainer works on; None on the CPU."""
     if device is None:
         return None
-    # What `torch.cuda.current_stream(device).cuda_stream` says, without making an object for every batch.
+    # The same as `torch.cuda.current_stream(device).cuda_stream`, without making an object for every batch.
     return torch._C._cuda_getCurrentRawStream(device)
 
 
@@ -159,7 +162,7 @@ def as_cut(array: Any, device: int | None) -> Any:
     """An array as one that can be cut: DALI's own output on the CPU cannot."""
     if device is None and not isinstance(array, np.ndarray):
         return torch.utils.dlpack.from_dlpack(array).numpy()
-    assert device is not None or array.flags.writeable, "a kept plan's arrays are not: later batches are made of them"
+    assert device is not None or array.flags.writeable, "arrays of a kept plan are read-only: later batches need them"
     return array
 
 

@@ -1,4 +1,4 @@
-"""What to do with a state whose corpus has gained files since: its epoch goes on with the old ones, the next with all.
+"""What to do with a state whose corpus has gained files: finish its epoch with the old ones, start the next with all.
 
 saved with   a.bin  b.bin
 now          a.bin  b.bin  c.bin        the files of the state come first, and 1 file was added after them
@@ -14,7 +14,7 @@ _MOST_NAMED = 4
 
 
 def growth_advice(state: Mapping[str, Any], corpus: Corpus) -> str:
-    """The way on, in words, for a state whose files are all in the corpus in the same order; "" for any other."""
+    """What to do, as text, with a state whose files are all in the corpus in the same order; "" for any other."""
     saved, count = state["corpus"], len(corpus.files)
     before, digests = saved.get("files"), str(saved.get("digests", "")).split()
     same_kind = saved.get("format") == corpus.format and saved.get("dtype") == corpus.dtype.name
@@ -41,7 +41,7 @@ def growth_advice(state: Mapping[str, Any], corpus: Corpus) -> str:
 
 
 def _added(digests: list[str], corpus: Corpus) -> list[int]:
-    """The files that are new, if those with these digests are there in their order; else none."""
+    """The files that are new, if those with these digests are in the corpus, in their order; else none."""
     added, wanted = [], iter([*digests, None])
     next_one = next(wanted)
     for number in range(len(corpus.files)):

@@ -1,5 +1,5 @@
-"""What a loader shows of itself: its corpus, its epochs, where it stands, and how it goes. Plans, reads and waits for
-nothing, so that a debugger or a notebook may ask at any moment.
+"""The table that `repr(loader)` shows: made without planning, reading or waiting, so that a debugger or a notebook may
+show a loader at any moment.
 
     TokenLoader
       corpus      data/train_000.bin and 102 more files: llmc, 10,300,000,000 tokens
@@ -10,10 +10,10 @@ nothing, so that a debugger or a notebook may ask at any moment.
 """
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.loader.announcements import corpus_text, steps_text
+from dali_pipes.monitoring.display import Table
 from dali_pipes.monitoring.stats import LoaderStats
-from dali_pipes.runtime.display import Table
 from dali_pipes.schedule import Position
 
 NOT_BUILT = Table("TokenLoader, not built", [])
@@ -32,9 +32,9 @@ def loader_table(
 ) -> Table:
     """position: after the last batch handed out; was_left: its epoch was left early, so the next `for` begins another.
 
-    Of `stats` what is counted in the loader itself is enough.
+    `stats` needs only what the loader itself counts.
     """
-    corpus, schedule = built.source.corpus, built.schedule
+    corpus, schedule = built.rows.corpus, built.schedule
     epoch, step = position.epoch, schedule.step_number(position.rows)
     split = " of validation" if config.split == "validation" else ""
     where = f"epoch {epoch}, step {step:,}"

@@ -1,9 +1,9 @@
-"""Going on with rows of another length: at the row that is nearest to where a saved run stopped, counted in tokens.
+"""Resuming with rows of another length: at the row nearest to the token where the saving run stopped.
 
     saved    100 rows, one every 1024 tokens     102,400 tokens of the epoch
     now      a row every 768 tokens              row 133, at 102,144 tokens
 
-Rows made of documents are counted as if they were full, since what is in them is not known without planning.
+Rows made of documents count as full: what is in them is not known without planning.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dali_pipes.errors import StateError
+from dali_pipes.rows.base import SEQUENTIAL
 from dali_pipes.schedule import Position, Schedule
 
 MAY_CHANGE = ("seq_len", "stride", "length_buckets")
-"""Settings after whose change `on_change = "nearest"` goes on."""
+"""Settings that may change between saving and loading with `on_change = "nearest"`."""
 
 
 @dataclass(frozen=True)
 class StateChange:
-    """What `on_change = "nearest"` made of a state that was saved with rows of another length."""
+    """How `on_change = "nearest"` resumed from a state that was saved with rows of another length."""
 
     settings: Mapping[str, tuple[Any, Any]]
     """Name of each setting that differs: what was saved, and what is set now."""
@@ -27,32 +28,33 @@ class StateChange:
     rows_before: int
     """Rows of the epoch, over all ranks, that the saving run had consumed."""
     rows: int
-    """The row at which this one goes on, before any steps that are left out."""
+    """The row at which this run resumes, before any steps that are skipped."""
     tokens_before: int
     """Tokens between the epoch's first row and the place where the saving run stopped."""
     tokens: int
-    """The same for the row at which this one goes on."""
+    """The same for the row at which this run resumes."""
     is_exact: bool
-    """Whether the tokens of the epoch lie in the same order, so that none but those between the two counts come again
-    or are missed; with `shuffle`, and with rows made of documents, any of the epoch may."""
+    """Whether the epoch's tokens are in the same order as before, so that only those between the two counts are
+    repeated or missed. With `shuffle`, or with rows made of documents, any token of the epoch may be."""
 
     def differences(self) -> str:
-        """The settings that differ, for a message."""
+        """The settings that differ, as text for a message."""
         return ", ".join(f"{name} {saved!r} is now {now!r}" for name, (saved, now) in self.settings.items())
 
     def line(self) -> str:
         """All of it, in one line for a log."""
-        warning = "" if self.is_exact else "; tokens of this epoch may come again or be missed, its order is another"
+        warning = "" if self.is_exact else ". The order differs: tokens of this epoch may be repeated or missed"
         return (
-            f"the state was saved with rows of another length ({self.differences()}): going on in epoch {self.epoch} "
-            f"at row {self.rows} for {self.rows_before}, {self.tokens} tokens for {self.tokens_before}{warning}"
+            f"the state was saved with rows of another length ({self.differences()}); resuming epoch {self.epoch} at "
+            f"row {self.rows:,} (was {self.rows_before:,}), after {self.tokens:,} tokens (was {self.tokens_before:,})"
+            f"{warning}"
         )
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings of `MAY_CHANGE` that differ: what was saved, and what is set now.
 
-    Raises `StateError` for saved ones that no run can have had.
+    Raises `StateError` for saved values that are not valid.
     """
     lengths = {name: saved.get(name) for name in ("seq_len", "stride")}
     buckets = saved.get("length_buckets")
@@ -61,42 +63,44 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[s
         damaged["length_buckets"] = buckets
     if damaged:
         name, value = next(iter(damaged.items()))
-        raise StateError(f"the state is damaged: {name} is {short(value)}, expected whole numbers above 0")
+        raise StateError(f"the state is damaged: {name} is {short(value)}, expected positive integers")
     return {name: (saved.get(name), now.get(name)) for name in MAY_CHANGE if saved.get(name) != now.get(name)}
 
 
 def nearest_position(
     position: Position, saved: Mapping[str, Any], settings: Mapping[str, tuple[Any, Any]], schedule: Schedule
 ) -> StateChange:
-    """Where a run goes on whose state says `position` and has the settings `saved`.
+    """Where a run resumes whose state says `position` and has the settings `saved`.
 
-    At the row nearest to the same count of tokens, the earlier of two that are, and at most at the end of the epoch.
-    Rows made of documents are planned as far as that row, which blocks.
+    At the row nearest to the same number of tokens (the earlier of two), or else at the end of the epoch. Rows made of
+    documents are planned up to that row, which blocks.
     """
     epoch, rows_before = position
-    tokens_a_row = schedule.windows.stride
+    interleave = schedule.interleave
+    tokens_a_row = interleave.stride
     tokens_before = rows_before * saved["stride"]
-    if schedule.documents is None and tokens_before > schedule.windows.num_tokens + saved["stride"]:
+    if interleave.is_uniform and tokens_before > interleave.num_tokens + saved["stride"]:
         raise StateError(
-            f"rows {rows_before}, one every {saved['stride']} tokens: there are {schedule.windows.num_tokens} tokens"
+            f"the state is damaged: {rows_before:,} rows, one every {saved['stride']:,} tokens, are more than the "
+            f"{interleave.num_tokens:,} tokens of an epoch"
         )
     nearest = (2 * tokens_before + tokens_a_row - 1) // (2 * tokens_a_row)
     rows = min(nearest, schedule.rows_known(epoch, nearest))
-    is_exact = not rows_before or (schedule.documents is None and not schedule.shuffle)
+    is_exact = not rows_before or (interleave.is_uniform and interleave.order_name == SEQUENTIAL)
     return StateChange(settings, epoch, rows_before, rows, tokens_before, rows * tokens_a_row, is_exact)
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value of a state is a whole number that a run can have got to."""
+    """Whether a value of a state is an integer that a run can have reached."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def short(value: Any) -> str:
-    """A value of a state for a message, whatever it is."""
+    """Any value of a state, as text for a message."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a whole number of thousands of digits, lists in lists
-        text = f"a {type(value).__name__} too long to be shown"
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+        text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -8,7 +8,6 @@ The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]`
 """
 
 import inspect
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -18,20 +17,28 @@ import torch
 
 from dali_pipes.config import LoaderConfig, Paths
 from dali_pipes.corpus import Corpus
-from dali_pipes.engine.block_stream import Piece
-from dali_pipes.engine.dali import Graph
+from dali_pipes.engine.block_stream import Batches, BlockStream
+from dali_pipes.engine.build import BuiltSource, Graph
 from dali_pipes.errors import ConfigError, LoaderClosedError
-from dali_pipes.loader.announcements import say_resumed, say_start, start_text
-from dali_pipes.loader.batches import Batch, current_stream, row_positions, sliced
-from dali_pipes.loader.loader_parts import LoaderParts
+from dali_pipes.loader.announcements import WaitWatch, say_resumed, say_start, start_text
+from dali_pipes.loader.batches import (
+    Batch,
+    RowShare,
+    StaticBatch,
+    cuda_problem,
+    current_stream,
+    row_positions,
+    sliced,
+)
+from dali_pipes.loader.dataset_guards import DatasetGuards, refuse_workers
 from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
-from dali_pipes.loader.not_a_dataset import NotADataSet, refuse_workers
-from dali_pipes.loader.state import OnChange, Saved
+from dali_pipes.loader.state import OnChange, States, order_settings
 from dali_pipes.loader.state_change import StateChange
+from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
-from dali_pipes.runtime.display import Printed, Table
-from dali_pipes.runtime.ranks import RankWatch, ranks_on_mesh, resolve_ranks
+from dali_pipes.rows.plan_reports import reports_of
+from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit
 from dali_pipes.schedule import Position, StepRange
 from dali_pipes.schedule.plans import RowLocation, locate_row, plan_step
@@ -39,35 +46,37 @@ from dali_pipes.schedule.plans import RowLocation, locate_row, plan_step
 _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
 
 
-class TokenLoader(NotADataSet, Printed):
-    """An iterable over batches; each `for` is one epoch, in its own order (all epochs, with `repeat`).
+class TokenLoader(DatasetGuards, ShownAsTable):
+    """An iterable over batches. Each `for` is one epoch, shuffled in its own order (all epochs, with `repeat`).
 
-    Batches are dicts of int64 tensors (B, T), contiguous, on `loader.device`; `row_ids` is (B,). With `length_buckets`
-    T is the width of the batch, the same on all ranks at the same step. They are views of a block of several batches
-    that stays alive and unchanged as long as any of them is held; `clone()` a batch that you keep for long.
+    Batches are dicts of contiguous int64 tensors (B, T) on `loader.device`; `row_ids` is (B,). With `length_buckets` T
+    is the width of the batch, the same on all ranks at the same step. Batches are views of a block of several batches,
+    which stays in memory, unchanged, while any of them is held; `clone()` a batch that you keep for long.
 
     Leaving a `for` early ends that epoch for this object: the next `for` is the next epoch. `state_dict()` still points
-    behind the last batch handed out, so a resume goes on there. After an error in `next()` the next `for` goes on there
-    too, behind the last good batch.
+    after the last batch handed out, so a resumed run continues there. After an error in `next()`, the next `for`
+    continues after the last good batch.
 
-    `next()` blocks while no block is ready. One thread at a time may iterate; `state_dict()`, `stats()` and `locate()`
-    may be called from any. Takes the path of the corpus, or a list of paths, and settings as keywords; or a
-    `LoaderConfig`, or both (keywords win). `graph` adds DALI operators, see `build_pipeline`. With `static_buffers`
-    every batch is copied to the same addresses, in the order of the consumer's stream, and is valid until the next one
-    is asked for.
+    `next()` blocks until a block is ready. Iterate in one thread at a time; `state_dict()`, `stats()`, `locate()` and
+    `close()` may be called from any thread. A signal handler should only set a flag that the training loop reads after
+    each step: what it calls runs in the middle of whatever it interrupted.
+
+    Takes the path of the corpus, or a list of paths, and settings as keywords; or a `LoaderConfig`, or both (keywords
+    win). `graph` adds DALI operators, see `build_pipeline`. With `static_buffers` every batch is copied to the same
+    addresses, in the order of the consumer's stream, and is valid until the next one is requested.
 
     Rank and world size are those of the configuration, else of `mesh`, a torch `DeviceMesh`: its dimensions `data_dims`
-    ("dp") number the ranks, and `context_dim` those that share each row; ranks that differ in its other dimensions
-    alone get the same batches. Without either they come from an initialised torch.distributed, also one that is
-    initialised after the loader was built and before its first batch, else from RANK and WORLD_SIZE.
+    ("dp") number the ranks, and along `context_dim` ranks share each row; ranks that differ only in other dimensions
+    get the same batches. Without either they come from torch.distributed if it is initialized, else from RANK and
+    WORLD_SIZE, which launchers such as torchrun set, else the loader is rank 0 of 1. If a process group that is
+    initialized later has other ranks, using the loader raises `ConfigError`.
 
-    Raises `ConfigError`, `CorpusError` and `BackendError` before the first batch for all that can be known by then.
+    Raises `ConfigError`, `CorpusError` and `BackendError` before the first batch for everything that can be known then.
     """
 
     state_change: StateChange | None
-    """What `on_change = "nearest"` changed when the last state was loaded; None where that state fitted."""
-    _behind: Position | tuple[StepRange, int]  # the last batch handed out; or behind so many of a block
-    _loaded: Saved | None  # until the ranks are settled
+    """What `on_change = "nearest"` changed when the last state was loaded; None if that state fitted."""
+    _consumed: Position | tuple[StepRange, int]  # up to the last batch handed out: a place, or steps and how many
     _last_epoch: int | None  # of the last batch handed out, since a state was loaded
     _batches = _tokens = 0
     _wait_s = _wall_s = 0.0
@@ -83,33 +92,38 @@ class TokenLoader(NotADataSet, Printed):
         **settings: Any,
     ) -> None:
         config = ranks_on_mesh(LoaderConfig.of(config, settings), mesh, data_dims, context_dim)
-        self._ranks = RankWatch(given=config.rank is not None)
-        refuse_workers(ranks_given=self._ranks.given)
-        self._graph = graph
-        self._closed = self._close_behind = False
-        self._loaded, self._run = None, 0
-        self._open(resolve_ranks(config))
+        refuse_workers(ranks_given=config.rank is not None)
+        self._group_may_differ = config.rank is None  # from these ranks, until a process group has agreed with them
+        self._ranks_given = config.rank is not None
+        config = resolve_ranks(config)
+        self._closed, self._is_fresh = False, True
         self._iterator: Callable[[], Generator[Batch, None, None] | None] = lambda: None  # the newest one, unless gone
-        say_start(self.config, self.summary, self._built.warning)
-
-    def _open(self, config: LoaderConfig) -> None:
-        parts = LoaderParts.of(config, self._graph, self._loaded)
-        # The configuration last: an interrupt before that leaves it another rank's, and all of this is done again.
-        self._go_on(parts.saved, parts.behind, self._run)
-        self._built, self._schedule, self._source = parts.built, parts.built.schedule, parts.built.source
-        self._stream, self._states, self._reports = parts.stream, parts.states, parts.reports
-        self._share, self._static, self._watch = parts.share, parts.static, parts.watch
-        self._config = config
+        self._built = built = BuiltSource(config, endless=True, for_loader=True, graph=graph, gpu_problem=cuda_problem)
+        self._source, self._schedule = built.source, built.schedule
+        self._stream = BlockStream(built, config, graph)
+        try:
+            self._states = States(config, self.corpus, self._schedule)
+            order, parallel = order_settings(config, self.corpus), config.context_parallel
+            self._reports = reports_of(built.rows, order)
+            self._share = None if parallel is None else RowShare(*parallel, config.context_split)
+            self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
+            self._watch = WaitWatch(config)
+            self._start_at(self._schedule.normalize(Position(0, 0)), None, run=0)
+            self._config = config
+            say_start(config, self.summary, built.warning)
+        except BaseException:
+            self._stream.close()
+            raise
 
     @property
     def config(self) -> LoaderConfig:
-        """The settings, with the rank that was found."""
+        """The settings, with the rank and world size that were detected."""
         return self._config
 
     @property
     def corpus(self) -> Corpus:
         """The opened corpus."""
-        return self._source.corpus
+        return self._built.rows.corpus
 
     @property
     def device(self) -> torch.device:
@@ -119,23 +133,23 @@ class TokenLoader(NotADataSet, Printed):
     @property
     def epoch(self) -> int:
         """Epoch of the next batch, from 0."""
-        self._settle()
         return self._next().epoch
 
     @property
     def step(self) -> int:
         """Number of the next batch within its epoch, as `locate` counts them."""
-        self._settle()
+        self._check_ranks()
         return self._schedule.step_number(self._next().rows)
 
     def __len__(self) -> int:
         """Batches in the epoch of the next batch, without those of `skip_steps`: exact, and the same on every rank.
 
-        Where a run goes on within an epoch with steps of another size, they are counted as `step` counts them: so many
-        less `step` are left, and less those of `skip_steps`, which `step` counts. Rows made of documents have to be
-        planned to be counted, all of the epoch's, as `plan_report()` does: that blocks once an epoch, unless it is
-        known already (`length_is_known`).
+        When a run resumes within an epoch with a different global batch, steps are counted as `step` counts them:
+        `len(loader) - loader.step` are left, apart from those of `skip_steps`, which `step` counts too. Rows made of
+        documents must be planned to be counted, for the whole epoch, as `plan_report()` does: that blocks once an
+        epoch, unless the count is known already (`length_is_known`).
         """
+        self._check_ranks()
         epoch, schedule = self.epoch, self._schedule
         rows = schedule.rows_known(epoch) if self._reports is None else self._reports.rows(epoch)
         base = schedule.counted_from(self._resumed, epoch)
@@ -143,23 +157,27 @@ class TokenLoader(NotADataSet, Printed):
 
     @property
     def length_is_known(self) -> bool:
-        """Whether `len()` needs no planning. Plans nothing."""
+        """Whether `len()` returns immediately, without planning."""
         return self._reports is None or self._reports.knows_rows(self.epoch)
 
     def plan_report(self) -> PlanReport:
         """What the plan of the next batch's epoch makes of the documents: rows, fill, padding, dropped and split ones.
 
-        Plans the whole epoch, which blocks (less than a second for a million documents) and shows its progress;
-        training needs none of it. The report is kept in the user's cache folder, like offsets of documents, so it is
-        known at once the next time. Raises `ConfigError` where rows are windows of the stream.
+        Plans the whole epoch, which blocks (less than a second for a million documents) and shows its progress.
+        Training does not need it. The report is cached in the user's cache folder, like document offsets. Raises
+        `ConfigError` with `rows = "stream"`.
         """
         if self._reports is None:
-            raise ConfigError('rows = "stream" have no plan; rows = "pack" and "pad" do')
+            raise ConfigError(
+                'plan_report() needs rows made of documents: rows is "stream"; set rows = "pack" or "pad"'
+            )
         return self._reports.report(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
-        self._settle(again=True)
+        self._check_ranks()
+        if self._is_fresh:  # else the state has been checked against them
+            self._states.check_ranges(Position(0, 0))
         self._run += 1
         self._running = False
         iterator = self._batches_from(self._run)
@@ -167,36 +185,35 @@ class TokenLoader(NotADataSet, Printed):
         return self._built.ranges.each("next", iterator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands: behind the last batch handed out, whatever has been prefetched. Does not block.
+        """Where the run stands: after the last batch handed out, whatever has been prefetched. Does not block.
 
         A fresh, JSON-able dict, the same on every rank, with the corpus fingerprint and the settings that decide the
-        order: under 1 KB, but for loss masks and `length_buckets`. Behind the last batch it says the next epoch.
+        order: under 1 KB, except for loss masks and `length_buckets`. After the last batch of an epoch it is the start
+        of the next epoch.
         """
-        if self._loaded is not None:
-            self._settle()
         return self._states.at(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> None:
-        """Go on behind the batch after which `state` was taken; costs the same at any position.
+        """Resume after the last batch that the saving run had handed out. Costs the same at any position.
 
-        The world size, batch size, block size, threads, device and placement may differ from the saving run, and with
-        `on_change` "nearest" (None: the setting's) the lengths of rows: the run then goes on at the row nearest to the
-        same count of tokens, says so on standard error, and keeps what changed as `state_change`. Ends an iteration in
-        progress. Raises `StateError` listing the differences when the corpus or the order has changed. What
-        `skip_steps` count depends on the ranks: where a process group may yet come, the next use raises that.
+        World size, batch size, block size, threads, device and placement may differ from the saving run. With
+        `on_change` "nearest" (None: the setting's value) the lengths of rows may differ too: the run then resumes at
+        the row nearest to the same number of tokens, says so on standard error, and keeps what changed in
+        `state_change`. Ends an iteration in progress. Raises `StateError` listing the differences if the corpus or the
+        order has changed.
         """
         self._check_open()
-        self._follow_process_group(again=True)
+        self._check_ranks()
         saved = self._states.read(state, on_change)
-        if self._ranks.settled or self._batches:
-            self._states.check_steps(saved)
-        self._go_on(saved, self._schedule.normalise(saved.position), self._run + 1)
-        self._say_resumed(saved)
+        self._states.check_steps(saved)
+        self._start_at(self._schedule.normalize(saved.position), saved.change, run=self._run + 1)
+        self._is_fresh = False
+        say_resumed(self.config, self._schedule, self._resumed, saved.step_rows, saved.change)
 
     def row_positions(self, width: int | None = None) -> torch.Tensor:
-        """Which positions of a row of `width` (None: seq_len) the columns of a batch are: int64 (T,), on the CPU.
+        """The positions, in a row of `width` (None: seq_len), of a batch's columns: int64 (T,), on the CPU.
 
-        0, 1, ..., or with `context_parallel` this rank's share of them. Positions within documents are the output
+        0, 1, ..., or with `context_parallel` this rank's share of them. For positions within documents use the output
         `position_ids`.
         """
         return row_positions(self.config.seq_len if width is None else width, self._share)
@@ -204,20 +221,20 @@ class TokenLoader(NotADataSet, Printed):
     def locate(self, step: int, row: int, epoch: int | None = None) -> RowLocation:
         """Where row `row` of this rank's batch number `step` comes from.
 
-        epoch: None is that of the last batch that was handed out; before the first one, or when a state has been
-        loaded since, that of the next.
+        epoch: None is the epoch of the last batch handed out; before the first batch, or when a state has been loaded
+        since, the epoch of the next.
 
         Any past or future step; reads no data. Raises `ConfigError` for a step or row that does not exist, and for
         steps before a resume that changed the number of rows in a step.
         """
-        self._settle()
+        self._check_ranks()
         if epoch is None:
             epoch = self.epoch if self._last_epoch is None else self._last_epoch
         base = self._schedule.counted_from(self._resumed, epoch)
-        return locate_row(self.corpus, plan_step(self._schedule, self._built.layout, epoch, step, base), step, row)
+        return locate_row(self._built.rows, plan_step(self._schedule, epoch, step, base), step, row)
 
     def stats(self) -> LoaderStats:
-        """What was measured so far. Does not block."""
+        """What has been measured so far. Does not block."""
         times = self._source.block_times()
         times.kernels_s += self._stream.kernels_s
         return LoaderStats(
@@ -241,17 +258,17 @@ class TokenLoader(NotADataSet, Printed):
         )
 
     def _table(self) -> Table:
-        if not hasattr(self, "config"):
+        if not hasattr(self, "_config"):  # a debugger shows a loader whose settings were refused
             return NOT_BUILT
         stats = LoaderStats(self._batches, self._tokens, self._wall_s, self._wait_s, queue_depth=0)
         left, closed = self._begun and not self._running, self._closed
         return loader_table(self.config, self._built, stats, self._position, was_left=left, is_closed=closed)
 
     def summary(self) -> str:
-        """What is said at the start: the corpus, rows of an epoch, what long documents lose, where batches come from.
+        """The start lines: the corpus, rows of an epoch, what long documents lose, and where batches come from.
 
-        Reads no data. Rows made of documents are counted as they are planned and estimated until then ("about"), by one
-        window of the epoch at least.
+        Reads no data. Rows made of documents are estimated ("about") from at least one planned window until the whole
+        epoch has been planned.
         """
         built, state = self._built, self._states.at(self._position)
         where = f"{built.device_name}, placement {built.placement}: {built.placement_reason}"
@@ -260,19 +277,15 @@ class TokenLoader(NotADataSet, Printed):
     def close(self) -> None:
         """Stop the threads and close the files; idempotent. Batches already handed out stay valid.
 
-        A `for` that runs meanwhile, in another thread or under a signal handler, ends by `LoaderClosedError`. What is
-        open when the handler interrupts `next()` itself is closed as `next()` is left; where it interrupts another call
-        in planning documents, when the loader is gone.
+        A `for` that runs meanwhile ends with `LoaderClosedError`. If it is inside `next()` at this moment, in another
+        thread, that call stops the threads and closes the files as it ends.
         """
         self._closed = True
         self._run += 1
         self._running = False
         iterator = self._iterator()
-        is_in_next = iterator is not None and inspect.getgeneratorstate(iterator) == inspect.GEN_RUNNING
-        documents = self._schedule.documents
-        if (is_in_next and self._stream.user == threading.get_ident()) or (documents and documents.is_busy_here):
-            self._close_behind = is_in_next  # a lock may be held under this call that a reader thread waits for
-            self._source.end()
+        if iterator is not None and inspect.getgeneratorstate(iterator) == inspect.GEN_RUNNING:
+            self._source.end()  # `next()` may hold a lock that a reader thread waits for
         else:
             self._stream.close()
 
@@ -284,14 +297,14 @@ class TokenLoader(NotADataSet, Printed):
 
     def _next(self) -> Position:
         if self._begun and not self._running:  # a `for` was left early: the next one is the next epoch
-            return self._schedule.epoch_behind(self._position.epoch)
+            return self._schedule.next_epoch(self._position.epoch)
         return self._position
 
     def _batches_from(self, run: int) -> Generator[Batch, None, None]:
         try:
             asked = time.perf_counter()
             self._check_current(run)
-            self._settle()
+            self._check_ranks()
             start = self._next()
             self._stream.seek(start)
             while True:
@@ -302,40 +315,40 @@ class TokenLoader(NotADataSet, Printed):
                 batches = self._batches_of(self._stream.take(consumer), consumer)
                 for taken, batch in enumerate(batches, 1):
                     is_last = taken == steps.num_steps
-                    behind = self._schedule.behind(steps, taken) if is_last else (steps, taken)
-                    begun = not is_last or behind[0] == steps.epoch
+                    consumed = self._schedule.after(steps, taken) if is_last else (steps, taken)
+                    begun = not is_last or consumed[0] == steps.epoch
                     handed_out = time.perf_counter()
                     self._wait_s += handed_out - asked
                     self._wall_s += handed_out - asked
-                    # No call from here on: there an interrupt might come, and the state count what nobody was handed.
-                    self._behind, self._begun, self._running, self._last_epoch = behind, begun, True, steps.epoch
+                    # No call from here on, where an interrupt could make the state count a batch that nobody got.
+                    self._consumed, self._begun, self._running, self._last_epoch = consumed, begun, True, steps.epoch
                     yield batch
                     asked = time.perf_counter()
                     self._check_current(run)
-                    if not self._ranks.settled and _group_exists():
-                        self._follow_process_group()
+                    if self._group_may_differ and _group_exists():
+                        self._check_ranks()
                     self._wall_s += asked - handed_out
                     if self._wall_s >= self._watch.next_s:
                         self._watch.look(self._batches, self.stats)
                 assert taken == steps.num_steps, "a block has a batch for each of its steps"
                 del batch, batches  # or the block would be held here while the next one is made
-        except Exception as error:  # an interrupt may as well come in the loop's body, so there it ends the epoch too
+        except Exception as error:  # not an interrupt: it may come in the loop's body too, where it ends the epoch
             if run == self._run and self._running:
-                self._begun = False  # the trainer did not leave this epoch: its next `for` goes on in it
+                self._begun = False  # the trainer did not leave this epoch: its next `for` continues it
             if not isinstance(error, LoaderClosedError):
-                self._check_open()  # whatever it met while another thread or a signal handler closed all there is
+                self._check_open()  # an error met because another thread closed the loader says that
             raise
         finally:
             if run == self._run:
                 self._running = False
-            if self._close_behind:
-                self._stream.close()
+            if self._closed:
+                self._stream.close()  # `close()` left that to this call
 
-    def _batches_of(self, pieces: Iterator[Piece], taken_for: int | None) -> Iterator[Batch]:
-        """Batches as views of the pieces of a block: no copies, unless they must be at fixed addresses."""
-        for piece in pieces:
-            batches = sliced(piece, self.config.batch_names, self._built.device, self._built.row_outputs)
-            for size, width, batch in zip(piece.sizes, piece.widths, batches, strict=True):
+    def _batches_of(self, parts: Iterator[Batches], taken_for: int | None) -> Iterator[Batch]:
+        """Batches as views of the parts of a block: no copies, unless they must be at fixed addresses."""
+        for part in parts:
+            batches = sliced(part, self._built.outputs, self._built.device)
+            for size, width, batch in zip(part.sizes, part.widths, batches, strict=True):
                 self._batches += 1
                 self._tokens += size * width if self._share is None else size * width // self._share.size
                 stream = current_stream(self._built.device)
@@ -349,9 +362,9 @@ class TokenLoader(NotADataSet, Printed):
 
     @property
     def _position(self) -> Position:
-        """Behind the last batch handed out: what a state says. Worked out when asked for, not at every batch."""
-        behind = self._behind
-        return behind if isinstance(behind, Position) else self._schedule.behind(*behind)
+        """After the last batch handed out: what a state says. Computed when asked for, not at every batch."""
+        consumed = self._consumed
+        return consumed if isinstance(consumed, Position) else self._schedule.after(*consumed)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -361,44 +374,21 @@ class TokenLoader(NotADataSet, Printed):
         end_thread_at_exit()
         if run != self._run:
             self._check_open()
-        self._source.check_usable()  # first of all in a forked child: CUDA's own error there names no cause
+        self._source.check_usable()  # before anything else in a forked child, where CUDA's own error would not say why
         if run != self._run:
             raise LoaderClosedError(
-                "this iterator was superseded: the loader was iterated again or a state was loaded; use the newest one"
+                "this iterator was superseded: the loader was iterated again, or a state was loaded; use the newest one"
             )
 
-    def _go_on(self, saved: Saved, behind: Position, run: int) -> None:
+    def _check_ranks(self) -> None:
+        """Raise `ConfigError` if a process group says that this is another rank: it would share another one's rows."""
+        if not self._ranks_given and check_ranks(self.config):
+            self._group_may_differ = False
+
+    def _start_at(self, position: Position, change: StateChange | None, *, run: int) -> None:
         self._run = run  # number of the newest iterator; older ones are superseded
-        self._behind = self._resumed = behind  # the latter is where this object began, and its epoch
-        self._loaded, self.state_change = saved, saved.change
+        self._consumed = self._resumed = position  # the latter is where this object began, and its epoch
+        self.state_change = change
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
         self._last_epoch = None
-
-    def _say_resumed(self, saved: Saved) -> None:
-        say_resumed(self.config, self._schedule, self._resumed, saved.step_rows, saved.change)
-
-    def _settle(self, again: bool = False) -> None:
-        """As `_follow_process_group`, and refuse a loaded state whose steps may be others for the ranks there are."""
-        self._follow_process_group(again)
-        loaded = self._loaded
-        if loaded is not None:
-            self._states.check_steps(loaded)
-            if self._ranks.settled or self._batches:
-                self._loaded = None
-
-    def _follow_process_group(self, again: bool = False) -> None:
-        """Become the rank of a process group that came after the loader was built without any."""
-        if not self._closed:
-            self._ranks.follow(lambda: self.config, self._become_late, handed_out=self._batches > 0, again=again)
-
-    def _become_late(self) -> None:
-        before = self._stream
-        self._open(resolve_ranks(self.config.replace(rank=None, world_size=None)))
-        before.close()
-        if self._closed:  # by a signal's handler or another thread meanwhile, who knew the stream before alone
-            self._stream.close()
-            self._check_open()
-        if self._loaded is not None:
-            self._say_resumed(self._loaded)
-        say_start(self.config, self.summary, self._built.warning)

@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dali_pipes.corpus import Corpus
+import numpy as np
+import numpy.typing as npt
+
 from dali_pipes.errors import TokenRangeError
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
+from dali_pipes.rows.source import Source
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.schedule.plans import Plan, steps_reading
 
 Array = Any  # a NumPy array, or a CuPy array where the placement is on a GPU
-
-_MOST_OVERLAPPING_ROWS = 16
-"""Rows that a token is read for, where rows overlap, up to which an error names the steps of all."""
 
 
 @dataclass
@@ -21,16 +21,16 @@ class Slot:
 
     arrays: dict[str, Array] = field(default_factory=dict)
     plan: Plan | None = None
-    """Rows of the block, where the placement wants them planned."""
+    """Rows of the block, where the placement wants them planned; it goes with the block up to the loader."""
     num_pieces: int = 0
-    """In all rows of the block, where they are made of pieces."""
+    """In all rows of the block, where they are put together from pieces."""
 
 
 class Placement(Protocol):
     """Where a block's tokens come from and go to. Placements change cost, never content."""
 
     plans_rows: bool
-    """Whether `prepare` needs the rows of a block planned; a GPU that holds the corpus computes them itself."""
+    """Whether `prepare` needs the rows of a block planned; a GPU that holds the corpus may compute them itself."""
 
     def new_slot(self, max_rows: int) -> Slot:
         """Memory for blocks of up to `max_rows` rows."""
@@ -55,20 +55,45 @@ class Placement(Protocol):
 
 
 def range_error(
-    corpus: Corpus, schedule: Schedule, plan: Plan, row: int, column: int, vocab_size: int | None, *, width: int
+    source: Source, schedule: Schedule, plan: Plan, row: int, column: int, vocab_size: int | None
 ) -> TokenRangeError:
-    """The error for the id at `column` of a block's row `row`, of `width` tokens; reads it from the corpus again."""
+    """The error for the id at `column` of a block's row `row`; reads it from the corpus again."""
     position = plan.position(row, column)
-    token, place = int(corpus.tokens(position, 1)[0]), corpus.locate(position)
+    token, place = source.token(position), source.locate(position)
     found = plan.steps.first_step + -(-plan.steps.base // schedule.global_rows) + row // schedule.batch_size
-    steps = {found}
-    is_rare = width <= _MOST_OVERLAPPING_ROWS * schedule.windows.stride
-    if schedule.documents is None and is_rare:  # else a row alone has it, or there are too many to be named
-        steps.update(steps_reading(schedule, plan.steps, position, width))
-    named = ", ".join(map(str, sorted(steps)))
+    others = steps_reading(schedule, plan.steps, position)
+    steps = sorted({found, *(others or ())})
     expected = f"0 <= id < vocab_size = {vocab_size}" if vocab_size is not None else "0 <= id < 2**63"
     return TokenRangeError(
         f"{place.file}: token {place.offset} (corpus position {position}) is {token}, expected {expected}; it is in "
-        f"step{'s' * (len(steps) > 1)} {named} of epoch {plan.steps.epoch}{'' if is_rare else ' and in others'}; check "
-        f"vocab_size (it must count added tokens) and the file's dtype (read as {corpus.dtype})"
+        f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} of epoch {plan.steps.epoch}"
+        f"{' and in others' if others is None else ''}. Check vocab_size, which must include added tokens, and the "
+        f"file's dtype, which was read as {source.dtype}"
     )
+
+
+def find_bad_id(tokens: npt.NDArray[Any], vocab_size: int | None) -> int | None:
+    """Place of the first id in `tokens` (N,) that is negative or at or above `vocab_size`."""
+    limit = vocab_size if vocab_size is not None else 2**63
+    info = np.iinfo(tokens.dtype)
+    too_large = limit <= info.max and int(tokens.max()) >= limit
+    negative = info.min < 0 and int(tokens.min()) < 0
+    if not (too_large or negative):
+        return None
+    bad = np.zeros(tokens.shape, dtype=bool)
+    if limit <= info.max:
+        bad |= tokens >= limit
+    if info.min < 0:
+        bad |= tokens < 0
+    return int(np.argmax(bad))
+
+
+def refuse_bad_id(
+    source: Source, schedule: Schedule, plan: Plan, tokens: npt.NDArray[Any], vocab_size: int | None
+) -> None:
+    """Raise `TokenRangeError` for the first bad id among the tokens that were read for a plan (N,), row after row."""
+    bad = find_bad_id(tokens, vocab_size)
+    if bad is not None:
+        begins = plan.row_begins(source.rows.row_tokens)
+        row = int(np.searchsorted(begins, bad, side="right")) - 1
+        raise range_error(source, schedule, plan, row, bad - int(begins[row]), vocab_size)

@@ -3,14 +3,14 @@
 Who owns a buffer, which stream writes it, and which event frees it:
 
     staging     pinned, one a block in flight. A reader thread fills it, a copy on `stream` reads it; it is filled again
-                when the event recorded behind that copy has passed, and the reader thread is who waits for it.
+                when the event recorded after that copy has passed, for which the reader thread waits.
     tokens, input_ids, labels, row_ids
                 device, one set. The copy and the kernels on `stream` write them; DALI copies them into its own memory
                 on the same `stream`, so the next block cannot overtake that copy.
     corpus      device (placement "device"), and its loss mask. Copies on `stream` write it once, while loading; kernels
                 there read it.
     bad ids     two words on the device, written by the kernels; copied on `stream` into a pinned pair a block, which is
-                read when the event behind that copy has passed.
+                read when the event after that copy has passed.
     blocks      DALI's. A consumer's streams read them. DALI would free one in the order of its own stream, which knows
                 nothing of the consumer's, so a block stays here (`Loans`) until events recorded on every stream it was
                 handed out for, after its last tensor was dropped, have passed.
@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import BackendError
+from dali_pipes.runtime.optional import optional_package
 
 Array = Any
 Event = Any
@@ -51,21 +52,17 @@ def cuda_driver_present() -> bool:
 
 def require_cupy() -> Any:
     """CuPy with at least one visible device. Raises `BackendError` naming what is missing and how to get it."""
-    try:
+    advice = ' to match the CUDA version of the driver, or set device = "cpu"'
+    with optional_package("CuPy", "cuda12", "cuda13", purpose='for device = "cuda"', advice=advice):
         import cupy
-    except ImportError as error:
-        raise BackendError(
-            'device = "cuda" needs CuPy: pip install "dali-pipes[cuda12]" or "dali-pipes[cuda13]" to match the driver, '
-            'or use device = "cpu"'
-        ) from error
     try:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise BackendError(
-            f'device = "cuda" was asked for, but CUDA found no usable device ({error}); use device = "cpu"'
+            f'device = "cuda" cannot be used: CUDA did not find a usable device ({error}); use device = "cpu"'
         ) from error
     if count == 0:
-        raise BackendError('device = "cuda" was asked for, but no device is visible; use device = "cpu"')
+        raise BackendError('device = "cuda" cannot be used: no GPU is visible to this process; use device = "cpu"')
     return cupy
 
 
@@ -101,7 +98,7 @@ class _Exported:
 
 
 class Gpu:
-    """One device with a stream of its own, and all memory that was taken for it."""
+    """One device with its own stream, and all memory that was taken for it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -127,16 +124,16 @@ class Gpu:
         self._cupy.cuda.Device(self.number).use()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Device memory with any content. Raises `BackendError` where there is not enough."""
+        """Device memory with any content. Raises `BackendError` if memory runs out."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         with self.current():
             try:
                 array = self._cupy.empty(shape, dtype)
             except self._cupy.cuda.memory.OutOfMemoryError as error:
                 raise BackendError(
-                    f"cuda:{self.number}: no room for {size} bytes of GPU memory, {free_bytes(self.number)} bytes are "
-                    "free; lower batches_per_run or max_block_bytes, or where the corpus is on the GPU use placement = "
-                    '"host"'
+                    f"cuda:{self.number} is out of memory: {size:,} bytes are needed, {free_bytes(self.number):,} "
+                    "bytes are free; "
+                    'lower batches_per_run or max_block_bytes, or use placement = "host" if the corpus is on the GPU'
                 ) from error
         self.device_bytes += size
         return array
@@ -150,8 +147,9 @@ class Gpu:
                 array: npt.NDArray[Any] = cupyx.empty_pinned(shape, dtype)
             except self._cupy.cuda.runtime.CUDARuntimeError as error:
                 raise BackendError(
-                    f"no room for {shape} of {np.dtype(dtype)} in pinned host memory ({error}); lower num_threads, "
-                    "batches_per_run or max_block_bytes"
+                    f"pinned host memory is exhausted: an array of {np.dtype(dtype)} with shape {shape} does not fit "
+                    f"({error}); "
+                    "lower num_threads, batches_per_run or max_block_bytes"
                 ) from error
         self.pinned_bytes += array.nbytes
         return array

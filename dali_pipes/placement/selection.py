@@ -10,7 +10,7 @@ DEVICE_SHARE = 0.1
 
 
 def choose_device(
-    requested: str, local_rank: int | None, why_not: Callable[[], str | None] = lambda: None
+    requested: str, local_rank: int | None, gpu_problem: Callable[[], str | None] = lambda: None
 ) -> tuple[int | None, str]:
     """The CUDA device number, or None for the CPU, and the reason for the choice.
 
@@ -18,7 +18,7 @@ def choose_device(
     (also where a launcher shows each process one device alone). Only "auto" may fall back to the CPU. Raises
     `BackendError` when a GPU that was asked for cannot be used.
 
-    why_not: says why whoever takes the batches cannot use a GPU, None if it can; asked where there is one.
+    gpu_problem: says why whoever takes the batches cannot use a GPU, None if it can; called where there is a GPU.
     """
     if requested == "cpu":
         return None, 'device = "cpu"'
@@ -31,17 +31,20 @@ def choose_device(
             return None, str(error)
     else:
         count, number = cuda.visible_devices()
-    problem = why_not()
+    problem = gpu_problem()
     if problem is not None:
         if requested == "auto":
             return None, problem
-        raise BackendError(f'device = "{requested}" was asked for, but {problem}; use device = "cpu"')
+        raise BackendError(f'device = "{requested}" cannot be used: {problem}; use device = "cpu"')
     if ":" in requested:
         number = int(requested.split(":")[1])
     elif number == 0 and local_rank is not None and count > 1:
         number = local_rank
     if number >= count:
-        raise BackendError(f"device cuda:{number} was asked for, but {count} device(s) are visible")
+        raise BackendError(
+            f"device cuda:{number} does not exist: {count} device{'s are' if count != 1 else ' is'} visible, from "
+            "cuda:0 on; use one of them"
+        )
     return number, f"device = {requested!r}"
 
 
@@ -57,16 +60,16 @@ def choose_placement(
     free = cuda.free_bytes(device)
     size, there = f"{corpus_bytes / 2**30:.3g} GiB", f"{free / 2**30:.3g} GiB free on cuda:{device}"
     if requested == "device":
-        for limit, text in ((max_device_bytes, f"max_device_bytes = {max_device_bytes}"), (free, there)):
+        for limit, text in ((max_device_bytes, f"max_device_bytes = {max_device_bytes:,}"), (free, there)):
             if limit is not None and corpus_bytes > limit:
                 raise BackendError(
-                    f'placement = "device": the corpus takes {size} ({corpus_bytes} bytes), more than {text}; use '
+                    f'placement = "device": the corpus takes {size} ({corpus_bytes:,} bytes), more than {text}; use '
                     'placement = "host"'
                 )
         return requested, 'placement = "device"'
     budget, text = int(DEVICE_SHARE * free), f"{DEVICE_SHARE:.0%} of {there}"
     if max_device_bytes is not None and max_device_bytes <= free:
-        budget, text = max_device_bytes, f"max_device_bytes = {max_device_bytes}"
+        budget, text = max_device_bytes, f"max_device_bytes = {max_device_bytes:,}"
     if corpus_bytes <= budget:
         return "device", f"the corpus of {size} fits in {text}"
     return "host", f"the corpus of {size} is more than {text}"

@@ -1,6 +1,6 @@
 """Rows made of whole documents: which pieces of the corpus are in row i of an epoch.
 
-    order of the epoch    d7 d2 d9 d4 | d1 d8 d3 d6 | d0 d5           windows of 4 documents, each planned by itself
+    order of the epoch    d7 d2 d9 d4 | d1 d8 d3 d6 | d0 d5           windows of 4 documents, each planned separately
     rows of a window      [d9 d2] [d7] [d4]                           best fit, then shuffled
     rows of the epoch     0 1 2 | 3 4 | 5                             numbered on from window to window
 
@@ -9,7 +9,6 @@ goes on plans the windows it needs and no others. How many rows a window makes i
 state therefore says in which window it is and how many rows came before it.
 """
 
-import contextlib
 import hashlib
 import threading
 from bisect import bisect_left, bisect_right
@@ -17,14 +16,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.documents import Pieces
+from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
+from dali_pipes.operators.permute import ORDER_NAME
+from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
     LeftOut,
@@ -66,7 +67,7 @@ class PlanReport:
     which is the least a batch can have: where rows of two buckets meet in one, it is as wide as the longer's."""
     dropped_documents: int
     dropped_tokens: int
-    """Of documents that were dropped, and behind the end of those that were truncated."""
+    """Of documents that were dropped, and past the end of those that were truncated."""
     split_documents: int
     truncated_documents: int
 
@@ -78,8 +79,8 @@ def split_documents(offsets: Int64Array, split: str, validation_fraction: float)
     part = offsets[first:] if split == "validation" else offsets[: first + 1]
     if len(part) < 2 or part[-1] == part[0]:
         raise ConfigError(
-            f"the {split} split has no document with tokens in it (validation_fraction {validation_fraction}, "
-            f"{len(offsets) - 1} documents); use a longer corpus or another validation_fraction"
+            f"every document of the {split} split is empty (validation_fraction = {validation_fraction}, "
+            f"{len(offsets) - 1:,} documents in the corpus); use a longer corpus or another validation_fraction"
         )
     return part
 
@@ -87,10 +88,16 @@ def split_documents(offsets: Int64Array, split: str, validation_fraction: float)
 class DocumentRows:
     """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
 
-    What is known already is told at once, also while another thread plans: a trainer's state never waits for a plan.
+    What is known already is told immediately, also while another thread plans: saving a state never waits for a plan.
 
     offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
     """
+
+    in_pieces = True
+    is_uniform = False
+    most_planned: int | None = 1 << 16
+    """Though at least a block of steps. Every rank plans the windows of a whole step, so a first batch among 1,024
+    ranks waited seconds for the plans of 128 steps."""
 
     def __init__(
         self,
@@ -105,19 +112,20 @@ class DocumentRows:
         buckets: LengthBuckets | None = None,
     ) -> None:
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
+        self.row_tokens = self.stride = seq_len
+        self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
+        self.num_tokens, self.order_name = self.span, ORDER_NAME if shuffle else SEQUENTIAL
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed = shuffle, seed
         self.num_documents = len(offsets) - 1
         self.num_windows = -(-self.num_documents // window_documents)
         self._counts = WindowCounts()
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
-        # Of all the above, never held while a window is planned. A signal handler that asks for a state may come to any
-        # line that holds it, and take it again: what happens there must bear being done in the midst of itself.
-        self._lock = threading.RLock()
-        self._planning = threading.RLock()  # whoever has it never waits for `_lock`, which may be held under a handler
+        self._lock = threading.Lock()  # of the counts and plans; never held while a window is planned
+        self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
-        """Rows of an epoch that are known, at least `at_least` if it has so many; None: all of them."""
+        """Rows of an epoch that are known, at least `at_least` if it has that many; None: all of them."""
         while True:
             with self._lock:
                 counted = self._counts.furthest(self._numbered(epoch))
@@ -126,13 +134,13 @@ class DocumentRows:
                 window = counted.next_window
             self._plan(epoch, window)
 
-    def is_complete(self, epoch: int) -> bool:
-        """Whether all rows of an epoch have been counted. Plans nothing."""
-        with self._lock:
-            return any(map(self._complete, self._counts.of(self._numbered(epoch))))
+    def is_counted(self, epoch: int) -> bool:
+        """Whether all rows of an epoch have been counted. Plans nothing, and takes no lock."""
+        counted = self._counts.by_now(self._numbered(epoch))
+        return counted is not None and self._complete(counted)
 
     def mark(self, epoch: int, row: int) -> WindowMark:
-        """The window that `row` is in, or the one behind the first with which the rows before it are complete.
+        """The window that `row` is in, or the one after the first with which the rows before it are complete.
 
         The same whatever else has been planned. Plans nothing while the epoch is one of the last ones used, wherever in
         it rows have been asked for meanwhile.
@@ -144,11 +152,6 @@ class DocumentRows:
             return counted.first
         number = bisect_left(counted.ends, row)
         return counted.mark(number + (counted.ends[number] == row))
-
-    @property
-    def is_busy_here(self) -> bool:
-        """Whether this very thread holds a lock: then a handler of a signal may not wait for one that wants it."""
-        return any(lock._is_owned() for lock in (self._planning, self._lock))  # type: ignore[attr-defined]
 
     def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
         """Count an epoch's rows from a saved mark on. False if `row` cannot be where the mark says it is."""
@@ -164,8 +167,8 @@ class DocumentRows:
             self._counts.begin(self._numbered(epoch), mark, row)
         return True
 
-    def pieces(self, epoch: int, row_ids: Int64Array) -> Pieces:
-        """Pieces of rows (rising; -1, at the end, is a row without any) of an epoch."""
+    def plan(self, epoch: int, row_ids: Int64Array) -> Rows:
+        """Rows (rising; -1, at the end, is a row without pieces) of an epoch. Plans their windows, which blocks."""
         real = row_ids[row_ids >= 0]
         parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
@@ -191,7 +194,27 @@ class DocumentRows:
         row_offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
         empty = np.zeros(0, np.int64)
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [empty, empty, empty]
-        return Pieces(row_offsets, *columns)
+        pieces = Pieces(row_offsets, *columns)
+        starts = np.full(len(row_ids), -1)
+        starts[: len(real)] = pieces.starts[row_offsets[: len(real)]]
+        return Rows(starts, pieces)
+
+    def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
+        """Each piece for itself; they follow one another in their row."""
+        assert rows.pieces is not None
+        return Reads(rows.pieces.starts, rows.pieces.lengths, staged(rows.pieces, row_begins).starts)
+
+    def formula(self, epoch: int) -> KeyedRange | None:
+        """None: rows depend on the documents."""
+        return None
+
+    def places_of(self, epoch: int, position: int) -> list[int] | None:
+        """None but the row at hand: a token is in one row."""
+        return []
+
+    def widths(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array | None:
+        """For each step the bucket of the longest row that any rank has in it; None without buckets."""
+        return None if self.buckets is None else self.buckets.widths(self.longest_rows(epoch, first, end, step_rows))
 
     def longest_rows(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array:
         """Tokens of the longest of each `step_rows` rows from `first` to `end` - 1; the last may be fewer.
@@ -215,8 +238,8 @@ class DocumentRows:
             row = until
         return longest
 
-    def plan_behind(self, epoch: int, row: int) -> None:
-        """Plan the window behind that of `row`, so that nobody has to wait for it later."""
+    def plan_next(self, epoch: int, row: int) -> None:
+        """Plan the window after that of `row`, so that nobody has to wait for it later. Blocks."""
         window = self._window_of(epoch, row).window + 1
         if window < self.num_windows:
             self._plan(epoch, window)
@@ -228,9 +251,9 @@ class DocumentRows:
         with self._lock:
             before = self._counts.furthest(self._numbered(epoch)).first.rows_before
         self.count(epoch, before + 1)
-        return self.rows_by_now(epoch)[0]
+        return self.count_by_now(epoch)[0]
 
-    def rows_by_now(self, epoch: int) -> tuple[int, bool]:
+    def count_by_now(self, epoch: int) -> tuple[int, bool]:
         """Rows of an epoch by the windows counted so far, 0 where none has been, and whether that is exact.
 
         Takes no lock, so it waits for nobody, not even in a process that was forked while one was held.
@@ -267,7 +290,7 @@ class DocumentRows:
     def plan_bytes(self) -> int:
         """Bytes of the plans that are kept, at most six windows."""
         with self._lock:
-            return sum(packing.nbytes for packing in list(self._plans.values()))
+            return sum(packing.nbytes for packing in self._plans.values())
 
     def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
         """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
@@ -302,7 +325,7 @@ class DocumentRows:
         return epoch if self._shuffle else 0
 
     def _counted_to(self, epoch: int, row: int) -> WindowCount:
-        """A count of an epoch in which the rows before `row` have been counted, as far as it has so many."""
+        """A count of an epoch in which the rows before `row` have been counted, as far as it has that many."""
         while True:
             with self._lock:
                 counted = self._counts.furthest(self._numbered(epoch), row)
@@ -322,12 +345,14 @@ class DocumentRows:
         packing = self._kept_plan(epoch, window)
         if packing is None:
             with self._planning:
-                packing = self._plans.get((epoch, window))
+                packing = self._kept_plan(epoch, window)
                 if packing is None:
-                    packing = self._plans[epoch, window] = self._make_plan(epoch, window)
+                    packing = self._make_plan(epoch, window)
+                    with self._lock:
+                        self._plans[epoch, window] = packing
+                        while len(self._plans) > _WINDOWS_KEPT:
+                            self._plans.popitem(last=False)
         with self._lock:
-            while len(self._plans) > _WINDOWS_KEPT:
-                self._plans.popitem(last=False)
             self._counts.note(epoch, window, packing.num_rows)
         return packing
 
@@ -335,7 +360,7 @@ class DocumentRows:
         with self._lock:
             packing = self._plans.get((epoch, window))
             if packing is not None:
-                _touch(self._plans, (epoch, window))
+                self._plans.move_to_end((epoch, window))
             return packing
 
     def _make_plan(self, epoch: int, window: int) -> Packing:
@@ -374,9 +399,3 @@ class DocumentRows:
     def _key(self, *what: object) -> int:
         text = " ".join(map(str, ("dali_pipes", self._seed, *what)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-
-
-def _touch(kept: "OrderedDict[Any, Any]", key: Any) -> None:
-    """Make an entry the one used last, unless it has been dropped meanwhile."""
-    with contextlib.suppress(KeyError):
-        kept.move_to_end(key)

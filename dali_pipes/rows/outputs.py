@@ -1,87 +1,104 @@
-"""The outputs of rows that are put together from pieces of documents, a block of batches at a time, on either array."""
+"""The arrays of a block of batches, filled from its tokens: the one place where outputs are assembled, on any device.
+
+rows that are runs of tokens      kernel `rows`       input_ids, labels
+rows that are made from pieces    kernel `segments`   the same and what tells documents apart
+"""
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dali_pipes.config.outputs import OUTPUTS, made_by_kernels
 from dali_pipes.documents import Pieces
-from dali_pipes.operators import segments
+from dali_pipes.operators import rows, segments
+from dali_pipes.operators.segments import work_size
 
-Array = Any
-
-HOST_OUTPUTS = ("max_seqlen", "num_segments")
-"""Whole numbers that a trainer needs before it queues work, so they are known without asking the device."""
+Array = Any  # NumPy's or CuPy's
 
 
 @dataclass(frozen=True)
-class RowOutputs:
-    """Which outputs a batch has, and how they are made of its tokens. `outputs` are arrays, without row_ids."""
+class Outputs:
+    """Which fields a batch has, and how they are made from its tokens.
 
-    outputs: tuple[str, ...]
+    names:    fields in their order, arrays and numbers
+    in_pieces: whether rows are put together from pieces
+    """
+
+    names: tuple[str, ...]
     batch_size: int
     seq_len: int
+    in_pieces: bool
+    label_shift: bool = True
     pad_id: int = 0
     mtp: int = 0
     mask_boundaries: bool = True
 
+    @property
+    def from_tokens(self) -> tuple[str, ...]:
+        """Arrays that a kernel fills. Runs of tokens give both inputs and labels, whether both are asked for or not."""
+        return made_by_kernels(self.names) if self.in_pieces else ("input_ids", "labels")
+
     def shape(self, name: str, rows: int, width: int | None = None) -> tuple[int, ...]:
-        """Shape of one output of some rows of `width` positions (seq_len), in batches that are whole but for the last.
+        """Shape of one array of some rows of `width` positions (`seq_len`); the last batch may be partial."""
+        return OUTPUTS[name].shape(rows, self.seq_len if width is None else width, self.batch_size, self.mtp)
 
-        `cu_seqlens` has a row for each batch, the others have one for each row. It is as long for a batch of fewer rows
-        as for a whole one, batch_size * width + 1, and repeats its last entry, the positions that the batch has.
-        """
-        width = self.seq_len if width is None else width
-        if name == "cu_seqlens":
-            return -(-rows // self.batch_size), self.batch_size * width + 1
-        return (rows, width, self.mtp) if name == "labels" and self.mtp else (rows, width)
-
-    def dtype(self, name: str) -> type[np.generic]:
-        """Type of one output."""
-        return np.int32 if name == "cu_seqlens" else np.int64
+    def num_bytes(self, name: str, rows: int, width: int | None = None) -> int:
+        """Bytes of one array of some rows, as `shape`."""
+        return math.prod(self.shape(name, rows, width)) * OUTPUTS[name].dtype.itemsize
 
     def size(self, name: str, parts: Sequence[tuple[int, int]]) -> int:
-        """Values of one output of some parts of a block: rows and width of each."""
+        """Elements of one array of some parts of a block: rows and width of each."""
         return sum(math.prod(self.shape(name, *part)) for part in parts)
 
     def unfolded(self, name: str, line: Array, parts: Sequence[tuple[int, int]]) -> list[Array]:
-        """Views of one output of some parts of a block, rows and width of each, that lie in `line` (N,) in a row."""
+        """Views of one array of some parts of a block, rows and width of each, that lie in `line` (N,) in a row."""
         shapes = [self.shape(name, *part) for part in parts]
         ends = itertools.accumulate(map(math.prod, shapes))
         return [line[end - math.prod(shape) : end].reshape(*shape) for shape, end in zip(shapes, ends, strict=True)]
 
-    def build(
+    def fill(
         self,
         tokens: Array,
-        pieces: Pieces,
-        out: dict[str, Array],
+        pieces: Pieces | None,
+        out: Mapping[str, Array],
         *,
         width: int | None = None,
-        learn: Array = None,
+        loss_mask: Array = None,
         vocab_size: int | None = None,
         bad: Array = None,
         work: Array = None,
     ) -> None:
-        """Fill the arrays of a block of batches: rows of `tokens` (N,) by the places of `pieces` in it.
+        """Fill the arrays of a block of batches, the last of which may have fewer rows.
 
-        On a GPU this queues two launches, whatever the number of batches. The last batch may have fewer rows.
+        On a GPU this queues one launch, or two with pieces, whatever the number of batches.
 
-        out: arrays of the block's rows, as `shape` has them; `cu_seqlens` has a row for each batch.
-        width: positions of a row, seq_len if not given.
-        learn: uint8 (N,), 0 for tokens that are no label; None: all are.
+        tokens: (N,), rows one after another; with pieces rows are where `pieces` say
+        pieces: by their places in `tokens`; None where rows are runs of tokens
+        out:    arrays of the block's rows, as `shape` has them
+        width:  positions of a row, `seq_len` if not given
+        loss_mask: uint8 (N,), 0 for tokens that are not a label; None: all are
+        bad, vocab_size, work: as the operators take them
         """
+        seq_len = self.seq_len if width is None else width
+        if pieces is None:
+            inputs, labels = out["input_ids"], out["labels"]
+            starts = range(0, len(tokens), seq_len + self.label_shift)
+            check = {"vocab_size": vocab_size, "bad": bad}
+            rows(tokens, starts, seq_len, label_shift=self.label_shift, out=(inputs, labels), **check)
+            return
         segments(
             tokens,
             *pieces,
-            self.seq_len if width is None else width,
+            seq_len,
             outputs=tuple(out),
             pad_id=self.pad_id,
             mtp=self.mtp,
             mask_boundaries=self.mask_boundaries,
-            loss_mask=learn,
+            loss_mask=loss_mask,
             batch_rows=self.batch_size,
             out=out,
             vocab_size=vocab_size,
@@ -89,8 +106,14 @@ class RowOutputs:
             work=work,
         )
 
-    def host_values(self, pieces: Pieces, width: int) -> dict[str, int]:
-        """`HOST_OUTPUTS` of one batch of `width` positions a row, whose padding is its last segment."""
+    def work_size(self, max_rows: int) -> int:
+        """Elements of int64 memory that `fill` needs on a GPU for up to `max_rows` rows."""
+        return work_size(max_rows * self.seq_len, max_rows, self.batch_size) if self.in_pieces else 0
+
+    def host_values(self, pieces: Pieces | None, width: int) -> dict[str, int]:
+        """The numbers of one batch of `width` positions a row, whose padding is its last segment."""
+        if pieces is None:
+            return {}
         tokens = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
         padding = width - (tokens[1:] - tokens[:-1])
         longest = max(int(pieces.lengths.max(initial=0)), int(padding.max(initial=0)))

@@ -18,6 +18,7 @@ from typing import Any
 from dali_pipes.corpus import Corpus
 from dali_pipes.operators.permute import ORDER_NAME
 from dali_pipes.rows.document_rows import DocumentRows, PlanReport
+from dali_pipes.rows.source import Source
 from dali_pipes.runtime.messages import say_once
 from dali_pipes.runtime.progress import progress_bar
 from dali_pipes.runtime.user_cache import cache_folder, kept_name, load_or_make, write_whole
@@ -26,6 +27,11 @@ _FORMAT_VERSION = 1
 """Changes with the file, and with the rows that a window's documents make."""
 
 _MOST_BYTES = 1 << 16
+
+
+def reports_of(source: Source, settings: Mapping[str, Any]) -> "PlanReports | None":
+    """The reports of a source whose rows are planned; None where rows are a formula. `settings`: see `PlanReports`."""
+    return PlanReports(source.rows, source.corpus, settings) if isinstance(source.rows, DocumentRows) else None
 
 
 class PlanReports:
@@ -50,11 +56,11 @@ class PlanReports:
 
     def knows_rows(self, epoch: int) -> bool:
         """Whether `rows` has nothing to plan. Plans nothing."""
-        return self._documents.is_complete(epoch) or self.known(epoch) is not None
+        return self._documents.is_counted(epoch) or self.known(epoch) is not None
 
     def rows(self, epoch: int) -> int:
         """Rows of an epoch. Blocks as `report` does, unless they have been counted already."""
-        return self._documents.count(epoch) if self._documents.is_complete(epoch) else self.report(epoch).rows
+        return self._documents.count(epoch) if self._documents.is_counted(epoch) else self.report(epoch).rows
 
     def report(self, epoch: int) -> PlanReport:
         """The report of an epoch. Where it cannot be kept, says why, once.
@@ -87,7 +93,7 @@ class PlanReports:
         return f"{self._about} epoch {epoch}"
 
     def _load(self, epoch: int, path: Path) -> PlanReport | None:
-        """The report kept at `path`, or None if there is none, or none that can be trusted."""
+        """The report kept at `path`, or None if it is missing or cannot be trusted."""
         try:
             with path.open("rb") as file:
                 content = file.read(_MOST_BYTES)
@@ -108,7 +114,7 @@ class PlanReports:
     def _agrees(self, report: PlanReport, epoch: int) -> bool:
         """Whether a report may be that of an epoch, by all that is known without planning it."""
         documents = self._documents
-        if documents.is_complete(epoch) and documents.count(epoch) != report.rows:
+        if documents.is_counted(epoch) and documents.count(epoch) != report.rows:
             return False
         in_rows = report.tokens - report.dropped_tokens
         most_padding = report.rows * documents.seq_len - in_rows

@@ -49,7 +49,7 @@ class WindowCount:
         return self.first.window + len(self.ends)
 
     def mark(self, number: int) -> WindowMark:
-        """The window `number` behind the first one."""
+        """The window `number` places after the first one."""
         return WindowMark(self.first.window + number, self.ends[number - 1] if number else self.first.rows_before)
 
     def passes(self, mark: WindowMark) -> bool:
@@ -102,8 +102,7 @@ class WindowCounts:
         for counted in self.of(epoch):
             number = window - counted.first.window
             if number == len(counted.ends):
-                end = counted.mark(number).rows_before + num_rows
-                counted.ends[number : number + 1] = [end]  # not appended: a signal's handler may have counted it too
+                counted.ends.append(counted.mark(number).rows_before + num_rows)
 
     def _begin(self, epoch: int, counted: WindowCount) -> WindowCount:
         self._epochs[epoch] = (*self.of(epoch), counted)[-_COUNTS_KEPT:]

@@ -8,10 +8,25 @@ stride 4, a stream of 12 tokens has two windows; the tokens after the last windo
     window 1          4 5 6 7|8                 (8 is a label only; 9, 10 and 11 are unused)
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
+from dali_pipes.operators import permute
+from dali_pipes.operators.permute import ORDER_NAME, preimage
+from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows
+from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.window_counts import WindowMark
+
+Int64Array = npt.NDArray[np.int64]
+
+_MOST_OVERLAPPING_ROWS = 16
+"""Rows that share a token, where windows overlap, up to which an error names the steps of all."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +69,127 @@ def split_windows(
     first, available = (num_tokens - held_out, held_out) if split == "validation" else (0, num_tokens - held_out)
     if available < seq_len + 1:
         raise ConfigError(
-            f"the {split} split has {available} tokens (corpus {num_tokens}, validation_fraction "
-            f"{validation_fraction}), but one row of seq_len {seq_len} reads {seq_len + 1}; use a longer corpus, "
+            f"the {split} split has {available:,} tokens (corpus: {num_tokens:,} tokens, validation_fraction = "
+            f"{validation_fraction}), but a row of seq_len = {seq_len} reads {seq_len + 1:,}; use a longer corpus, "
             "a shorter seq_len or another validation_fraction"
         )
     return Windows(first, (available - 1 - seq_len) // stride + 1, seq_len, stride, available)
+
+
+@dataclass(frozen=True)
+class WindowCuts:
+    """How windows are cut into pieces: where documents end (nowhere, without `offsets`).
+
+    A row reads `lookahead` tokens more than it shows, for its last labels, but none from `limit` on.
+    """
+
+    offsets: Int64Array | None
+    lookahead: int
+    limit: int
+    mask_boundaries: bool
+    """Whether labels end with their document; else they go on as the stream does."""
+
+    def pieces(self, starts: Int64Array, is_real: npt.NDArray[np.bool_], seq_len: int) -> Pieces:
+        """Pieces of the windows that begin at `starts`; rows that are not real have none."""
+        if self.offsets is None:
+            lengths = np.full(int(is_real.sum()), seq_len)
+            cut = Pieces(np.arange(len(lengths) + 1), starts[is_real], lengths, np.full(len(lengths), self.limit))
+        else:
+            cut = pieces_of_windows(self.offsets, starts[is_real], seq_len)
+        counts = np.zeros(len(starts), np.int64)
+        counts[is_real] = np.diff(cut.row_offsets)
+        ends = np.minimum(np.repeat(starts, counts) + seq_len + self.lookahead, self.limit)
+        if self.mask_boundaries:
+            ends = np.minimum(ends, cut.document_ends)
+        return Pieces(np.concatenate(([0], np.cumsum(counts))), cut.starts, cut.lengths, ends)
+
+
+class WindowRows:
+    """Rows that are windows of the stream: a `RowSource` of closed formulas, which plans nothing ahead.
+
+    label_shift: whether a row reads one token more than it shows, for its last label; `cuts` say it for pieces.
+    """
+
+    is_uniform = True
+    most_planned: int | None = None
+
+    def __init__(
+        self,
+        windows: Windows,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        label_shift: bool = True,
+        cuts: WindowCuts | None = None,
+    ) -> None:
+        self.windows, self._seed, self._cuts = windows, seed, cuts
+        self.order_name, self.in_pieces = ORDER_NAME if shuffle else SEQUENTIAL, cuts is not None
+        self.seq_len, self.stride = windows.seq_len, windows.stride
+        self.num_tokens, self.first_token = windows.num_tokens, windows.first
+        self.row_tokens = windows.seq_len + (label_shift if cuts is None else cuts.lookahead)
+        self.span = windows.span
+        if cuts is not None:
+            self.span = min(windows.span + cuts.lookahead - 1, cuts.limit - windows.first)
+
+    def key(self, pass_number: int) -> int | None:
+        """The 64-bit key of a pass's order, drawn from (seed, pass) with SHA-256; None for the order of the corpus."""
+        if self.order_name == SEQUENTIAL:
+            return None
+        digest = hashlib.sha256(f"dali_pipes order {self._seed} {pass_number}".encode()).digest()
+        return int.from_bytes(digest[:8], "little")
+
+    def count(self, pass_number: int, at_least: int | None = None) -> int:
+        return self.windows.count
+
+    def count_by_now(self, pass_number: int) -> tuple[int, bool]:
+        return self.windows.count, True
+
+    def is_counted(self, pass_number: int) -> bool:
+        return True
+
+    def estimate(self, pass_number: int) -> int:
+        return self.windows.count
+
+    def left_out(self) -> LeftOut | None:
+        return None
+
+    def plan(self, pass_number: int, places: Int64Array) -> Rows:
+        """A padding row shows the first row of the pass, without pieces if rows are cut into those."""
+        numbers, key = np.maximum(places, 0), self.key(pass_number)
+        if key is not None:
+            numbers = permute(numbers, self.windows.count, key)
+        starts = numbers * self.windows.stride + self.windows.first
+        return Rows(starts, None if self._cuts is None else self._cuts.pieces(starts, places >= 0, self.seq_len))
+
+    def plan_next(self, pass_number: int, place: int) -> None:
+        pass
+
+    def formula(self, pass_number: int) -> KeyedRange | None:
+        if self.in_pieces:
+            return None
+        return KeyedRange(self.windows.count, self.key(pass_number), self.windows.first, self.windows.stride)
+
+    def widths(self, pass_number: int, first: int, end: int, step_rows: int) -> Int64Array | None:
+        return None
+
+    def places_of(self, pass_number: int, position: int) -> list[int] | None:
+        """Tokens on the border of two windows are read for both, and more often where windows overlap."""
+        if self.row_tokens > _MOST_OVERLAPPING_ROWS * self.stride:
+            return None
+        offset, key = position - self.windows.first, self.key(pass_number)
+        lowest, highest = -((self.row_tokens - 1 - offset) // self.stride), offset // self.stride
+        numbers = range(max(0, lowest), min(highest, self.windows.count - 1) + 1)
+        return [number if key is None else preimage(number, self.windows.count, key) for number in numbers]
+
+    def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
+        lengths = np.full(len(rows.starts), self.row_tokens)
+        if self._cuts is not None and rows.pieces is not None:
+            lengths = np.minimum(lengths, self._cuts.limit - rows.starts)
+            lengths[np.diff(rows.pieces.row_offsets) == 0] = 0
+        return Reads(rows.starts, lengths, row_begins[:-1])
+
+    def mark(self, pass_number: int, place: int) -> WindowMark | None:
+        return None
+
+    def seek(self, pass_number: int, place: int, mark: WindowMark) -> bool:
+        return False

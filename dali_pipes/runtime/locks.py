@@ -1,4 +1,8 @@
-"""Locks that keep processes from making the same files twice. A lock goes with its process, however that ends."""
+"""File locks that keep processes from doing the same work twice. The system releases them when a process ends.
+
+Plain `flock`, since what a run must not lose is spelled out here: a file system without locks does not fail or block
+it, a waiting process is woken immediately, and an open file can be locked before it has its final name.
+"""
 
 import contextlib
 import fcntl
@@ -7,9 +11,9 @@ from pathlib import Path
 
 
 def lock(path: Path, *, wait: bool = True) -> tuple[int | None, bool]:
-    """A descriptor that holds the lock, None where there is no lock to be had; and whether another had it before.
+    """A descriptor that holds the lock, or None if the file system does not support locks; and whether it had to wait.
 
-    Blocks while another has it; BlockingIOError if `wait` is false.
+    Blocks while another process holds the lock; with `wait` false raises BlockingIOError instead.
     """
     has_waited = False
     try:
@@ -37,14 +41,14 @@ def lock(path: Path, *, wait: bool = True) -> tuple[int | None, bool]:
 
 
 def hold(descriptor: int) -> None:
-    """Lock an open file that is new, until it is closed; without effect on a file system without locks."""
+    """Lock a new, open file until it is closed. Does nothing on a file system without locks."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def unlock(descriptor: int) -> None:
-    """Let the lock go."""
-    # Said, because a child forked meanwhile has the descriptor too, and closing ours alone would not release it.
+    """Release the lock."""
+    # Explicitly: a child forked meanwhile holds the descriptor too, so closing ours would not release the lock.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Lines on standard error."""
+"""Messages on standard error."""
 
 import contextlib
 import functools
@@ -7,8 +7,8 @@ import sys
 
 @functools.lru_cache(maxsize=256)
 def say_once(text: str) -> None:
-    """Put lines on standard error, the same ones once in a process."""
-    if sys.stderr is not None:  # None in a process without one, for which `print` would take standard output
+    """Write a message to standard error; the same message only once per process."""
+    if sys.stderr is not None:  # a process without one: `print` would write to standard output instead
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"dali_pipes: {text}\n")
             sys.stderr.flush()

@@ -1,12 +1,12 @@
-"""Offsets that took a scan to find, kept in the user's cache folder (`user_cache`): int64 (N + 1,), a .npy file.
+"""Offsets found by a scan, cached in the user's cache folder (`user_cache`): int64 (N + 1,), a .npy file.
 
     header    128 bytes
     offsets   8 bytes each
     files     16 bytes for each data file: a hash of machine, device and inode; time of the last change of its inode
 
-A file is used only if its header is, byte for byte, the one that its size asks for and its offsets are plausible. A
-data file that was written again in place has another ctime even if its old mtime was put back: its offsets are made
-anew. For a copy, which is another inode, those of the original are used.
+A file is used only if its header matches its size byte for byte and its offsets are plausible. A data file that was
+rewritten in place has a new ctime even if its old mtime was restored, so its offsets are computed again. A copy is
+another inode and uses the offsets of the original.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ from dali_pipes.runtime import user_cache
 Int64Array = npt.NDArray[np.int64]
 
 MAPPED_FROM_BYTES = 1 << 26
-"""From this size on offsets are mapped, so that the ranks of a machine share them. Smaller ones are read: if the file
-is cut short in place, or a network home goes away, a page of a map that is gone would end the process (SIGBUS)."""
+"""Offsets of at least this size are memory-mapped, so that the ranks of a machine share them. Smaller ones are read:
+a mapped page that disappears, because the file is truncated or a network home goes away, ends the process (SIGBUS)."""
 
 _HEADER_BYTES = 128
-_CHECKED_WHOLE = 1 << 16  # offsets at either end whose order is checked one by one
+_CHECKED_WHOLE = 1 << 16  # offsets at each end whose order is checked one by one
 _NONE: Int64Array = np.zeros((0, 2), np.int64)
 _CHECKED_BETWEEN = 1024  # offsets in between, evenly spread: each may cost a read from disk
 
 
 @contextlib.contextmanager
 def made_anew() -> Iterator[None]:
-    """Inside, offsets are made by reading the data, whatever is kept of them, and replace that."""
+    """Inside, offsets are computed from the data and replace cached ones."""
     token = _anew.set(True)
     try:
         yield
@@ -45,7 +45,7 @@ def made_anew() -> Iterator[None]:
 
 
 def are_made_anew() -> bool:
-    """Whether this thread is inside of `made_anew`."""
+    """Whether this thread is inside `made_anew`."""
     return _anew.get()
 
 
@@ -57,10 +57,10 @@ def find_or_make(
     make: Callable[[], Int64Array],
     cache_dir: Path | None = None,
 ) -> tuple[Int64Array, str | None]:
-    """As `load_or_make`, in the cache folder, for offsets of a kind that were found in data files.
+    """Like `load_or_make`, in the cache folder, for one kind of offsets of data files.
 
-    data_files: all that `make` reads. about: all that the offsets depend on. Where there is no folder for them, `make`
-    is called each time; the second says why.
+    data_files: all files that `make` reads. about: everything that the offsets depend on. Without a usable folder,
+    `make` is called each time and the second result is the reason.
     """
     folder, why = user_cache.cache_folder(data_files, cache_dir)
     if folder is None:
@@ -72,10 +72,10 @@ def find_or_make(
 def load_or_make(
     path: Path, is_plausible: Callable[[Int64Array], bool], make: Callable[[], Int64Array], inodes: Int64Array = _NONE
 ) -> tuple[Int64Array, str | None]:
-    """As `user_cache.load_or_make`, for the offsets that `make` returns.
+    """Like `user_cache.load_or_make`, for the offsets that `make` returns.
 
-    is_plausible: whether kept offsets, at least two, may be those that `make` would return. Offsets that were kept,
-    also just now, are read-only, and mapped from the file where they are many (`MAPPED_FROM_BYTES`).
+    is_plausible: whether cached offsets, at least two, may be those that `make` would return. Cached offsets, including
+    new ones, are read-only, and memory-mapped if they are large (`MAPPED_FROM_BYTES`).
     """
     return user_cache.load_or_make(
         path,
@@ -87,7 +87,7 @@ def load_or_make(
 
 
 def inodes_of(data_files: Sequence[Path]) -> Int64Array:
-    """What is kept of data files, int64 (F, 2). One that cannot be looked up is like no other."""
+    """The identity of each data file as it is cached, int64 (F, 2); zeros for a file that cannot be looked up."""
     machine = os.uname().nodename  # local disks of two machines may have the same devices and inodes
     found: Int64Array = np.zeros((len(data_files), 2), np.int64)
     for number, path in enumerate(data_files):
@@ -99,7 +99,7 @@ def inodes_of(data_files: Sequence[Path]) -> Int64Array:
 
 
 def load(path: Path, is_plausible: Callable[[Int64Array], bool], inodes: Int64Array = _NONE) -> Int64Array | None:
-    """The offsets kept at `path`, or None if there are none, or none that can be trusted."""
+    """The offsets cached at `path`, or None if the file does not exist or fails a check."""
     try:
         with path.open("rb") as file:
             count = (os.fstat(file.fileno()).st_size - _HEADER_BYTES - inodes.nbytes) // 8
@@ -110,7 +110,7 @@ def load(path: Path, is_plausible: Callable[[Int64Array], bool], inodes: Int64Ar
                 content: bytes | mmap.mmap = file.read()
             else:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # not there, not readable, not a file; cut off since its size was asked for
+    except (OSError, ValueError):  # missing, not readable, not a file, or truncated since its size was read
         return None
     if len(content) != _HEADER_BYTES + 8 * count + inodes.nbytes:
         return None
@@ -122,7 +122,7 @@ def load(path: Path, is_plausible: Callable[[Int64Array], bool], inodes: Int64Ar
 
 
 def may_be_offsets(offsets: Int64Array, *, strictly: bool) -> bool:
-    """Whether `offsets` seem to rise from 0, `strictly` or with equal neighbours. Looks at some of them."""
+    """Whether `offsets` seem to increase from 0, `strictly` or not. Checks a sample."""
     between = offsets[np.linspace(0, len(offsets) - 1, min(len(offsets), _CHECKED_BETWEEN)).astype(np.int64)]
     parts = offsets[:_CHECKED_WHOLE], offsets[-_CHECKED_WHOLE:], between
     rises = np.greater if strictly else np.greater_equal
@@ -130,7 +130,7 @@ def may_be_offsets(offsets: Int64Array, *, strictly: bool) -> bool:
 
 
 def store(path: Path, offsets: Int64Array, inodes: Int64Array = _NONE) -> None:
-    """Put `offsets` at `path` in one step, with the inodes of the data as they were before it was read. OSError."""
+    """Write `offsets` to `path` atomically, with the inodes of the data as they were before it was read. OSError."""
     user_cache.write_whole(path, _header(len(offsets)), offsets.data, inodes.tobytes())
 
 
@@ -138,7 +138,7 @@ _anew: ContextVar[bool] = ContextVar("offsets_are_made_anew", default=False)
 
 
 def _header(count: int) -> bytes:
-    """The .npy header of int64 (count,), always of one length so that a file's size tells its count."""
+    """The .npy header of int64 (count,), always of the same length, so that the size of a file gives its count."""
     text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({count},), }}"
     start = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
     return start + text.encode().ljust(_HEADER_BYTES - len(start) - 1) + b"\n"

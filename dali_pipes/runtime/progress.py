@@ -1,4 +1,4 @@
-"""A progress bar for what may take long: on stderr, only if that is a terminal, and only once it has taken a second."""
+"""A progress bar for long operations: on stderr if that is a terminal, shown after one second."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ SHOWN_AFTER_S = 1.0
 
 
 class ProgressBar:
-    """A bar whose total may grow. Safe for several threads; never blocks. It first appears when something is done."""
+    """A bar whose total may grow. Thread-safe; never blocks. It first appears when progress is reported."""
 
     def __init__(self, text: str, *, in_bytes: bool = False) -> None:
         self._text, self._in_bytes = text, in_bytes
@@ -21,12 +21,12 @@ class ProgressBar:
         self._bar: Any = None
 
     def expect(self, more: int) -> None:
-        """So much more is to be done than was known."""
+        """Add to the total."""
         with self._lock:
             self._total += more
 
     def advance(self, done: int, note: str = "") -> None:
-        """So much has just been done; the note is shown behind the bar."""
+        """Report progress. The note is shown after the bar."""
         with self._lock:
             self._done += done
             if self._bar is None and time.monotonic() - self._begin >= SHOWN_AFTER_S and sys.stderr.isatty():
@@ -35,7 +35,7 @@ class ProgressBar:
                 self._bar.update(self._bar.task_ids[0], completed=self._done, total=self._total, note=note)
 
     def close(self) -> None:
-        """Take the bar away; idempotent."""
+        """Remove the bar; idempotent."""
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()
@@ -47,7 +47,7 @@ class ProgressBar:
         columns = Progress.get_default_columns()
         if self._in_bytes:
             columns = (*columns, DownloadColumn(), TransferSpeedColumn())
-        # Held before it starts: Ctrl-C may come in between, and `close` has to take it away.
+        # Assigned before it starts, so that `close` removes it even if Ctrl-C interrupts the start.
         self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
         self._bar.add_task(self._text, note="")
         self._bar.start()
@@ -55,7 +55,7 @@ class ProgressBar:
 
 @contextlib.contextmanager
 def progress_bar(text: str, total: int, *, in_bytes: bool = False) -> Iterator[Callable[[int], None]]:
-    """A function that takes how much of `total` has just been done. The bar is gone when the block is left."""
+    """Yields a function that reports progress towards `total`. The bar is removed at the end of the block."""
     bar = ProgressBar(text, in_bytes=in_bytes)
     bar.expect(total)
     try:

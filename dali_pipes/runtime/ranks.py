@@ -1,15 +1,16 @@
-"""Which rank of how many this process is, and which part of every row it gets.
+"""The rank and world size of this process, and its part of every row. The first of these that says it:
 
-given             rank, world_size (and context_parallel) of the configuration
-a device mesh     its data-parallel dimensions number the ranks; ranks that differ elsewhere only, such as in tensor or
-                  pipeline parallel dimensions, are the same rank here and get the same batches
-torch.distributed, else RANK and WORLD_SIZE of the launcher's environment, else one rank alone
+given               rank, world_size (and context_parallel) of the configuration
+a device mesh       its data-parallel dimensions number the ranks; processes that differ only in other dimensions, such
+                    as tensor or pipeline parallel ones, are the same rank here and get the same batches
+torch.distributed   if it is initialized
+the launcher        RANK and WORLD_SIZE in the environment
+otherwise           rank 0 of 1
 """
 
 import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dali_pipes.config import LoaderConfig
@@ -18,19 +19,19 @@ from dali_pipes.errors import ConfigError
 
 
 def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
-    """Fill in rank and world size where the configuration leaves them out.
+    """Fill in rank and world size if the configuration leaves them out.
 
-    From an initialised torch.distributed, else from the launcher's RANK and WORLD_SIZE, else one rank alone. Raises
-    `ConfigError` when the launcher's variables are incomplete.
+    From torch.distributed if it is initialized, else from RANK and WORLD_SIZE, else rank 0 of 1. Raises `ConfigError`
+    if the environment has only one of the two.
     """
     if config.rank is not None:
         return config
     found = process_group() or _launched() or (0, 1)
     if config.context_parallel is not None and found[1] > 1:
         raise ConfigError(
-            f"context_parallel = {list(config.context_parallel)} without rank and world_size: of the {found[1]} "
-            "processes some share their rows, so their own ranks say nothing; pass the data-parallel rank and "
-            "world_size, or a device mesh"
+            f"context_parallel = {list(config.context_parallel)} needs rank and world_size: some of the {found[1]} "
+            "processes share their rows, so the process rank is not the data-parallel rank; pass the data-parallel "
+            "rank and world_size, or a device mesh"
         )
     return config.replace(rank=found[0], world_size=found[1])
 
@@ -40,13 +41,13 @@ def ranks_on_mesh(
 ) -> LoaderConfig:
     """The configuration with rank, world size and `context_parallel` from a `torch.distributed.device_mesh.DeviceMesh`.
 
-    `data_dims` None is "dp"; several are counted row-major, the last one fastest; with none of them, (), all processes
-    are one rank. Without a mesh (None) it stays as it is. Raises `ConfigError` for a dimension that the mesh does not
-    have, or that is named twice, for dimensions without a mesh, and where the configuration names ranks too.
+    `data_dims` None is "dp"; several are counted row-major, the last one fastest; with (), all processes are one rank.
+    Without a mesh (None) the configuration is unchanged. Raises `ConfigError` for a dimension that the mesh does not
+    have or that is named twice, for dimensions without a mesh, and if the configuration sets ranks too.
     """
     if mesh is None:
         if data_dims is not None or context_dim is not None:
-            raise ConfigError("data_dims and context_dim name dimensions of a device mesh: pass it as mesh")
+            raise ConfigError("data_dims and context_dim name dimensions of a device mesh; pass the mesh too, mesh=...")
         return config
     _refuse_other_meshes(mesh)
     data_dims = "dp" if data_dims is None else data_dims
@@ -56,11 +57,13 @@ def ranks_on_mesh(
     named = data_dims if context_dim is None else (*data_dims, context_dim)
     if len(set(named)) < len(named):
         raise ConfigError(
-            f"data_dims {list(data_dims)} and context_dim {context_dim!r} name a dimension twice: ranks along it either"
-            " get rows of their own or share them"
+            f"data_dims {list(data_dims)} and context_dim {context_dim!r} name a dimension twice: ranks along a "
+            "dimension either get different rows or share rows; name each dimension once"
         )
     if config.rank is not None or (context_dim is not None and config.context_parallel is not None):
-        raise ConfigError("a device mesh says the ranks; leave rank, world_size and context_parallel out")
+        raise ConfigError(
+            "the ranks come from the device mesh; remove rank, world_size and context_parallel, or do not pass mesh"
+        )
     rank, world_size = 0, 1
     for name in data_dims:
         index, size = _place(mesh, name, "data_dims=")
@@ -70,82 +73,52 @@ def ranks_on_mesh(
 
 
 def _refuse_other_meshes(mesh: Any) -> None:
-    """Raise `ConfigError` for a mesh that does not know the ranks of processes, as a torch `DeviceMesh` does."""
+    """Raise `ConfigError` for a mesh that is not a torch `DeviceMesh` and does not know the ranks of processes."""
     if all(hasattr(mesh, name) for name in ("mesh_dim_names", "get_local_rank", "size")):
         return
     of_jax = type(mesh).__module__.partition(".")[0] in ("jax", "jaxlib") or hasattr(mesh, "axis_names")
     example = "jax.process_index(), world_size=jax.process_count()" if of_jax else "..., world_size=..."
     raise ConfigError(
-        f"mesh is a {type(mesh).__module__}.{type(mesh).__qualname__}, but only a torch DeviceMesh tells which rank a "
-        f"process is: leave mesh out and pass the data-parallel rank and world size, rank={example}"
+        f"mesh is a {type(mesh).__module__}.{type(mesh).__qualname__}, expected a torch DeviceMesh, which knows the "
+        f"rank of each process; pass the data-parallel rank and world size instead, rank={example}"
     )
 
 
 _NAMED_BY = {
-    "data_dims=": 'names those that number the ranks ("dp" where it is left out), () where all ranks get the same rows',
-    "context_dim=": "names the one whose ranks share each row",
+    "data_dims=": 'set it to those that number the ranks (default "dp"), or to () if all ranks get the same rows',
+    "context_dim=": "set it to the dimension whose ranks share each row",
 }
 
 
 def _place(mesh: Any, name: str, argument: str) -> tuple[int, int]:
-    """This process's place in a dimension of a mesh, which an argument named, and how long that is."""
+    """This process's place in a dimension of a mesh, which an argument named, and the size of the dimension."""
     try:
         line = mesh[name]
-    except (KeyError, RuntimeError) as error:  # the second for a mesh without any names
-        names = ", ".join(mesh.mesh_dim_names or ()) or "none with a name"
+    except (KeyError, RuntimeError) as error:  # the second for a mesh without names
+        names = ", ".join(mesh.mesh_dim_names or ()) or "unnamed dimensions"
         raise ConfigError(
-            f"the device mesh has no dimension {name!r}; it has {names}: {argument} {_NAMED_BY[argument]}"
+            f"{argument}{name!r} is not a dimension of the device mesh, which has {names}; {_NAMED_BY[argument]}"
         ) from error
     return line.get_local_rank(), line.size()
 
 
-class RankWatch:
-    """Asks torch.distributed for a loader whether it still is the rank that it was built as. Safe for several threads.
+def check_ranks(config: LoaderConfig) -> bool:
+    """Whether torch.distributed is initialized with the rank and world size of a configuration.
 
-    `given`: its ranks are those that it was told, and nobody is asked.
+    Raises `ConfigError` if it has others: the process would get the rows of another rank.
     """
-
-    def __init__(self, *, given: bool) -> None:
-        self.given = given
-        self.settled = given
-        """Whether a process group has agreed, so that it need not be asked at every batch."""
-        self._lock = threading.RLock()
-
-    def follow(
-        self, config: Callable[[], LoaderConfig], become: Callable[[], None], *, handed_out: bool, again: bool
-    ) -> None:
-        """Call `become` if a process group came after `config` was resolved without any, which it then says.
-
-        again: also ask where a group has agreed before, since another may have taken its place. Raises `ConfigError`
-        where batches have been handed out since, and where that group or the launcher's variables had said something
-        else.
-        """
-        if self.given or (self.settled and not again):
-            return
-        with self._lock:
-            now, built = process_group(), config()
-            if now is None:
-                return
-            if now != (built.rank, built.world_size):
-                were_ranks = (
-                    f"this loader was built as rank {built.rank} of {built.world_size}, but torch.distributed now "
-                    f"says rank {now[0]} of {now[1]}"
-                )
-                if handed_out:
-                    raise ConfigError(
-                        f"{were_ranks}, and batches have been handed out; build the loader, or first iterate it, after "
-                        "init_process_group, or pass rank and world_size"
-                    )
-                if self.settled or (built.rank, built.world_size) != (0, 1):
-                    raise ConfigError(
-                        f"{were_ranks}; build the loader after init_process_group, or pass rank and world_size"
-                    )
-                become()
-            self.settled = True
+    group = process_group()
+    if group is not None and group != (config.rank, config.world_size):
+        raise ConfigError(
+            f"this loader was built as rank {config.rank} of {config.world_size}, but this process is now rank "
+            f"{group[0]} of {group[1]} in torch.distributed; build the loader after init_process_group, or pass rank "
+            "and world_size"
+        )
+    return group is not None
 
 
 def process_group() -> tuple[int, int] | None:
-    """Rank and world size of torch's default process group, None without one. Imports nothing."""
+    """Rank and world size of torch's default process group, None if there is none. Imports nothing."""
     distributed: Any = sys.modules.get("torch.distributed")
     is_initialized = getattr(distributed, "is_initialized", None)  # not there in a build without it
     if is_initialized is None or not is_initialized():
@@ -158,15 +131,15 @@ def _launched() -> tuple[int, int] | None:
     if rank is None and world_size is None:
         return None
     if rank is None or world_size is None:
-        missing = "RANK" if rank is None else "WORLD_SIZE"
+        found, missing = ("WORLD_SIZE", "RANK") if rank is None else ("RANK", "WORLD_SIZE")
         raise ConfigError(
-            f"the environment has only one of RANK and WORLD_SIZE: {missing} is missing or no whole number; set both, "
-            "or pass rank and world_size"
+            f"the environment sets {found}, but {missing} is not set or not an integer; build the loader after "
+            "init_process_group (with Lightning, in train_dataloader), or pass rank and world_size"
         )
     return rank, world_size
 
 
 def environment_number(name: str) -> int | None:
-    """A whole number from the environment, None where there is none."""
+    """An integer from the environment, None if it is not set or not an integer."""
     value = os.environ.get(name, "")
     return int(value) if value.isdigit() else None

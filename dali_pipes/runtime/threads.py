@@ -1,7 +1,7 @@
 """Threads that run tasks in the background and never keep a process alive.
 
-`concurrent.futures` has such threads too, but takes no task once the main thread has ended, although another thread may
-still be training. These end when they are stopped, when their owner is collected, and at interpreter exit.
+`concurrent.futures` has such threads too, but it refuses tasks once the main thread has ended, although another thread
+may still be training. These end when they are stopped, when their owner is collected, and at interpreter exit.
 """
 
 import atexit
@@ -18,22 +18,19 @@ from dali_pipes.errors import LoaderClosedError
 Failure = TypeVar("Failure", bound=BaseException)
 _Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 _EXIT_WAIT_S = 10.0
-_ALIVE_S = 1.0  # between looks at whether the threads live
+_ALIVE_S = 1.0  # between checks that the threads are alive
 
 _live: "weakref.WeakSet[ReaderThreads]" = weakref.WeakSet()
 _at_exit: list[Callable[[], None]] = []
 _exiting = threading.Event()
-_AT_EXIT = "the interpreter is shutting down and the reader threads have been stopped; no more data can be read"
+_AT_EXIT = "the interpreter is shutting down and the reader threads have stopped; data can no longer be read"
 
 
 class ReaderThreads:
-    """`count` daemon threads; they hold the tasks they run, never their owner.
-
-    Nothing in here takes a lock: a signal handler may call any of it, whatever it has interrupted.
-    """
+    """`count` daemon threads; they hold the tasks they run, never their owner. Safe for several threads."""
 
     def __init__(self, count: int) -> None:
-        """Starts the threads. Raises `LoaderClosedError` while the interpreter goes down."""
+        """Start the threads. Raises `LoaderClosedError` while the interpreter shuts down."""
         if _exiting.is_set():
             raise LoaderClosedError(_AT_EXIT)
         self._count, self._stopped = count, False
@@ -47,28 +44,28 @@ class ReaderThreads:
                 thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
-        except BaseException:  # the system has no more threads, for one: those that run must not wait for ever
+        except BaseException:  # such as a limit on threads: those that have started must not wait forever
             self.stop()
             raise
         if not _at_exit:  # registered after DALI's own handler, so it runs before that one
             _at_exit.append(atexit.register(_stop_all))
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Run `function` in one of the threads; does not block. After `stop` the future fails at once."""
+        """Run `function` in one of the threads; does not block. After `stop` the future fails immediately."""
         future: Future[Any] = Future()
         self._tasks.put((future, function, arguments))
-        if self._stopped and future.cancel():  # it may lie behind the marks that end the threads
+        if self._stopped and future.cancel():  # it may be queued after the marks that end the threads
             future = Future()
             future.set_exception(LoaderClosedError(_AT_EXIT))
         return future
 
     @property
     def are_alive(self) -> bool:
-        """Whether all of the threads still run."""
+        """Whether all threads still run."""
         return all(thread.is_alive() for thread in self._threads)
 
     def result(self, future: "Future[Any]") -> Any:
-        """What a task returned. Blocks; raises what it raised, or RuntimeError if a thread has died meanwhile."""
+        """What a task returned. Blocks; raises what it raised, or RuntimeError if a thread has died."""
         try:
             if not future.done():
                 self._wait_for(future)
@@ -77,20 +74,20 @@ class ReaderThreads:
             del future  # or an error, whose traceback holds this frame, would hold itself
 
     def _wait_for(self, future: "Future[Any]") -> None:
-        # By a bare lock: an interrupt in `future.result` may find its condition half acquired, and be a RuntimeError.
+        # With a bare lock: Ctrl-C in `future.result` may release its condition twice, and become a RuntimeError.
         done = threading.Lock()
         done.acquire()
         future.add_done_callback(lambda _: done.release())
         while not (done.acquire(timeout=_ALIVE_S) or future.done()):
-            # Threads that have been stopped end one by one, and one of them may have the task.
+            # Threads that have been stopped end one after another, and one of them may be running the task.
             is_lost = not any(thread.is_alive() for thread in self._threads) if self._stopped else not self.are_alive
             if is_lost and not future.done():
-                raise RuntimeError("a reader thread died: something outside of dali_pipes ended it")
+                raise RuntimeError("a reader thread died: something outside dali_pipes ended it")
 
     def stop(self, wait_s: float | None = None) -> None:
-        """End the threads behind the tasks submitted so far (cancel those that need not run); waits, `wait_s` for each.
+        """End the threads after the tasks submitted so far (cancel those that need not run); wait `wait_s` for each.
 
-        Idempotent; where an interrupt cut it short, the next call does it all.
+        Idempotent; if an interrupt cut it short, another call does all of it.
         """
         self._stopped = True
         _release(self._tasks, self._count)
@@ -105,7 +102,7 @@ def _work(tasks: "SimpleQueue[_Task | None]") -> None:
         if future.set_running_or_notify_cancel():
             try:
                 result = function(*arguments)
-            except SystemExit as error:  # the trainer would end without a word, as if all was well
+            except SystemExit as error:  # the trainer would end silently, as if it had succeeded
                 ended = RuntimeError(f"a task of a reader thread raised SystemExit({error.code!r})")
                 ended.__cause__ = to_keep(error)
                 future.set_exception(ended)
@@ -119,15 +116,15 @@ def _work(tasks: "SimpleQueue[_Task | None]") -> None:
 
 
 def to_keep(error: Failure) -> Failure:
-    """An error that was just caught, without the frame that caught it and the local variables of those below.
+    """An error that was just caught, without the frame that caught it and the local variables of the frames below.
 
-    They hold the object that keeps the error for later, which would then wait for the garbage collector.
+    They hold the object that keeps the error, which would then live until the garbage collector runs.
     """
     chained: list[BaseException | None] = [error]
     while chained:
         one = chained.pop()
         if one is not None:
-            traceback.clear_frames(one.__traceback__)  # passes over those that still run
+            traceback.clear_frames(one.__traceback__)  # skips frames that still run
             chained += [one.__cause__, one.__context__]
     return error if error.__traceback__ is None else error.with_traceback(error.__traceback__.tb_next)
 
@@ -138,13 +135,13 @@ def _release(tasks: "SimpleQueue[_Task | None]", count: int) -> None:
 
 
 def end_thread_at_exit() -> None:
-    """End a daemon thread that trains on while the interpreter goes down, quietly: its data is gone."""
+    """Silently end a daemon thread that still trains while the interpreter shuts down: its data is gone."""
     if _exiting.is_set() and threading.current_thread() is not threading.main_thread():
         raise SystemExit
 
 
 def _stop_all() -> None:
-    """No thread may be filling a buffer while the interpreter takes memory down."""
+    """No thread may fill a buffer while the interpreter frees memory."""
     _exiting.set()
     for threads in list(_live):
         threads.stop(_EXIT_WAIT_S)

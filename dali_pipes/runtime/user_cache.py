@@ -1,11 +1,11 @@
-"""What took work to find out, kept in the user's cache folder for the next start and for other processes.
+"""Results of slow scans, cached in the user's cache folder for the next start and for other processes.
 
-    name-0123...cdef.npy         replaced whole, never changed
-    name-0123...cdef.lock        empty; whoever is about to make the file holds it
-    name-0123...cdef.*.tmp       being written; its writer holds it; what a killed one left is removed by the next
+    name-0123...cdef.npy         replaced as a whole, never modified
+    name-0123...cdef.lock        empty; locked by the process that computes the file
+    name-0123...cdef.*.tmp       being written and locked by its writer; the next process removes those of killed ones
 
-The name says, as a hash, all that the content depends on. A file that cannot be trusted is replaced. Nothing here fails
-a run: what cannot be kept is handed out all the same, with the reason.
+The hash in the name covers everything that the content depends on. A file that fails its checks is replaced. The cache
+never fails a run: a result that cannot be stored is returned anyway, with the reason.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ Kept = TypeVar("Kept")
 
 
 def default_cache_dir() -> Path:
-    """`DALI_PIPES_CACHE`, else `dali_pipes` in `XDG_CACHE_HOME`, else in `~/.cache`. RuntimeError without a home."""
+    """`DALI_PIPES_CACHE`, else `dali_pipes` in `XDG_CACHE_HOME` or `~/.cache`. RuntimeError without a home folder."""
     own = os.environ.get("DALI_PIPES_CACHE")
     if own:
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
-    # The XDG specification has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     base = Path(shared) if shared and Path(shared).is_absolute() else Path.home() / ".cache"
     return base / "dali_pipes"
 
 
 def cache_folder(data_files: Iterable[Path], cache_dir: Path | None = None) -> tuple[Path | None, str | None]:
-    """The folder to keep things in, absolute: `cache_dir` or the default; None where that holds the data, and why."""
+    """The absolute path of the cache folder, or None and the reason: for example, it contains the data files."""
     try:
         directory = (default_cache_dir() if cache_dir is None else cache_dir).absolute()
         holds_data = directory.resolve() in {folder.resolve() for folder in {file.parent for file in data_files}}
@@ -45,7 +45,7 @@ def cache_folder(data_files: Iterable[Path], cache_dir: Path | None = None) -> t
 
 
 def kept_name(kind: str, about: bytes, suffix: str = "") -> str:
-    """The name of what is kept of a kind: a hash of `about`, which is all that it depends on."""
+    """The name of a cached file: its kind and a hash of `about`, everything that its content depends on."""
     return f"{kind}-{hashlib.sha256(about).hexdigest()[:32]}{suffix}"
 
 
@@ -57,13 +57,13 @@ def load_or_make(
     *,
     anew: bool = False,
 ) -> tuple[Kept, str | None]:
-    """What `load` finds at `path`, else what `make` returns, which is then kept. The second is why that failed.
+    """What `load` finds at `path`, else what `make` returns, which is then stored; and the reason if that failed.
 
-    load:  None if there is nothing that can be trusted; what was just stored is loaded again
-    store: by `write_whole`; may raise OSError
-    anew:  make it even if it is there, and replace that
+    load:  returns None if there is no valid file; called again after storing
+    store: uses `write_whole`; may raise OSError
+    anew:  compute and replace the file even if it exists
 
-    Blocks while another process that has the lock makes it.
+    Blocks while another process holds the lock to compute the same file.
     """
     kept = None if anew else load(path)
     if kept is not None:
@@ -80,7 +80,7 @@ def load_or_make(
                 return kept, None
             _remove_leftovers(path)
             if has_waited:
-                # The one before could not keep it either. Let those that wait go on side by side, not one by one.
+                # The previous process could not store it either: let those that wait continue in parallel.
                 unlock(held)
                 held = None
         made = make()
@@ -96,7 +96,7 @@ def load_or_make(
 
 
 def write_whole(path: Path, *parts: Any) -> None:
-    """Put a file of these bytes at `path` in one step: a reader sees the old file or the whole new one. OSError."""
+    """Write a file atomically: a reader sees the old file or the complete new one. OSError."""
     temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -113,7 +113,7 @@ def write_whole(path: Path, *parts: Any) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Those that no living process holds: others may be writing theirs at this moment."""
+    """Remove temporary files that no living process has locked; other processes may be writing theirs right now."""
     for leftover in path.parent.glob(f"{path.stem}.*.tmp"):
         with contextlib.suppress(OSError):
             held, _ = lock(leftover, wait=False)

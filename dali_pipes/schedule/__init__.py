@@ -1,5 +1,7 @@
 """Which rows a step of a rank holds: integer arithmetic. No files, no DALI, no torch, no array larger than a block."""
 
-from dali_pipes.schedule.schedule import PADDING, Blocks, Position, Schedule, StepRange
+from dali_pipes.rows.base import PADDING
+from dali_pipes.schedule.interleave import Interleave, of_one_source
+from dali_pipes.schedule.schedule import Blocks, Position, Schedule, StepRange
 
-__all__ = ["PADDING", "Blocks", "Position", "Schedule", "StepRange"]
+__all__ = ["PADDING", "Blocks", "Interleave", "Position", "Schedule", "StepRange", "of_one_source"]

@@ -7,32 +7,29 @@ two ranks, an epoch of 10 rows is
     rank 0    0 2        4 6        8        (the partial step exists only with drop_last = False)
     rank 1    1 3        5 7        9
 
-Row numbers are places in the epoch's order, not yet windows of the corpus: the order maps one to the other
-(`operators.permute`, keyed by `Schedule.key`; the identity for validation and for shuffle = False).
+Row numbers are places in the epoch's order: what they hold, the interleave says. The schedule knows how many there are,
+and nothing of sources, tokens or documents.
 
 A run that goes on with another world_size or batch_size counts its steps from the row where it stopped, so a range of
 steps always has a `base` row; it is 0 for a whole epoch.
 
 Steps that are left out (`Schedule.skip_steps`) change no row and no number: what is left of an epoch is a series of
-runs of steps, each with a base of its own. Without step 1, the epoch above is the runs with base 0 and base 8.
+runs of steps, each with its own base. Without step 1, the epoch above is the runs with base 0 and base 8.
 """
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import ConfigError
-from dali_pipes.rows.packing import LeftOut
-from dali_pipes.rows.window_counts import WindowMark
-from dali_pipes.rows.windows import Windows
+from dali_pipes.rows.base import PADDING
+from dali_pipes.schedule.interleave import Interleave
 
 Int64Array = npt.NDArray[np.int64]
-PADDING = -1
 _MOST_EPOCHS_WITHOUT_STEPS = 10_000
 
 
@@ -52,79 +49,43 @@ class StepRange(NamedTuple):
     num_steps: int
 
 
-class RowCounts(Protocol):
-    """How many rows an epoch has, where that depends on the documents in it and is found out as it goes."""
-
-    def count(self, epoch: int, at_least: int | None = None) -> int:
-        """Rows known by now: all of the epoch's, or at least `at_least` of them; None counts all. May block."""
-
-    def is_complete(self, epoch: int) -> bool:
-        """Whether all rows of the epoch have been counted. Counts none."""
-
-    def estimate(self, epoch: int) -> int:
-        """Rows of the epoch, as far as that can be said without counting them all."""
-
-    def rows_by_now(self, epoch: int) -> tuple[int, bool]:
-        """Rows of the epoch by what has been counted, 0 before, and whether that is exact. Waits for nobody."""
-
-    def left_out(self) -> LeftOut:
-        """What is in no row of any epoch, for documents that are longer than one. Counts no rows."""
-
-    def mark(self, epoch: int, row: int) -> WindowMark:
-        """Where in the plan a run stands that has had the rows before `row`, which are counted. Does not block."""
-
-    @property
-    def is_busy_here(self) -> bool:
-        """Whether this very thread is counting rows, interrupted in that by a signal's handler, who asks."""
-
-    def seek(self, epoch: int, row: int, mark: WindowMark) -> bool:
-        """Count on from a saved mark. False if `row` cannot be there. May block."""
-
-
 @dataclass(frozen=True)
 class Schedule:
-    """The order of one rank. With windows every method is a pure function and costs the same at any position.
+    """The steps of one rank. Where all epochs are equally long, every method costs the same at any position.
 
-    Rows made of documents are counted by `documents` instead, window by window of its plan, so a method may have to
-    wait for the plan of the rows it is asked about.
+    Rows that hold documents are counted as they are planned, so a method may have to wait for the plan of the rows that
+    it is asked about.
     """
 
-    windows: Windows
+    interleave: Interleave
     batch_size: int
     rank: int = 0
     world_size: int = 1
-    shuffle: bool = True
-    seed: int = 0
     drop_last: bool = True
-    documents: RowCounts | None = None
     skip_steps: tuple[tuple[int, int, int], ...] = ()
     """(first, end, epoch), rising, apart from one another: steps first to end - 1 of an epoch are not handed out."""
 
     def __post_init__(self) -> None:
         if self.steps(most=1) == 0:
             raise ConfigError(
-                f"{self.rows_known(0)} rows make no step of {self.global_rows} rows ({self.world_size} ranks x "
-                f"batch_size {self.batch_size}) on any rank; use more data, a smaller batch_size, or drop_last = False"
+                f"{self.rows_known(0):,} rows are fewer than one step: {self.global_rows:,} rows "
+                f"({self.world_size:,} ranks "
+                f"x batch_size {self.batch_size:,}); use more data, a smaller batch_size, or drop_last = False"
             )
-        if self.normalise(Position(0, 0)).epoch > 0:
+        if self.normalize(Position(0, 0)).epoch > 0:
             raise ConfigError(
-                f"skip_steps {[list(steps) for steps in self.skip_steps]} leave no step of epoch 0, which has "
-                f"{self.steps()} ({self.world_size} ranks x batch_size {self.batch_size}); leave fewer steps out"
+                f"skip_steps skips all {self.steps():,} steps of epoch 0 ({self.world_size:,} ranks x batch_size "
+                f"{self.batch_size:,}): {[list(steps) for steps in self.skip_steps]}; skip fewer steps"
             )
 
     def rows_known(self, epoch: int, at_least: int | None = None) -> int:
-        """Rows of an epoch, over all ranks; with documents counted no further than `at_least` needs."""
-        return self.windows.count if self.documents is None else self.documents.count(epoch, at_least)
+        """Rows of an epoch, over all ranks, counted no further than `at_least` needs."""
+        return self.interleave.count(epoch, at_least)
 
     @property
     def global_rows(self) -> int:
         """Rows of a whole step, over all ranks (G)."""
         return self.world_size * self.batch_size
-
-    @property
-    def token_span(self) -> int:
-        """Tokens from `windows.first` on that rows are made of, the labels behind them included."""
-        return self.windows.num_tokens if self.documents is not None else self.windows.span
 
     @property
     def pads(self) -> bool:
@@ -145,7 +106,7 @@ class Schedule:
         return rows // self.global_rows if self.drop_last else -(-rows // self.global_rows)
 
     def skipped(self, epoch: int) -> list[tuple[int, int]]:
-        """The ranges of `skip_steps` in one epoch: first step, and the one behind the last."""
+        """The ranges of `skip_steps` in one epoch: first step, and the one after the last."""
         return [(first, end) for first, end, number in self.skip_steps if number == epoch]
 
     def left_of(self, steps: int, epoch: int) -> int:
@@ -163,7 +124,7 @@ class Schedule:
     def runs(self, base: int, epoch: int) -> Iterator[tuple[int, int | None]]:
         """Runs of steps that are handed out from row `base` of an epoch on: base row, and number of steps.
 
-        None is as many as the epoch has. Ranges of `skip_steps` behind the end of the epoch make runs without steps.
+        None is as many as the epoch has. Ranges of `skip_steps` past the end of the epoch give runs without steps.
         """
         step = self.step_number(base)
         for first, end in self.skipped(epoch):
@@ -202,21 +163,10 @@ class Schedule:
         last_step = steps.first_step + steps.num_steps - 1
         return (steps.num_steps - 1) * self.batch_size + self.step_rows(steps.base, last_step, steps.epoch)
 
-    def key(self, epoch: int) -> int | None:
-        """The 64-bit key of an epoch's order, drawn from (seed, epoch) with SHA-256; None for the identity order."""
-        if not self.shuffle:
-            return None
-        digest = hashlib.sha256(f"dali_pipes order {self.seed} {epoch}".encode()).digest()
-        return int.from_bytes(digest[:8], "little")
-
-    def starts(self, window_numbers: Int64Array) -> Int64Array:
-        """First token, in the corpus, of each window: int64, same shape."""
-        return window_numbers * self.windows.stride + self.windows.first
-
-    def normalise(self, position: Position) -> Position:
+    def normalize(self, position: Position) -> Position:
         """The same place, written as the start of the next step that is handed out, in this epoch or a later one.
 
-        Epochs without any are passed over: those that are left out whole, and, where rows made of documents are few and
+        Epochs without any are passed over: those that are left out whole, and, where rows of documents are few and
         differ from epoch to epoch, those that make no whole step. ConfigError after ten thousand of them.
         """
         epoch, rows = position
@@ -226,23 +176,24 @@ class Schedule:
             if self.steps(rows, epoch, most=1) > 0:
                 return Position(epoch, rows)
             epoch, rows = epoch + 1, 0
-            if self.documents is None and not self.skipped(epoch):
+            if self.interleave.is_uniform and not self.skipped(epoch):
                 return Position(epoch, rows)
         raise ConfigError(
-            f"no epoch from {position.epoch} to {epoch} has a step of {self.global_rows} rows that is handed out; use "
-            "more data, a smaller batch_size, or drop_last = False"
+            f"epochs {position.epoch:,} to {epoch:,} do not have a single step of {self.global_rows:,} rows to hand "
+            "out; "
+            "use more data, a smaller batch_size, or drop_last = False"
         )
 
-    def behind(self, steps: StepRange, count: int) -> Position:
-        """The place behind the first `count` of some steps, one of them at least."""
+    def after(self, steps: StepRange, count: int) -> Position:
+        """The place after the first `count` steps of a range, at least one."""
         end = steps.first_step + count
         if count < steps.num_steps:
             return Position(steps.epoch, steps.base + end * self.global_rows)
-        return self.normalise(Position(steps.epoch, self.rows_after(steps.base, end - 1, steps.epoch)))
+        return self.normalize(Position(steps.epoch, self.rows_after(steps.base, end - 1, steps.epoch)))
 
-    def epoch_behind(self, epoch: int) -> Position:
+    def next_epoch(self, epoch: int) -> Position:
         """Where the next epoch that has a step begins."""
-        return self.normalise(Position(epoch + 1, 0))
+        return self.normalize(Position(epoch + 1, 0))
 
 
 class Blocks:
@@ -259,12 +210,12 @@ class Blocks:
     def steps(self, block: int, epoch_index: int | None = None) -> StepRange | None:
         """Steps of a block. `epoch_index` None: blocks are numbered on through all epochs.
 
-        Otherwise they are numbered within the epoch_index-th epoch from the start, and None says that it has no such
-        block. Cheap at any block for windows; with documents or `skip_steps` the epochs before it are walked through,
+        Otherwise they are numbered within the epoch_index-th epoch from the start; None for a block past its end. Cheap
+        at any block where epochs are equally long; else, and with `skip_steps`, the epochs before it are walked through
         once.
         """
         if epoch_index is None:
-            walks = self.schedule.documents is not None or self.schedule.skip_steps
+            walks = not self.schedule.interleave.is_uniform or self.schedule.skip_steps
             epoch_index, block = self._walk(block) if walks else self._divide(block)
         found = self._in_epoch(epoch_index, block)
         return found if isinstance(found, StepRange) else None
@@ -284,10 +235,10 @@ class Blocks:
 
     def _begin(self, epoch_index: int) -> Position:
         """Where an epoch begins, counted from the start and without those that are passed over."""
-        if not self.schedule.skip_steps and self.schedule.documents is None:
+        if not self.schedule.skip_steps and self.schedule.interleave.is_uniform:
             return self.start if epoch_index == 0 else Position(self.start.epoch + epoch_index, 0)
         while len(self._begins) <= epoch_index:
-            self._begins.append(self.schedule.epoch_behind(self._begins[-1].epoch))
+            self._begins.append(self.schedule.next_epoch(self._begins[-1].epoch))
         return self._begins[epoch_index]
 
     def _divide(self, block: int) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""Bytes of files: exact positioned reads that can fail, retries, fingerprints, checksums and the decoded cache."""
+"""Bytes of files: `ByteFile` and exact positioned reads, retries, fingerprints, checksums and the decoded cache."""

@@ -1,8 +1,7 @@
-"""The hot path: ids that can be read as they lie, straight from the files into the caller's memory.
+"""The hot path: ids that need no decoding, read straight from the files into the caller's memory.
 
-    pieces of a block    one io_submit for all of them    what came back short or failed: preadv, one by one
-
-Without the kernel's native AIO, or for a few pieces, all are read one by one.
+pieces of a block, local files    one io_submit for all of them; what came back short or failed: preadv
+other storage, or a few pieces    `ByteFile.read_ranges`, once a file
 """
 
 import os
@@ -12,36 +11,37 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import CorpusReadError
+from dali_pipes.storage.file_pool import FilePool, out_of_descriptors
 from dali_pipes.storage.linux_aio import MOST_READS, BatchReader, BatchReaders, batch_length, runs_of_equal
-from dali_pipes.storage.local import DescriptorPool, out_of_descriptors
+from dali_pipes.storage.local import LocalFile
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
-_FEWEST_FOR_BATCH = 8  # rows from which on one call for all is cheaper than a call for each
-_MOST_FILES_AT_ONCE = 64  # descriptors that one batch of reads may hold, if the pool may keep as many
+_FEWEST_FOR_BATCH = 8  # with fewer rows a call for each is cheaper than one call for all
+_MOST_FILES_IN_BATCH = 64  # descriptors that one batch of reads may hold, if the pool allows that many
 
 
 class RawReads:
     """Reads from the files of a pool. Safe for several threads."""
 
-    def __init__(self, pool: DescriptorPool, itemsize: int) -> None:
+    def __init__(self, pool: FilePool, itemsize: int) -> None:
         self._pool, self._itemsize = pool, itemsize
         self._readers = BatchReaders()
 
     def read(
         self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array, offsets: Int64Array
     ) -> None:
-        """Read pieces that lie in one extent each. Blocks; raises CorpusReadError.
+        """Read pieces that are in one extent each. Blocks; raises CorpusReadError.
 
         targets, lengths: places in `view`, in tokens. numbers: the files. offsets: the bytes there.
         """
         targets, sizes = targets * self._itemsize, lengths * self._itemsize
         reader = self._readers.borrow() if len(targets) >= _FEWEST_FOR_BATCH else None
         if reader is None:
-            self._one_by_one(view, targets, sizes, numbers, offsets)
+            self._by_file(view, targets, sizes, numbers, offsets)
             return
         address = np.frombuffer(view, np.uint8).ctypes.data
-        most_files = min(_MOST_FILES_AT_ONCE, self._pool.limit)
+        most_files = min(_MOST_FILES_IN_BATCH, self._pool.limit)
         begin = 0
         while begin < len(targets):
             part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], most_files))
@@ -55,10 +55,10 @@ class RawReads:
                 self._again(view, targets[at], sizes[at], numbers[at], offsets[at], results[wrong])
             begin = part.stop
         self._readers.give_back(reader)
-        self._one_by_one(view, targets[begin:], sizes[begin:], numbers[begin:], offsets[begin:])
+        self._by_file(view, targets[begin:], sizes[begin:], numbers[begin:], offsets[begin:])
 
     def close(self) -> None:
-        """Let the kernel's contexts go. Idempotent."""
+        """Release the kernel's contexts. Idempotent."""
         self._readers.give_up()
 
     def _batch(
@@ -69,14 +69,17 @@ class RawReads:
         numbers: Int64Array,
         offsets: Int64Array,
     ) -> Int64Array | None:
-        """What each read gave, or None if they have to be done one by one."""
+        """What each read gave, or None if they have to be done file by file."""
         firsts, counts = runs_of_equal(numbers)
         try:
             files = [self._pool.acquire(number) for number in numbers[firsts].tolist()]  # held while being read
-            descriptors = np.repeat([file.descriptor for file in files], counts)
+            local = [file.descriptor for file in files if isinstance(file, LocalFile)]
+            if len(local) < len(files):
+                return None
+            descriptors = np.repeat(local, counts)
             return reader.read(descriptors, addresses, sizes, offsets)
         except CorpusReadError as error:
-            if out_of_descriptors(error):  # too few for so many files at once; one by one needs one
+            if out_of_descriptors(error):  # too few for all of these files; one by one needs one
                 return None
             raise
         except OSError:  # the kernel refuses the call: in a forked child, for one
@@ -92,31 +95,26 @@ class RawReads:
         offsets: Int64Array,
         results: Int64Array,
     ) -> None:
-        """Finish reads that came back short or failed, or tell what is wrong. Those of a batch wait together."""
+        """Finish reads of local files that came back short or failed, or raise. Those of a batch wait together."""
         pause = True
         columns = (column.tolist() for column in (targets, sizes, numbers, offsets, results))
         for target, size, number, offset, result in zip(*columns, strict=True):
             file, piece = self._pool.acquire(number), view[target : target + size]
+            assert isinstance(file, LocalFile)
             if result >= 0:
-                file.read_into(piece, offset, result)
+                file.finish_read(piece, offset, result)
             else:
-                file.read_into(piece, offset, failure=OSError(-result, os.strerror(-result)), pause=pause)
+                file.finish_read(piece, offset, failure=OSError(-result, os.strerror(-result)), pause=pause)
                 pause = False
 
-    def _one_by_one(
+    def _by_file(
         self, view: memoryview, targets: Int64Array, sizes: Int64Array, numbers: Int64Array, offsets: Int64Array
     ) -> None:
-        preadv, current = os.preadv, -1
-        columns = (column.tolist() for column in (targets, sizes, numbers, offsets))
-        for target, size, number, offset in zip(*columns, strict=True):
-            if number != current:
-                file = self._pool.acquire(number)  # held while its descriptor is in use
-                current, descriptor = number, file.descriptor
-            piece = view[target : target + size]
-            try:
-                got = preadv(descriptor, [piece], offset)
-            except OSError as error:
-                file.read_into(piece, offset, failure=error)
-                continue
-            if got != size:
-                file.read_into(piece, offset, got)
+        ranges = list(zip(offsets.tolist(), sizes.tolist(), targets.tolist(), strict=True))
+        files, begin = numbers.tolist(), 0
+        while begin < len(files):
+            end = begin + 1
+            while end < len(files) and files[end] == files[begin]:
+                end += 1
+            self._pool.acquire(files[begin]).read_ranges(ranges[begin:end], view)
+            begin = end

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import BackendError, CorpusFormatError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.errors import CorpusFormatError
+from dali_pipes.runtime.optional import optional_package
+from dali_pipes.storage.byte_file import open_file
 
 _XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _STEP_BYTES = 1 << 20
@@ -18,7 +19,7 @@ def check_file(path: Path, size: int, expected: Mapping[str, str]) -> None:
     Raises CorpusFormatError for a digest that differs or an unknown algorithm, BackendError for a missing package.
     """
     hashes = _start(path, expected)
-    with OpenFile(path) as file:
+    with open_file(path) as file:
         for start in range(0, size, _STEP_BYTES):
             piece = file.read(start, min(_STEP_BYTES, size - start))
             for one in hashes.values():
@@ -27,7 +28,7 @@ def check_file(path: Path, size: int, expected: Mapping[str, str]) -> None:
 
 
 def check_content(path: Path, content: bytes, expected: Mapping[str, str]) -> None:
-    """As `check_file`, for what the file at `path` holds when it is decompressed."""
+    """As `check_file`, for the decompressed content of the file at `path`."""
     hashes = _start(path, expected)
     for one in hashes.values():
         one.update(content)
@@ -40,17 +41,16 @@ def _start(path: Path, expected: Mapping[str, str]) -> dict[str, Any]:
 
 def _new_hash(path: Path, algorithm: str) -> Any:
     if algorithm in _XXHASH:
-        try:
+        with optional_package("xxhash", "shards", purpose=f"to verify the {algorithm} checksum of {path}"):
             import xxhash
-        except ImportError as error:
-            raise BackendError(
-                f"checksums of kind {algorithm} need the package xxhash: install dali-pipes[shards]"
-            ) from error
         return getattr(xxhash, algorithm)()
-    # The shake functions have no length of their own, so a digest cannot be told from a part of one.
+    # Digests of the shake functions have any length, so a whole one cannot be told from a part.
     if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake"):
         return hashlib.new(algorithm, usedforsecurity=False)
-    raise CorpusFormatError(f"{path}: the index records a checksum of the unknown kind {algorithm!r}")
+    raise CorpusFormatError(
+        f"{path}: the index records a checksum of the unknown kind {algorithm!r}. Set verify_checksums = False, or "
+        "write the set with another hash."
+    )
 
 
 def _compare(path: Path, state: str, hashes: Mapping[str, Any], expected: Mapping[str, str]) -> None:
@@ -58,6 +58,6 @@ def _compare(path: Path, state: str, hashes: Mapping[str, Any], expected: Mappin
         found = hashes[algorithm].hexdigest()
         if found != digest.lower():
             raise CorpusFormatError(
-                f"{path}: {algorithm} of the file{state} is {found}, but the index expects {digest}: it is damaged, or "
-                f"belongs to another index. Copy it again."
+                f"{path}: the {algorithm} of the{state} file is {found}, but the index expects {digest}: the file is "
+                "damaged or belongs to another index. Copy it again."
             )

@@ -1,11 +1,11 @@
-"""Ids that have to be decoded: files of row groups or compressed shards, decoded a chunk at a time, the last ones kept.
+"""Cache of decoded ids: row groups or compressed shards are decoded a chunk at a time, and the last ones kept.
 
     file       chunk 0, 1000 ids     chunk 1, 700 ids     chunk 2, 1000 ids
     a row      .................[ids 1650 to 1750 of the file]
                                 from chunk 1              from chunk 2
 
-A chunk is what its format can decode by itself. Rows of a shuffled epoch come from all over a corpus, so what is
-decoded is kept up to a number of bytes, and one thread decodes a chunk while others that need it wait.
+A chunk is the smallest part that its format can decode. Rows of a shuffled epoch come from all over a corpus, so
+decoded chunks are kept up to a number of bytes, and one thread decodes a chunk while others that need it wait.
 """
 
 import threading
@@ -29,20 +29,20 @@ class _Chunk:
     def __init__(self) -> None:
         self.ids: Ids | None = None
         self.error: BaseException | None = None
-        # Woken by this, not by a future or an event: an interrupt in the midst of those leaves them half set for good.
+        # Not a future or an event: an interrupt inside of those leaves them half set.
         self._done: SimpleQueue[None] = SimpleQueue()
 
     def wake(self) -> None:
-        """Let those that wait see what has been set; twice does no harm."""
+        """Wake the threads that wait; calling it twice is harmless."""
         self._done.put(None)
 
     def wait(self) -> Ids:
-        """The ids once there are any. Raises the error."""
+        """The ids as soon as they are decoded. Raises the error of decoding."""
         if not self._is_done():
             try:
                 self._done.get()
             finally:
-                if self._is_done():  # else this one alone was interrupted
+                if self._is_done():  # else only this thread was interrupted
                     self.wake()
         if self.ids is None:
             assert self.error is not None
@@ -54,9 +54,9 @@ class _Chunk:
 
 
 class ChunkCache:
-    """The chunks used last, up to `most_bytes` (and always the very last one). Safe for several threads.
+    """The chunks used last, up to `most_bytes` (and always the last one). Thread-safe.
 
-    all_bytes: what all chunks there are would take
+    all_bytes: size of all chunks of the corpus
     """
 
     def __init__(self, most_bytes: int = DEFAULT_CACHE_BYTES, all_bytes: int = 0) -> None:
@@ -67,7 +67,7 @@ class ChunkCache:
         self._num_bytes = self._hits = self._misses = 0
 
     def get(self, file: int, chunk: int, decode: Callable[[int], Ids]) -> Ids:
-        """The ids of a chunk of a file, from `decode(chunk)` if they are not kept. Blocks while they are decoded.
+        """The ids of a chunk of a file, from `decode(chunk)` if they are not cached. Blocks while they are decoded.
 
         Raises what `decode` raises, in every thread that waits for it; the next call tries again.
         """
@@ -80,7 +80,7 @@ class ChunkCache:
         if known is not None:
             return known.wait()
         mine = _Chunk()
-        try:  # an interrupt at any line must leave no chunk behind that nobody decodes
+        try:  # an interrupt at any line must not leave a chunk that nobody decodes
             with self._lock:
                 known = self._kept.setdefault(key, mine)
                 if known is mine:
@@ -108,7 +108,7 @@ class ChunkCache:
             raise
 
     def clear(self) -> None:
-        """Keep nothing; chunks that others use or decode now stay theirs."""
+        """Drop all chunks; threads that use or decode one keep it."""
         with self._lock:
             self._kept.clear()
             self._sizes.clear()
@@ -119,7 +119,7 @@ class ChunkCache:
         return CacheStats(self._hits, self._misses, self._num_bytes, self._most_bytes, self._all_bytes)
 
     def _evict(self, last: tuple[int, int]) -> None:
-        """Drop what was used longest ago, looking at no more than that and at what is being decoded."""
+        """Drop the least recently used chunks, looking only at these and at chunks that are being decoded."""
         going, left = [], self._num_bytes
         for key in self._kept:
             if left <= self._most_bytes:

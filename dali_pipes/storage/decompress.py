@@ -1,4 +1,4 @@
-"""Whole files that are compressed, decompressed in memory: never to more bytes than they should have."""
+"""Decompress whole files in memory, never to more bytes than their index says."""
 
 import bz2
 import gzip
@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import BackendError, CorpusFormatError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.errors import CorpusFormatError
+from dali_pipes.runtime.optional import optional_package
+from dali_pipes.storage.byte_file import open_file
 
 SUFFIXES = ("zstd", "gz", "bz2")
-"""What can be decompressed, by the names that MDS and LitData use."""
+"""The compressions that can be read, by the names that MDS and LitData use."""
 _STEP_BYTES = 1 << 20
 _MOST_BYTES_FOR_ONE = {"zstd": 1 << 15, "gz": 1 << 11, "bz2": 1 << 21}
-"""More than that no byte of a file decompresses to: of zstd 4 bytes are a block of 128 KiB at most."""
+"""Upper bounds of compression ratios: 4 bytes of zstd, for one, are a block of at most 128 KiB."""
 
 
 def check_method(method: str, where: str) -> str:
@@ -26,7 +27,7 @@ def check_method(method: str, where: str) -> str:
     suffix = method.split(":")[0]
     if suffix not in SUFFIXES:
         raise CorpusFormatError(
-            f"{where} is {method!r}; what can be read is {', '.join(SUFFIXES)}. Decompress the shards."
+            f"{where} is {method!r}; expected one of {', '.join(SUFFIXES)}. Decompress the shards, or write them again."
         )
     if suffix == "zstd":
         _open_zstd(io.BytesIO())
@@ -40,8 +41,8 @@ def check_claim(path: Path, suffix: str, size: int, inflated_bytes: int, where: 
     """
     if inflated_bytes > size * _MOST_BYTES_FOR_ONE[suffix]:
         raise CorpusFormatError(
-            f"{path}: has {size} bytes, which cannot decompress ({suffix}) to the {inflated_bytes} that {where} "
-            f"claims: the index is damaged, or belongs to other files"
+            f"{path}: {size:,} bytes of {suffix} cannot decompress to {inflated_bytes:,} bytes, as {where} claims: the "
+            "index is damaged or belongs to other files. Copy the set again."
         )
 
 
@@ -50,9 +51,12 @@ def inflate(path: Path, suffix: str, size: int, inflated_bytes: int) -> bytes:
 
     Memory: both. Raises CorpusFormatError for damaged data or another size, CorpusReadError if it cannot be read.
     """
-    with OpenFile(path) as file:
+    with open_file(path) as file:
         if file.size != size:
-            raise CorpusFormatError(f"{path}: had {size} bytes when the corpus was opened, {file.size} now")
+            raise CorpusFormatError(
+                f"{path}: was replaced or modified after the corpus was opened ({size:,} bytes then, {file.size:,} "
+                "now). Open the corpus again."
+            )
         packed = io.BytesIO(file.read(0, size))
     return inflate_bytes(packed, path, suffix, inflated_bytes)
 
@@ -71,10 +75,10 @@ def inflate_bytes(packed: io.BytesIO, path: Path, suffix: str, inflated_bytes: i
     except _failures(suffix) as error:
         raise CorpusFormatError(f"{path}: cannot be decompressed ({suffix}): {error}. Copy it again.") from error
     if len(content) != inflated_bytes:
-        found = "more" if len(content) > inflated_bytes else f"only {len(content)}"
+        found = "more bytes" if len(content) > inflated_bytes else f"{len(content):,} bytes"
         raise CorpusFormatError(
-            f"{path}: should decompress to {inflated_bytes} bytes by the index, but gives {found}: it is truncated, or "
-            f"belongs to another index"
+            f"{path}: decompresses to {found}, but its index expects {inflated_bytes:,} bytes: the file is truncated "
+            "or belongs to another index. Copy it again."
         )
     return bytes(content)
 
@@ -84,12 +88,8 @@ def _open_gzip(packed: io.BytesIO) -> Any:
 
 
 def _open_zstd(packed: io.BytesIO) -> Any:
-    try:
+    with optional_package("zstandard", "shards", purpose="to read shards compressed with zstd"):
         import zstandard
-    except ImportError as error:
-        raise BackendError(
-            "shards compressed with zstd need the package zstandard: install dali-pipes[shards]"
-        ) from error
     return zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
 
 

@@ -1,7 +1,4 @@
-"""What a corpus is told apart by: names, sizes, headers and some bytes of its files; never folders or times.
-
-What lies between the pieces is not seen. So what was found by reading all of a file is kept for its time of last change
-as well (`digest_content`): a rewritten file is read again, and so is a copy without its time.
+"""Fingerprints of corpora: names, sizes, headers and some bytes of their files; never folders or times.
 
 A file gives at most six pieces of 4 KiB, so a fingerprint costs a few reads a file, whatever its size:
 
@@ -10,9 +7,13 @@ A file gives at most six pieces of 4 KiB, so a fingerprint costs a few reads a f
 
 The inner places are multiples of the golden ratio, wrapped to the size: fixed, and spread evenly.
 A file of at most 24 KiB is taken whole.
+
+A change between the pieces goes unnoticed. So whatever was found by reading a whole file is cached under the file's
+identity as well (`digest_content`): a rewritten file is read again, and so is a copy with another time.
 """
 
 import hashlib
+import itertools
 import os
 import struct
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import ByteFile
 
 MOST_DIGESTS = 24
 MOST_MASK_DIGESTS = 12  # what a saved state has room for
@@ -40,13 +41,18 @@ def sample_places(size: int) -> list[tuple[int, int]]:
     return [(start, PIECE_BYTES) for start in sorted([0, *inner])] + [(last, size - last)]
 
 
-def read_samples(file: OpenFile) -> list[bytes]:
-    """The bytes at `sample_places`."""
-    return [file.read(start, count) for start, count in sample_places(file.size)]
+def read_samples(file: ByteFile) -> list[bytes]:
+    """The bytes at `sample_places`. Blocks."""
+    places = sample_places(file.size)
+    ends = list(itertools.accumulate(count for _, count in places))
+    data = bytearray(ends[-1] if ends else 0)
+    ranges = [(start, count, end - count) for (start, count), end in zip(places, ends, strict=True)]
+    file.read_ranges(ranges, memoryview(data))
+    return [bytes(data[place : place + count]) for _, count, place in ranges]
 
 
 def digest_file(path: Path, size: int, stored: np.dtype[Any], header: bytes, samples: Sequence[bytes]) -> bytes:
-    """SHA-256 of one file's name, size, id type, header and samples. `header`: whatever else tells it apart."""
+    """SHA-256 of one file's name, size, id type, header and samples. `header`: whatever else identifies it."""
     digest = hashlib.sha256()
     for part in (os.fsencode(path.name), struct.pack("<Q", size), stored.str.encode(), header, *samples):
         digest.update(struct.pack("<Q", len(part)))
@@ -62,13 +68,12 @@ def digest_corpus(format: str, dtype: np.dtype[Any], file_digests: Sequence[byte
     return digest.hexdigest()[:16]
 
 
-def digest_content(digest: bytes, modified_ns: Sequence[int | None]) -> str:
-    """16 hex digits of a digest and of when the files of it were last changed: what reading them all found is kept so.
+def digest_content(digest: bytes, identities: Sequence[str | None]) -> str:
+    """16 hex digits of a digest and of the files' identities: the key of what was found by reading them.
 
     None: not known.
     """
-    times = " ".join(map(str, modified_ns))
-    return hashlib.sha256(digest + b" changed at " + times.encode()).hexdigest()[:16]
+    return hashlib.sha256(digest + b" changed at " + " ".join(map(str, identities)).encode()).hexdigest()[:16]
 
 
 def short_digests(file_digests: Sequence[bytes], most: int = MOST_DIGESTS) -> tuple[str, ...]:

@@ -3,12 +3,12 @@
     rows        0        1        2                one io_submit: the kernel reads them one after another
     offsets     8190     40950    0                one io_getevents: how many bytes each read gave
 
-A reader thread that calls `os.preadv` row by row gives up and takes back the interpreter lock at every row, and each
-time it may have to wait for the trainer's thread, or make it wait. In one call a block of rows costs the lock once. For
-files opened without O_DIRECT `io_submit` does the reads before it returns; the call blocks as `preadv` would.
+A reader thread that calls `os.preadv` row by row releases and reacquires the interpreter lock at every row, and each
+time it may have to wait for the trainer's thread, or make it wait. One call for a block of rows does this once. For
+files opened without O_DIRECT, `io_submit` does the reads before it returns; the call blocks as `preadv` would.
 
-Where the kernel does not offer it (another system, a container that forbids it, no contexts left), `create` returns
-None and the caller reads row by row: the same bytes at a higher price.
+If the kernel does not offer it (another system, a container that forbids it, too many contexts), `create` returns None
+and the caller reads row by row: the same bytes at a higher price.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class BatchReader:
     """One AIO context and its memory; for one thread at a time. Not usable in a forked child."""
 
     def __init__(self, calls: tuple[int, int, int, int]) -> None:
-        """Raises OSError if the kernel gives no context."""
+        """Raises OSError if the kernel refuses a context."""
         self._setup, self._destroy, self._submit, self._getevents = calls
         self._context = ctypes.c_ulong(0)
         self._system_call(self._setup, ctypes.c_long(MOST_READS), ctypes.byref(self._context))
@@ -59,7 +59,7 @@ class BatchReader:
 
     @classmethod
     def create(cls) -> Self | None:
-        """A reader, or None where the kernel does not offer one."""
+        """A reader, or None if the kernel does not offer one."""
         calls = _CALLS.get(platform.machine())
         if not sys.platform.startswith("linux") or sys.byteorder != "little" or calls is None:
             return None
@@ -79,8 +79,8 @@ class BatchReader:
 
         N <= MOST_READS.
 
-        Returns what each read gave: bytes, or a negative error number. Raises OSError if the kernel refuses the call;
-        nothing is being written to the addresses any more when this returns or raises.
+        Returns the result of each read: bytes, or a negative error number. Raises OSError if the kernel refuses the
+        call. The kernel does not write to the addresses after this returns or raises.
         """
         count = len(offsets)
         iocbs = self._iocbs[:count]
@@ -100,7 +100,7 @@ class BatchReader:
         return self._results[:count]
 
     def close(self) -> None:
-        """Give the context back; waits for reads that are under way. Idempotent."""
+        """Release the context; waits for reads in progress. Idempotent."""
         context, self._context = self._context, ctypes.c_ulong(0)
         if context.value:
             self._system_call(self._destroy, context)
@@ -135,14 +135,14 @@ class BatchReader:
 
 
 class BatchReaders:
-    """Readers that several threads borrow and give back. Safe for all of them at once; none of it blocks."""
+    """Readers that several threads borrow and give back. Thread-safe; does not block."""
 
     def __init__(self) -> None:
         self._idle: deque[BatchReader] = deque()
         self._available = True
 
     def borrow(self) -> BatchReader | None:
-        """A reader for the calling thread alone, or None where there are none to be had."""
+        """A reader for the calling thread, or None if the kernel does not offer one."""
         if not self._available:
             return None
         try:
@@ -158,13 +158,13 @@ class BatchReaders:
             self._idle.append(reader)
 
     def give_up(self) -> None:
-        """Let no more be borrowed, and drop the idle ones; those in use close when they are dropped. Idempotent."""
+        """Refuse further loans and drop the idle readers; those in use close when they are dropped. Idempotent."""
         self._available = False
         self._idle.clear()
 
 
 def runs_of_equal(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where runs of equal numbers begin in rising `numbers` (at least one), and how long each is."""
+    """Starts and lengths of the runs of equal numbers in increasing `numbers` (at least one)."""
     if numbers[0] == numbers[-1]:
         return np.zeros(1, np.int64), np.array([len(numbers)])
     firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -172,7 +172,7 @@ def runs_of_equal(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64]
 
 
 def batch_length(numbers: npt.NDArray[np.int64], most_files: int) -> int:
-    """How many of the rows, in the order of their files, come from the first `most_files` files."""
+    """Number of rows, in the order of their files, that are in the first `most_files` files."""
     firsts, _ = runs_of_equal(numbers)
     return len(numbers) if len(firsts) <= most_files else int(firsts[most_files])
 

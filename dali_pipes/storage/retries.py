@@ -1,9 +1,9 @@
-"""Reads and look-ups that fail for a reason that may pass are tried again, after waits that grow.
+"""Retry reads and look-ups after transient failures, with growing waits.
 
     try 1   0.05 s   try 2   0.2 s   try 3   0.8 s   try 4   3.2 s   try 5   the error, with the number of tries
 
-What may pass is what a storage system says while it is busy with itself. What is wrong with the file, its name, the
-rights of the user or the program (EBADF, EACCES, ENOENT, EISDIR ...) is told at once, and so is a file that ends early.
+Errors of a storage system that may recover are transient. Errors about the file, its name, the user's permissions or
+the program (EBADF, EACCES, ENOENT, EISDIR ...) are raised immediately, and so is a file that ends early.
 """
 
 import atexit
@@ -24,14 +24,14 @@ _GROWTH = 4
 _LONGEST_WAIT_S = 3.2
 
 LOST_HANDLES = frozenset({errno.ESTALE, errno.ENOTCONN})
-"""The server, or the process behind a FUSE mount, was started again and does not know the descriptor any more: the file
-has to be opened anew."""
+"""The server, or the process of a FUSE mount, restarted and does not know the descriptor: the file has to be opened
+again."""
 
 _PASSING = LOST_HANDLES | {
-    # A disk, a controller or the other end of a network file system reports an error; another path may take over.
+    # A disk, a controller or a network file system reports an error; another path may take over.
     errno.EIO,
     errno.EREMOTEIO,
-    # The network, or the server, is away.
+    # The network or the server is down.
     errno.ETIMEDOUT,
     errno.ENETDOWN,
     errno.ENETUNREACH,
@@ -42,7 +42,7 @@ _PASSING = LOST_HANDLES | {
     errno.EHOSTDOWN,
     errno.EHOSTUNREACH,
     errno.ESHUTDOWN,
-    # Ask again later: short of room for requests, or interrupted by a signal.
+    # Too many requests, or interrupted by a signal.
     errno.EAGAIN,
     errno.EINTR,
     errno.ENOBUFS,
@@ -50,9 +50,9 @@ _PASSING = LOST_HANDLES | {
 
 
 class ReadRetries:
-    """How often what failed is tried again, and how often that was. Safe for several threads.
+    """Limit and count of retries. Thread-safe.
 
-    most: tries after the first one; 0: none
+    most: retries of one read; 0: none
     """
 
     def __init__(self, most: int = DEFAULT_RETRIES) -> None:
@@ -63,13 +63,13 @@ class ReadRetries:
 
     @property
     def count(self) -> int:
-        """Reads and look-ups that were tried again so far."""
+        """Number of retries so far."""
         return self._count
 
     def wait(self, error: OSError, tries: int, pause: bool = True) -> bool:
-        """Whether to try again what has failed `tries` times, the last time with `error`. Blocks for the wait.
+        """Whether to retry after `tries` failures, the last one with `error`. Blocks for the wait.
 
-        pause: False for another read that failed at the same time as one that has waited
+        pause: False for a read that failed together with one that has waited
         """
         if error.errno not in _PASSING or tries > self._most or self._ended.is_set():
             return False
@@ -84,12 +84,12 @@ class ReadRetries:
         return True
 
     def end(self) -> None:
-        """Try nothing again any more, and wait for nothing. Idempotent."""
+        """Stop all retries and waits. Idempotent."""
         self._ended.set()
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[Self]:
-        """Files that are opened inside, by this thread, are read with these retries."""
+        """Files that this thread opens inside are read with these retries."""
         token = _current.set(self)
         try:
             yield self
@@ -98,12 +98,12 @@ class ReadRetries:
 
 
 def current_retries() -> ReadRetries:
-    """Those in use in this thread, else some of their own."""
+    """The retries in use in this thread, else new ones."""
     return _current.get() or ReadRetries()
 
 
 def tried_again(call: Callable[[], Result]) -> Result:
-    """What a look-up returns. Blocks while what it fails for may pass; raises its last OSError."""
+    """The result of a look-up. Blocks for retries of transient failures; raises the last OSError."""
     retries, tries = current_retries(), 1
     while True:
         try:
@@ -120,6 +120,6 @@ _at_exit: list[object] = []
 
 
 def _end_all() -> None:
-    """Registered when first needed, so it runs before what waits at exit for threads that read."""
+    """Registered when first needed, so that it runs before exit handlers that wait for reader threads."""
     for retries in list(_waiting):
         retries.end()

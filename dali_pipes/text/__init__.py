@@ -1,9 +1,10 @@
-"""Text files of many kinds, tokenised into token files that `open_corpus` and other tools read."""
+"""Text files of many formats, tokenized into token files that `open_corpus` and other tools read."""
 
-from dali_pipes.text.cache import kept_tokens
+from dali_pipes.text.cache import cached_tokens
 from dali_pipes.text.documents import Document
 from dali_pipes.text.encoder import Encoded, Encoder, TextEncoder
-from dali_pipes.text.inputs import TextFile, find_text_files
+from dali_pipes.text.formats.text_format import TextFile
+from dali_pipes.text.inputs import find_text_files
 from dali_pipes.text.tokenize import Job, Summary, tokenize_files
 from dali_pipes.text.tokenizer import load_tokenizer
 
@@ -15,8 +16,8 @@ __all__ = [
     "Summary",
     "TextEncoder",
     "TextFile",
+    "cached_tokens",
     "find_text_files",
-    "kept_tokens",
     "load_tokenizer",
     "tokenize_files",
 ]

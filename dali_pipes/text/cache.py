@@ -1,10 +1,10 @@
-"""Text that is tokenised when it is first opened, and kept in the user's cache folder for every start that follows.
+"""Text that is tokenized when it is first opened, and then kept in the user's cache folder.
 
-    text-0123...cdef/          a finished run, or one that was broken off and goes on (`run_folder`)
-    text-0123...cdef.lock      whoever makes the tokens holds it; the other processes wait
+    text-0123...cdef/          a finished run, or an interrupted one that is continued (`run_folder`)
+    text-0123...cdef.lock      held by the process that tokenizes; the others wait
 
-The name is a hash of the settings, of the tokenizer's file, and of the inputs' names, sizes, times of change and
-sampled bytes.
+The name is a hash of the settings, the tokenizer file, and the names, sizes, modification times and sampled bytes of
+the inputs.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.runtime.locks import lock, unlock
 from dali_pipes.runtime.user_cache import cache_folder, kept_name
 from dali_pipes.text.encoder import TextEncoder
-from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.notes import Notes
 from dali_pipes.text.progress import show_progress
 from dali_pipes.text.run_folder import MANIFEST
@@ -34,27 +34,25 @@ from dali_pipes.text.tokenizer import end_of_text, load_tokenizer, read_tokenize
 _VERSION = 1
 
 
-def kept_tokens(
+def cached_tokens(
     inputs: Sequence[TextFile],
     tokenizer: str | os.PathLike[str],
     eos_id: int | None,
     text_key: str,
     made_by: str,
-    cache_dir: Path | None = None,
 ) -> tuple[Path, int]:
-    """The folder with the tokens of `inputs`, in Megatron's layout, a document each; and the id behind each document.
+    """The folder with the token ids of `inputs`, in Megatron's format, and the id after each document.
 
-    eos_id:    by default the tokenizer's end-of-text token.
-    cache_dir: by default as for document offsets.
+    eos_id: by default the tokenizer's end-of-text token.
 
-    Blocks while the tokens are made. At a later call nothing is read but a few pieces of each input and the file of the
-    tokenizer. Raises ConfigError where nothing can be written, CorpusError where there is no token, and what
+    Blocks while the text is tokenized. Later calls only read the tokenizer file and samples of each input. Raises
+    ConfigError if the folder cannot be written, CorpusError if the inputs do not contain any token, and what
     `load_tokenizer`, `end_of_text` and `tokenize_files` raise.
     """
     file, content = read_tokenizer(tokenizer)
-    directory, why_not = cache_folder([file.path for file in inputs], cache_dir)
+    directory, reason = cache_folder([file.path for file in inputs])
     if directory is None:
-        raise ConfigError(f"the tokens of the text cannot be kept: {why_not}. Name a folder in DALI_PIPES_CACHE.")
+        raise ConfigError(f"the tokenized text cannot be stored: {reason}. Set DALI_PIPES_CACHE to a writable folder")
     key = [_VERSION, hashlib.sha256(content).hexdigest(), eos_id, text_key]
     facts = [(utf8_name(file.path.name), file.size, file.digest, file.modified_ns) for file in inputs]
     about = json.dumps([*key, facts])
@@ -73,9 +71,9 @@ def kept_tokens(
         held, _ = lock(folder.with_suffix(".lock"))
         try:
             if _finished(folder) is None:
-                # Without locks two processes may be at it at once: each in a folder of its own then.
+                # Without locks, two processes may work at the same time: each in a separate folder.
                 work = folder if held is not None else folder.with_suffix(f".{uuid.uuid4().hex}.tmp")
-                with show_progress("tokenising", sum(file.size for file in inputs)) as advance:
+                with show_progress("tokenizing", sum(file.size for file in inputs)) as advance:
                     summary = tokenize_files(job, work, made_by, advance=advance)
                 for line in Notes.from_json(summary.notes).lines():
                     print(f"dali_pipes: {line}", file=sys.stderr)
@@ -88,14 +86,14 @@ def kept_tokens(
         raise
     except OSError as error:
         raise ConfigError(
-            f"{directory}: the tokens of the text cannot be kept there: {error.strerror or error}. Name a folder that "
-            "can be written in DALI_PIPES_CACHE, or make the tokens with `dali-pipes tokenize` and open those."
+            f"{directory}: the tokenized text cannot be stored there: {error.strerror or error}. Set DALI_PIPES_CACHE "
+            "to a writable folder, or run `dali-pipes tokenize` and open its output folder"
         ) from error
     return folder, end
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished run, None before the end."""
+    """The manifest of a finished run, None for an unfinished one."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         is_whole = type(manifest["settings"]["eos_id"]) is int and type(manifest["tokens"]) is int
@@ -108,7 +106,7 @@ def _move(work: Path, folder: Path) -> None:
     try:
         work.rename(folder)
     except OSError:
-        # Another process was faster: the same tokens are there.
+        # Another process was faster, with the same tokens.
         if not (folder / MANIFEST).exists():
             raise
         with contextlib.suppress(OSError):

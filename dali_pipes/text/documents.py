@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 CONTROL_BYTES = frozenset(range(0x20)) - frozenset(b"\t\n\v\f\r\x1b")
-"""What the beginning of a text does not hold."""
+"""Bytes that the beginning of a text does not contain."""
 
 
 class Document(NamedTuple):
     """content: the text; for readers of whole records a dict, such as a conversation with its `messages`.
 
-    number: from 1 on, counted in `unit`s (line, row, sample, document) of `file`
+    number: of the `unit` (line, row, record, sample, document) in `file`, from 1.
     """
 
     content: Any
@@ -20,5 +20,16 @@ class Document(NamedTuple):
 
     @property
     def place(self) -> str:
-        """For messages: where it was found."""
+        """Where it was found, for messages."""
         return f"{self.file}: {self.unit} {self.number}"
+
+
+def looks_like_text(head: bytes) -> bool:
+    """Whether the first bytes of a file are UTF-8 without control characters. Nothing at all does not."""
+    if not head or not CONTROL_BYTES.isdisjoint(head):
+        return False
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"  # the head may end within a character
+    return True

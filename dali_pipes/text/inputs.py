@@ -1,12 +1,9 @@
-"""From what the user names to text files in an order that never varies, each recognised by its content.
+"""The paths that the user names, as text files in a fixed order.
 
 - folder: its files in natural order, without side files (but `.txt`, `.csv` and `.tsv` are data here); of a Hugging
   Face `save_to_disk` folder its Arrow files in the order of `state.json`, of a MosaicML one its shards in the order of
   `index.json`;
-- glob: as a folder; list: in the list's own order; a file that is there twice is refused.
-
-Content says what is compressed, and what is Parquet, Arrow, ArrayRecord or tar. MDS shards, lines of JSON, CSV and
-plain text have no mark: the suffix decides, and where it is not known, the first character, `{` for lines of JSON.
+- glob: like a folder; list: in the order of the list; a file that appears twice is refused.
 """
 
 import glob
@@ -14,9 +11,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from dali_pipes.corpus.discovery.duplicates import refuse_repeats
 from dali_pipes.corpus.discovery.file_names import data_paths, is_side_file
@@ -25,48 +20,25 @@ from dali_pipes.corpus.discovery.globs import list_folder, matches_of
 from dali_pipes.corpus.discovery.shard_sets import find_index, kind_of_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
 from dali_pipes.corpus.formats.huggingface import list_shards
-from dali_pipes.corpus.formats.mds_shards import list_shard_files
-from dali_pipes.corpus.formats.recognize import RIEGELI_MAGIC, is_arrow_stream
+from dali_pipes.corpus.formats.mds.shards import list_shard_files
 from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.storage.fingerprint import read_samples
-from dali_pipes.storage.local import OpenFile
-from dali_pipes.text.documents import CONTROL_BYTES
-from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
+from dali_pipes.storage.local import LocalFile
+from dali_pipes.text.formats.registry import DATA_SUFFIXES, TEXT_FORMATS, recognize
+from dali_pipes.text.formats.text_format import TextFile
+from dali_pipes.text.streams import suffix_inside
 
-Kind: TypeAlias = Literal["jsonl", "plain", "csv", "tsv", "parquet", "arrow", "webdataset", "mds", "arrayrecord"]
-
-_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", ".jl")
-_PLAIN_SUFFIXES = (".txt", ".text", ".md")
-_DELIMITED: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv"}
-_WRAPPERS = (".gz", ".gzip", ".zst", ".zstd")
 _SIDE_STEMS = ("license", "notice", "readme")
-_HEAD_BYTES = 4096
 _LISTED_BY: dict[str | None, Callable[[Path], list[Path]]] = {"huggingface": list_shards, "mds": list_shard_files}
-
-
-@dataclass(frozen=True)
-class TextFile:
-    """One input, which is another one when any field but the folder of its path is.
-
-    size: bytes on the disk. digest: of name, size and sampled bytes, 16 hex digits. modified_ns: time of the last
-    change, which an edit has that leaves the size and the samples as they were, Unix nanoseconds.
-    """
-
-    path: Path
-    kind: Kind
-    compression: Compression
-    size: int
-    digest: str
-    modified_ns: int
 
 
 def find_text_files(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], notes: list[str] | None = None
 ) -> list[TextFile]:
-    """The text files that `paths` name. Blocks for a few reads a file. notes: takes sentences about files left out.
+    """The text files that `paths` name. Blocks for a few reads per file. notes: takes sentences about files left out.
 
-    Raises CorpusReadError for what is missing or unreadable, CorpusError for a folder or glob without data, with files
-    of several splits or unfinished ones, and for a file that is there twice, CorpusFormatError for a file that is not
+    Raises CorpusReadError for a missing or unreadable file, CorpusError for a folder or glob without data, with files
+    of several splits or unfinished ones, and for a file that appears twice, CorpusFormatError for a file that is not
     text.
     """
     named: list[tuple[str, Path]] = []
@@ -76,92 +48,38 @@ def find_text_files(
             refuse_mixed_splits(entry, files)
         named += [(entry, file) for file in files]
     refuse_repeats(named)
-    _refuse_twice([file for _, file in named])
+    _refuse_two_copies([file for _, file in named])
     return [_checked(path) for _, path in named]
 
 
 def list_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Absolute paths of the files that may be text, of whatever splits. Raises as `find_text_files`; opens none."""
+    """Absolute paths of the files that may be text, of all splits. Raises as `find_text_files`; opens none."""
     return [file for entry in entries_of(paths) for file in _expand(entry, [])]
 
 
-def recognise(path: Path) -> tuple[Kind, Compression] | None:
-    """What kind of text file it is, None if it is none. Reads its start. A table may have no column of text, though."""
-    with OpenFile(path) as file:
-        head = file.read(0, min(file.size, _HEAD_BYTES))
-        is_empty = file.size == 0
-        is_arrow = head.startswith(b"ARROW1\0\0") or is_arrow_stream(file, head)
-    compression: Compression = ""
-    if head.startswith(b"\x1f\x8b\x08"):
-        compression = "gzip"
-    elif head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
-        compression = "zstd"  # the second: a skippable frame
-    if compression:
-        head = next(read_chunks(path, compression, ByteMeter()), b"")[:_HEAD_BYTES]
-        is_empty = not head
-    if not compression and (is_arrow or head.startswith(b"PAR1")):
-        return "arrow" if is_arrow else "parquet", ""
-    if head.startswith(RIEGELI_MAGIC) and not compression:
-        return "arrayrecord", ""
-    suffix = _inner_suffix(path)
-    if suffix == ".mds":
-        return "mds", compression
-    if head[257:262] == b"ustar" or suffix == ".tar":
-        return "webdataset", compression
-    if suffix in _JSON_SUFFIXES:
-        return "jsonl", compression
-    if suffix in _DELIMITED:
-        return _DELIMITED[suffix], compression
-    if suffix in _PLAIN_SUFFIXES:
-        return "plain", compression
-    if is_empty or not _looks_like_text(head):
-        return None
-    return ("jsonl" if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" else "plain"), compression
-
-
-def _refuse_twice(files: Sequence[Path]) -> None:
-    """Raise CorpusError for a shard that is there as it is and compressed, as readers of MDS may leave it."""
+def _refuse_two_copies(files: Sequence[Path]) -> None:
+    """Raise CorpusError for a shard that is there both compressed and decompressed, as MDS readers may leave it."""
     present = set(files)
-    twice = next((f for f in files if _inner_suffix(f) == ".mds" != f.suffix and f.with_suffix("") in present), None)
+    twice = next((f for f in files if suffix_inside(f) == ".mds" != f.suffix and f.with_suffix("") in present), None)
     if twice is not None:
         raise CorpusError(
-            f"{twice} and {twice.with_suffix('')} are one shard: its texts would be there twice. Name the folder with "
-            "its index.json, or one of the two"
+            f"{twice} and {twice.with_suffix('')} are the same shard, so its texts would be read twice; name the "
+            "folder with its index.json, or remove one of the two"
         )
 
 
 def _checked(path: Path) -> TextFile:
-    found = recognise(path)
+    found = recognize(path)
     if found is None:
         raise CorpusFormatError(
-            f"{path}: is not text; expected .txt, .jsonl, .csv and .tsv (also .gz, .zst), Parquet and Arrow tables "
-            "and MDS shards with a column of strings, ArrayRecord, and tar archives of .txt or .json"
+            f"{path}: not a text file; expected {', '.join(one.description for one in TEXT_FORMATS.values())}"
         )
-    with OpenFile(path) as file:
-        modified_ns = os.fstat(file.descriptor).st_mtime_ns  # before the samples: a change meanwhile shows at the end
+    with LocalFile(path) as file:
+        modified_ns = os.fstat(file.descriptor).st_mtime_ns  # before the samples: a later change is noticed
         digest = hashlib.sha256(os.fsencode(path.name) + struct.pack("<Q", file.size))
         for sample in read_samples(file):
             digest.update(sample)
         return TextFile(path, *found, file.size, digest.hexdigest()[:16], modified_ns)
-
-
-def _inner_suffix(path: Path) -> str:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    while suffixes and suffixes[-1][1:].isdigit():  # rows.csv.1
-        suffixes.pop()
-    if suffixes and suffixes[-1] in _WRAPPERS:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""
-
-
-def _looks_like_text(head: bytes) -> bool:
-    if not CONTROL_BYTES.isdisjoint(head):
-        return False
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start >= len(head) - 3  # the head may end within a character
-    return True
 
 
 def _expand(entry: str, notes: list[str]) -> list[Path]:
@@ -172,7 +90,7 @@ def _expand(entry: str, notes: list[str]) -> list[Path]:
         if path.is_file():
             return list_shard_files(path) if kind_of_index(path) == "mds" else [path]
         if path.exists():
-            raise CorpusReadError(f"{path}: is neither a regular file nor a folder")
+            raise CorpusReadError(f"{path}: neither a file nor a folder")
         matches = matches_of(path) if glob.has_magic(entry) else []
     except OSError as error:
         if isinstance(error, CorpusReadError):
@@ -180,7 +98,7 @@ def _expand(entry: str, notes: list[str]) -> list[Path]:
         raise CorpusReadError(f"{path}: cannot be looked up: {error.strerror or error}") from error
     if not matches:
         raise CorpusReadError(
-            f"{path}: there is no such file or folder, and nothing matches it (given as {entry!r}){meant_as(entry)}"
+            f"{path}: no such file or folder, and nothing matches it as a pattern (given as {entry!r}){meant_as(entry)}"
         )
     return _data_files([*matches, *unfinished_beside(path, matches)], f"the pattern {path}", notes)
 
@@ -199,15 +117,16 @@ def _data_files(candidates: Sequence[Path], where: str, notes: list[str]) -> lis
     for path in sorted(found, key=natural_key):
         if not path.is_dir():
             if not path.exists():
-                raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")
+                raise CorpusReadError(f"{path}: listed in its folder, but does not exist; it may be a broken link")
             files.append(path)
-    rows = [path for path in files if _inner_suffix(path) in _DELIMITED]
+    rows = [path for path in files if suffix_inside(path) in DATA_SUFFIXES]
     others = len(files) - len(rows)
     if rows and others:  # earlier releases left them out
-        notes.append(f"{where}: {len(rows)} .csv or .tsv files are read by column, along with {others} other files")
+        suffixes = " or ".join(DATA_SUFFIXES)
+        notes.append(f"{where}: {len(rows):,} {suffixes} files are read as tables, along with {others:,} other files")
     if not files:
         raise CorpusError(
-            f"{where} holds no text file. Go down into folders with a pattern such as 'folder/**/*.jsonl'."
+            f"{where} does not contain any text file; to read subfolders, use a pattern such as 'folder/**/*.jsonl'"
         )
     return files
 
@@ -216,4 +135,4 @@ def _is_side(name: str) -> bool:
     stem, _, suffix = name.lower().partition(".")
     if suffix == "txt" or suffix.endswith(".txt"):
         return name.startswith((".", "_")) or stem in _SIDE_STEMS
-    return is_side_file(name) and (name.startswith((".", "_")) or _inner_suffix(Path(name)) not in _DELIMITED)
+    return is_side_file(name) and (name.startswith((".", "_")) or suffix_inside(Path(name)) not in DATA_SUFFIXES)

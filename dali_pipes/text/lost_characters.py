@@ -1,12 +1,12 @@
-"""Characters that a tokenizer cannot encode: its vocabulary lacks them, and the library says nothing.
+"""Characters that a tokenizer cannot encode, since they are not in its vocabulary; the library does not report them.
 
-A model of kind BPE without an unknown token leaves them out; other models put an unknown token in their place, for a
-word as a whole where they look up words. Models that fall back to bytes, or work on bytes, lose none.
+A BPE model without an unknown token drops them; other models replace them by an unknown token, WordPiece and WordLevel
+the whole word. Models that fall back to bytes, or work on bytes, do not lose any.
 
-They are counted by a twin of the tokenizer that differs in its unknown token alone, which is new: what it covers was
-lost, and no text can be mistaken for it.
+They are counted by a copy of the tokenizer with a new unknown token: the text it covers was lost, and other text cannot
+be mistaken for it.
 
-    vocabulary a, b, c     "abéc"  ->  a b c   or   a b <unk> c         twin: a b X c,  X covers "é"
+    vocabulary a, b, c     "abéc"  ->  a b c   or   a b <unk> c         copy: a b X c,  X covers "é"
 """
 
 import functools
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _UNKNOWN = "\U000b0020"
 """A code point of a plane without characters."""
 _BEYOND = 1 << 30
-"""An id above those that the library gives to added tokens."""
+"""An id above those of added tokens."""
 _WORD_MODELS = ("WordPiece", "WordLevel")
 _MOST_SHOWN = 20
 
 
 class Lost(NamedTuple):
-    """characters: how many of a text were lost. pieces: which, or words for models of words, and how often."""
+    """characters: number of lost characters of a text. pieces: counts of them (of words, for models of words)."""
 
     characters: int
     pieces: Counter[str]
@@ -49,9 +49,9 @@ def can_lose_characters(settings: Mapping[str, Any]) -> bool:
 
 
 class LostCharacters:
-    """Counts what a tokenizer that can lose characters has lost. Safe from several threads.
+    """Counts the characters that a tokenizer loses. Thread-safe.
 
-    special_is_text: whether the text of special tokens is ordinary text for it.
+    special_is_text: whether it takes the text of special tokens as ordinary text.
     """
 
     def __init__(self, tokenizer: "Tokenizer", *, special_is_text: bool) -> None:
@@ -62,7 +62,9 @@ class LostCharacters:
         self._of_words = model["type"] in _WORD_MODELS
         self._unknown_id = _unknown_id(model)
         if model["type"] == "Unigram":
-            best = max((score for _, score in model["vocab"]), default=0.0)  # it reckons with the lowest
+            best = max(
+                (score for _, score in model["vocab"]), default=0.0
+            )  # the model derives the score of unknown text from the lowest
             model["unk_id"] = self._new_id = len(model["vocab"])
             model["vocab"].append([_UNKNOWN, best])
         else:
@@ -74,9 +76,9 @@ class LostCharacters:
         self._twin.encode_special_tokens = special_is_text
 
     def find(self, texts: Sequence[str], ids: Sequence[Any] | None = None) -> list[Lost | None]:
-        """For each text what of it is lost, None if nothing. Uses all cores.
+        """What each text lost, None if nothing. Uses all cores.
 
-        ids: what the tokenizer made of the texts, if known: without its unknown token nothing is lost.
+        ids: the encoded texts, if known: without the unknown token among them, nothing is lost.
         """
         chosen = range(len(texts))
         if ids is not None and self._unknown_id is not None:

@@ -1,4 +1,4 @@
-"""A bar with tokens a second; the time left goes by the bytes of the inputs."""
+"""A progress bar with tokens per second; the remaining time is estimated from the bytes of the inputs."""
 
 import contextlib
 import time
@@ -9,7 +9,7 @@ from dali_pipes.runtime.progress import ProgressBar
 
 @contextlib.contextmanager
 def show_progress(text: str, total_bytes: int) -> Iterator[Callable[[int, int], None]]:
-    """A function that takes the input bytes and the tokens that were just done."""
+    """A function that takes the input bytes and the tokens done since the last call."""
     bar = ProgressBar(text)
     bar.expect(total_bytes)
     start, all_tokens = time.monotonic(), 0

@@ -1,16 +1,16 @@
-"""What a run leaves in its output folder, so that a broken one goes on and a finished one is known.
+"""The output folder of a run: how an interrupted run continues, and a finished one is recognized.
 
-    OUT/_tokenize/plan.json                  settings and inputs: a run goes on only with the same, unless no shard is
-                                             finished, and nobody at work: then a run with others begins anew
-    OUT/_tokenize/plan.lock                  held while a plan is replaced, and while a lock of an item is taken
+    OUT/_tokenize/plan.json                  settings and inputs, which must be the same to continue the run; others
+                                             replace it only if no shard is finished and no process is working
+    OUT/_tokenize/plan.lock                  held while the plan is replaced, and while the lock of an item is taken
     OUT/_tokenize/tokens-00003-0001.bin ...  finished files, and unfinished ones that end in .tmp
-    OUT/_tokenize/tokens-00003-0001.json     the receipt of a finished shard: written last, so its files are whole
-    OUT/_tokenize/item-00003.lock            held by the process that is at work on this input
-    OUT/tokens-00003-0001.bin ...            everything, moved here when all inputs are done
-    OUT/manifest.json                        written last, if there is a token; then _tokenize is removed
+    OUT/_tokenize/tokens-00003-0001.json     the receipt of a finished shard, written after its files
+    OUT/_tokenize/item-00003.lock            held by the process that works on this input
+    OUT/tokens-00003-0001.bin ...            all files, moved here when all inputs are done
+    OUT/manifest.json                        written last, if there are tokens; then _tokenize is removed
 
-A shard is one input, or a part of it where it has more tokens than a shard may have. A half-made corpus cannot be
-opened: before the end there is no token file in OUT.
+A shard is one input, or a part of it if it has more tokens than a shard may have. An unfinished corpus cannot be
+opened, since OUT does not contain token files before the end.
 """
 
 import contextlib
@@ -27,20 +27,20 @@ from typing import Any
 from dali_pipes.corpus.discovery.file_names import utf8_name
 from dali_pipes.errors import ConfigError, CorpusWriteError
 from dali_pipes.runtime.locks import lock, unlock
-from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.notes import Notes
 from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, writing
 
 MANIFEST = "manifest.json"
 WORK_FOLDER = "_tokenize"
 _MOST_DIFFERENCES = 5
-_COUNTS = ("documents", "tokens", "empty", "dropped")
+COUNTS = ("documents", "tokens", "empty", "dropped")
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """A finished shard. end: how many documents of its item it and those before it took; last: of its item.
-    notes: what there is to say of its documents, as `Notes.as_json` gives it.
+    """A finished shard. end: number of documents of its item up to its end. last: whether it is the last of its item.
+    notes: of its documents, from `Notes.as_json`.
     """
 
     files: dict[str, dict[str, Any]]
@@ -56,8 +56,8 @@ class Receipt:
 class RunFolder:
     """The output folder of one run.
 
-    settings, inputs: what a run that goes on here must have in common with the one that began.
-    Raises ConfigError for a folder that holds something else, CorpusWriteError where it cannot be written.
+    settings, inputs: must be the same to continue a run here.
+    Raises ConfigError for a folder that contains something else, CorpusWriteError if it cannot be written.
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any], inputs: Sequence[TextFile], made_by: str) -> None:
@@ -80,9 +80,9 @@ class RunFolder:
         self._compared: tuple[int, int, int] | None = None
 
     def begin(self) -> dict[str, Any] | None:
-        """Make the folder and leave the plan there, or find that what is there has the same. The manifest if finished.
+        """Create folder and plan, or compare it with the one there. Returns the manifest of a finished run.
 
-        Several processes may begin at once.
+        Several processes may begin at the same time.
         """
         manifest = self.manifest()
         if manifest is not None:
@@ -94,27 +94,27 @@ class RunFolder:
                 return self.manifest()
             if [name for name in strangers if not name.startswith(".") and name != WORK_FOLDER]:
                 raise ConfigError(
-                    f"{self.out}: is not empty ({', '.join(strangers[:_MOST_DIFFERENCES])}), and what is in it is not "
-                    "of a run of this kind; name a new folder"
+                    f"{self.out}: the output folder contains other files ({', '.join(strangers[:_MOST_DIFFERENCES])}); "
+                    "use a new folder"
                 )
             self.work.mkdir(exist_ok=True)
         except OSError as error:
-            # FileNotFoundError among them: nothing removes this folder, but some file systems make none, /proc for one.
+            # Also for FileNotFoundError, which some file systems raise for a new folder, such as /proc.
             raise CorpusWriteError(
-                f"{self.out}: the folder cannot be made or written: {error.strerror or error}"
+                f"{self.out}: the output folder cannot be created or written: {error.strerror or error}"
             ) from error
         plan = self.work / "plan.json"
-        own = plan.with_name(f"plan.{uuid.uuid4().hex}{UNFINISHED}")
+        mine = plan.with_name(f"plan.{uuid.uuid4().hex}{UNFINISHED}")
         with writing(plan):
-            own.write_bytes(_as_json(self._plan))
+            mine.write_bytes(_as_json(self._plan))
             try:
-                os.link(own, plan)  # unlike a rename, leaves the plan of a process that was faster
+                os.link(mine, plan)  # unlike a rename, keeps the plan of a process that was faster
             except FileExistsError:
                 pass
             except OSError:  # a file system without hard links
                 if not plan.exists():
-                    own.rename(plan)
-            own.unlink(missing_ok=True)
+                    mine.rename(plan)
+            mine.unlink(missing_ok=True)
         with self._plan_held() as is_held:
             try:
                 self._compare_plan()
@@ -128,17 +128,17 @@ class RunFolder:
         return None
 
     def manifest(self) -> dict[str, Any] | None:
-        """The manifest of the finished run, compared with this one; None before the end."""
+        """The manifest of the finished run, compared with this one; None for an unfinished run."""
         try:
             manifest = _read_json(self.out / MANIFEST, _check_manifest)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        self._compare(manifest, "the finished corpus")
+        self._compare(manifest, "a finished corpus")
         return manifest
 
     @contextlib.contextmanager
     def item(self, number: int) -> Iterator[None]:
-        """Hold the lock of an item. What a killed process left of it, apart from finished shards, is removed first."""
+        """Hold the lock of an item. Unfinished files that a killed process left are removed first."""
         try:
             with self._plan_held():
                 held, _ = lock(self.work / f"item-{number:05d}.lock", wait=False)
@@ -150,8 +150,8 @@ class RunFolder:
                     raise
         except BlockingIOError:
             raise ConfigError(
-                f"{self.out}: another process is at work on input {number} ({self._inputs_of(number)}); wait for it, "
-                "or give each process a part of its own: --shard i/n"
+                f"{self.out}: another process is working on input {number} ({self._input_name(number)}); wait for it, "
+                "or divide the inputs among the processes with --shard i/n"
             ) from None
         try:
             whole = {name for receipt in self.receipts(number) for name in receipt.files}
@@ -180,9 +180,9 @@ class RunFolder:
         write_whole(self._receipt_path(item, part), _as_json(vars(receipt)))
 
     def publish(self, num_items: int) -> dict[str, Any] | None:
-        """Move the shards in place and write the manifest, if all items are done; None if not. Blocks for a lock.
+        """Move the shards to their places and write the manifest, if all items are done; else None. Blocks for a lock.
 
-        The manifest of a run that made no token is returned, and not left there: a run with other settings may follow.
+        The manifest of a run without tokens is returned but not written, so that a run with other settings may follow.
         """
         held, _ = lock(self.work / "publish.lock")
         try:
@@ -196,7 +196,7 @@ class RunFolder:
             if not any(receipt.files for receipt in receipts):
                 return self._manifest(receipts)
             for name in (name for receipt in receipts for name in receipt.files):
-                # A run that was killed while it did this has moved some already.
+                # A run that was killed here has moved some already.
                 if not (self.out / name).exists():
                     with writing(self.out / name):
                         (self.work / name).rename(self.out / name)
@@ -213,16 +213,16 @@ class RunFolder:
         notes = notes_of(receipts).as_json()
         return {
             "made_by": self._made_by,
-            **{name: sum(getattr(receipt, name) for receipt in receipts) for name in _COUNTS},
+            **total_counts(receipts),
             **self._plan,
             **({"notes": notes} if notes else {}),
             "paths": self._inputs,
-            "shards": [{name: getattr(receipt, name) for name in ("files", *_COUNTS)} for receipt in receipts],
+            "shards": [{name: getattr(receipt, name) for name in ("files", *COUNTS)} for receipt in receipts],
         }
 
     @contextlib.contextmanager
     def _plan_held(self) -> Iterator[bool]:
-        """Hold the lock of the plan; False where there are no locks to be had. Blocks while another has it."""
+        """Hold the lock of the plan; False on a file system without locks. Blocks while another process has it."""
         held, _ = lock(self.work / "plan.lock")
         try:
             yield held is not None
@@ -234,12 +234,12 @@ class RunFolder:
         plan = self.work / "plan.json"
         about = os.stat(plan)
         version = about.st_ino, about.st_mtime_ns, about.st_size
-        if version != self._compared:  # of many inputs it takes tens of ms to read, and is asked for at each of them
+        if version != self._compared:  # reading it takes tens of ms for many inputs, and each of them asks
             self._compare(_read_json(plan, _check_plan), "an unfinished run")
             self._compared = version
 
     def _is_without_result(self) -> bool:
-        """Whether a run here has finished no shard, and nobody is at work on one: the lock of the plan is held.
+        """Whether the run has not finished any shard, and no process is working on one. The lock of the plan is held.
 
         Raises ConfigError for a receipt that cannot be read.
         """
@@ -257,35 +257,39 @@ class RunFolder:
 
     def _compare(self, there: Mapping[str, Any], what: str) -> None:
         differences = [
-            f"{name} was {there['settings'].get(name)!r} and is {self._plan['settings'].get(name)!r}"
+            f"{name}: was {there['settings'].get(name)!r}, is {self._plan['settings'].get(name)!r}"
             for name in sorted({*there["settings"], *self._plan["settings"]})
             if there["settings"].get(name) != self._plan["settings"].get(name)
         ]
         before, now = there["inputs"], self._plan["inputs"]
         if len(before) != len(now):
-            differences.append(f"there were {len(before)} inputs and are {len(now)}")
+            differences.append(f"number of inputs: was {len(before):,}, is {len(now):,}")
         differences += [
-            f"input {number} was {old['name']}, {old['bytes']} bytes, and is {new['name']}, {new['bytes']} bytes"
-            + _beyond_size(old, new)
+            f"input {number}: {_input_difference(old, new)}"
             for number, (old, new) in enumerate(zip(before, now, strict=False))
             if old != new
         ]
         if differences:
             more = "; ..." if len(differences) > _MOST_DIFFERENCES else ""
             raise ConfigError(
-                f"{self.out}: holds {what} of other settings or inputs: "
-                f"{'; '.join(differences[:_MOST_DIFFERENCES])}{more}. Name another folder, or remove this one."
+                f"{self.out}: contains {what} with other settings or inputs: "
+                f"{'; '.join(differences[:_MOST_DIFFERENCES])}{more}. Use another folder, or remove this one"
             )
 
     def _receipt_path(self, item: int, part: int) -> Path:
         return self.work / f"{shard_name(item, part)}.json"
 
-    def _inputs_of(self, number: int) -> str:
+    def _input_name(self, number: int) -> str:
         return self._inputs[number] if number < len(self._inputs) else "?"
 
 
+def total_counts(receipts: Sequence[Receipt]) -> dict[str, int]:
+    """The sums of documents, tokens and so on over all receipts."""
+    return {name: sum(getattr(receipt, name) for receipt in receipts) for name in COUNTS}
+
+
 def notes_of(receipts: Sequence[Receipt]) -> Notes:
-    """What there is to say of all of them."""
+    """The notes of all receipts."""
     notes = Notes()
     for receipt in receipts:
         notes.add(Notes.from_json(receipt.notes))
@@ -293,12 +297,12 @@ def notes_of(receipts: Sequence[Receipt]) -> Notes:
 
 
 def shard_name(item: int, part: int) -> str:
-    """Name of a shard without suffix; natural order of names is the order of the documents."""
+    """Name of a shard without suffix. The natural order of names is the order of the documents."""
     return f"tokens-{item:05d}-{part:04d}"
 
 
 def _read_json(path: Path, check: Callable[[Any], None]) -> dict[str, Any]:
-    """What is in a file of a run, which `check` raises a ValueError for. ConfigError, or FileNotFoundError."""
+    """The content of a JSON file of a run. Raises ConfigError if `check` raises ValueError, and FileNotFoundError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         check(found)
@@ -306,19 +310,23 @@ def _read_json(path: Path, check: Callable[[Any], None]) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError, OSError) as error:
         raise ConfigError(
-            f"{path}: cannot be read as the {path.stem} of a run: {error}. Remove the folder, or name another one."
+            f"{path}: cannot be read as the {path.stem} of a run: {error}. Remove the folder, or use another one"
         ) from None
     checked: dict[str, Any] = found
     return checked
 
 
 def _check_plan(found: Any) -> None:
-    _expect(isinstance(found, dict), "it is no object")
-    _expect(isinstance(found.get("settings"), dict), "it has no settings")
+    _expect(isinstance(found, dict), "expected a JSON object")
+    _expect(isinstance(found.get("settings"), dict), "settings are missing")
     inputs = found.get("inputs")
-    _expect(isinstance(inputs, list), "it lists no inputs")
-    known = {"name", "bytes", "digest"}
-    _expect(all(isinstance(file, dict) and known <= set(file) for file in inputs), "an input lacks its name or size")
+    _expect(isinstance(inputs, list), "the list of inputs is missing")
+    _expect(all(map(_is_input, inputs)), "the name, size or digest of an input is missing")
+
+
+def _is_input(file: Any) -> bool:
+    kinds = {"name": str, "bytes": int, "digest": str}
+    return isinstance(file, dict) and all(type(file.get(key)) is kind for key, kind in kinds.items())
 
 
 def _check_manifest(found: Any) -> None:
@@ -326,27 +334,36 @@ def _check_manifest(found: Any) -> None:
     _check_counts(found)
     Notes.from_json(found.get("notes", {}))
     shards = found.get("shards")
-    _expect(isinstance(shards, list), "it lists no shards")
-    _expect(all(isinstance(one, dict) and isinstance(one.get("files"), dict) for one in shards), "a shard has no files")
+    _expect(isinstance(shards, list), "the list of shards is missing")
+    _expect(
+        all(isinstance(one, dict) and isinstance(one.get("files"), dict) for one in shards),
+        "the files of a shard are missing",
+    )
 
 
 def _check_receipt(prefix: str, found: Any) -> None:
-    _expect(isinstance(found, dict), "it is no object")
+    _expect(isinstance(found, dict), "expected a JSON object")
     names = {field.name for field in fields(Receipt)}
-    _expect(names - {"notes"} <= set(found) <= names, f"it has {', '.join(found)}")  # none in those of older releases
+    _expect(
+        names - {"notes"} <= set(found) <= names,
+        f"expected the keys {', '.join(sorted(names))}, found {', '.join(found)}",
+    )  # older releases: no notes
     Notes.from_json(found.get("notes", {}))
     _check_counts(found)
     _expect(type(found["end"]) is int and type(found["last"]) is bool, "end or last is missing")
     # Files are moved by these names.
     names = found["files"]
-    _expect(isinstance(names, dict) and all(isinstance(about, dict) for about in names.values()), "it has no files")
-    json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is a ValueError
-    _expect(all(name.startswith(prefix) and not set(name) & set("/\\\0") for name in names), "files are not its own")
+    _expect(isinstance(names, dict) and all(isinstance(about, dict) for about in names.values()), "files are missing")
+    json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair raises a ValueError
+    _expect(
+        all(name.startswith(prefix) and not set(name) & set("/\\\0") for name in names),
+        "a file belongs to another shard",
+    )
 
 
 def _check_counts(found: dict[str, Any]) -> None:
-    counts = [found.get(name) for name in _COUNTS]
-    _expect(all(type(count) is int and count >= 0 for count in counts), f"{', '.join(_COUNTS)} are {counts}")
+    counts = [found.get(name) for name in COUNTS]
+    _expect(all(type(count) is int and count >= 0 for count in counts), f"{', '.join(COUNTS)} are {counts}")
 
 
 def _expect(is_so: bool, otherwise: str) -> None:
@@ -354,17 +371,17 @@ def _expect(is_so: bool, otherwise: str) -> None:
         raise ValueError(otherwise[:200])
 
 
-def _beyond_size(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _input_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if (old["name"], old["bytes"]) != (new["name"], new["bytes"]):
-        return ""
+        return f"was {old['name']}, {old['bytes']:,} bytes, is {new['name']}, {new['bytes']:,} bytes"
     if old["digest"] != new["digest"]:
-        return ", with other content"
+        return f"{new['name']} has other content"
     return (
-        f", but was changed, or copied without its time: modified_ns was {old.get('modified_ns')} and is "
-        f"{new['modified_ns']}"
+        f"{new['name']} was changed, or copied without its modification time: modified_ns was "
+        f"{old.get('modified_ns')}, is {new['modified_ns']}"
     )
 
 
 def _as_json(value: Any) -> bytes:
-    """JSON in UTF-8, with an escape for each byte of a file name that is not."""
+    """JSON in UTF-8, with an escape for each byte of a file name that is not UTF-8."""
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

@@ -1,8 +1,8 @@
-"""One output shard: ids, their index in Megatron's layout, and a mask; written under other names, renamed when whole.
+"""One output shard: ids, their Megatron index and a loss mask, written under temporary names and renamed when finished.
 
-tokens-00003-0001.bin         ids back to back: uint16 up to 65535, else int32 (Megatron, which has no uint32) or uint32
-tokens-00003-0001.idx         Megatron's index: a sequence a document, none for one without ids
-tokens-00003-0001.bin.loss    one byte an id, 1: to learn
+tokens-00003-0001.bin         ids: uint16 up to 65,535, else uint32, or int32 for Megatron, which does not know uint32
+tokens-00003-0001.idx         Megatron's index: one sequence per document, none for a document without ids
+tokens-00003-0001.bin.loss    one byte per id, 1 if it is learned
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _LONGEST_SEQUENCE = 2**31 - 1
 
 
 def id_type(format: Format, largest_id: int) -> np.dtype[Any]:
-    """The type of stored ids. TokenRangeError for an id that none can hold."""
+    """The type of stored ids. Raises TokenRangeError for an id that does not fit any."""
     if largest_id <= 0xFFFF:
         return np.dtype("<u2")
     wide = np.dtype("<i4" if format == "megatron" else "<u4")
@@ -38,7 +38,7 @@ def id_type(format: Format, largest_id: int) -> np.dtype[Any]:
 
 
 class ShardWriter:
-    """Writes one shard into `folder`. `add` documents, then `finish`, or `discard`. Raises CorpusWriteError."""
+    """Writes one shard into `folder`: `add` documents, then `finish` or `discard`. Raises CorpusWriteError."""
 
     def __init__(self, folder: Path, name: str, stored: np.dtype[Any], format: Format, *, has_mask: bool) -> None:
         self.num_documents = 0
@@ -58,12 +58,12 @@ class ShardWriter:
             return
         ids = np.concatenate([document.ids for document in documents])
         if len(ids):
-            # A cast would turn ids that do not fit into other ids, without a word.
+            # A cast would silently turn ids that do not fit into other ids.
             smallest, largest = int(ids.min()), int(ids.max())
             if smallest < 0 or largest > np.iinfo(self._stored).max:
                 bad = smallest if smallest < 0 else largest
                 raise TokenRangeError(
-                    f"id {bad} does not fit {self._stored.name}; the encoder stated a smaller largest id"
+                    f"id {bad} does not fit {self._stored.name}; the encoder returned an id outside its stated range"
                 )
         self._ids.write(ids.astype(self._stored).tobytes())
         if self._mask is not None:
@@ -71,7 +71,9 @@ class ShardWriter:
             self._mask.write(mask.tobytes())
         for document in documents:
             if len(document.ids) > _LONGEST_SEQUENCE:
-                raise TokenRangeError(f"a document of {len(document.ids)} ids; the index has lengths up to 2^31 - 1")
+                raise TokenRangeError(
+                    f"a document has {len(document.ids):,} ids; expected at most 2^31 - 1, the limit of the index"
+                )
             if len(document.ids):
                 self._lengths.append(len(document.ids))
             self._sequences.append(len(self._lengths))
@@ -79,9 +81,9 @@ class ShardWriter:
         self.num_tokens += len(ids)
 
     def finish(self) -> dict[str, dict[str, int | str]]:
-        """Put the files in place, on the disk for good: {name: {"bytes", "sha256"}}. Blocks.
+        """Rename the files to their final names, synced to disk: {name: {"bytes", "sha256"}}. Blocks.
 
-        No file at all for a shard without ids, which other readers cannot open.
+        A shard without ids, which other readers cannot open, is not written.
         """
         if not self.num_tokens:
             self.discard()
@@ -94,7 +96,7 @@ class ShardWriter:
         return found
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the unfinished files."""
         for file in (self._ids, self._mask, self._index):
             if file is not None:
                 file.discard()
@@ -144,17 +146,17 @@ class _HashedFile:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an OSError into CorpusWriteError that names `path`; FileNotFoundError stays, for a folder that is gone."""
+    """Turns an OSError into a CorpusWriteError that names `path`, except FileNotFoundError, for a removed folder."""
     try:
         yield
     except (FileNotFoundError, CorpusWriteError):
         raise
     except OSError as error:
-        raise CorpusWriteError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise CorpusWriteError(f"{path}: cannot write the file: {error.strerror or error}") from error
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one step, on the disk for good."""
+    """Write `data` to `path` atomically, synced to disk."""
     temporary = path.with_name(f"{path.name}{UNFINISHED}")
     with writing(path):
         with temporary.open("wb") as file:
@@ -166,7 +168,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` last through a power cut, where the file system can."""
+    """Make renames in `folder` survive a power failure, if the file system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -177,6 +179,8 @@ def sync_folder(folder: Path) -> None:
 
 def _mask_of(document: Encoded) -> Any:
     if document.mask is None or len(document.mask) != len(document.ids):
-        found = "no mask" if document.mask is None else f"a mask of {len(document.mask)} entries"
-        raise ValueError(f"a document of {len(document.ids)} ids came with {found}")
+        found = (
+            "without a loss mask" if document.mask is None else f"with a loss mask of {len(document.mask):,} entries"
+        )
+        raise ValueError(f"the encoder returned a document of {len(document.ids):,} ids {found}")
     return document.mask.astype(np.uint8)

@@ -1,47 +1,69 @@
 """The bytes of a file, decompressed, chunk by chunk, in bounded memory.
 
-gzip files may have several members, zstd files several frames and skippable ones; none needs to state its size. A file
-that ends inside of one is an error, not a shorter file.
+gzip files may have several members, zstd files several frames and skippable ones, without stating their size. A file
+that ends inside one is an error, not a shorter file.
 """
 
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from dali_pipes.errors import BackendError, CorpusFormatError, CorpusReadError
+from dali_pipes.errors import CorpusFormatError, CorpusReadError
+from dali_pipes.runtime.optional import optional_package
 
 Compression: TypeAlias = Literal["", "gzip", "zstd"]
 
+_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd")
+
 _READ_BYTES = 256 << 10
-_MOST_PLAIN_BYTES = 4 << 20  # what one step of inflating may give: a small file may hold gigabytes of zeros
+_MOST_PLAIN_BYTES = 4 << 20  # from one step: a small file may hold gigabytes of zeros
 _ZSTD_READ_BYTES = 32 << 10  # zstd has no such limit; 128 KiB of zeros take 4 bytes of a frame
 _GZIP_WINDOW = 31
 
 
+def compression_of(head: bytes) -> Compression:
+    """The compression of a file, by its first bytes."""
+    if head.startswith(b"\x1f\x8b\x08"):
+        return "gzip"
+    is_skippable_frame = head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F
+    return "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") or is_skippable_frame else ""
+
+
+def suffix_inside(path: Path) -> str:
+    """The suffix of a file in lower case, without that of its compression or a number: .csv for rows.csv.gz.1."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1][1:].isdigit():
+        suffixes.pop()
+    if suffixes and suffixes[-1] in _SUFFIXES:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
 class ByteMeter:
-    """How many bytes of the inputs were read so far, as they lie on the disk."""
+    """How many bytes of the inputs were read so far, as they are on disk."""
 
     def __init__(self) -> None:
         self.done = 0
 
 
 def read_chunks(path: Path, compression: Compression, meter: ByteMeter) -> Iterator[bytes]:
-    """Chunks of the plain bytes, none empty. Blocks; reading and decompressing release the GIL.
+    """Decompressed chunks, none empty. Blocks; reading and decompressing release the GIL.
 
-    Raises CorpusReadError for what cannot be read, CorpusFormatError for damaged or cut off data, BackendError for zstd
-    without its library.
+    Raises CorpusReadError for a file that cannot be read, CorpusFormatError for damaged or truncated data, BackendError
+    for zstd without its package.
     """
     if compression == "gzip":
-        return _inflated(path, _read(path, meter, _READ_BYTES))
+        return _decompressed(path, _read(path, meter, _READ_BYTES), _gzip())
     if compression == "zstd":
-        return _unpacked(path, _read(path, meter, _ZSTD_READ_BYTES), zstd_frames())
+        return _decompressed(path, _read(path, meter, _ZSTD_READ_BYTES), _zstd())
     return _read(path, meter, _READ_BYTES)
 
 
 class ChunkReader:
-    """Chunks as a file that can be read from start to end."""
+    """Chunks as a file that is read once, from start to end."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -62,14 +84,27 @@ class ChunkReader:
         return b"".join(pieces)
 
 
-def zstd_frames() -> Callable[[], Any]:
-    """Makes an object that unpacks one zstd frame. BackendError without the library."""
-    try:
+class _Way(NamedTuple):
+    """How to decompress. part: what a file consists of, each with an object of `new`. padding: may follow a part."""
+
+    part: str
+    new: Callable[[], Any]
+    error: type[Exception]
+    limit: tuple[int, ...] = ()
+    padding: bytes = b""
+
+
+def _gzip() -> _Way:
+    # Tapes and some tools pad files with zeros.
+    return _Way("gzip member", partial(zlib.decompressobj, _GZIP_WINDOW), zlib.error, (_MOST_PLAIN_BYTES,), b"\0")
+
+
+def _zstd() -> _Way:
+    with optional_package("zstandard", "text", purpose="to read files compressed with zstd"):
         import zstandard
-    except ImportError as error:
-        raise BackendError('zstd files need the package zstandard: pip install "dali-pipes[text]"') from error
     # Frames made with --long ask for more than the 128 MiB that are allowed by default.
-    return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
+    return _Way("zstd frame", decompressor.decompressobj, zstandard.ZstdError)
 
 
 def _read(path: Path, meter: ByteMeter, count: int) -> Iterator[bytes]:
@@ -82,48 +117,27 @@ def _read(path: Path, meter: ByteMeter, count: int) -> Iterator[bytes]:
         raise CorpusReadError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _inflated(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    member = zlib.decompressobj(_GZIP_WINDOW)
-    number, is_inside = 1, False
+def _decompressed(path: Path, chunks: Iterator[bytes], way: _Way) -> Iterator[bytes]:
+    part, number, is_inside = way.new(), 1, False
     for chunk in chunks:
         data = chunk
         while data:
             if not is_inside and number > 1:
-                data = data.lstrip(b"\0")  # tapes and some tools pad files with zeros
+                data = data.lstrip(way.padding)
                 if not data:
                     break
             is_inside = True
             try:
-                plain = member.decompress(data, _MOST_PLAIN_BYTES)
-            except zlib.error as error:
-                raise CorpusFormatError(f"{path}: gzip member {number} is damaged: {error}") from error
+                plain = part.decompress(data, *way.limit)
+            except way.error as error:
+                raise CorpusFormatError(
+                    f"{path}: {way.part} {number} is damaged ({error}); copy or create the file again"
+                ) from error
             if plain:
                 yield plain
-            data = member.unconsumed_tail
-            if member.eof:
-                data = member.unused_data
-                member, number, is_inside = zlib.decompressobj(_GZIP_WINDOW), number + 1, False
+            data = part.unconsumed_tail
+            if part.eof:
+                data = part.unused_data
+                part, number, is_inside = way.new(), number + 1, False
     if is_inside:
-        raise CorpusFormatError(f"{path}: ends inside of gzip member {number}: it is cut off. Make or copy it again.")
-
-
-def _unpacked(path: Path, chunks: Iterator[bytes], new_frame: Callable[[], Any]) -> Iterator[bytes]:
-    import zstandard
-
-    frame, number, is_inside = new_frame(), 1, False
-    for chunk in chunks:
-        data = chunk
-        while data:
-            is_inside = True
-            try:
-                plain = frame.decompress(data)
-            except zstandard.ZstdError as error:
-                raise CorpusFormatError(f"{path}: zstd frame {number} is damaged: {error}") from error
-            if plain:
-                yield plain
-            data = b""
-            if frame.eof:
-                data = frame.unused_data
-                frame, number, is_inside = new_frame(), number + 1, False
-    if is_inside:
-        raise CorpusFormatError(f"{path}: ends inside of zstd frame {number}: it is cut off. Make or copy it again.")
+        raise CorpusFormatError(f"{path}: ends inside {way.part} {number}: it is truncated; copy or create it again")

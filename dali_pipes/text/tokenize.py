@@ -1,9 +1,9 @@
-"""Tokenise files into shards: read ahead in one thread, encode on all cores, write in the order of the documents.
+"""Tokenize files into shards: read ahead in one thread, encode on all cores, write in the order of the documents.
 
-    input files ──▶ items, one file each (runs of files where there are very many) ──▶ shards tokens-ITEM-PART
+    input files ──▶ items, one file each (several if there are very many files) ──▶ shards tokens-ITEM-PART
 
-Every item is done by itself, from its first document, so any process can do any of them, and a run that was killed goes
-on with the first shard that is not finished.
+Items are independent of each other, so any process can do any of them, and an interrupted run continues with the first
+unfinished shard.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from typing import Any
 
 from dali_pipes.errors import ConfigError, CorpusError, CorpusWriteError
 from dali_pipes.text.encoder import Encoded, Encoder
-from dali_pipes.text.inputs import TextFile
+from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.notes import Notes
 from dali_pipes.text.reading import Batch, read_batches
-from dali_pipes.text.run_folder import Receipt, RunFolder, notes_of, shard_name
+from dali_pipes.text.run_folder import COUNTS, Receipt, RunFolder, notes_of, shard_name, total_counts
 from dali_pipes.text.shard_writer import Format, ShardWriter, id_type
 
 SHARD_TOKENS = 1 << 28
@@ -30,15 +30,15 @@ _MOST_NAMES = 3
 _FORMAT_VERSION = 2
 _CHARACTERS_PER_CORE = 256 << 10
 _FEWEST_CHARACTERS, _MOST_CHARACTERS = 1 << 20, 16 << 20  # an encoded token takes 150 bytes until it is written
-_ENCODED_AHEAD = 3  # two are being encoded, so that cores are busy while the ids of one are taken; one waits
+_ENCODED_AHEAD = 3  # two are being encoded, so that cores stay busy while one is written; one waits
 
 Advance = Callable[[int, int], None]
-"""Takes the bytes of the inputs and the tokens that were just done."""
+"""Takes the bytes of the inputs and the tokens done since the last call."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to tokenise and how. shard_tokens: a shard with as many takes no further document."""
+    """What to tokenize and how. shard_tokens: a shard is closed once it has this many tokens."""
 
     inputs: Sequence[TextFile]
     encoder: Encoder
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the output depends on besides the inputs, JSON-able."""
+        """What the output depends on besides the inputs, as JSON values."""
         return {
             "version": _FORMAT_VERSION,
             "format": self.format,
@@ -60,17 +60,17 @@ class Job:
 
     @property
     def items(self) -> list[Sequence[TextFile]]:
-        """The inputs in runs of consecutive files: one each, more where there are more than MOST_ITEMS."""
-        run = max(1, math.ceil(len(self.inputs) / MOST_ITEMS))
-        return [self.inputs[at : at + run] for at in range(0, len(self.inputs), run)]
+        """The inputs in groups of consecutive files: one each, more if there are more than MOST_ITEMS files."""
+        size = max(1, math.ceil(len(self.inputs) / MOST_ITEMS))
+        return [self.inputs[at : at + size] for at in range(0, len(self.inputs), size)]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The state of the output folder behind a run. The counts are those of all finished inputs.
+    """The state of the output folder after a run. Counts cover all finished inputs.
 
-    documents: all that were read, the empty and the dropped included. missing: inputs that other processes have to do.
-    notes: what there is to say of them, as `Notes.as_json` gives it.
+    documents: all that were read, including empty and dropped ones. missing: inputs left to other processes.
+    notes: of the documents, from `Notes.as_json`.
     """
 
     documents: int
@@ -85,13 +85,13 @@ class Summary:
 def tokenize_files(
     job: Job, out: Path, made_by: str, shard: tuple[int, int] = (0, 1), advance: Advance | None = None
 ) -> Summary:
-    """Tokenise into the folder `out`, or go on where an earlier run ended. Blocks; uses all cores.
+    """Tokenize into the folder `out`, or continue an interrupted run. Blocks; uses all cores.
 
     shard:   (i, n): do the items i, i + n, i + 2n ...; the process that finishes the last one publishes the corpus.
-    advance: called as inputs are done, also for what an earlier run did (with 0 tokens).
+    advance: called as inputs are done, also for those of an earlier run (with 0 tokens).
 
-    Raises ConfigError for an `out` that holds something else or is being written by another process, what the readers
-    and the encoder raise, and CorpusWriteError. Whatever ends it, also a kill, leaves a folder to go on from.
+    Raises ConfigError for an `out` that contains something else or is being written by another process, what the
+    readers and the encoder raise, and CorpusWriteError. After any interruption, even SIGKILL, the run can be continued.
     """
     index, count = shard
     if not 0 <= index < count:
@@ -106,36 +106,41 @@ def tokenize_files(
                 _do_item(job, folder, number, items[number], report)
         manifest = manifest or folder.publish(len(items))
     except FileNotFoundError:
-        # Another process did the rest, published it, and removed the folder of unfinished work.
+        # Another process did the rest, published it, and removed the work folder.
         manifest = folder.manifest()
         if manifest is None:
-            raise CorpusWriteError(f"{folder.out}: files of this run were removed while it was at work") from None
+            raise CorpusWriteError(
+                f"{folder.out}: files of this run were removed while it was running; start it again"
+            ) from None
     if manifest is not None:
         check_has_tokens(manifest, job.inputs)
         shards = sum(1 for shard in manifest["shards"] if shard["files"])
-        counts = {name: manifest[name] for name in ("documents", "tokens", "empty", "dropped")}
-        return Summary(**counts, shards=shards, missing=0, notes=manifest.get("notes", {}))
+        return Summary(
+            **{name: manifest[name] for name in COUNTS}, shards=shards, missing=0, notes=manifest.get("notes", {})
+        )
     return _unfinished(folder, items)
 
 
 def check_has_tokens(manifest: Mapping[str, Any], inputs: Sequence[TextFile]) -> None:
-    """Raise CorpusError, naming the inputs, if the finished run made not one token of them."""
+    """Raise CorpusError, naming the inputs, if the finished run produced no tokens."""
     if not manifest["tokens"]:
         names = ", ".join(str(file.path) for file in inputs[:_MOST_NAMES])
-        more = f" and {len(inputs) - _MOST_NAMES} more" if len(inputs) > _MOST_NAMES else ""
+        more = f" and {len(inputs) - _MOST_NAMES:,} more" if len(inputs) > _MOST_NAMES else ""
         raise CorpusError(
-            f"{names}{more}: hold no token: {manifest['documents']} documents, {manifest['empty']} of them empty, "
-            f"{manifest['dropped']} dropped{_why_dropped(manifest)}"
+            f"{names}{more}: the inputs do not contain any token: {manifest['documents']:,} documents, "
+            f"{manifest['empty']:,} of them empty, {manifest['dropped']:,} dropped{_drop_reason(manifest)}"
             + "".join(f". {line}" for line in Notes.from_json(manifest.get("notes", {})).lines())
         )
 
 
-def _why_dropped(manifest: Mapping[str, Any]) -> str:
+def _drop_reason(manifest: Mapping[str, Any]) -> str:
     learn = manifest["settings"].get("learn")
     if not manifest["dropped"] or learn is None:
         return ""
-    what = {"assistant": "no assistant turn", "last": "no last assistant turn"}.get(learn, "no message")
-    return f", because {what} in them is to be learned (there is none, it is empty, or its weight or train is 0)"
+    what = {"assistant": "an assistant turn", "last": "a last assistant turn"}.get(learn, "a message")
+    return (
+        f" because they do not contain {what} to learn (it is missing, empty, or excluded by its weight or train flag)"
+    )
 
 
 def _unfinished(folder: RunFolder, items: Sequence[Sequence[TextFile]]) -> Summary:
@@ -143,10 +148,7 @@ def _unfinished(folder: RunFolder, items: Sequence[Sequence[TextFile]]) -> Summa
     receipts = [receipt for item in found for receipt in item]
     missing = [files for files, done in zip(items, found, strict=True) if not (done and done[-1].last)]
     return Summary(
-        documents=sum(receipt.documents for receipt in receipts),
-        tokens=sum(receipt.tokens for receipt in receipts),
-        empty=sum(receipt.empty for receipt in receipts),
-        dropped=sum(receipt.dropped for receipt in receipts),
+        **total_counts(receipts),
         shards=sum(1 for receipt in receipts if receipt.files),
         missing=sum(map(len, missing)),
         notes=notes_of(receipts).as_json(),
@@ -172,7 +174,7 @@ def _do_item(job: Job, folder: RunFolder, number: int, files: Sequence[TextFile]
 
 
 class _Shards:
-    """Documents of one item, written into shard after shard."""
+    """Writes the documents of one item into consecutive shards."""
 
     def __init__(self, job: Job, folder: RunFolder, item: int, receipts: Sequence[Receipt]) -> None:
         self.end = receipts[-1].end if receipts else 0
@@ -186,7 +188,7 @@ class _Shards:
         self._writer = self._new_writer()
 
     def add(self, document: Encoded | None) -> None:
-        """The next document, None for one that was dropped."""
+        """Add the next document, None for one that was dropped."""
         if self._size >= self._job.shard_tokens:
             self._close(last=False)
             self._part += 1
@@ -206,16 +208,16 @@ class _Shards:
         self._waiting.append(document)
 
     def flush(self) -> None:
-        """Write what was added."""
+        """Write the added documents."""
         self._writer.add(self._waiting)
         self._waiting = []
 
     def finish(self) -> None:
-        """There are no more documents."""
+        """Finish the last shard of the item."""
         self._close(last=True)
 
     def close(self) -> None:
-        """Give up a shard that was not finished."""
+        """Discard an unfinished shard."""
         self._writer.discard()
 
     def _new_writer(self) -> ShardWriter:
@@ -231,7 +233,7 @@ class _Shards:
 
 
 def _encoded(job: Job, files: Sequence[TextFile], skip: int) -> Generator[tuple[Batch, list[Encoded | None]]]:
-    """Batches with their ids, in order; the next ones are being read and encoded meanwhile."""
+    """Batches with their ids, in order; the next ones are read and encoded in the background."""
     cores = os.cpu_count() or 1
     characters = min(max(cores * _CHARACTERS_PER_CORE, _FEWEST_CHARACTERS), _MOST_CHARACTERS)
     batches = read_batches(files, job.encoder.record_key, job.separator, skip, characters)

@@ -1,7 +1,7 @@
-"""A `tokenizer.json` of the Rust tokenizers library, set up to encode documents as ordinary text.
+"""A `tokenizer.json` of the Rust library tokenizers, set up to encode documents as ordinary text.
 
-Ordinary: `<|endoftext|>` inside of a document is thirteen characters, not the special id; nothing is put before or
-behind the text, stripped, cut off or padded.
+Ordinary: `<|endoftext|>` inside a document is thirteen characters, not the special id; tokens are not added before or
+after the text, and it is not stripped, truncated or padded.
 """
 
 import hashlib
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.optional import optional_package
 from dali_pipes.text.lost_characters import can_lose_characters
 
 END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "<EOT>")
@@ -19,7 +20,7 @@ END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end
 
 @dataclass(frozen=True, eq=False)
 class LoadedTokenizer:
-    """library: the library's `Tokenizer`. sha256: of the file. largest_id: of the vocabulary and all added tokens.
+    """library: the `tokenizers.Tokenizer`. sha256: of the file. largest_id: of the vocabulary and all added tokens.
     can_lose_characters: whether there may be text that it cannot encode.
     """
 
@@ -33,33 +34,31 @@ class LoadedTokenizer:
 def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
     """Load a `tokenizer.json`, or the one in a folder.
 
-    Raises BackendError without the library, ConfigError for a file that is missing or cannot be loaded.
+    Raises BackendError without tokenizers, ConfigError for a file that is missing or cannot be loaded.
     """
-    try:
+    with optional_package("tokenizers", "text", purpose="to tokenize text"):
         from tokenizers import Tokenizer
-    except ImportError as error:
-        raise BackendError('tokenising text needs the package tokenizers: pip install "dali-pipes[text]"') from error
     file, data = read_tokenizer(path)
     try:
         tokenizer = Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises bare Exceptions
         raise ConfigError(
-            f"tokenizer: {file} is not a tokenizer.json that this release of tokenizers can load: {error}"
+            f"tokenizer: {file} is not a tokenizer.json that the installed tokenizers can load: {error}"
         ) from error
     settings = json.loads(data)
     for token in settings["added_tokens"]:
-        # The library numbers added tokens anew that its model does not have, if their ids leave a gap.
+        # The library renumbers added tokens that are not in its model, if their ids leave a gap.
         if tokenizer.token_to_id(token["content"]) != token["id"]:
             raise ConfigError(
-                f"tokenizer: {file} gives {token['content']!r} the id {token['id']}, but the library makes it "
-                f"{tokenizer.token_to_id(token['content'])}; put it into the vocabulary of the model too"
+                f"tokenizer: {file} gives {token['content']!r} the id {token['id']}, but the library loads it as "
+                f"{tokenizer.token_to_id(token['content'])}; add it to the vocabulary of the model, too"
             )
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
-        raise ConfigError(f"tokenizer: {file} has an empty vocabulary")
+        raise ConfigError(f"tokenizer: the vocabulary of {file} is empty")
     digest = hashlib.sha256(data).hexdigest()
     return LoadedTokenizer(tokenizer, file, digest, max(vocabulary.values()), can_lose_characters(settings))
 
@@ -78,15 +77,16 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
 def end_of_text(tokenizer: LoadedTokenizer) -> tuple[str, int]:
     """Name and id of the token that ends a document, if exactly one of the usual ones is among the special tokens.
 
-    Raises ConfigError where there is none or several.
+    Raises ConfigError if there are none or several.
     """
     special = {token.content: id for id, token in tokenizer.library.get_added_tokens_decoder().items() if token.special}
     found = [(name, special[name]) for name in END_OF_TEXT_NAMES if name in special]
     if len(found) == 1:
         return found[0]
-    what = "has several end-of-text tokens" if found else "has none of the usual end-of-text tokens"
+    what = "contains several end-of-text tokens" if found else "does not contain a known end-of-text token"
+    listed = "candidates" if found else "special tokens"
     known = ", ".join(f"{name} = {id}" for name, id in found or list(special.items())[:10]) or "none"
     raise ConfigError(
-        f"tokenizer: {tokenizer.path} {what} ({known}); say which id ends a document: eos_id (--eos ID), or with the "
-        f"command --no-eos"
+        f"tokenizer: {tokenizer.path} {what} ({listed}: {known}). Set eos_id (--eos ID) to the id that ends a "
+        "document, or pass --no-eos to `dali-pipes tokenize`"
     )

@@ -1,1 +1,1 @@
-"""The command line: reports as plain data, and how a terminal shows them."""
+"""The command line: reports as plain data, and how the terminal shows them."""

@@ -82,7 +82,7 @@ def test_wrong_results_stop_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None
     ):
         bench_segments.main(quick=True, rounds=1)
     monkeypatch.setattr(bench_permute, "permute", lambda indices, n, key: indices * 0)
-    with pytest.raises(SystemExit, match="no bijection"):
+    with pytest.raises(SystemExit, match="not a bijection"):
         bench_permute.main(quick=True, rounds=1)
 
 

@@ -142,9 +142,9 @@ def test_random_windows_are_compared_where_the_loader_says_they_begin(counting_w
     inputs = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 8]])
     checker = check.Checker(counting_work, anywhere=True)
     checker.check(inputs, inputs + 1, np.array([5, 5]))
-    with pytest.raises(check.CheckError, match="row 1: it does not hold the corpus's tokens from 6 on"):
+    with pytest.raises(check.CheckError, match=r"row 1: .* from 6 on"):
         checker.check(inputs, inputs + 1, np.array([5, 6]))
-    with pytest.raises(check.CheckError, match="did not say where"):
+    with pytest.raises(check.CheckError, match="where its"):
         checker.check(inputs, inputs + 1)
 
 
@@ -240,10 +240,10 @@ def test_wrong_data_fails_the_alternative(counting_work: Any, monkeypatch: pytes
 def test_children_that_leave_no_result_are_failures_with_the_reason(tmp_path: Path) -> None:
     order = child.Order("comparison.start", {"files": [str(tmp_path / "none.bin")], "batch_size": 2, "seq_len": 4})
     missing, gone = child.run_children([child.Order("comparison.nowhere", {}), order], 60)
-    assert "no result: " in missing["failed"]
+    assert "without a result: " in missing["failed"]
     assert "No module named comparison.nowhere" in missing["failed"]
     assert "none.bin" in gone["failed"]
-    assert child.run_children([order], 0.01) == [{"failed": "not done after 0 s"}]
+    assert child.run_children([order], 0.01) == [{"failed": "not finished after 0 s"}]
 
 
 def test_a_failed_alternative_fails_the_command(
@@ -279,7 +279,7 @@ def test_a_missing_package_is_named() -> None:
 def test_names_are_chosen_in_the_list_s_order_and_unknown_ones_refused() -> None:
     chosen = alternatives.choose(["memmap", "numpy", "grain"], ["grain"])
     assert [alternative.name for alternative in chosen] == ["numpy", "memmap"]
-    with pytest.raises(ValueError, match="no alternative is called nump; there are numpy, "):
+    with pytest.raises(ValueError, match="nump; expected some of numpy, "):
         alternatives.choose(["nump"], [])
 
 

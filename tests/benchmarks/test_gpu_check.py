@@ -167,21 +167,21 @@ def test_a_part_may_raise_hang_or_die_and_the_others_run(
     assert "[no] such thing" in part["raising"]["checks"][0]["value"]
     assert "Traceback" in part["raising"]["checks"][0]["details"]
     assert "there_is_no_such_module" in part["unimportable"]["output_tail"]
-    assert part["hanging"]["why"] == f"not done after its limit of {HANGS_AFTER_S:.0f} s"
+    assert part["hanging"]["why"] == f"not finished at its limit of {HANGS_AFTER_S:.0f} s"
     assert part["hanging"]["checks"][0]["result"] == "pass"
     assert part["hanging"]["not_done"] == ["never ends"]
     assert "never_ends" in part["hanging"]["output_tail"], "the stacks, shortly before the end"
     worker = part["hanging"]["checks"][1]["value"]
     state = Path(f"/proc/{worker}/stat")
     assert not state.exists() or state.read_text().split()[2] == "Z", "what the part started was killed with it"
-    assert part["dying"]["why"] == "died by SIGSEGV"
+    assert part["dying"]["why"] == "killed by SIGSEGV"
     assert part["dying"]["not_done"] == ["dies"]
     assert part["leaving"]["why"] == "ended with exit code 3"
     assert "last words" in part["leaving"]["output_tail"]
     assert [check["result"] for check in part["good"]["checks"]] == ["missed", "pass", "pass"]
     assert set(last["failed_parts"]) == {"unimportable", "hanging", "dying", "leaving"}
     assert "hanging: never ends" in last["not_done"]
-    assert all(text in output for text in ("died by SIGSEGV", "NOT DONE", "[no] such thing", "last words"))
+    assert all(text in output for text in ("killed by SIGSEGV", "NOT DONE", "[no] such thing", "last words"))
 
 
 def test_only_wrong_data_is_a_failure_not_a_missed_figure(

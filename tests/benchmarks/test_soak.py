@@ -70,7 +70,7 @@ def test_a_batch_out_of_order_ends_the_run_with_status_1(tmp_path: Path, monkeyp
     with pytest.raises(typer.Exit):
         soak.main(batches=50, rows=["pack"], trace_python=False, out=tmp_path)
     (failed,) = json.loads((tmp_path / "soak.json").read_text())["failed"]
-    assert failed == "pack: the rows of 50 batches are not those of the plan"
+    assert failed.startswith("pack: the rows of 50 batches ")
 
 
 def test_what_counts_as_growth() -> None:

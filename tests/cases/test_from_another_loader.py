@@ -1,7 +1,6 @@
-"""What the README tells users of other loaders, its code run as it is printed; and what rows and states count."""
+"""What the manual tells users of other loaders, its code run as it is printed; and what rows and states count."""
 
 import itertools
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from manual import recipe
 from streams import all_same, loader_stream, oracle_stream, row_ids, take
 
 from dali_pipes import LoaderConfig, TokenLoader
@@ -16,16 +16,6 @@ from dali_pipes.errors import StateError
 
 ROOT = Path(__file__).parents[2]
 T = 4
-
-
-def printed(words: str) -> str:
-    """The one block of code behind the migration table that has some words in it."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    advice = text[text.index("<!-- /migration -->") : text.index("## Documents")]
-    (block,) = [
-        code for code in re.findall(r"^```python\n(.*?)^```$", advice, re.MULTILINE | re.DOTALL) if words in code
-    ]
-    return str(block)
 
 
 def open_ranks(corpus: Any, world_size: int, batch_size: int, **more: Any) -> list[TokenLoader]:
@@ -74,7 +64,7 @@ def test_a_run_begins_behind_a_number_of_rows(counting: Callable[..., Any], worl
     for steps in (0, 1, steps_an_epoch - 1, steps_an_epoch, 2 * steps_an_epoch + 3):
         for rank, loader in enumerate(open_ranks(corpus, world_size, batch_size)):
             names = {"loader": loader, "consumed_rows": steps * step_rows + step_rows // 2}
-            exec(printed("consumed_rows"), names)
+            exec(recipe("start-after-rows"), names)
             order: dict[str, Any] = {"rank": rank, "world_size": world_size, "batch_size": batch_size, "seed": 3}
             expected = itertools.islice(oracle_stream(corpus.tokens, seq_len=T, **order), steps, None)
             assert all_same(take(loader_stream(loader), 2 * steps_an_epoch), take(expected, 2 * steps_an_epoch))
@@ -88,8 +78,8 @@ def test_rows_of_documents_begin_later_by_steps_that_are_left_out(counting: Call
     ((whole,), (behind,)) = (open_ranks(corpus, 1, 2, **settings, **more) for more in ({}, {"skip_steps": [[0, 5]]}))
     with whole, behind:
         assert row_ids(behind) == row_ids(whole)[10:]
-        with pytest.raises(StateError, match="changed by hand"):
-            exec(printed("consumed_rows"), {"loader": whole, "consumed_rows": 10})
+        with pytest.raises(StateError, match="check value"):
+            exec(recipe("start-after-rows"), {"loader": whole, "consumed_rows": 10})
 
 
 KINDS = [{}, {"rows": "pack", "eos_id": 10}, {"rows": "pad", "eos_id": 10}, {"drop_last": False}]
@@ -126,7 +116,7 @@ def test_a_corpus_that_grows_and_one_that_lost_a_file(
             assert last.epoch == 1
         for epoch in (1, 4):
             with one() as new, one() as other:
-                exec(printed("next_epoch"), {"loader": new, "next_epoch": epoch})
+                exec(recipe("next-epoch"), {"loader": new, "next_epoch": epoch})
                 of_epochs = [rows(other) for _ in range(epoch + 2)][epoch:]
                 head = rows(new, 3)
                 new.load_state_dict(new.state_dict())
@@ -144,7 +134,7 @@ def test_a_batch_size_that_grows_loses_and_repeats_no_row(counting: Callable[...
         assert [len(batch["row_ids"]) for batch in batches] == [batch_size] * 3
         served += row_ids(batches)
         names["config"] = names["loader"].config
-        exec(printed("2 * config.batch_size"), names)
+        exec(recipe("larger-batch"), names)
     with names["loader"] as last:
         served += row_ids(last)
         assert served == list(range(45 + (100 - 45) // 16 * 16))
@@ -168,7 +158,7 @@ def test_tokens_seen_are_those_of_all_ranks(counting: Callable[..., Any], runs: 
             seen += sum(batch["input_ids"].numel() for batch in batches)
             for loader in ranks:
                 names: dict[str, Any] = {"loader": loader, "config": loader.config}
-                exec(printed("tokens_seen"), names)
+                exec(recipe("tokens-seen"), names)
                 state = names["state"]
                 assert names["tokens_seen"] == seen
         for loader in ranks:

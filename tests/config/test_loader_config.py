@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 from dali_pipes import TokenLoader, build_pipeline
 from dali_pipes.config import ORDER_FIELDS, LoaderConfig
-from dali_pipes.config.aliases import FOREIGN_NAMES, NO_SETTING, NOT_NEEDED, NOT_SUPPORTED, unknown_setting
+from dali_pipes.config.aliases import (
+    ALIASES,
+    ELSEWHERE,
+    NOT_NEEDED,
+    NOT_SUPPORTED,
+    REMOVED,
+    alias_rows,
+    unknown_setting,
+)
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.ranks import ranks_on_mesh
 
@@ -79,65 +87,66 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"batch_sze": 1}, "unknown setting 'batch_sze'; did you mean 'batch_size'"),
-        ({"xyzzy": 1}, "unknown setting 'xyzzy'; see \"Configuration\" in the README"),
+        ({"xyzzy": 1}, "unknown setting 'xyzzy'; see \"Configuration\" in the manual"),
         ({"num_workers": 1}, "did you mean 'num_threads'"),
         ({"prefetch_factor": 1}, "did you mean 'prefetch_queue_depth'"),
         ({"pin_memory": True}, "not needed"),
-        ({"bos_id": 1}, r"did you mean 'document_start_id'\? \(the id, a number, that begins a document"),
+        ({"bos_id": 1}, r"did you mean 'document_start_id'\? \(.* a number"),
         ({"shuffle_seed": 1}, "did you mean 'seed'"),
         ({"max-length": 1}, "unknown setting 'max-length'; did you mean 'seq_len'"),
-        ({"packing": True}, r"did you mean 'rows'\? \(rows = \"pack\" lays"),
-        ({"global_batch_size": 512}, "'global_batch_size': batch_size counts rows of one rank in one step: divide"),
-        ({"tokens_per_batch": 512}, "batch_size counts rows .* and a number of tokens by seq_len"),
-        ({"blend": "a"}, "'blend': list only paths, each once: weighted mixtures"),
-        ({"val_data_path": "a"}, "a loader of its own, with shuffle = false and drop_last = false"),
+        ({"packing": True}, r"did you mean 'rows'\? \(rows = \"pack\""),
+        ({"global_batch_size": 512}, "'global_batch_size': batch_size .* divide"),
+        ({"tokens_per_batch": 512}, "batch_size .* divide .* by seq_len"),
+        ({"blend": "a"}, "'blend': .* mixtures"),
+        ({"val_data_path": "a"}, "'val_data_path': .* shuffle = false and drop_last = false"),
         ({"seq_len": 0}, "seq_len: .*found 0"),
         ({"batch_size": "many"}, "batch_size: .*found 'many'"),
         ({"corpus": []}, "corpus"),
         (
             {"corpus": [0.7, "a.bin"]},
-            r"corpus: 0\.7 is not a path: list only paths, .* weighted mixtures of sources are not",
+            r"corpus: 0\.7 is not a path: .* mixtures",
         ),
-        ({"corpus": [["a.bin", 1]]}, r"corpus: \['a\.bin', 1\] is not a path: list only paths, .* mixtures of sources"),
+        ({"corpus": [["a.bin", 1]]}, r"corpus: \['a\.bin', 1\] is not a path: .* mixtures"),
         (
             {"corpus": {"a.bin": 0.7}},
-            r"corpus: \('a\.bin', 0\.7\) is not a path: list only paths, .* mixtures of sources",
+            r"corpus: \('a\.bin', 0\.7\) is not a path: .* mixtures",
         ),
         ({"loss_masks": [1, "a.loss"]}, "loss_masks: 1 is not a path"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"rank": 1}, "rank and world_size go together"),
         ({"rank": 2, "world_size": 2}, "rank 2 is not below world_size 2"),
-        ({"split": "validation"}, r"needs a validation_fraction.* val\.bin, .* shuffle = False and drop_last = False"),
+        ({"split": "validation"}, r"validation_fraction .* val\.bin, .* shuffle = False and drop_last = False"),
         ({"validation_fraction": 1.0}, "validation_fraction"),
         ({"outputs": []}, "outputs"),
-        ({"outputs": ["input_ids", "input_ids"]}, "different names"),
-        ({"outputs": ["token_type_ids"]}, "'token_type_ids' is not made by this version"),
-        ({"rows": "pack", "stride": 4}, "have no stride"),
-        ({"rows": "pack", "label_shift": False}, "need shifted labels"),
-        ({"mtp": 2, "label_shift": False}, "need shifted labels"),
+        ({"outputs": ["input_ids", "input_ids"]}, r"outputs = \['input_ids', 'input_ids'\]"),
+        ({"outputs": ["token_type_ids"]}, "'token_type_ids' is not one of them"),
+        ({"rows": "pack", "stride": 4}, 'stride = 4 .* rows = "pack"'),
+        ({"rows": "pack", "label_shift": False}, "label_shift = True"),
+        ({"mtp": 2, "label_shift": False}, "label_shift = True"),
         ({"rows": "packed"}, "rows"),
         ({"long_documents": "cut"}, "long_documents"),
         (
             {"device": "tpu"},
-            "device: 'tpu' is a TPU, which is not supported: batches are made on the CPU or on an NVIDIA",
+            "device: 'tpu' is a TPU, .* CPU .* NVIDIA",
         ),
-        ({"device": "mps:0"}, r"'mps:0' is an Apple GPU, .* Set device = \"cpu\" and move each batch"),
+        ({"device": "mps:0"}, r"'mps:0' is an Apple GPU, .* device = \"cpu\""),
         ({"device": "xpu"}, "an Intel GPU"),
         ({"device": torch.device("mps")}, "an Apple GPU"),
-        ({"device": 1}, 'device: a number does not name a device: use device = "cuda:1"'),
-        ({"device": "gpu"}, 'expected "auto", "cpu", "cuda" or, for one GPU of several, "cuda:1"; found \'gpu\''),
+        ({"device": 1}, 'device: 1 .* device = "cuda:1"'),
+        ({"device": "gpu"}, '"auto", "cpu", "cuda" .* "cuda:1"; found \'gpu\''),
         ({"device": "cuda:-1"}, "found 'cuda:-1'"),
         ({"device": None}, "found None"),
         (
             {"mtp": 8},
-            "mtp = 8 asks for labels 8 tokens ahead, but a row has only seq_len = 8 tokens; set mtp below seq_len",
+            "mtp = 8 .* seq_len = 8 tokens",
         ),
         ({"mtp": 9}, "mtp = 9"),
         ({"outputs": itertools.repeat("input_ids")}, "outputs: expected a list, found a repeat"),
         ({"length_buckets": Endless(), "rows": "pad"}, "length_buckets: expected a list, found a Endless"),
-        ({"device": "cpu", "placement": "device"}, "needs device"),
-        ({"py_num_workers": 2}, "leave it at 0"),
+        ({"device": "cpu", "placement": "device"}, 'device = "cuda"'),
+        ({"py_num_workers": 0}, "py_num_workers was removed: .* delete it"),
+        ({"skip_step_rows": 8}, r"skip_step_rows was removed: .* skip_steps = \[\{rows = \[32, 48\]\}\]"),
     ],
 )
 def test_bad_settings_are_refused(change: dict[str, object], message: str) -> None:
@@ -150,13 +159,35 @@ def test_missing_settings_are_named() -> None:
         LoaderConfig(corpus="a")
 
 
+NAMES = [name for alias in ALIASES for name in alias.names]
+
+
 def test_names_of_other_loaders_lead_to_real_settings() -> None:
-    assert set(FOREIGN_NAMES.values()) <= set(LoaderConfig.model_fields)
-    names = [*FOREIGN_NAMES, *NOT_NEEDED, *NO_SETTING, *NOT_SUPPORTED]
-    assert len(set(names)) == len(names), "a name has two answers"
-    assert not set(names) & set(LoaderConfig.model_fields)
-    for name, ours in FOREIGN_NAMES.items():
-        assert f"did you mean {ours!r}?" in unknown_setting(name, LoaderConfig.model_fields)
+    settings = {alias.here for alias in ALIASES} - {ELSEWHERE, NOT_NEEDED, NOT_SUPPORTED, REMOVED}
+    assert settings <= set(LoaderConfig.model_fields)
+    assert len(set(NAMES)) == len(NAMES), "a name has two answers"
+    assert not set(NAMES) & set(LoaderConfig.model_fields)
+    for alias in ALIASES:
+        for name in alias.names:
+            answer = unknown_setting(name, LoaderConfig.model_fields)
+            assert alias.note in answer
+            assert (f"did you mean {alias.here!r}?" in answer) == (alias.here in settings)
+
+
+def test_the_table_of_the_manual_has_the_names_of_other_loaders() -> None:
+    rows = alias_rows()
+    assert ("`infinite`, `loop`", "`repeat`", "Iterates over epochs endlessly, each in a new order") in rows
+    listed = {name for names, _, _ in rows for name in names.replace("`", "").split(", ")}
+    assert listed == {name for alias in ALIASES for name in alias.names if alias.here != REMOVED}
+    assert not any("|" in cell or "\n" in cell for row in rows for cell in row)
+
+
+def test_a_configuration_that_an_earlier_release_saved_loads(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(LoaderConfig(**SETTINGS).to_toml() + "py_num_workers = 0\n")
+    assert LoaderConfig.from_file(tmp_path / "c.toml") == LoaderConfig(**SETTINGS)
+    (tmp_path / "c.toml").write_text(LoaderConfig(**SETTINGS).to_toml() + "py_num_workers = 2\n")
+    with pytest.raises(ConfigError, match=r"c\.toml: py_num_workers was removed"):
+        LoaderConfig.from_file(tmp_path / "c.toml")
 
 
 @given(data=st.data())
@@ -169,7 +200,7 @@ def test_one_slip_of_the_finger_is_understood(data: st.DataObject) -> None:
         name[:at] + letter + name[at + 1 :],
         name[:at] + name[at + 1] + name[at] + name[at + 2 :],
     )
-    for slip in set(slips) - {*LoaderConfig.model_fields, *FOREIGN_NAMES, *NOT_NEEDED, *NO_SETTING, *NOT_SUPPORTED}:
+    for slip in set(slips) - {*LoaderConfig.model_fields, *NAMES}:
         assert f"did you mean {name!r}?" in unknown_setting(slip, LoaderConfig.model_fields)
 
 
@@ -191,7 +222,7 @@ def test_one_slip_of_the_finger_is_understood(data: st.DataObject) -> None:
     ],
 )
 def test_what_is_not_close_to_any_setting_is_not_taken_for_one(name: str) -> None:
-    assert unknown_setting(name, LoaderConfig.model_fields).endswith('; see "Configuration" in the README')
+    assert unknown_setting(name, LoaderConfig.model_fields).startswith(f"unknown setting {name!r}; see")
 
 
 MEANT = {
@@ -232,7 +263,7 @@ def steps_between(one: str, other: str) -> int:
 
 
 LETTERS = st.text("abcdefghijklmnopqrstuvwxyz_", max_size=30)
-KNOWN = st.sampled_from([*LoaderConfig.model_fields, *FOREIGN_NAMES, *NOT_NEEDED, *NO_SETTING, *NOT_SUPPORTED])
+KNOWN = st.sampled_from([*LoaderConfig.model_fields, *NAMES])
 
 
 @given(st.text() | LETTERS | st.builds("{}{}".format, KNOWN, LETTERS) | st.builds(str.__add__, LETTERS, KNOWN))
@@ -277,7 +308,7 @@ def test_replace_checks_again() -> None:
 def test_padding_is_an_id_that_the_model_knows(rows: str) -> None:
     settings = {"corpus": "a.bin", "batch_size": 1, "seq_len": 8, "eos_id": 0, "vocab_size": 100, "rows": rows}
     LoaderConfig(**settings, pad_id=99)
-    with pytest.raises(ConfigError, match="pad_id = 100 is not below vocab_size = 100"):
+    with pytest.raises(ConfigError, match=r"pad_id = 100 .* vocab_size = 100"):
         LoaderConfig(**settings, pad_id=100)
 
 
@@ -297,8 +328,8 @@ def mapped(folder: Path) -> Any:
 
 
 IN_MEMORY: dict[str, tuple[Any, str]] = {
-    "map-style data set": (Endless(), "this is a value of type Endless. Write its token ids to a file once"),
-    "torch data set": (torch.utils.data.TensorDataset(torch.arange(3)), "this is a value of type TensorDataset"),
+    "map-style data set": (Endless(), r"\(Endless\)"),
+    "torch data set": (torch.utils.data.TensorDataset(torch.arange(3)), r"\(TensorDataset\)"),
     "data set of Hugging Face": (Saves(), r'data\.save_to_disk\("tokens"\), and pass that file: corpus = "tokens"$'),
     "array": (np.arange(5), r'np\.save\("tokens\.npy", data\), and pass that file: corpus = "tokens\.npy"$'),
     "tensor": (torch.arange(5), r'np\.save\("tokens\.npy", data\.cpu\(\)\.numpy\(\)\)'),
@@ -315,10 +346,10 @@ IN_MEMORY: dict[str, tuple[Any, str]] = {
     "generator": ((path for path in ["a.bin"]), "a generator can be read only once: pass a list"),
     "endless": (itertools.repeat("a.bin"), "a repeat can be read only once: pass a list"),
     "glob": (Path().glob("*"), "can be read only once: pass a list, "),
-    "set": ({"a.bin"}, "a set does not keep paths in order: pass a list"),
+    "set": ({"a.bin"}, "a set .* sorted"),
     "deque": (deque(["a.bin"]), "expected a list of paths, found a deque: pass list"),
     "array of paths": (np.array(["a.bin"]), "expected a list of paths, found a ndarray: pass list"),
-    "dict of paths": ({"train": "a.bin"}, r"a dict of paths .* corpus = \.\.\.\['train'\]"),
+    "dict of paths": ({"train": "a.bin"}, r"a dict of splits.* corpus = \.\.\.\['train'\]"),
     "number": (5, "expected a path or a list of paths, found 5"),
     "nothing": (None, "expected a path or a list of paths$"),
     "a path of bytes among others": (["a.bin", b"b.bin"], r"b'b\.bin' is not a path"),
@@ -360,7 +391,7 @@ def test_the_advice_gives_the_same_ids(tmp_path: Path, monkeypatch: pytest.Monke
         data = data.astype(np.uint16).tobytes()
     with pytest.raises(ConfigError) as error:
         TokenLoader(data, **SHAPE)
-    found = re.search(r"for example with (.*), and pass that file: corpus = \"(.*)\"$", str(error.value))
+    found = re.search(r"with (.*), and pass that file: corpus = \"(.*)\"$", str(error.value))
     assert found is not None
     monkeypatch.chdir(tmp_path)
     exec(found[1], {"np": np, "pyarrow": pyarrow, "pathlib": pathlib, "data": data, "documents": data})
@@ -394,7 +425,7 @@ def test_what_may_come_first(tmp_path: Path, kind: str) -> None:
         assert loader.config == expected.replace(quiet=True, rank=0, world_size=1)
         assert loader.corpus.files == tuple(Path(path) for path in expected.corpus)
     pipe = build_pipeline(*[] if first is None else [first], **settings)
-    assert pipe._block_source.corpus.files == tuple(Path(path) for path in expected.corpus)
+    assert pipe._block_source.rows.corpus.files == tuple(Path(path) for path in expected.corpus)
 
 
 @pytest.mark.parametrize("make", [TokenLoader, build_pipeline])
@@ -402,10 +433,10 @@ def test_what_may_not_come_first(make: Any) -> None:
     for wrong, message in (
         (
             {"first": "a.bin", "corpus": "b.bin"},
-            "the corpus is given twice: pass it as the first argument or as corpus=",
+            "twice: .* as corpus=",
         ),
         ({"first": {"corpus": "a.bin", "batch_size": 1}}, r"pass settings as keywords: TokenLoader\(\*\*settings\)"),
-        ({"first": Path("run.toml")}, r"run\.toml is a settings file, .*LoaderConfig\.from_file\('run\.toml'\)"),
+        ({"first": Path("run.toml")}, r"run\.toml .*LoaderConfig\.from_file\('run\.toml'\)"),
         ({"first": "a.bin", "batch_sise": 1}, "did you mean 'batch_size'"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -442,7 +473,7 @@ JAX_MESH = named("jax._src.mesh", axis_names=("data",), devices=np.arange(4))
 
 @pytest.mark.parametrize("mesh", [JAX_MESH, "dp", (2, 4), 8, SimpleNamespace(mesh_dim_names=("dp",))])
 def test_other_meshes_are_refused(mesh: Any) -> None:
-    with pytest.raises(ConfigError, match=r"only a torch DeviceMesh tells .*: .* pass the") as error:
+    with pytest.raises(ConfigError, match="DeviceMesh") as error:
         TokenLoader("a.bin", **SHAPE, mesh=mesh)
     assert ("jax.process_index(), world_size=jax.process_count()" in str(error.value)) == (mesh is JAX_MESH)
     with pytest.raises(ConfigError, match="data_dims = 0: expected the name of a mesh dimension"):

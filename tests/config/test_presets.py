@@ -134,5 +134,5 @@ def test_a_preset_that_does_not_exist_is_answered_with_those_that_do() -> None:
         LoaderConfig.from_preset("h100", "gpt2")
     with pytest.raises(ConfigError, match=r"^preset h100: corpus: is missing"):
         LoaderConfig.from_preset("h100")
-    with pytest.raises(ConfigError, match=r"^batch_size: Input should be greater than 0"):
+    with pytest.raises(ConfigError, match=r"^batch_size: .* 0"):
         LoaderConfig.from_preset("gpt2_124m", batch_size=0)

@@ -17,7 +17,7 @@ from profiles import examples
 
 from dali_pipes.corpus import Corpus, TokenLocation, open_corpus
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
-from dali_pipes.storage import local as reader
+from dali_pipes.storage import file_pool
 
 DTYPES = {
     "flat": ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"],
@@ -171,17 +171,17 @@ def hundred(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("start", "count"), [(0, 101), (100, 1), (101, 0), (-1, 1), (5, -1), (2**63, 1), (99, 2**70)])
 def test_ranges_outside_the_corpus_are_refused(hundred: Path, start: int, count: int) -> None:
-    with open_corpus(hundred) as corpus, pytest.raises(CorpusError, match="the corpus has positions 0 to 99"):
+    with open_corpus(hundred) as corpus, pytest.raises(CorpusError, match="the corpus has 100 tokens"):
         corpus.tokens(start, count)
 
 
 def test_positions_outside_the_corpus_are_refused(hundred: Path) -> None:
     with open_corpus(hundred) as corpus:
         for position in (-1, 100):
-            with pytest.raises(CorpusError, match=f"position {position} on"):
+            with pytest.raises(CorpusError, match=f"position {position}:"):
                 corpus.locate(position)
         for starts in ([0, 91], [-1, 0], [2**62, 0]):
-            with pytest.raises(CorpusError, match="the corpus has positions 0 to 99"):
+            with pytest.raises(CorpusError, match="the corpus has 100 tokens"):
                 corpus.read_rows(starts, np.zeros((2, 10), "uint16"))
         with pytest.raises(CorpusError):
             corpus.read_rows(np.array([2**64 - 1], "uint64"), np.zeros((1, 10), "uint16"))
@@ -203,7 +203,7 @@ def test_positions_outside_the_corpus_are_refused(hundred: Path) -> None:
     ],
 )
 def test_wrong_arrays_are_refused(hundred: Path, starts: Any, out: npt.NDArray[Any]) -> None:
-    with open_corpus(hundred) as corpus, pytest.raises(ValueError, match="needed"):
+    with open_corpus(hundred) as corpus, pytest.raises(ValueError, match="expected"):
         corpus.read_rows(starts, out)
 
 
@@ -219,26 +219,24 @@ def test_file_truncated_after_opening_is_an_error(tmp_path: Path, split: bool) -
         os.truncate(last, size - 1000)
         np.testing.assert_array_equal(corpus.tokens(0, 19_500), expected[:19_500])
         begin = size - 100 * 2
-        with pytest.raises(CorpusReadError, match=rf"{last.name}: ends early: wanted 200 bytes at byte {begin}, got 0"):
+        with pytest.raises(CorpusReadError, match=rf"{last.name}: ends early: .*200 bytes at byte {begin:,}, got 0"):
             corpus.tokens(19_900, 100)
         begin = size - 600 * 2
-        with pytest.raises(CorpusReadError, match=f"wanted 1200 bytes at byte {begin}, got 200"):
+        with pytest.raises(CorpusReadError, match=f"1,200 bytes at byte {begin:,}, got 200"):
             corpus.tokens(19_400, 600)
 
 
 def test_file_truncated_before_the_first_read_is_an_error(hundred: Path) -> None:
     with open_corpus(hundred) as corpus:
         os.truncate(hundred / "b.bin", 10)
-        with pytest.raises(
-            CorpusReadError, match=r"b\.bin: changed since the corpus was opened: 80 bytes then, 10 now"
-        ):
+        with pytest.raises(CorpusReadError, match=r"b\.bin: .*80 bytes then, 10 now"):
             corpus.tokens(55, 10)
 
 
 def test_file_removed_before_the_first_read_is_an_error(hundred: Path) -> None:
     with open_corpus(hundred) as corpus:
         (hundred / "a.bin").unlink()
-        with pytest.raises(CorpusReadError, match=r"a\.bin: cannot be opened for reading: No such file"):
+        with pytest.raises(CorpusReadError, match=r"a\.bin: cannot be opened: No such file"):
             corpus.tokens(0, 10)
 
 
@@ -267,7 +265,7 @@ def test_failing_read_names_file_and_byte(hundred: Path, monkeypatch: pytest.Mon
 
     with open_corpus([hundred / name for name in names]) as corpus:
         monkeypatch.setattr(os, "preadv", broken)
-        with pytest.raises(CorpusReadError, match=r"a\.bin: reading 8 bytes at byte 20 failed: Input/output error"):
+        with pytest.raises(CorpusReadError, match=r"a\.bin: .*8 bytes at byte 20: Input/output error"):
             corpus.tokens(10, 4)
 
 
@@ -292,7 +290,7 @@ def test_closed_corpus_refuses_to_read(hundred: Path) -> None:
     corpus.tokens(0, 100)
     corpus.close()
     corpus.close()
-    with pytest.raises(CorpusError, match="was closed"):
+    with pytest.raises(CorpusError, match="is closed"):
         corpus.tokens(0, 1)
     assert corpus.locate(60) == (hundred / "b.bin", 0)
 
@@ -309,7 +307,7 @@ def test_no_descriptor_is_left(hundred: Path, end: Callable[[Corpus], None]) -> 
 
 
 def test_eight_threads_read_right_rows_while_files_are_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_MOST_DESCRIPTORS", 4)
+    monkeypatch.setattr(file_pool, "_MOST_DESCRIPTORS", 4)
     expected = write_shards(tmp_path, [500 + 7 * number for number in range(40)], "flat", "uint16", seed=3)
     wrong: list[str] = []
 
@@ -356,7 +354,7 @@ def test_pieces_of_any_length_and_place(tmp_path_factory: pytest.TempPathFactory
     with open_corpus(str(folder)) as corpus:
         corpus.read_pieces(columns[0], columns[1], columns[2], out)
         assert np.array_equal(out, expected)
-        with pytest.raises(ValueError, match="do not lie inside of out"):
+        with pytest.raises(ValueError, match="not inside out"):
             corpus.read_pieces(np.array([0]), np.array([1]), np.array([len(out)]), out)
-        with pytest.raises(CorpusError, match="positions 0 to"):
+        with pytest.raises(CorpusError, match="the corpus has"):
             corpus.read_pieces(np.array([len(tokens)]), np.array([1]), np.array([0]), out)

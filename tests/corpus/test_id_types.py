@@ -69,7 +69,7 @@ def test_a_type_is_said_and_compared(tmp_path: Path) -> None:
     report = check_corpus([str(tmp_path)])
     assert report.is_clean
     assert (report.tokens, report.largest_id) == (5, 70000)
-    with pytest.raises(CorpusFormatError, match=r"b\.npy: its npy header says uint16, but dtype='uint32' was given"):
+    with pytest.raises(CorpusFormatError, match=r"b\.npy: the npy file holds uint16 ids, but dtype = 'uint32'"):
         open_corpus(tmp_path, dtype="uint32")
 
 

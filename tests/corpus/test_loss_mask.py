@@ -157,18 +157,18 @@ def test_a_mask_that_numpy_saved(tmp_path: Path) -> None:
 def test_a_mask_of_wider_numbers_is_refused(tmp_path: Path, descr: str) -> None:
     (path,) = shards(tmp_path / "data", [4])
     beside(path, npy_bytes(repr(descr), (4,), bytes(4 * 8)))
-    with pytest.raises(CorpusFormatError, match=r"s_0\.bin\.loss: holds .*a mask is bool, or integers of one byte"):
+    with pytest.raises(CorpusFormatError, match=r"s_0\.bin\.loss: holds .*loss mask is bool"):
         open_corpus(path)
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     paths = shards(tmp_path / "data", [4, 5])
     masks = named_masks(tmp_path / "masks", [bytes(4), bytes(5), bytes(4)])
-    with pytest.raises(ConfigError, match=r"loss_masks: 3 masks were found for 2 data files"):
+    with pytest.raises(ConfigError, match=r"loss_masks: found 3 masks for 2 data files"):
         open_corpus(paths, loss_masks=masks)
     with pytest.raises(CorpusFormatError, match=r"s_1\.bin\.loss: the loss mask has 5 entries, expected 4"):
         open_corpus(paths, loss_masks=masks[1::-1])
-    with pytest.raises(CorpusReadError, match="nothing matches"):
+    with pytest.raises(CorpusReadError, match="no file matches"):
         open_corpus(paths, loss_masks=str(tmp_path / "masks" / "*.mask"))
     with pytest.raises(ConfigError, match="loss_masks: 5 is a int"):
         open_corpus(paths, loss_masks=5)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_a_mask_that_is_cut_short_later_on(tmp_path: Path) -> None:
     mask = beside(path, [1] * 400)
     with open_corpus(path) as corpus:
         mask.write_bytes(bytes(100))
-        with pytest.raises(CorpusReadError, match=r"s_0\.bin\.loss: changed since the corpus was opened"):
+        with pytest.raises(CorpusReadError, match=r"s_0\.bin\.loss: .*after the corpus was opened"):
             mask_of(corpus)
 
 

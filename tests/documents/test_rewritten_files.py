@@ -15,7 +15,8 @@ from table_files import list_array, table_of, write_arrow, write_parquet
 from dali_pipes import TokenLoader
 from dali_pipes.corpus import open_corpus
 from dali_pipes.corpus.columns import row_chunks
-from dali_pipes.corpus.formats import arrayrecord, mds
+from dali_pipes.corpus.formats import arrayrecord
+from dali_pipes.corpus.formats.mds import shard_set as mds
 from dali_pipes.documents import find_documents
 from dali_pipes.runtime import offset_cache
 from dali_pipes.storage import fingerprint

@@ -13,9 +13,9 @@ from oracle import epoch_batches
 from dali_pipes.config import LoaderConfig
 from dali_pipes.engine import block_source as source_module
 from dali_pipes.engine.block_source import BlockInfo, BlockSource
-from dali_pipes.engine.dali import BuiltSource, batches_per_run
+from dali_pipes.engine.build import BuiltSource, batches_per_run
 from dali_pipes.errors import LoaderClosedError, TokenRangeError
-from dali_pipes.rows.windows import Windows
+from dali_pipes.rows.windows import WindowRows, Windows
 from dali_pipes.runtime.ranks import resolve_ranks
 from dali_pipes.schedule import Position, Schedule
 
@@ -154,7 +154,7 @@ def test_batches_per_run_follows_the_byte_target_and_its_cap() -> None:
     def choose(rows: int = 10**6, *, on_gpu: bool = False, **settings: int) -> int:
         config = LoaderConfig(corpus="x", **{"batch_size": 8, "seq_len": 1024, **settings})
         windows = Windows(0, rows, config.seq_len, config.seq_len, rows * config.seq_len + 1)
-        return batches_per_run(config, Schedule(windows, config.batch_size), on_gpu=on_gpu)
+        return batches_per_run(config, Schedule(WindowRows(windows), config.batch_size), on_gpu=on_gpu)
 
     assert choose() * 8 * 1024 >= 1 << 18
     assert choose(on_gpu=True) == 4 * choose(), "a run costs DALI more of the host on a GPU"

@@ -9,8 +9,7 @@ from streams import row_ids, take
 
 from dali_pipes import TokenLoader
 from dali_pipes.operators import permute
-from dali_pipes.rows.windows import Windows
-from dali_pipes.schedule import Schedule
+from dali_pipes.rows.windows import WindowRows, Windows
 
 T = 1024
 ROWS = 1501
@@ -30,7 +29,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, IntArray]:
 def expected_rows(tokens: IntArray, rows: list[int], epoch: int, seed: int) -> IntArray:
     """T + 1 tokens of each row of an epoch, all at once; the slow oracle would take minutes here."""
     windows = Windows(first=0, count=ROWS, seq_len=T, stride=T, num_tokens=len(tokens))
-    key = Schedule(windows, 1, seed=seed).key(epoch)
+    key = WindowRows(windows, seed=seed).key(epoch)
     assert key is not None
     starts = permute(np.array(rows, np.int64), ROWS, key) * T
     return tokens[starts[:, None] + np.arange(T + 1)]

@@ -17,7 +17,7 @@ from dali_pipes.corpus import open_corpus
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import CorpusWriteError
 from dali_pipes.runtime import offset_cache
-from dali_pipes.text.inputs import TextFile, find_text_files
+from dali_pipes.text import TextFile, find_text_files
 from dali_pipes.text.reading import read_batches
 from dali_pipes.text.run_folder import Receipt, RunFolder
 

@@ -33,7 +33,7 @@ CALLS = {
 }
 SAFE = {
     "dali_pipes/__init__.py: importlib.import_module",  # the package's own modules, by a table of its own
-    "dali_pipes/text/chat_template.py: jinja2.Environment",  # for type checkers alone; see the test of the sandbox
+    "dali_pipes/text/chat/template.py: jinja2.Environment",  # for type checkers alone; see the test of the sandbox
 }
 
 
@@ -84,11 +84,11 @@ def test_templates_run_in_a_sandbox() -> None:
     pytest.importorskip("jinja2")
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    from dali_pipes.text.chat_template import _environment
+    from dali_pipes.text.chat.template import _environment
 
     assert isinstance(_environment(), ImmutableSandboxedEnvironment)
     sources = {path.name: path.read_text() for path in (ROOT / "dali_pipes").rglob("*.py")}
-    assert [name for name, source in sources.items() if "import jinja2" in source] == ["chat_template.py"]
+    assert [name for name, source in sources.items() if "import jinja2" in source] == ["template.py"]
 
 
 class Bomb:

@@ -15,7 +15,7 @@ from streams import loader_stream, take
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.engine.block_source import BlockInfo
-from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import TokenRangeError
 from dali_pipes.runtime.ranks import resolve_ranks
 
@@ -227,4 +227,4 @@ def test_a_source_without_a_loader_says_it_one_block_later(
         with pytest.raises(TokenRangeError, match=rf"token {8 * bad_block + 2} .* in step {bad_block} of epoch 0"):
             source(BlockInfo(bad_block + 1, 0))
     source.close()
-    source.corpus.close()
+    source.rows.close()

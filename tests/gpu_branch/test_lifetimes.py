@@ -23,7 +23,7 @@ from streams import loader_stream, oracle_stream, take
 from dali_pipes import TokenLoader
 from dali_pipes.engine import block_source as source
 from dali_pipes.placement import cuda as device
-from dali_pipes.placement.gpu import HostPlacement
+from dali_pipes.placement.host import HostPlacement
 from dali_pipes.runtime.threads import ReaderThreads
 
 PLACEMENTS = ("host", "device")

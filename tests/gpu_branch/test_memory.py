@@ -13,9 +13,9 @@ from oracle import epoch_batches, same
 from streams import all_same, loader_stream
 
 from dali_pipes import TokenLoader
+from dali_pipes.config.outputs import on_host
 from dali_pipes.errors import BackendError, CorpusReadError
-from dali_pipes.placement import gpu as gpu_placements
-from dali_pipes.rows.outputs import HOST_OUTPUTS
+from dali_pipes.placement import device as device_placement
 
 PLACEMENTS = ("host", "device")
 late = pytest.mark.parametrize("gpu", ["late"], indirect=True)
@@ -77,7 +77,7 @@ def test_rows_of_pieces_allocate_nothing_once_the_loader_is_built(
     """Blocks of more and more pieces, up to one at every position: by then the model may have taken the whole card."""
 
     def tensors(batch: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in batch.items() if name not in HOST_OUTPUTS}
+        return {name: value for name, value in batch.items() if not on_host(name)}
 
     tokens = np.arange(1200, dtype=np.uint16) % 29 + 1
     for share, begin in ((20, 0), (7, 300), (3, 600), (1, 900)):
@@ -133,7 +133,7 @@ def test_a_corpus_is_loaded_in_chunks(
     chunk_bytes: int,
     dtype: str,
 ) -> None:
-    monkeypatch.setattr(gpu_placements, "LOAD_CHUNK_BYTES", max(chunk_bytes, np.dtype(dtype).itemsize))
+    monkeypatch.setattr(device_placement, "LOAD_CHUNK_BYTES", max(chunk_bytes, np.dtype(dtype).itemsize))
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     corpus = counting(30, 1, 71, dtype=dtype)
     with TokenLoader(
@@ -145,17 +145,17 @@ def test_a_corpus_is_loaded_in_chunks(
 def test_a_file_that_fails_while_loading(
     gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_placements, "LOAD_CHUNK_BYTES", 64)
+    monkeypatch.setattr(device_placement, "LOAD_CHUNK_BYTES", 64)
     corpus = counting(30, 71, dtype="uint16")
     settings = {"corpus": corpus.pattern, "dtype": "uint16", "batch_size": 3, "seq_len": 4}
-    real = gpu_placements.load_tokens
+    real = device_placement.load_tokens
 
     def truncate_then_load(*arguments: Any) -> None:
         with corpus.files[1].open("r+b") as file:
             file.truncate(40)
         real(*arguments)
 
-    monkeypatch.setattr(gpu_placements, "load_tokens", truncate_then_load)
+    monkeypatch.setattr(device_placement, "load_tokens", truncate_then_load)
     with pytest.raises(CorpusReadError, match=r"shard_001\.bin"):
         TokenLoader(**settings, device="cuda", placement="device")
     gc.collect()

@@ -19,7 +19,7 @@ from streams import all_same, loader_stream, oracle_stream, take
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.engine import block_source as source
 from dali_pipes.engine.block_source import BlockInfo
-from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.runtime.ranks import resolve_ranks
 
 OUTPUTS = ("input_ids", "labels", "row_ids")
@@ -180,7 +180,7 @@ def test_a_source_without_a_loader_ends_epochs(
         for name, parts in got.items():
             assert np.array_equal(np.concatenate(parts), np.concatenate([batch[name] for batch in expected]))
     blocks.close()
-    blocks.corpus.close()
+    blocks.rows.close()
 
 
 def test_a_large_order_needs_no_table(late_gpu: gpu_stand_in.StandInGpu, tmp_path: Path) -> None:

@@ -124,8 +124,8 @@ def test_what_long_documents_lose_is_said(tmp_path: Path, rows: str, long_docume
             return
         count, share = report.dropped_tokens, 100 * report.dropped_tokens / report.tokens
         documents = report.dropped_documents + report.truncated_documents
-        said = f"leaves out {count:,} tokens ({share:.1f} %) from {documents} documents"
-        assert lines[2] == f'  long_documents = "{long_documents}" {said}'
+        assert lines[2].startswith(f'  long_documents = "{long_documents}" ')
+        assert lines[2].endswith(f" {count:,} tokens ({share:.1f} %) of {documents} documents")
         assert len(lines) == 4
 
 
@@ -187,11 +187,11 @@ def test_a_resume_with_steps_of_another_size(
             states.append(first.state_dict())
     with TokenLoader(corpus=tmp_path, **common, **settings) as ours:
         ours.load_state_dict(states[0])
-        assert "going on" not in capsys.readouterr().err
+        assert "resuming" not in capsys.readouterr().err
         ours.load_state_dict(states[2])
         text = capsys.readouterr().err
-        assert ("going on at row 8 of epoch 0 with steps of" in text) == said
-        assert (f"its next step is number {ours.step}, and a trainer" in text) == said
+        assert ("resuming epoch 0 at row 8 " in text) == said
+        assert (f"step {ours.step} of the epoch" in text) == said
 
 
 @given(
@@ -310,7 +310,7 @@ def test_waiting_is_said_once_and_for_the_last_seconds(
     if said is None:
         assert captured.err == ""
     else:
-        assert re.fullmatch(r"dali_pipes: the trainer waited for data in [^\n]*\n", captured.err)
+        assert re.fullmatch(r"dali_pipes: the trainer waited for data [^\n]*\n", captured.err)
         assert said in captured.err
         assert "num_threads = 2 (now 1)" in captured.err
 
@@ -363,11 +363,8 @@ def test_a_loader_says_that_its_trainer_waits(counting: Callable[..., Any], capf
         for _ in itertools.islice(ours, 300):
             pass
     (line,) = capfd.readouterr().err.splitlines()
-    assert line == (
-        "dali_pipes: rank 1: the trainer waited for data in 50 % of the last 100.0 s (50 batches): most of it goes "
-        "into handing out blocks, whatever their size: set batches_per_run = 4 (now 2) (said once; "
-        "not with quiet = true)"
-    )
+    facts = ("dali_pipes: rank 1: ", "50", "100.0 s", "50 batches", "batches_per_run = 4 (now 2)", "quiet = true")
+    assert all(fact in line for fact in facts), line
     with load(corpus, quiet=True, repeat=True) as ours:
         for _ in itertools.islice(ours, 300):
             pass

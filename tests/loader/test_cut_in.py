@@ -1,4 +1,4 @@
-"""A signal handler, another thread or Ctrl-C at any line of `next()`, `close()` and `load_state_dict()`."""
+"""Ctrl-C at any line of `next()`, `close()` and `load_state_dict()`; other threads that ask, or close, meanwhile."""
 
 import contextlib
 import random
@@ -13,9 +13,8 @@ import pytest
 from at_lines import AtLine, Line, lines_of
 
 from dali_pipes import TokenLoader
+from dali_pipes.engine.block_source import BlockSource
 from dali_pipes.errors import CorpusError, LoaderClosedError
-from dali_pipes.rows.document_rows import DocumentRows
-from dali_pipes.runtime.threads import ReaderThreads
 
 Load = Callable[..., TokenLoader]
 PACKED = {"rows": "pack", "eos_id": 0, "window_documents": 20}
@@ -95,63 +94,68 @@ def some(lines: list[Line], share: float) -> list[Line]:
 SHARES = [0.02, pytest.param(1, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("share", SHARES)
-def test_a_handler_asks_for_state_and_figures(make: Callable[[], TokenLoader], share: float) -> None:
-    """It gets them, waits for nothing, and nobody notices."""
+def test_another_thread_asks_for_state_and_figures(make: Callable[[], TokenLoader]) -> None:
+    """It gets them at any moment, and the trainer does not notice."""
     expected = Expected(make)
-    for line in some(expected.lines, share):
-        loader = make()
-        told: list[tuple[int, int]] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5):
+            loader = make()
+            ended = threading.Event()
+            told: list[tuple[int, int]] = []
 
-        def ask(loader: TokenLoader = loader, told: list[tuple[int, int]] = told) -> None:
-            told.append(place(loader))
-            assert loader.stats().batches <= BATCHES
+            def ask(loader: TokenLoader, ended: threading.Event, told: list[tuple[int, int]]) -> None:
+                while not ended.is_set():
+                    told.append(place(loader))
+                    assert loader.stats().batches <= BATCHES
+                    assert repr(loader)
 
-        with AtLine(line, ask):
-            batches = take(loader, BATCHES)
-        assert rows_of(batches) == expected.rows[:BATCHES], line
-        assert set(told) <= set(expected.places), line
-        assert place(loader) == expected.places[BATCHES], line
-        loader.close()
+            with ThreadPoolExecutor(1) as pool:
+                asking = pool.submit(ask, loader, ended, told)
+                try:
+                    batches = take(loader, BATCHES)
+                    while not told:
+                        time.sleep(0)
+                finally:
+                    ended.set()
+            asking.result()
+            assert rows_of(batches) == expected.rows[:BATCHES]
+            assert set(told) <= set(expected.places)
+            assert told == sorted(told)
+            assert place(loader) == expected.places[BATCHES]
+            loader.close()
+    finally:
+        sys.setswitchinterval(interval)
 
 
-@pytest.mark.parametrize("share", SHARES)
-def test_a_handler_closes(
-    make: Callable[[], TokenLoader], reader_threads: Callable[[], list[threading.Thread]], share: float
+def test_next_closes_what_another_thread_could_not(
+    make: Callable[[], TokenLoader],
+    reader_threads: Callable[[], list[threading.Thread]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The loop ends with one kind of error, and with it the threads and the files."""
-    expected = Expected(make)
-    for line in some(expected.lines, share):
-        loader = make()
-        batches: list[dict[str, Any]] = []
-        with AtLine(line, loader.close), pytest.raises(LoaderClosedError):
-            train(loader, batches)
-        assert rows_of(batches) == expected.rows[: len(batches)], line
-        assert reader_threads() == [], line
-        with pytest.raises(CorpusError, match="closed"):
-            loader.corpus.tokens(0, 1)
+    """`close()` comes while `next()` waits for a block: it returns, and `next()` stops the threads as it ends."""
+    loader = make()
+    reading, go_on = threading.Event(), threading.Event()
 
+    def held(source: BlockSource, *given: Any) -> Any:
+        reading.set()
+        go_on.wait()
+        return prepare(source, *given)
 
-def test_a_handler_closes_while_documents_are_planned(
-    counting: Callable[..., Any], load: Load, reader_threads: Callable[[], list[threading.Thread]]
-) -> None:
-    """In `len()` or `locate()`, with a reader waiting for the plan that the handler has interrupted."""
-    corpus = counting(400, 401, dtype="uint16", vocab_size=7)
-    loader = load(corpus, batch_size=4, seq_len=16, quiet=True, **{**PACKED, "window_documents": 3})
-    documents = loader._schedule.documents
-    assert isinstance(documents, DocumentRows)
-    assert not documents.is_busy_here
-    threads = loader._source._threads = ReaderThreads(1)
-    with documents._planning:  # here a handler interrupts this thread
-        waiting = threads.submit(documents._plan, 7, 0)
-        while not waiting.running():
-            time.sleep(0.001)
+    prepare = BlockSource._prepare
+    monkeypatch.setattr(BlockSource, "_prepare", held)
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train, loader, [])
+        reading.wait()
+        while loader._stream._gate.acquire(blocking=False):  # until `next()` has it
+            loader._stream._gate.release()
         loader.close()
-    with pytest.raises(LoaderClosedError):
-        next(iter(loader))
-    loader.close()
+        go_on.set()
+        assert isinstance(training.exception(), LoaderClosedError)
     assert reader_threads() == []
-    assert waiting.result()
+    with pytest.raises(CorpusError, match="closed"):
+        loader.corpus.tokens(0, 1)
 
 
 def test_another_thread_closes(

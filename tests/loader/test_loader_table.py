@@ -78,7 +78,7 @@ def test_asking_plans_reads_and_waits_for_nothing(
         for taken in (0, 2):
             for _ in itertools.islice(loader, taken):
                 pass
-            documents = loader._schedule.documents
+            documents = loader._schedule.interleave
             locks = [documents._lock, documents._planning] if isinstance(documents, DocumentRows) else []
             with monkeypatch.context() as patch, held_elsewhere(locks):
                 for owner, name in ((DocumentRows, "_make_plan"), (Corpus, "_read"), (Path, "open")):
@@ -178,7 +178,7 @@ def test_a_setting_is_not_set_on_a_loader(counting: Callable[..., Any], name: st
     with TokenLoader(counting(150).pattern, **SETTINGS) as loader:
         before, at_first = repr(loader.config), vars(loader).copy()
         for target in (name, "config"):
-            with pytest.raises(AttributeError, match=r"do not change|no setter"):
+            with pytest.raises(AttributeError, match=target):
                 setattr(loader, target, 3)
         assert (repr(loader.config), vars(loader)) == (before, at_first)
         if name in ("corpus", "device"):

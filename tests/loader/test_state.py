@@ -103,7 +103,7 @@ def test_every_difference_is_listed(counting: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "state version 2"),
+        ({"version": 2}, "version 2"),
         ({"epoch": -1}, "epoch -1"),
         ({"rows": 26}, "rows at most 25"),
         ({"rows": 1.5}, r"rows 1\.5"),

@@ -203,7 +203,7 @@ def test_a_token_that_rows_share_counts_in_each_and_calls_add_up(xp: Backend) ->
 
 def test_wrong_bad(xp: Backend) -> None:
     tokens = xp.array(TEN)
-    with pytest.raises(ValueError, match="vocab_size is given without bad"):
+    with pytest.raises(ValueError, match=r"vocab_size .* bad"):
         rows(tokens, range(1), 4, vocab_size=9)
     for wrong in (np.zeros(3, np.int64), np.zeros(2, np.uint64), np.zeros(4, np.int64)[::2]):
         with pytest.raises(
@@ -267,7 +267,7 @@ def test_positions_past_32_bits(xp: Backend, border: int, tmp_path: Path) -> Non
     starts = np.array([0, border - 2, border - 1, border, border + 998])
     assert xp.numpy(rows(device_tokens, xp.array(starts), 2, label_shift=False)[0]).tolist() == expected
     assert xp.numpy(rows(device_tokens, range(0, border + 1, border), 2)[0]).tolist() == [[1, 0], [3, 0]]
-    with pytest.raises(ValueError, match=f"row 1 starts at token {border + 998} and reads 3"):
+    with pytest.raises(ValueError, match=f"row 1 .* {border + 998:,} to {border + 1001:,}"):
         rows(device_tokens, range(0, border + 999, border + 998), 2)
 
 
@@ -340,7 +340,7 @@ def test_wrong_out(xp: Backend, first: NDArray[Any], second: NDArray[Any], wrong
     ],
 )
 def test_start_out_of_range_in_an_array(starts: list[int], row: int, start: int, end: int) -> None:
-    with pytest.raises(ValueError, match=rf"row {row} starts at token {start} and reads 5, to {end}; .* \[0, 10\)"):
+    with pytest.raises(ValueError, match=rf"row {row} .* {start:,} to {end:,}, .*\b10 tokens"):
         rows(TEN, np.array(starts), 4)
 
 
@@ -348,13 +348,13 @@ def test_start_out_of_range_in_an_array(starts: list[int], row: int, start: int,
     ("starts", "row", "start"), [(range(0, 7, 6), 1, 6), (range(5, -2, -6), 1, -1), (range(2**70, 2**70 + 1), 0, 2**70)]
 )
 def test_start_out_of_range_in_a_range(xp: Backend, starts: range, row: int, start: int) -> None:
-    with pytest.raises(ValueError, match=rf"row {row} starts at token {start} and reads 5, to {start + 5};"):
+    with pytest.raises(ValueError, match=rf"row {row} .* {start:,} to {start + 5:,},"):
         rows(xp.array(TEN), starts, 4)
 
 
 def test_row_longer_than_the_tokens(xp: Backend) -> None:
     assert xp.numpy(rows(xp.array(TEN), range(1), 9)[1]).tolist() == [list(range(11, 20))]
-    with pytest.raises(ValueError, match=r"row 0 starts at token 0 and reads 11, to 11"):
+    with pytest.raises(ValueError, match=r"row 0 .* 0 to 11,"):
         rows(xp.array(TEN), range(1), 10)
     assert xp.numpy(rows(xp.array(TEN), range(1), 10, label_shift=False)[1]).tolist() == [list(range(10, 20))]
 
@@ -401,9 +401,9 @@ def test_other_arrays_are_refused_naming_both_kinds() -> None:
 def test_arrays_of_two_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", cuda_on_cpu.stand_in_for_cupy({}))
     host, device = np.zeros(1, np.int64), cuda_on_cpu.DeviceArray(np.zeros(1, np.int64))
-    with pytest.raises(TypeError, match=r"starts is a cupy\.ndarray beside a numpy\.ndarray"):
+    with pytest.raises(TypeError, match=r"starts is a cupy\.ndarray.* numpy\.ndarray"):
         rows(TEN, device, 2)
-    with pytest.raises(TypeError, match=r"starts is a numpy\.ndarray beside a cupy\.ndarray"):
+    with pytest.raises(TypeError, match=r"starts is a numpy\.ndarray.* cupy\.ndarray"):
         rows(cuda_on_cpu.DeviceArray(TEN), host, 2)
-    with pytest.raises(TypeError, match=r"out\[1\] is a cupy\.ndarray beside a numpy\.ndarray"):
+    with pytest.raises(TypeError, match=r"out\[1\] is a cupy\.ndarray.* numpy\.ndarray"):
         rows(TEN, range(1), 2, out=(np.zeros((1, 2), np.int64), device))

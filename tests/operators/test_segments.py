@@ -467,7 +467,7 @@ def test_bad_ids(xp: Backend) -> None:
     assert xp.numpy(bad).tolist() == [5, 0]
     run(xp, [1, 2, 9, 3, 9, 8, 8], rows, 4, **options | {"outputs": ["input_ids"]})
     assert xp.numpy(bad).tolist() == [5, 0]
-    with pytest.raises(ValueError, match="vocab_size is given without bad"):
+    with pytest.raises(ValueError, match=r"vocab_size .* bad"):
         run(xp, [1], [], 1, vocab_size=5)
 
 
@@ -477,28 +477,28 @@ def test_too_little_room_for_bounds(xp: Backend) -> None:
     options: dict[str, Any] = {"outputs": ["cu_seqlens", "num_segments"]}
     assert run(xp, [1, 2], rows, 3, cu_capacity=5, **options)["cu_seqlens"] == [0, 1, 2, 3, 5, 6]
     if xp.checks_values:
-        with pytest.raises(ValueError, match="cu_seqlens has room for 4 segments, expected 5 or more"):
+        with pytest.raises(ValueError, match=r"cu_seqlens .*\b4\b.*\b5\b"):
             run(xp, [1, 2], rows, 3, cu_capacity=4, **options)
     else:
         found = run(xp, [1, 2], rows, 3, cu_capacity=4, **options)
         assert found == {"cu_seqlens": [0, 1, 2, 3, 6], "num_segments": [5]}
-    with pytest.raises(ValueError, match="has room for 1 segments, expected one a row, 2, or more"):
+    with pytest.raises(ValueError, match=r"cu_seqlens .*\b1\b.*\b2\b"):
         run(xp, [1, 2], rows, 3, cu_capacity=1, **options)
-    with pytest.raises(ValueError, match=r"3000000000 positions in a batch, expected less than 2\*\*31"):
+    with pytest.raises(ValueError, match=r"3,000,000,000 .*2\*\*31"):
         run(xp, [1, 2], [[]] * 3, 10**9, outputs=["cu_seqlens"])
 
 
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
-        ([(0, 2, 2), (-1, 2, 3)], "piece 1 starts at token -1, has 2 and ends at 3"),
-        ([(0, 0, 2)], "piece 0 starts at token 0, has 0 and ends at 2; expected 1 to 5 tokens inside"),
-        ([(0, 6, 6)], "has 6 and ends at 6; expected 1 to 5 tokens"),
-        ([(8, 2, 11)], r"ends at 11; .* \[0, 10\), the tokens given"),
-        ([(3, 2, 4)], "ends at 4; .* an end behind them"),
-        ([(3, 2, -(2**63))], "ends at -9223372036854775808"),
-        ([(2**63 - 1, 5, 5)], "starts at token 9223372036854775807"),
-        ([(0, 3, 3), (0, 3, 3)], "the pieces of row 0 have 6 tokens, expected 5 at most"),
+        ([(0, 2, 2), (-1, 2, 3)], r"piece 1 .*token -1,.*\b2\b.*\b3\b"),
+        ([(0, 0, 2)], r"piece 0 .*token 0,.*\b0\b.*\b2\b.*1 to 5 tokens"),
+        ([(0, 6, 6)], r"\b6\b.*\b6\b.*1 to 5 tokens"),
+        ([(8, 2, 11)], r"\b11; .*\b10 tokens"),
+        ([(3, 2, 4)], r"\b4; .*\bend\b"),
+        ([(3, 2, -(2**63))], f"{-(2**63):,};"),
+        ([(2**63 - 1, 5, 5)], f"token {2**63 - 1:,}"),
+        ([(0, 3, 3), (0, 3, 3)], r"row 0 .*\b6\b.*\b5\b"),
     ],
 )
 def test_wrong_pieces(pieces: list[Piece], expected: str) -> None:
@@ -509,7 +509,7 @@ def test_wrong_pieces(pieces: list[Piece], expected: str) -> None:
 @pytest.mark.parametrize("offsets", [[0, 2], [-1, 1], [1, 0], [0, 1, 0, 1]])
 def test_wrong_row_offsets(offsets: list[int]) -> None:
     one = np.ones(1, np.int64)
-    with pytest.raises(ValueError, match=r"row_offsets must not fall and must lie inside \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"row_offsets .*\[0, 1\]"):
         segments(np.zeros(5, np.uint8), np.array(offsets), one, one, 2 * one, 3, outputs=OUTPUTS)
 
 
@@ -530,9 +530,9 @@ def test_wrong_arguments(xp: Backend) -> None:
     run_with()
     with pytest.raises(TypeError, match="tokens have dtype float32"):
         run_with(tokens=np.zeros(5, np.float32))
-    with pytest.raises(ValueError, match="no output is called 'max_seqlen', expected some of input_ids, labels"):
+    with pytest.raises(ValueError, match="'max_seqlen', expected some of input_ids, labels"):
         run_with(outputs=["input_ids", "max_seqlen"])
-    with pytest.raises(ValueError, match="no output is called 'ids'"):
+    with pytest.raises(ValueError, match="'ids'"):
         run_with(out={"ids": xp.array(np.zeros(1))})
     for name in list(good)[1:]:
         with pytest.raises(TypeError, match=f"{name} have dtype int32, expected int64"):
@@ -541,7 +541,7 @@ def test_wrong_arguments(xp: Backend) -> None:
             run_with(**{name: good[name][None]})
     with pytest.raises(ValueError, match="row_offsets have shape"):
         run_with(row_offsets=np.zeros(0, np.int64))
-    with pytest.raises(ValueError, match="piece_starts, piece_lengths, piece_ends have 1, 2 and 1 elements"):
+    with pytest.raises(ValueError, match="piece_starts, piece_lengths, and piece_ends have 1, 2 and 1 elements"):
         run_with(piece_lengths=np.array([1, 1]))
     for name, wrong, words in (
         ("seq_len", 0, "seq_len is 0, expected at least 1"),

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dali_pipes.operators import permute, rows, shuffled_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.rows.windows import Windows
+from dali_pipes.rows.windows import WindowRows, Windows
 from dali_pipes.schedule import Schedule, StepRange
-from dali_pipes.schedule.plans import plan_rows
+from dali_pipes.schedule.plans import plan_steps
 
 settings_with_backend = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -119,14 +119,15 @@ def test_equals_the_copy_by_element(
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("world_size", "drop_last"), [(1, True), (3, True), (3, False)])
 def test_equals_the_plan_of_a_schedule(xp: Backend, shuffle: bool, world_size: int, drop_last: bool) -> None:
-    """Bit for bit what the other placements make of the same steps: `plan_rows`, `rows`, labels of padding rows."""
+    """Bit for bit what the other placements make of the same steps: `plan_steps`, `rows`, labels of padding rows."""
     seq_len = 32
     tokens = np.random.default_rng(0).integers(0, 60_000, 5 + 40 * 24 + seq_len + 1, np.uint16)
     windows = Windows(first=5, count=41, seq_len=seq_len, stride=24, num_tokens=tokens.size)
+    source = WindowRows(windows, shuffle=shuffle, seed=3)
     for rank in range(world_size):
-        schedule = Schedule(windows, 4, rank, world_size, shuffle, seed=3, drop_last=drop_last)
+        schedule = Schedule(source, 4, rank, world_size, drop_last=drop_last)
         steps = StepRange(epoch=2, base=2, first_step=1, num_steps=schedule.steps(2) - 1)
-        plan = plan_rows(schedule, steps)
+        plan = plan_steps(schedule, steps)
         inputs, labels = rows(tokens, plan.starts, seq_len)
         labels[plan.row_ids < 0] = IGNORE_INDEX
         row_ids = xp.array(np.zeros(plan.row_ids.size, np.int64))
@@ -135,8 +136,8 @@ def test_equals_the_plan_of_a_schedule(xp: Backend, shuffle: bool, world_size: i
             steps.base + steps.first_step * schedule.global_rows + rank,
             plan.row_ids.size,
             row_step=world_size,
-            num_rows=schedule.windows.count,
-            key=schedule.key(steps.epoch),
+            num_rows=windows.count,
+            key=source.key(steps.epoch),
             origin=windows.first,
             stride=windows.stride,
             seq_len=seq_len,
@@ -200,19 +201,18 @@ def test_row_numbers_far_past_the_end(xp: Backend) -> None:
 @pytest.mark.parametrize("dtype", ["uint16", "int8", "uint64"])
 def test_padding_needs_room_for_its_labels(xp: Backend, dtype: str) -> None:
     tokens = xp.array(NINE.astype(dtype))
-    with pytest.raises(TypeError, match=f"row 5 of 4 is padding .* a signed dtype of at least 16 bits, not {dtype}"):
+    with pytest.raises(TypeError, match=f"dtype is {dtype}, .*row 5 of 4"):
         shuffled_rows(tokens, 1, 3, dtype=np.dtype(dtype), **FOUR_WINDOWS)
     assert shuffled_rows(tokens, 1, 2, dtype=np.dtype(dtype), **FOUR_WINDOWS)[0].dtype == dtype
     assert shuffled_rows(tokens, 5, 0, dtype=np.dtype(dtype), **FOUR_WINDOWS)[0].shape == (0, 2)
 
 
 def test_windows_must_lie_inside_the_tokens(xp: Backend) -> None:
-    wrong = r"window 3, the last, starts at token 6 and reads 3, to 9; expected windows inside \[0, 8\)"
-    with pytest.raises(ValueError, match=wrong):
+    with pytest.raises(ValueError, match=r"window, 3, .* 6 to 9, .*\b8 tokens"):
         shuffled_rows(xp.array(NINE[:8]), 0, 1, **FOUR_WINDOWS)
     shuffled_rows(xp.array(NINE[:8]), 0, 1, label_shift=False, **FOUR_WINDOWS)
     for change in ({"origin": 1}, {"stride": 3}, {"num_rows": 5}, {"seq_len": 3}, {"stride": 2**62}):
-        with pytest.raises(ValueError, match="the last, starts at token"):
+        with pytest.raises(ValueError, match="last window"):
             shuffled_rows(xp.array(NINE), 0, 1, **FOUR_WINDOWS | change)
 
 
@@ -249,7 +249,7 @@ def test_wrong_arrays(xp: Backend) -> None:
     for ids in (np.zeros(3, np.int64), np.zeros(2, np.int32), np.zeros(4, np.int64)[::2]):
         with pytest.raises(ValueError, match=r"row_ids has shape .* expected a contiguous array of shape \(2,\)"):
             run(NINE, row_ids=xp.array(ids))
-    with pytest.raises(ValueError, match="vocab_size is given without bad"):
+    with pytest.raises(ValueError, match=r"vocab_size .* bad"):
         run(NINE, vocab_size=5)
     other = cuda_on_cpu.DeviceArray(np.zeros(2, np.int64)) if xp is NUMPY else np.zeros(2, np.int64)
     arrays: dict[str, Any] = {"row_ids": other, "bad": other}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
+from row_oracle import pieces_of
 
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
 from dali_pipes.rows.window_counts import WindowMark
-from dali_pipes.rows.windows import Windows
 from dali_pipes.schedule import Position, Schedule, StepRange
 
 LENGTHS = st.lists(st.integers(0, 23), min_size=1, max_size=40).filter(any)
@@ -40,7 +40,7 @@ def test_every_token_is_served_once_or_reported_dropped(
         lengths, seq_len, 100, mode=mode, long_documents=long_documents, window_documents=window, shuffle=shuffle
     )
     count = rows.count(epoch)
-    pieces = rows.pieces(epoch, np.arange(count))
+    pieces = pieces_of(rows, epoch, np.arange(count))
     served = Counter(
         token
         for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True)
@@ -67,11 +67,11 @@ def test_any_rows_are_those_of_the_whole_plan(lengths: list[int], mode: str, win
     """Asked for alone, in any order, by an object that has planned nothing else."""
     whole = make(lengths, mode=mode, window_documents=window)
     count = whole.count(2)
-    everything = whole.pieces(2, np.arange(count))
+    everything = pieces_of(whole, 2, np.arange(count))
     first = data.draw(st.integers(0, max(0, count - 1)))
     wanted = np.arange(first, count, data.draw(st.integers(1, 4)))
     fresh = make(lengths, mode=mode, window_documents=window)
-    some = fresh.pieces(2, np.append(wanted, -1))
+    some = pieces_of(fresh, 2, np.append(wanted, -1))
     assert len(some.row_offsets) == len(wanted) + 2
     assert some.row_offsets[-1] == some.row_offsets[-2], "a padding row has no piece"
     for place, row in enumerate(wanted):
@@ -102,11 +102,11 @@ def test_a_mark_leads_back_without_planning_what_came_before(
     assert not planned or min(planned) >= mark.window
     assert fresh.count(1) == count
     rest = np.arange(row, count)
-    for mine, theirs in zip(fresh.pieces(1, rest), rows.pieces(1, rest), strict=True):
+    for mine, theirs in zip(pieces_of(fresh, 1, rest), pieces_of(rows, 1, rest), strict=True):
         assert mine.tolist() == theirs.tolist()
     assert min(planned, default=mark.window) >= mark.window
-    whole = fresh.pieces(1, np.arange(count))  # also what lies before the mark can be asked for
-    assert whole.starts.tolist() == rows.pieces(1, np.arange(count)).starts.tolist()
+    whole = pieces_of(fresh, 1, np.arange(count))  # also what lies before the mark can be asked for
+    assert whole.starts.tolist() == pieces_of(rows, 1, np.arange(count)).starts.tolist()
 
 
 def test_a_mark_that_cannot_be_is_refused() -> None:
@@ -146,17 +146,19 @@ def test_what_is_known_is_told_while_a_window_is_planned() -> None:
     try:
         planning.wait()
         assert rows.mark(0, known) == expected.mark(0, known)
-        assert (rows.count(0, known), rows.is_complete(0)) == (known, False)
+        assert (rows.count(0, known), rows.is_counted(0)) == (known, False)
         assert rows.estimate(0) > known
         some = np.arange(known)
-        assert rows.pieces(0, some).starts.tolist() == expected.pieces(0, some).starts.tolist()
+        assert pieces_of(rows, 0, some).starts.tolist() == pieces_of(expected, 0, some).starts.tolist()
         assert rows.report(0) == expected.report(0)
-        assert (rows.count(0), rows.is_complete(0)) == (count, True)
+        assert (rows.count(0), rows.is_counted(0)) == (count, True)
     finally:
         go_on.set()
         thread.join()
     assert counts == [count]
-    assert rows.pieces(0, np.arange(count)).starts.tolist() == expected.pieces(0, np.arange(count)).starts.tolist()
+    assert (
+        pieces_of(rows, 0, np.arange(count)).starts.tolist() == pieces_of(expected, 0, np.arange(count)).starts.tolist()
+    )
 
 
 def test_several_threads_that_ask_for_all_at_once() -> None:
@@ -164,7 +166,7 @@ def test_several_threads_that_ask_for_all_at_once() -> None:
     lengths = [n % 9 + 1 for n in range(80)]
     expected = make(lengths)
     counts = [expected.count(epoch) for epoch in range(5)]
-    right = [expected.pieces(epoch, np.arange(count)).starts.tolist() for epoch, count in enumerate(counts)]
+    right = [pieces_of(expected, epoch, np.arange(count)).starts.tolist() for epoch, count in enumerate(counts)]
     marks = [[expected.mark(epoch, row) for row in range(count)] for epoch, count in enumerate(counts)]
     rows = make(lengths)
     wrong: list[object] = []
@@ -178,7 +180,7 @@ def test_several_threads_that_ask_for_all_at_once() -> None:
                 wrong.append((seed, epoch, row))
             if draw.random() < 0.2 and rows.report(epoch).rows != counts[epoch]:
                 wrong.append((seed, epoch))
-            found = rows.pieces(epoch, np.arange(row, counts[epoch])).starts.tolist()
+            found = pieces_of(rows, epoch, np.arange(row, counts[epoch])).starts.tolist()
             if found != right[epoch][len(right[epoch]) - len(found) :] or len(found) < counts[epoch] - row:
                 wrong.append((seed, epoch, row, found))
 
@@ -195,7 +197,7 @@ def test_documents_and_pieces_past_32_bits() -> None:
     lengths = [3 * 2**31 + 5, 2, 2**33, 0, 2**31]
     rows = make(lengths, seq_len=2**31, first=2**40, window_documents=2, shuffle=False)
     begins = np.cumsum([2**40, *lengths]).tolist()
-    pieces = rows.pieces(0, np.arange(rows.count(0)))
+    pieces = pieces_of(rows, 0, np.arange(rows.count(0)))
     expected = [[(begins[0] + part * 2**31, 2**31)] for part in range(3)]
     expected += [[(begins[0] + 3 * 2**31, 5), (begins[1], 2)]]
     expected += [[(begins[2] + part * 2**31, 2**31)] for part in range(4)] + [[(begins[4], 2**31)]]
@@ -218,19 +220,21 @@ def test_what_is_kept_of_plans() -> None:
 
 def test_epochs_differ_and_repeat_exactly() -> None:
     lengths = list(range(1, 30))
-    orders = [make(lengths).pieces(epoch, np.arange(make(lengths).count(epoch))).starts.tolist() for epoch in range(3)]
+    orders = [
+        pieces_of(make(lengths), epoch, np.arange(make(lengths).count(epoch))).starts.tolist() for epoch in range(3)
+    ]
     assert orders[0] != orders[1] != orders[2]
     assert orders == [
-        make(lengths).pieces(epoch, np.arange(make(lengths).count(epoch))).starts.tolist() for epoch in range(3)
+        pieces_of(make(lengths), epoch, np.arange(make(lengths).count(epoch))).starts.tolist() for epoch in range(3)
     ]
-    assert orders[0] != make(lengths, seed=4).pieces(0, np.arange(make(lengths, seed=4).count(0))).starts.tolist()
+    assert orders[0] != pieces_of(make(lengths, seed=4), 0, np.arange(make(lengths, seed=4).count(0))).starts.tolist()
 
 
 def test_rows_of_a_window_are_shuffled() -> None:
     """Best fit makes full rows first; in that order a model would see long documents first."""
     lengths = [7] * 50 + [1] * 10
     rows = make(lengths, seq_len=8, window_documents=1000)
-    sizes = np.diff(rows.pieces(0, np.arange(rows.count(0))).row_offsets)
+    sizes = np.diff(pieces_of(rows, 0, np.arange(rows.count(0))).row_offsets)
     assert sizes.tolist() != sorted(sizes.tolist())
     assert sizes.tolist() != sorted(sizes.tolist(), reverse=True)
 
@@ -244,12 +248,11 @@ def test_ranks_share_every_step(
     try:
         ranks = [
             Schedule(
-                Windows(0, 0, 8, 8, sum(lengths)),
+                make(lengths),
                 batch_size,
                 rank=rank,
                 world_size=world_size,
                 drop_last=drop_last,
-                documents=make(lengths),
             )
             for rank in range(world_size)
         ]
@@ -269,7 +272,7 @@ def test_ranks_share_every_step(
         assert sorted(seen) == list(range(whole if drop_last else count))
         fewest = batch_size * world_size if drop_last else 1
         behind = next(later for later in itertools.count(epoch + 1) if make(lengths).count(later) >= fewest)
-        assert ranks[0].normalise(Position(epoch, count)) == Position(behind, 0)
+        assert ranks[0].normalize(Position(epoch, count)) == Position(behind, 0)
 
 
 @given(LENGTHS, st.sampled_from([0.1, 0.5, 0.9]))

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
-from row_oracle import END, write_documents
+from row_oracle import END, pieces_of, write_documents
 from streams import row_ids
 
 from dali_pipes import TokenLoader
 from dali_pipes.rows.document_rows import DocumentRows
-from dali_pipes.rows.windows import Windows
 from dali_pipes.schedule import Blocks, Position, Schedule
 
 
@@ -147,8 +146,7 @@ def test_epochs_without_a_step_are_passed_over(tmp_path: Path, queue: None, seed
     how: dict[str, Any] = {"seq_len": 16, "window_documents": 4, "seed": seed}
     corpus = few_documents(tmp_path / "few", seed)
     with load(corpus, **how, batch_size=1) as loader:
-        documents = loader._schedule.documents
-        assert documents is not None
+        documents = loader._schedule.interleave
         counts = [documents.count(epoch) for epoch in range(40)]
     step = counts[0]
     expected = [epoch for epoch, count in enumerate(counts) if count >= step]
@@ -181,7 +179,7 @@ def test_blocks_of_a_pipeline_pass_them_over_too(tmp_path: Path) -> None:
     size = max(counts[0], sorted(counts)[15])
     if counts[0] < size:
         size = counts[0]
-    schedule = Schedule(Windows(0, 0, 10, 10, int(offsets[-1])), size, documents=documents)
+    schedule = Schedule(documents, size)
     having = [epoch for epoch, count in enumerate(counts) if count >= size]
     blocks = Blocks(schedule, 2, Position(0, 0))
     for index, epoch in enumerate(having[:8]):
@@ -237,5 +235,5 @@ def test_rows_of_an_epoch_whose_count_was_pushed_out(lengths: list[int], window:
         return found
 
     pushed.count = counted  # type: ignore[method-assign]
-    for mine, theirs in zip(pushed.pieces(1, rows), whole.pieces(1, rows), strict=True):
+    for mine, theirs in zip(pieces_of(pushed, 1, rows), pieces_of(whole, 1, rows), strict=True):
         assert mine.tolist() == theirs.tolist()

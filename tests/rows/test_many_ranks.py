@@ -12,12 +12,12 @@ from oracle import epoch_batches, same
 
 from dali_pipes import TokenLoader
 from dali_pipes.config import LoaderConfig
-from dali_pipes.engine.dali import batches_per_run
+from dali_pipes.engine.build import batches_per_run
 from dali_pipes.rows.document_rows import DocumentRows, RowMode
 from dali_pipes.rows.length_buckets import LengthBuckets
-from dali_pipes.rows.windows import Windows, split_windows
+from dali_pipes.rows.windows import WindowRows, split_windows
 from dali_pipes.schedule import PADDING, Schedule, StepRange
-from dali_pipes.schedule.plans import Layout, PackedPieces, Plan, PlanCache, plan_rows
+from dali_pipes.schedule.plans import Plan, PlanCache, plan_steps
 
 WORLD_SIZE = 16384
 T = 16
@@ -32,20 +32,19 @@ def documents(mode: RowMode, count: int, window: int, *, buckets: bool) -> Docum
     return DocumentRows(offsets, T, mode=mode, **options, buckets=widths)
 
 
-def make(rows: str, count: int = 25_000, window: int = 9_000, **settings: Any) -> tuple[Schedule, Layout]:
+def make(rows: str, count: int = 25_000, window: int = 9_000, **settings: Any) -> Schedule:
     """The schedule of rank 0 of 16,384 with one row each a step, over `count` windows or documents."""
-    settings = {"batch_size": 1, "world_size": WORLD_SIZE, "seed": 7, **settings}
+    settings = {"batch_size": 1, "world_size": WORLD_SIZE, **settings}
     if rows == "stream":
-        return Schedule(split_windows(count * T + 1, T), **settings), None
-    layout = documents("pack" if rows == "pack" else "pad", count, window, buckets=rows == "buckets")
-    windows = Windows(0, 0, T, T, int(layout.offsets[-1]))
-    return Schedule(windows, documents=layout, **settings), PackedPieces(layout)
+        return Schedule(WindowRows(split_windows(count * T + 1, T), seed=7), **settings)
+    mode: RowMode = "pack" if rows == "pack" else "pad"
+    return Schedule(documents(mode, count, window, buckets=rows == "buckets"), **settings)
 
 
-def plans(schedule: Schedule, layout: Layout, step: int) -> list[Plan]:
+def plans(schedule: Schedule, step: int) -> list[Plan]:
     """What each of the 16,384 ranks plans for a step."""
     steps = StepRange(1, 0, step, 1)
-    return [plan_rows(replace(schedule, rank=rank), steps, layout) for rank in range(WORLD_SIZE)]
+    return [plan_steps(replace(schedule, rank=rank), steps) for rank in range(WORLD_SIZE)]
 
 
 def pieces_of(of_ranks: list[Plan]) -> list[tuple[int, int]]:
@@ -60,14 +59,14 @@ def pieces_of(of_ranks: list[Plan]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("rows", ["stream", "pack"])
 def test_the_union_of_all_ranks_is_the_epoch(rows: str) -> None:
     """A whole step, and the last, partial one, which does not divide evenly and is padded."""
-    schedule, layout = make(rows, 40_000 if rows == "pack" else 25_000, drop_last=False)
+    schedule = make(rows, 40_000 if rows == "pack" else 25_000, drop_last=False)
     total = schedule.rows_known(1)
     assert schedule.steps(0, 1) == 2
-    whole, partial = plans(schedule, layout, 0), plans(schedule, layout, 1)
+    whole, partial = plans(schedule, 0), plans(schedule, 1)
     ids = np.concatenate([plan.row_ids for plan in whole + partial])
     assert np.array_equal(ids, np.concatenate((np.arange(total), np.full(2 * WORLD_SIZE - total, PADDING))))
-    if isinstance(layout, PackedPieces):
-        offsets = layout.documents.offsets.tolist()
+    if isinstance(schedule.interleave, DocumentRows):
+        offsets = schedule.interleave.offsets.tolist()
         assert sorted(pieces_of(whole + partial)) == [(begin, end - begin) for begin, end in pairwise(offsets)]
     else:
         real = [plan for plan in whole + partial if plan.row_ids[0] != PADDING]
@@ -76,8 +75,8 @@ def test_the_union_of_all_ranks_is_the_epoch(rows: str) -> None:
 
 def test_every_rank_has_the_width_of_the_longest_row() -> None:
     """In a last step that most ranks have no row in."""
-    schedule, layout = make("buckets", WORLD_SIZE + 40, drop_last=False)
-    of_ranks = plans(schedule, layout, 1)
+    schedule = make("buckets", WORLD_SIZE + 40, drop_last=False)
+    of_ranks = plans(schedule, 1)
     pieces = pieces_of(of_ranks)
     assert len(set(pieces)) == 40
     longest = max(length for _, length in pieces)
@@ -87,7 +86,7 @@ def test_every_rank_has_the_width_of_the_longest_row() -> None:
 
 @pytest.mark.parametrize("rows", ["stream", "pack"])
 def test_without_the_partial_step(rows: str) -> None:
-    schedule, _ = make(rows, 40_000)
+    schedule = make(rows, 40_000)
     total = schedule.rows_known(0)
     assert schedule.steps(0, 0) == total // WORLD_SIZE < -(-total // WORLD_SIZE)
     for step in range(schedule.steps(0, 0)):
@@ -107,15 +106,15 @@ def test_a_first_batch_waits_for_the_plans_of_its_own_block(monkeypatch: pytest.
 
     monkeypatch.setattr(DocumentRows, "_make_plan", counted)
     config = LoaderConfig(corpus="tokens", batch_size=4, seq_len=2048)
-    alone, _ = make("pack", 300_000, batch_size=4, world_size=1)
+    alone = make("pack", 300_000, batch_size=4, world_size=1)
     assert batches_per_run(config, alone, on_gpu=False) == 128
-    schedule, layout = make("pack", 300_000, batch_size=4, world_size=1024)
+    schedule = make("pack", 300_000, batch_size=4, world_size=1024)
     steps = batches_per_run(config, schedule, on_gpu=False)
     assert steps == 16
     planned.clear()
-    PlanCache(schedule, steps, layout).plan(StepRange(0, 0, 0, steps))
-    assert isinstance(layout, PackedPieces)
-    needed = layout.documents.mark(0, steps * schedule.global_rows - 1).window + 1
+    PlanCache(schedule, steps).plan(StepRange(0, 0, 0, steps))
+    assert isinstance(schedule.interleave, DocumentRows)
+    needed = schedule.interleave.mark(0, steps * schedule.global_rows - 1).window + 1
     assert set(planned) <= set(range(needed))
     assert schedule.rows_known(0) > 2 * steps * schedule.global_rows
 
@@ -134,10 +133,10 @@ def test_a_loader_of_one_of_them(tmp_path: Path, rank: int) -> None:
 
 def peak_bytes(rows: str, world_size: int) -> int:
     """Of planning for one rank until all together have planned 65,536 rows, what is kept included."""
-    schedule, layout = make(rows, 140_000, 4_000, batch_size=4, world_size=world_size)
+    schedule = make(rows, 140_000, 4_000, batch_size=4, world_size=world_size)
     tracemalloc.start()
     try:
-        cache = PlanCache(replace(schedule, rank=world_size - 1), 1, layout)
+        cache = PlanCache(replace(schedule, rank=world_size - 1), 1)
         for step in range(65536 // schedule.global_rows):
             cache.plan(StepRange(0, 0, step, 1))
         return tracemalloc.get_traced_memory()[1]

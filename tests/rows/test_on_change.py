@@ -140,11 +140,11 @@ def test_what_is_said(corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
     with load(corpus, seq_len=7, stride=16, on_change="nearest", rank=0, world_size=2) as loader:
         loader.load_state_dict(state)
-        assert capsys.readouterr().err == (
-            "dali_pipes: the state was saved with rows of another length (seq_len 16 is now 7): going on in epoch 0 "
-            "at row 30 for 30, 480 tokens for 480; tokens of this epoch may come again or be missed, its order is "
-            "another\n"
-        )
+        said = capsys.readouterr().err
+        assert said.startswith("dali_pipes: ")
+        assert said.count("\n") == 1
+        for fact in ("seq_len 16 is now 7", "epoch 0", "row 30 (was 30)", "480 tokens (was 480)", "repeated or missed"):
+            assert fact in said
         own = loader.state_dict()
         loader.load_state_dict(own)
         assert loader.state_change is None
@@ -162,7 +162,7 @@ def test_what_is_said(corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     steps=st.integers(1, 25),
     first=st.integers(0, 30),
     length=st.integers(1, 6),
-    counted=st.sampled_from(["nothing", "nothing", "own", "one row"]),
+    unit=st.sampled_from(["steps", "rows", "tokens"]),
 )
 def test_steps_are_left_out_of_the_rows_there_are_now(
     corpus: str,
@@ -173,22 +173,20 @@ def test_steps_are_left_out_of_the_rows_there_are_now(
     steps: int,
     first: int,
     length: int,
-    counted: str,
+    unit: str,
 ) -> None:
-    """Those behind it are not left out again; which are meant has to be said where any may be ahead in either count."""
+    """Given in rows or tokens. Steps are ambiguous: they may be those of the saving run, whose rows were others."""
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     state = state_after(corpus, steps, rows=mode, seq_len=seq_lens[0], batch_size=sizes[0])
     if state["epoch"] or seq_lens[0] == seq_lens[1]:
         return
-    now, end, in_rows = sizes[1], first + length, counted == "one row"
-    begin, stop = (first * now, end * now) if in_rows else (first, end)
+    now, end, width = sizes[1], first + length, sizes[1] * seq_lens[1]
     how: dict[str, Any] = {"rows": mode, "seq_len": seq_lens[1], "batch_size": now, "drop_last": False}
     with load(corpus, **how) as loader:
         most = loader._schedule.rows_known(0)
     row = nearest(state["rows"] * seq_lens[0], seq_lens[1], most)
-    how |= {"rank": 0, "world_size": 1, "on_change": "nearest", "skip_steps": [[begin, stop]]}
-    how["skip_step_rows"] = {"nothing": None, "own": now, "one row": 1}[counted]
-    is_behind = end * sizes[0] <= state["rows"] and end * now <= row
+    in_unit = {"rows": {"rows": [first * now, end * now]}, "tokens": {"tokens": [first * width, end * width]}}
+    how |= {"rank": 0, "world_size": 1, "on_change": "nearest", "skip_steps": [in_unit.get(unit, [first, end])]}
     try:
         loader = load(corpus, **how)
     except ConfigError as error:
@@ -200,35 +198,26 @@ def test_steps_are_left_out_of_the_rows_there_are_now(
             loader.load_state_dict(state)
         except StateError as error:
             assert loader.state_dict() == before
-            if counted == "nothing":
-                assert not is_behind
-                assert f"skip_step_rows = {now}" in str(error)  # noqa: PT017
-            else:
-                assert in_rows
-                assert row % now
-                assert end * now > row
+            assert unit == "steps" or (row % now and end * now > row)
+            assert "{rows = [" in str(error) or unit == "tokens"  # noqa: PT017
             return
-        assert counted != "nothing" or is_behind
+        assert unit != "steps"
         assert loader.state_change is not None
         assert loader.state_change.rows == row
         found = row_ids(loader) if loader.epoch == 0 else []
-    shift = (now - row % now) % now if counted == "own" else 0  # its steps go on from where it began
-    left_out = range(max(0, first * now - shift), end * now - shift)
-    if is_behind:
-        left_out = range(0)
-    assert found == [number for number in range(row, most) if number not in left_out]
+    assert found == [number for number in range(row, most) if not first * now <= number < end * now]
 
 
 def test_the_line_names_the_row_behind_steps_that_are_left_out(corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     """From 30 rows of 16 tokens to row 15 of 32, on which a step of five rows begins, number 3."""
     say_once.cache_clear()
     state = state_after(corpus, 15)
-    how: dict[str, Any] = {"seq_len": 32, "batch_size": 5, "rank": 0, "world_size": 1, "skip_step_rows": 5}
-    with load(corpus, **how, on_change="nearest", skip_steps=[[3, 5]]) as loader:
+    how: dict[str, Any] = {"seq_len": 32, "batch_size": 5, "rank": 0, "world_size": 1}
+    with load(corpus, **how, on_change="nearest", skip_steps=[{"rows": [15, 25]}]) as loader:
         loader.load_state_dict(state)
         said = capsys.readouterr().err
-        assert "going on in epoch 0 at row 15 for 30, 480 tokens for 480; " in said
-        assert said.endswith("; the next row is 25 of epoch 0\n")
+        assert "row 15 (was 30)" in said
+        assert said.endswith("row 25 of epoch 0\n")
         assert next(iter(loader))["row_ids"].tolist() == [25, 26, 27, 28, 29]
 
 

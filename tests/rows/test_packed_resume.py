@@ -257,7 +257,7 @@ def test_a_check_value_knows_the_settings(corpus: str) -> None:
         state = whole_run(loader, 1)[1][6]
     for name, value in (("seed", 4), ("window_documents", 14), ("long_documents", "truncate")):
         edited = {**state, "config": {**state["config"], name: value}}
-        with load(corpus, **{name: value}) as loader, pytest.raises(StateError, match="changed by hand"):
+        with load(corpus, **{name: value}) as loader, pytest.raises(StateError, match="check value"):
             loader.load_state_dict(edited)
 
 

@@ -79,9 +79,7 @@ def kept(cache: Path) -> Path:
 
 def rows_counted(corpus: str, epoch: int = 0, **changes: Any) -> int:
     with load(corpus, **changes) as loader:
-        documents = loader._schedule.documents
-        assert documents is not None
-        return documents.count(epoch)
+        return loader._schedule.interleave.count(epoch)
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

@@ -14,7 +14,7 @@ from row_oracle import END, write_documents
 from streams import loader_stream, take
 
 from dali_pipes import TokenLoader
-from dali_pipes.rows.windows import Windows
+from dali_pipes.rows.windows import WindowRows, Windows
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
 from dali_pipes.schedule import plans as row_plan
 from dali_pipes.schedule.plans import PlanCache
@@ -27,13 +27,13 @@ Made = Counter[tuple[StepRange, bool]]
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """Plans that are made; they are of fewer rows, so that there are many of them."""
     counts: Made = Counter()
-    real = row_plan.plan_rows
+    real = row_plan.plan_steps
 
-    def counted(schedule: Schedule, steps: StepRange, *layout: Any) -> row_plan.Plan:
+    def counted(schedule: Schedule, steps: StepRange) -> row_plan.Plan:
         counts[steps, threading.current_thread() is threading.main_thread()] += 1
-        return real(schedule, steps, *layout)
+        return real(schedule, steps)
 
-    monkeypatch.setattr(row_plan, "plan_rows", counted)
+    monkeypatch.setattr(row_plan, "plan_steps", counted)
     monkeypatch.setattr(row_plan, "PLAN_ROWS", 12)
     return counts
 
@@ -138,22 +138,22 @@ def test_in_whatever_order_threads_come_to_their_plans(
 ) -> None:
     """Short epochs, steps that are left out, and a restart elsewhere while blocks are on their way."""
     skip_steps = tuple((first, first + 1, epoch) for epoch in (1, 2, 1000, 1001) for first in skip)
-    schedule = Schedule(Windows(0, num_rows, 8, 8, 8 * num_rows), batch_size, skip_steps=skip_steps)
+    schedule = Schedule(WindowRows(Windows(0, num_rows, 8, 8, 8 * num_rows)), batch_size, skip_steps=skip_steps)
     draw = random.Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_plan, "PLAN_ROWS", 12)
         counts: Counter[StepRange] = Counter()
-        real = row_plan.plan_rows
+        real = row_plan.plan_steps
 
-        def counted(schedule: Schedule, steps: StepRange, *layout: Any) -> row_plan.Plan:
+        def counted(schedule: Schedule, steps: StepRange) -> row_plan.Plan:
             counts[steps] += 1
-            return real(schedule, steps, *layout)
+            return real(schedule, steps)
 
-        patch.setattr(row_plan, "plan_rows", counted)
+        patch.setattr(row_plan, "plan_steps", counted)
         cache = PlanCache(schedule, batches_per_run, num_threads=num_threads, queue_depth=queue_depth)
         at_work: list[StepRange] = []
         for epoch in (0, 1000, 2000):
-            blocks = Blocks(schedule, batches_per_run, schedule.normalise(Position(epoch, 0)))
+            blocks = Blocks(schedule, batches_per_run, schedule.normalize(Position(epoch, 0)))
             for steps in order_of_calls(blocks, at_work, num_threads, queue_depth, draw):
                 plan = cache.plan(steps)
                 assert plan.steps == steps

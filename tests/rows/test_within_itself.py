@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from at_lines import AtLine, lines_of
+from row_oracle import pieces_of
 
 from dali_pipes.rows import document_rows, window_counts
 from dali_pipes.rows.document_rows import DocumentRows
@@ -24,11 +25,11 @@ def use(rows: DocumentRows) -> list[Any]:
     told: list[Any] = []
     for epoch in (0, 1):
         count = rows.count(epoch)
-        told.append([column.tolist() for column in rows.pieces(epoch, np.arange(count))])
+        told.append([column.tolist() for column in pieces_of(rows, epoch, np.arange(count))])
         told.append([rows.mark(epoch, row) for row in range(0, count, 2)])
-        rows.plan_behind(epoch, 1)
+        rows.plan_next(epoch, 1)
         rows.estimate(epoch)  # depends on what has been planned
-        told += [rows.is_complete(epoch), count]
+        told += [rows.is_counted(epoch), count]
     return told
 
 

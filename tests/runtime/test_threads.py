@@ -66,7 +66,7 @@ def test_an_interrupt_while_they_are_stopped(others: Callable[[], list[threading
 
 
 def test_they_are_stopped_while_a_task_is_submitted(others: Callable[[], list[threading.Thread]]) -> None:
-    """By a signal handler, at any line: the task is run, or fails, and whoever waits for it is told."""
+    """By another thread, at any line: the task is run, or fails, and whoever waits for it is told."""
     readers = ReaderThreads(2)
     lines = lines_of(lambda: readers.result(readers.submit(int, "7")))
     readers.stop()

@@ -14,7 +14,7 @@ from profiles import examples
 
 from dali_pipes import TokenLoader
 from dali_pipes.errors import CorpusReadError, TokenRangeError
-from dali_pipes.rows.windows import Windows
+from dali_pipes.rows.windows import WindowCuts, WindowRows, Windows
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.schedule.plans import steps_reading
 
@@ -35,7 +35,9 @@ def test_the_steps_that_read_a_token_are_those_a_slow_search_finds(data: Any) ->
     if drop_last and ranks * batch_size > count:
         batch_size, ranks = 1, 1
     windows = Windows(first, count, T, stride, end - first)
-    schedule = Schedule(windows, batch_size, 0, ranks, shuffle, seed=7, drop_last=drop_last)
+    cuts = WindowCuts(None, lookahead=width - T, limit=end, mask_boundaries=False)  # rows that read `width` tokens
+    source = WindowRows(windows, shuffle=shuffle, seed=7, cuts=cuts)
+    schedule = Schedule(source, batch_size, 0, ranks, drop_last=drop_last)
     base, epoch, step_rows = draw(st.integers(0, count - 1)), draw(st.integers(0, 2)), ranks * batch_size
     position = draw(st.integers(first, end - 1))
     expected = set()
@@ -45,7 +47,7 @@ def test_the_steps_that_read_a_token_are_those_a_slow_search_finds(data: Any) ->
         is_partial = count - base - (row - base) // step_rows * step_rows < step_rows
         if begin <= position < begin + width and not (drop_last and is_partial):
             expected.add(step)
-    assert steps_reading(schedule, StepRange(epoch, base, 0, 1), position, width) == sorted(expected)
+    assert steps_reading(schedule, StepRange(epoch, base, 0, 1), position) == sorted(expected)
 
 
 def leave_out(path: Path, **more: Any) -> list[list[int]]:

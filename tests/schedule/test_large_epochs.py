@@ -11,9 +11,9 @@ import pytest
 from streams import take
 
 from dali_pipes import TokenLoader
-from dali_pipes.rows.windows import Windows
+from dali_pipes.rows.windows import WindowRows, Windows
 from dali_pipes.schedule import Blocks, Position, Schedule
-from dali_pipes.schedule.plans import plan_rows
+from dali_pipes.schedule.plans import plan_steps
 
 T = 8
 ROWS = 3_000_000_000
@@ -115,7 +115,7 @@ def test_the_end_of_the_epoch_and_the_next(sparse: Path, little_memory: None) ->
 def test_planning_costs_the_same_anywhere(rows: int, little_memory: None) -> None:
     """Rows of virtual samples, no data behind them: the first, a middle and the last blocks, in several epochs."""
     windows = Windows(first=0, count=rows, seq_len=1, stride=1, num_tokens=rows + 1)
-    schedule = Schedule(windows, batch_size=512, world_size=24, rank=23)
+    schedule = Schedule(WindowRows(windows), batch_size=512, world_size=24, rank=23)
     steps = rows // (512 * 24)
     assert schedule.steps() == steps
     for position in (Position(0, 0), Position(7, (steps // 2) * 512 * 24), Position(10**6, 12345)):
@@ -123,7 +123,7 @@ def test_planning_costs_the_same_anywhere(rows: int, little_memory: None) -> Non
         for number in (0, 1, steps // 9, 10 * steps):
             block = blocks.steps(number)
             assert block is not None
-            plan = plan_rows(schedule, block)
+            plan = plan_steps(schedule, block)
             assert len(plan.row_ids) == 512 * block.num_steps
             assert plan.row_ids.dtype == plan.starts.dtype == np.int64
             first = block.base + block.first_step * 512 * 24 + 23
@@ -137,9 +137,9 @@ def test_planning_costs_the_same_anywhere(rows: int, little_memory: None) -> Non
 def test_a_million_rows_of_the_epoch_are_all_different(sparse: Path) -> None:
     """Consecutive parts of a shuffled epoch of 3e9 rows share no window."""
     windows = Windows(first=0, count=ROWS, seq_len=T, stride=1, num_tokens=ROWS + T)
-    schedule = Schedule(windows, batch_size=10_000)
+    schedule = Schedule(WindowRows(windows), batch_size=10_000)
     blocks = Blocks(schedule, 10, Position(3, 2_147_000_000))
     starts = np.concatenate(
-        [plan_rows(schedule, steps).starts for number in range(10) if (steps := blocks.steps(number))]
+        [plan_steps(schedule, steps).starts for number in range(10) if (steps := blocks.steps(number))]
     )
     assert len(np.unique(starts)) == len(starts) == 1_000_000

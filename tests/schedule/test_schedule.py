@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dali_pipes.config.skip_steps import merged_ranges
+from dali_pipes.config.skip_steps import in_steps, parse_ranges
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.window_counts import WindowMark
-from dali_pipes.rows.windows import Windows
+from dali_pipes.rows.windows import WindowRows, Windows
 from dali_pipes.schedule import PADDING, Blocks, Position, Schedule, StepRange
-from dali_pipes.schedule.plans import plan_rows
+from dali_pipes.schedule.plans import plan_steps
 
 
-def make(rows: int, batch_size: int, rank: int = 0, world_size: int = 1, **settings: Any) -> Schedule:
-    windows = Windows(first=0, count=rows, seq_len=4, stride=4, num_tokens=rows * 4 + 1)
-    return Schedule(windows, batch_size, rank=rank, world_size=world_size, **settings)
+def make(
+    rows: int, batch_size: int, rank: int = 0, world_size: int = 1, source: Any = None, **settings: Any
+) -> Schedule:
+    source = WindowRows(Windows(0, rows, seq_len=4, stride=4, num_tokens=rows * 4 + 1)) if source is None else source
+    return Schedule(source, batch_size, rank=rank, world_size=world_size, **settings)
 
 
 def test_hand_written_steps() -> None:
@@ -85,7 +87,7 @@ def test_blocks_run_through_epochs(
     if drop_last and rows < batch_size:
         return
     schedule = make(rows, batch_size, drop_last=drop_last)
-    start = schedule.normalise(Position(epoch, consumed % rows))
+    start = schedule.normalize(Position(epoch, consumed % rows))
     blocks = Blocks(schedule, per_run, start)
     expected = [(start.epoch, start.rows, s) for s in range(schedule.steps(start.rows))]
     expected += [(start.epoch + e, 0, s) for e in (1, 2) for s in range(schedule.steps())]
@@ -120,20 +122,19 @@ def test_a_step_on_no_rank_is_refused_alike_on_all() -> None:
 
 def test_keys_follow_seed_and_epoch_alone() -> None:
     windows = Windows(0, 10, 4, 4, 41)
-    keys = {Schedule(windows, 2, seed=seed).key(epoch) for seed in range(20) for epoch in range(20)}
+    keys = {WindowRows(windows, seed=seed).key(epoch) for seed in range(20) for epoch in range(20)}
     assert len(keys) == 400
-    assert Schedule(windows, 2, seed=3).key(5) == Schedule(windows, 1, rank=2, world_size=3, seed=3).key(5)
-    assert Schedule(windows, 2, seed=0).key(0) == 10961548640826030687  # frozen: changing it changes every order
-    assert Schedule(windows, 2, shuffle=False).key(0) is None
+    assert WindowRows(windows, seed=0).key(0) == 10961548640826030687  # frozen: changing it changes every order
+    assert WindowRows(windows, shuffle=False).key(0) is None
 
 
 def test_step_of_ten_to_the_twelve_needs_no_memory() -> None:
     """Planning step 10^12 of a corpus of 10^13 tokens: arrays of the size of one batch, nothing else."""
     num_tokens = 10**13
     windows = Windows(0, (num_tokens - 1 - 8) // 1 + 1, seq_len=8, stride=1, num_tokens=num_tokens)
-    schedule = Schedule(windows, batch_size=4, rank=1, world_size=2, seed=7)
+    schedule = Schedule(WindowRows(windows, seed=7), batch_size=4, rank=1, world_size=2)
     tracemalloc.start()
-    plan = plan_rows(schedule, StepRange(0, 0, 10**12, 1))
+    plan = plan_steps(schedule, StepRange(0, 0, 10**12, 1))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert plan.row_ids.tolist() == [8 * 10**12 + 1 + 2 * i for i in range(4)]
@@ -145,7 +146,7 @@ def test_step_of_ten_to_the_twelve_needs_no_memory() -> None:
 @pytest.mark.parametrize("num_windows", [1, 2, 3, 7, 8, 9, 64, 1000])
 def test_an_epoch_is_a_permutation_of_the_windows(num_windows: int) -> None:
     schedule = make(num_windows, batch_size=1)
-    orders = [plan_rows(schedule, StepRange(epoch, 0, 0, num_windows)).starts.tolist() for epoch in range(3)]
+    orders = [plan_steps(schedule, StepRange(epoch, 0, 0, num_windows)).starts.tolist() for epoch in range(3)]
     for order in orders:
         assert sorted(order) == list(range(0, num_windows * 4, 4))
     if num_windows >= 64:
@@ -153,12 +154,14 @@ def test_an_epoch_is_a_permutation_of_the_windows(num_windows: int) -> None:
 
 
 def test_dtype_is_64_bit() -> None:
-    plan = plan_rows(make(10, 2), StepRange(0, 0, 0, 2))
+    plan = plan_steps(make(10, 2), StepRange(0, 0, 0, 2))
     assert plan.starts.dtype == plan.row_ids.dtype == np.int64
 
 
 class UnevenEpochs:
     """Epochs of different numbers of rows, as documents make them; rows are counted a few at a time."""
+
+    is_uniform = False
 
     def __init__(self, rows: list[int]) -> None:
         self._rows, self._known = rows, [0] * len(rows)
@@ -200,8 +203,8 @@ def test_blocks_asked_for_again_do_not_look_at_epochs_long_past(data: st.DataObj
     draw = data.draw
     documents = WatchedEpochs(draw(st.lists(st.integers(2, 12), min_size=1, max_size=3)))
     spans = st.tuples(st.integers(0, 9), st.integers(10, 12), st.integers(1, 30))
-    skip = merged_ranges([(first, end, epoch) for first, end, epoch in draw(st.lists(spans, max_size=4))])
-    schedule = make(12, 2, documents=documents, skip_steps=skip)
+    skip = in_steps(parse_ranges(draw(st.lists(spans, max_size=4))), 12, 8)
+    schedule = make(12, 2, source=documents, skip_steps=skip)
     per_run, start = draw(st.integers(1, 4)), Position(draw(st.integers(0, 2)), 0)
     listed, blocks = Blocks(schedule, per_run, start), Blocks(schedule, per_run, start)
     in_order = [listed.steps(number) for number in range(120)]
@@ -249,10 +252,11 @@ def test_a_run_without_some_steps_is_the_run_with_them_minus_those(data: st.Data
     size = world_size * batch_size
     rows = draw(st.lists(st.integers(size, size * 8), min_size=1, max_size=3))
     spans = st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 2))
-    skip = merged_ranges([(first, first + count, epoch) for first, count, epoch in draw(st.lists(spans, max_size=4))])
+    ranges = [(first, first + count, epoch) for first, count, epoch in draw(st.lists(spans, max_size=4))]
+    skip = in_steps(parse_ranges(ranges), 12, 8)
     settings: dict[str, Any] = {"drop_last": draw(st.booleans())}
     if draw(st.booleans()):
-        settings["documents"] = UnevenEpochs(rows)
+        settings["source"] = UnevenEpochs(rows)
     how = (rows[0], batch_size, draw(st.integers(0, world_size - 1)), world_size)
     whole = make(*how, **settings)
     left_out = {(epoch, step) for first, end, epoch in skip for step in range(first, end)}
@@ -261,18 +265,18 @@ def test_a_run_without_some_steps_is_the_run_with_them_minus_those(data: st.Data
             make(*how, skip_steps=skip, **settings)
         return
     some = make(*how, skip_steps=skip, **settings)
-    start = whole.normalise(Position(draw(st.integers(0, 2)), draw(st.integers(0, rows[0]))))
+    start = whole.normalize(Position(draw(st.integers(0, 2)), draw(st.integers(0, rows[0]))))
     expected = [
         step
         for step in steps_of_blocks(whole, per_run, start, start.epoch + 4, within=False)
         if step[:2] not in left_out
     ]
     for within in (False, True):
-        assert steps_of_blocks(some, per_run, some.normalise(start), start.epoch + 4, within) == expected
+        assert steps_of_blocks(some, per_run, some.normalize(start), start.epoch + 4, within) == expected
         assert steps_of_blocks(some, per_run, start, start.epoch + 4, within) == expected
-    begin = some.normalise(start)
+    begin = some.normalize(start)
     assert (begin.epoch, some.step_number(begin.rows)) == expected[0][:2]
-    assert some.normalise(begin) == begin
+    assert some.normalize(begin) == begin
     for epoch in range(3):
         number = sum((epoch, step) not in left_out for step in range(whole.steps(0, epoch)))
         assert some.left_of(some.steps(0, epoch), epoch) == number
@@ -283,6 +287,6 @@ def test_hand_written_runs_of_steps() -> None:
     schedule = make(10, 2, skip_steps=((1, 2, 0), (3, 4, 0), (0, 5, 1)))
     assert list(schedule.runs(0, 0)) == [(0, 1), (4, 1), (8, None)]
     assert list(schedule.runs(3, 0)) == [(3, 1), (7, None)]
-    assert [schedule.normalise(Position(0, row)) for row in (0, 2, 4, 5)] == [(0, 0), (0, 4), (0, 4), (0, 7)]
-    assert schedule.normalise(Position(0, 10)) == (2, 0)
-    assert schedule.normalise(Position(1, 4)) == (2, 0)
+    assert [schedule.normalize(Position(0, row)) for row in (0, 2, 4, 5)] == [(0, 0), (0, 4), (0, 4), (0, 7)]
+    assert schedule.normalize(Position(0, 10)) == (2, 0)
+    assert schedule.normalize(Position(1, 4)) == (2, 0)

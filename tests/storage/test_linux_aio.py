@@ -70,7 +70,7 @@ def test_a_truncated_file_is_one_error_with_its_place(tmp_path: Path) -> None:
         starts, out = spread(corpus, 40, 7)
         corpus.read_rows(starts, out)
         os.truncate(path, 50_001)
-        with pytest.raises(CorpusReadError, match=r"a\.bin: ends early: wanted 14 bytes at byte \d+, got \d+"):
+        with pytest.raises(CorpusReadError, match=r"a\.bin: ends early: .*14 bytes at byte [\d,]+, got \d+"):
             corpus.read_rows(starts, out)
 
 

@@ -346,7 +346,7 @@ def test_a_turn_that_cannot_be_told_from_the_rest_is_refused() -> None:
     """Nothing asks to speak, the turn changes when others follow, and its content is not shown as it is."""
     shown = "{{ m.content | length if loop.last else m.content | upper }}|{{ loop.length }}"
     source = "{% for m in messages %}" + shown + "{% endfor %}"
-    with pytest.raises(CorpusFormatError, match=r"a\.jsonl:1: what the assistant says in message 1 .*the template"):
+    with pytest.raises(CorpusFormatError, match=r"a\.jsonl:1: .*message 1 .*the template"):
         encode(encoder(source), said("user", "a"), said("assistant", "b"), said("user", "c"))
 
 
@@ -368,7 +368,7 @@ def test_what_goes_wrong_in_a_template_names_the_place(source: str, message: str
 
 def test_special_text_that_the_template_acts_on_is_refused() -> None:
     source = "{% for m in messages %}{{ m.content.split('<s>') | length }}{% endfor %}"
-    with pytest.raises(CorpusFormatError, match="acts on it"):
+    with pytest.raises(CorpusFormatError, match="the template"):
         encode(encoder(source), said("assistant", "a<s>b"))
 
 

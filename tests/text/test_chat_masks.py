@@ -357,9 +357,9 @@ def test_only_the_thought_is_left_out(learn: str) -> None:
         (
             "{{ m.content | upper if loop.last else m.content[::-1] }}",
             "say",
-            "in message 1 .* acts on the text of message 0",
+            "message 1 .* message 0",
         ),
-        ("{{ m.content }}{{ messages[0].content if m.role == 'assistant' }}|", "say", "shares text with message 0"),
+        ("{{ m.content }}{{ messages[0].content if m.role == 'assistant' }}|", "say", "message 1 .* message 0"),
     ],
 )
 def test_a_message_that_is_not_found_or_is_within_a_turn_is_refused(shown: str, message: str, match: str) -> None:
@@ -379,9 +379,7 @@ def test_thoughts_that_are_not_found_cannot_be_left_out() -> None:
         return ChatEncoder(tokenizer(), template, learn_thoughts=False)
 
     assert pieces_learned(made("replace('o', '0')"), messages) == ["b."]
-    with pytest.raises(
-        CorpusFormatError, match=r"message 0 .*its thoughts, which should not be learned, cannot be found"
-    ):
+    with pytest.raises(CorpusFormatError, match=r"message 0 .*thoughts"):
         encode(made("length"), messages)
 
 

@@ -8,8 +8,8 @@ import pytest
 from chat_cases import samples
 
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.text.conversation import parse_conversation
-from dali_pipes.text.tool_calls import Arguments
+from dali_pipes.text.chat.conversation import parse_conversation
+from dali_pipes.text.chat.tool_calls import Arguments
 
 USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
@@ -72,11 +72,9 @@ def test_the_same_system_text_twice_is_one_turn_and_two_texts_are_refused() -> N
     assert parse_conversation({"messages": [SYSTEM, USER], **both}, "x").messages == (SYSTEM, USER)
     parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]
     assert parse_conversation({"messages": [USER], "system": parts}, "x").messages == (SYSTEM, USER)
-    with pytest.raises(CorpusFormatError, match="x: 'system' and 'system_prompt' are different texts; remove one"):
+    with pytest.raises(CorpusFormatError, match="x: 'system' and 'system_prompt'"):
         parse_conversation({"messages": [USER], **both, "system": "Be rude."}, "x")
-    with pytest.raises(
-        CorpusFormatError, match=r"x: 'system' is 'Be rude.' \(str\), but message 0 is a system message"
-    ):
+    with pytest.raises(CorpusFormatError, match=r"x: 'system' is 'Be rude\.', .*message 0"):
         parse_conversation({"messages": [SYSTEM, USER], "system": "Be rude."}, "x")
 
 
@@ -114,7 +112,7 @@ def test_flags_that_contradict_each_other_are_refused(flags: dict[str, Any], is_
     if is_learned is not None:
         assert parse_conversation(record, "x").weights == (True, is_learned)
         return
-    with pytest.raises(CorpusFormatError, match=r"messages\[1\]: '\w+' is .* and '\w+' is .*contradict each other"):
+    with pytest.raises(CorpusFormatError, match=r"messages\[1\]: '\w+' is .* and '\w+' is "):
         parse_conversation(record, "x")
 
 
@@ -146,9 +144,9 @@ def test_tools_reach_the_template_as_objects_from_whatever_they_are(key: str) ->
 def test_tools_and_documents_that_are_given_twice() -> None:
     record = {"messages": [], "tools": [TOOL], "functions": [FUNCTION], "chat_template_kwargs": {"tools": [TOOL]}}
     assert parse_conversation(record, "x").variables == {"tools": [TOOL]}
-    with pytest.raises(CorpusFormatError, match="x: 'tools' and 'functions' are different tools; remove one"):
+    with pytest.raises(CorpusFormatError, match="x: 'tools' and 'functions' "):
         parse_conversation(record | {"functions": [{"name": "sub"}]}, "x")
-    with pytest.raises(CorpusFormatError, match="x: 'tools' and 'chat_template_kwargs' are different tools"):
+    with pytest.raises(CorpusFormatError, match="x: 'tools' and 'chat_template_kwargs' "):
         parse_conversation({"messages": [], "tools": [TOOL], "chat_template_kwargs": {"tools": [SEARCH]}}, "x")
 
 
@@ -172,12 +170,12 @@ def test_settings_of_a_record_for_the_template() -> None:
     assert found.variables == {"xml_tools": ["a"]}
     assert found.unused == (("chat_template_kwargs", "enable_thinking"),)
     for bad, message in (
-        ("{", "is not valid JSON"),
-        ([1], "expected a JSON object"),
-        ({"messages": []}, "sets messages, which tokenize sets itself"),
-        ({"bos_token": "a", "add_generation_prompt": True}, "sets bos_token, add_generation_prompt, which"),
+        ("{", "character 2"),
+        ([1], r"\[1\] \(list\)"),
+        ({"messages": []}, "messages"),
+        ({"bos_token": "a", "add_generation_prompt": True}, "bos_token, add_generation_prompt"),
     ):
-        with pytest.raises(CorpusFormatError, match=f"^x: 'chat_template_kwargs' .*{message}"):
+        with pytest.raises(CorpusFormatError, match=f"^x: 'chat_template_kwargs': .*{message}"):
             parse_conversation({"messages": [], "chat_template_kwargs": bad}, "x")
 
 
@@ -216,7 +214,7 @@ def test_no_arguments_are_an_empty_object() -> None:
 @pytest.mark.parametrize("nothing", ["", " ", "[]", "null", None, []])
 def test_no_calls_as_a_text_are_no_calls(nothing: Any) -> None:
     assert not parsed(ASSISTANT | {"tool_calls": nothing})[0].get("tool_calls")
-    with pytest.raises(CorpusFormatError, match="no 'content'"):
+    with pytest.raises(CorpusFormatError, match="'content'"):
         parsed({"role": "assistant", "content": None, "tool_calls": nothing})
 
 
@@ -259,43 +257,43 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x.png"}}
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ([1], "found [1] (list); expected a JSON object"),
-        ({}, "among the keys none"),
-        ({"text": "a", "n": 1}, "among the keys text (str), n (int). Expected 'messages'"),
-        ({"prompt": "a"}, "among the keys prompt (str)"),
+        ([1], "[1] (list)"),
+        ({}, "none"),
+        ({"text": "a", "n": 1}, "text (str), n (int)"),
+        ({"prompt": "a"}, "prompt (str)"),
         ({"prompt": "a", "completion": None}, "completion (NoneType)"),
         ({"prompt": "a", "completion": [ASSISTANT]}, "prompt (str), completion (list)"),
-        ({"messages": "hi"}, "'messages' is 'hi' (str); expected a list"),
-        ({"messages": [USER, "b"]}, "messages[1]: found 'b' (str); expected an object with role and content"),
-        ({"messages": [{"text": "a"}]}, "messages[0]: the keys are text; expected 'role' with one of system,"),
-        ({"messages": [{"role": "narrator", "content": "a"}]}, "'role' is 'narrator' (str); expected 'role' with one"),
+        ({"messages": "hi"}, "'messages' is 'hi'"),
+        ({"messages": [USER, "b"]}, "messages[1]: found 'b'"),
+        ({"messages": [{"text": "a"}]}, "messages[0]: the keys are text"),
+        ({"messages": [{"role": "narrator", "content": "a"}]}, "'role' is 'narrator'"),
         ({"messages": [{"role": "im_end|>", "content": "a"}]}, "'role' is 'im_end|>'"),
         ({"conversations": [{"from": 1, "value": "a"}]}, "conversations[0]: 'from' is 1 (int)"),
-        ({"conversations": [{"from": "gpt", "content": "a"}]}, "conversations[0]: no 'value' (keys: from, content)"),
-        ({"messages": [{"role": "user", "content": None}]}, "no 'content' (keys: role, content); only a message with"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "no 'content'"),
-        ({"messages": [{"role": "user", "content": 3}]}, "'content' is 3 (int); expected text"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "content[0]: found a part of type 'image_url' (str)"),
-        ({"messages": [{"role": "user", "content": ["a"]}]}, "content[0]: found 'a' (str); only text"),
-        ({"messages": [USER | {"weight": 0.5}]}, "messages[0]: 'weight' is 0.5 (float); expected 0"),
-        ({"messages": [USER | {"train": "no"}]}, "messages[0]: 'train' is 'no' (str)"),
-        ({"messages": [USER], "images": ["x.png"]}, "'images' is ['x.png'] (list); only text can be tokenized"),
-        ({"messages": [USER | {"audio": {"path": "x"}}]}, "messages[0]: 'audio' is {'path': 'x'} (dict); only text"),
-        ({"messages": [USER], "system": 3}, "'system' is 3 (int); expected text"),
+        ({"conversations": [{"from": "gpt", "content": "a"}]}, "conversations[0]: 'value'"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0]: 'content'"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0]: 'content'"),
+        ({"messages": [{"role": "user", "content": 3}]}, "'content' is 3 (int)"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "content[0]: found a part of type 'image_url'"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "content[0]: found 'a'"),
+        ({"messages": [USER | {"weight": 0.5}]}, "messages[0]: 'weight' is 0.5 (float)"),
+        ({"messages": [USER | {"train": "no"}]}, "messages[0]: 'train' is 'no'"),
+        ({"messages": [USER], "images": ["x.png"]}, "'images' is ['x.png'] (list)"),
+        ({"messages": [USER | {"audio": {"path": "x"}}]}, "messages[0]: 'audio' is {'path': 'x'} (dict)"),
+        ({"messages": [USER], "system": 3}, "'system' is 3 (int)"),
         (
             {"messages": [ASSISTANT | {"tool_calls": [call("{}"), call("print(1)")]}]},
-            "messages[0], tool_calls[1]: 'arguments' is not valid JSON",
+            "messages[0], tool_calls[1]: 'arguments': ",
         ),
         (
             {"messages": [ASSISTANT | {"tool_calls": [call([1])]}]},
-            "messages[0], tool_calls[0]: 'arguments' is [1] (list); expected a JSON object",
+            "messages[0], tool_calls[0]: 'arguments' is [1] (list)",
         ),
         (
             {"messages": [ASSISTANT | {"function_call": {"name": "f", "arguments": "7"}}]},
-            "messages[0], function_call: 'arguments' is '7' (str); expected a JSON object",
+            "messages[0], function_call: 'arguments' is '7'",
         ),
-        ({"messages": [USER], "tools": "{"}, "'tools' is not valid JSON"),
-        ({"messages": [USER], "tools": {"a": 1}}, "'tools' is {'a': 1} (dict); expected a list"),
+        ({"messages": [USER], "tools": "{"}, "'tools': "),
+        ({"messages": [USER], "tools": {"a": 1}}, "'tools': found {'a': 1} (dict)"),
     ],
 )
 def test_what_is_no_conversation_is_refused_by_place(record: Any, message: str) -> None:
@@ -311,7 +309,5 @@ def test_turns_as_json_text_are_the_same_turns(key: str) -> None:
     turns[0]["weight"] = 0  # type: ignore[assignment]
     assert parse_conversation({key: json.dumps(turns)}, "a.csv:2") == parse_conversation({key: turns}, "a.csv:2")
     for value in ("", '{"role": "user"}', "[", "3"):
-        with pytest.raises(
-            CorpusFormatError, match=rf"a.csv:2: '{key}' is {re.escape(repr(value))} \(str\); expected a list"
-        ):
+        with pytest.raises(CorpusFormatError, match=rf"a.csv:2: '{key}' is {re.escape(repr(value))}"):
             parse_conversation({key: value}, "a.csv:2")

@@ -11,7 +11,7 @@ from profiles import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.text.special_text import SpecialText
+from dali_pipes.text.chat.special_text import SpecialText
 
 SPECIAL = ["<s>", "</s>", "[INST]"]
 KINDS = ["byte-level", "metaspace first", "metaspace always", "prepend", "lower case", "unigram"]
@@ -105,7 +105,7 @@ def test_a_vocabulary_that_has_special_text_as_a_word_is_refused() -> None:
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     library.add_special_tokens(["<s>"])
     codec = SpecialText(library)
-    with pytest.raises(CorpusFormatError, match="b:3: a message holds the text of a special token, and this tokenizer"):
+    with pytest.raises(CorpusFormatError, match=r"b:3: .*special token"):
         codec.encode_masked([codec.masked("a <s> a")], ["b:3"])
 
 

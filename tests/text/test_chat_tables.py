@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from dali_pipes.text import Document, find_text_files
-from dali_pipes.text.chat import ChatTemplate
-from dali_pipes.text.chat_run import ConversationEncoder
+from dali_pipes.text.chat import ChatTemplate, ConversationEncoder
 from dali_pipes.text.reading import read_documents
 from dali_pipes.text.streams import ByteMeter
 from dali_pipes.text.tokenizer import LoadedTokenizer

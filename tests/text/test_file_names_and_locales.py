@@ -45,7 +45,9 @@ def named(folder: Path, stem: bytes, suffix: str) -> Path:
     return Path(os.fsdecode(os.fsencode(folder) + b"/" + stem + b"." + suffix.encode()))
 
 
-def tokenize(source: Path, out: Path, small: Path, environment: dict[str, str]) -> dict[str, Any]:
+def run_tokenize(
+    source: Path, out: Path, small: Path, environment: dict[str, str], *options: bytes
+) -> subprocess.CompletedProcess[bytes]:
     command = [
         sys.executable,
         "-m",
@@ -57,9 +59,12 @@ def tokenize(source: Path, out: Path, small: Path, environment: dict[str, str]) 
         "--out",
         str(out),
     ]
-    done = subprocess.run(
-        [os.fsencode(part) for part in command], capture_output=True, env={**os.environ, **environment}, check=False
-    )
+    typed = [*map(os.fsencode, command), *options]
+    return subprocess.run(typed, capture_output=True, env={**os.environ, **environment}, check=False)
+
+
+def manifest_of(source: Path, out: Path, small: Path, environment: dict[str, str]) -> dict[str, Any]:
+    done = run_tokenize(source, out, small, environment)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     return json.loads((out / MANIFEST).read_bytes().decode("utf-8"))  # type: ignore[no-any-return]
 
@@ -83,8 +88,8 @@ def test_a_run_of_another_locale_is_the_same_run(tmp_path: Path, small: Path, st
     """The manifest has the name as text where it is UTF-8, and an escape for each byte where it is not."""
     source = named(tmp_path, stem, "jsonl")
     source.write_text('{"text": "one"}\n')
-    first = tokenize(source, named(tmp_path, b"out" + stem, "d"), small, ASCII)
-    assert tokenize(source, named(tmp_path, b"out" + stem, "d"), small, {}) == first
+    first = manifest_of(source, named(tmp_path, b"out" + stem, "d"), small, ASCII)
+    assert manifest_of(source, named(tmp_path, b"out" + stem, "d"), small, {}) == first
     assert first["inputs"][0]["name"] == (stem + b".jsonl").decode("utf-8", "surrogateescape")
 
 
@@ -93,21 +98,10 @@ def test_what_is_typed_is_utf8_in_any_locale_or_refused(tmp_path: Path, small: P
     (tmp_path / "a.txt").write_text("one\u65e5two", encoding="utf-8")
     (tmp_path / "a.jsonl").write_text('{"\u65e5": "one"}', encoding="utf-8")
     source = tmp_path / ("a.txt" if option == "--separator" else "a.jsonl")
-    command: list[str | bytes] = [
-        sys.executable,
-        "-m",
-        "dali_pipes",
-        "tokenize",
-        str(source),
-        "--tokenizer",
-        str(small),
-        "--out",
-    ]
-    for value, wanted in (("\u65e5".encode(), 0), (b"\xe9", 2)):
-        typed = [*(os.fsencode(part) for part in (*command, str(tmp_path / f"out{wanted}"), option)), value]
-        done = subprocess.run(typed, capture_output=True, env={**os.environ, **ASCII}, check=False)
-        assert done.returncode == wanted, done.stderr
-        assert (b"is not UTF-8" in done.stderr) == bool(wanted)
+    for value, code in (("\u65e5".encode(), 0), (b"\xe9", 2)):
+        done = run_tokenize(source, tmp_path / f"out{code}", small, ASCII, option.encode(), value)
+        assert done.returncode == code, done.stderr
+        assert (b"UTF-8" in done.stderr) == bool(code)
 
 
 def test_the_order_of_a_folder_is_that_of_any_locale(tmp_path: Path) -> None:

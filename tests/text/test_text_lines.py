@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
-from dali_pipes.text.lines import read_jsonl, read_plain, split_lines
+from dali_pipes.text.formats.json_lines import read_json_lines
+from dali_pipes.text.formats.lines import split_lines
+from dali_pipes.text.formats.plain_text import read_plain_text
 from dali_pipes.text.streams import ByteMeter, Compression, read_chunks
 
 PATH = Path("in.jsonl")
@@ -24,7 +26,7 @@ def chunked(data: bytes, cuts: list[int]) -> Iterator[bytes]:
 
 
 def texts(data: bytes, key: str = "text") -> list[str]:
-    return [document.content for document in read_jsonl(PATH, iter([data]), key)]
+    return [document.content for document in read_json_lines(PATH, iter([data]), key)]
 
 
 @given(st.lists(st.sampled_from([b"\n", b"a", b"\r", b"bc", b"\0"])).map(b"".join), st.lists(st.integers(0, 30)))
@@ -42,7 +44,7 @@ def test_texts_come_back_as_they_were(
     text = "\ufeff" + end.join(lines) + (end if has_last else "")
     raw = text.encode()
     cuts = data.draw(st.lists(st.integers(0, len(raw))))
-    assert [document.content for document in read_jsonl(PATH, chunked(raw, cuts), "text")] == wanted
+    assert [document.content for document in read_json_lines(PATH, chunked(raw, cuts), "text")] == wanted
 
 
 @pytest.mark.parametrize(
@@ -63,25 +65,25 @@ def test_what_is_accepted(line: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"text": "a', r"not valid JSON: Unterminated string .* at character 10"),
-        (b'{"text": "a\tb"}', r"not valid JSON: Invalid control character"),
-        (b'{"text": "a"} {"text": "b"}', r"not valid JSON: Extra data at character 15"),
-        (b"hello", r"not valid JSON: Expecting value at character 1, found 'hello'"),
-        (b'{"text": "a\xffb"}', r"byte 11 of the line, 0xff, is not UTF-8"),
-        (b'{"text": "\xed\xa0\x80"}', r"is not UTF-8"),
-        (b'"text"', r"a JSON str, 'text'; one object a line is expected"),
-        (b'["text"]', r"a JSON list"),
-        (b'{"text": 5}', r"'text' holds 5, a int; a string is expected"),
-        (b'{"text": ["a"]}', r"'text' holds \['a'\], a list"),
-        (b'{"id": 1, "body": "a"}', r"no key 'text'; the keys are 'id', 'body'.*text_key"),
-        (b"{}", r"no key 'text'; the keys are \(none\)"),
-        (b'{"id": 1, "messages": []}', r"no key 'text'; the keys are 'id', 'messages'.*`dali-pipes tokenize --chat`"),
-        (b'{"conversations": []}', r"no key 'text'; the keys are 'conversations'.*`dali-pipes tokenize --chat`"),
-        (b'{"prompt": "", "completion": ""}', r"no key 'text'.*`dali-pipes tokenize --chat`"),
-        (b'{"prompt": ""}', r"no key 'text'; the keys are 'prompt'\. Name the one"),
-        (b"[" * 100_000, r"cannot be parsed as JSON"),
-        (b'{"n": ' + b"1" * 5000 + b', "text": ""}', r"cannot be parsed as JSON"),
-        (b"{\0}", r"not valid JSON"),
+        (b'{"text": "a', r"Unterminated string .* at character 10"),
+        (b'{"text": "a\tb"}', r"Invalid control character"),
+        (b'{"text": "a"} {"text": "b"}', r"Extra data at character 15"),
+        (b"hello", r"Expecting value at character 1, near 'hello'"),
+        (b'{"text": "a\xffb"}', r"byte 11 \(0xff\)"),
+        (b'{"text": "\xed\xa0\x80"}', r"byte 10 \(0xed\)"),
+        (b'"text"', r"found 'text';"),
+        (b'["text"]', r"found \['text'\] \(list\);"),
+        (b'{"text": 5}', r"'text' is 5 \(int\);"),
+        (b'{"text": ["a"]}', r"'text' is \['a'\] \(list\);"),
+        (b'{"id": 1, "body": "a"}', r"'text' .*'id', 'body'.*text_key"),
+        (b"{}", r"'text' .*\(none\)"),
+        (b'{"id": 1, "messages": []}', r"'text' .*'id', 'messages'.*`dali-pipes tokenize --chat`"),
+        (b'{"conversations": []}', r"'text' .*'conversations'.*`dali-pipes tokenize --chat`"),
+        (b'{"prompt": "", "completion": ""}', r"'text' .*`dali-pipes tokenize --chat`"),
+        (b'{"prompt": ""}', r"'text' .*'prompt'\. .*text_key"),
+        (b"[" * 100_000, r"JSON"),
+        (b'{"n": ' + b"1" * 5000 + b', "text": ""}', r"JSON"),
+        (b"{\0}", r"character 2"),
     ],
 )
 def test_a_bad_line_is_named(line: bytes, message: str) -> None:
@@ -90,7 +92,7 @@ def test_a_bad_line_is_named(line: bytes, message: str) -> None:
 
 
 def test_whole_records_are_handed_out_if_no_key_is_named() -> None:
-    (document,) = read_jsonl(PATH, iter([b'{"a": [1], "b": null}']), None)
+    (document,) = read_json_lines(PATH, iter([b'{"a": [1], "b": null}']), None)
     assert document.content == {"a": [1], "b": None}
     assert document.place == "in.jsonl: line 1"
 
@@ -101,22 +103,22 @@ PIECES = st.lists(st.sampled_from(["a", "b", "ab", "aa", "é", "\n", "\U0001f642
 @given(PIECES, st.sampled_from(["a", "ab", "aa", "aba", "\n\n", "é"]), st.lists(st.integers(0, 60)))
 def test_a_separator_cuts_as_on_the_whole_text(text: str, separator: str, cuts: list[int]) -> None:
     expected = text.split(separator)
-    found = [document.content for document in read_plain(PATH, chunked(text.encode(), cuts), separator)]
+    found = [document.content for document in read_plain_text(PATH, chunked(text.encode(), cuts), separator)]
     assert found == (expected if expected[-1] else expected[:-1])
 
 
 @given(st.text(), st.lists(st.integers(0, 60)))
 def test_a_plain_file_is_one_document_as_it_is(text: str, cuts: list[int]) -> None:
-    (document,) = read_plain(PATH, chunked(b"\xef\xbb\xbf" + text.encode(), cuts), None)
+    (document,) = read_plain_text(PATH, chunked(b"\xef\xbb\xbf" + text.encode(), cuts), None)
     assert document.content == text
 
 
 @pytest.mark.parametrize("cuts", [[], [4], [3, 4, 5]])
 def test_a_plain_file_that_is_not_utf8_is_refused(cuts: list[int]) -> None:
-    with pytest.raises(CorpusFormatError, match="byte 4 of the text is not UTF-8"):
-        list(read_plain(PATH, chunked(b"abc\n\xffd", cuts), None))
-    with pytest.raises(CorpusFormatError, match="byte 3 of the text is not UTF-8"):
-        list(read_plain(PATH, chunked(b"abc\xe2\x82", cuts), "x"))  # ends within a character
+    with pytest.raises(CorpusFormatError, match=r"in\.jsonl: byte 4 "):
+        list(read_plain_text(PATH, chunked(b"abc\n\xffd", cuts), None))
+    with pytest.raises(CorpusFormatError, match=r"in\.jsonl: byte 3 "):
+        list(read_plain_text(PATH, chunked(b"abc\xe2\x82", cuts), "x"))  # ends within a character
 
 
 def plain(path: Path, compression: Compression) -> bytes:
@@ -157,7 +159,7 @@ def test_much_from_little_comes_in_pieces(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])
 def test_a_cut_is_an_error_wherever_it_is(tmp_path: Path, compression: Compression) -> None:
-    """Not an end: the documents behind it would be missing without a word."""
+    """Not an end: the documents after it would be missing silently."""
     parts = [b"0123456789" * 20, b"x" * 50]
     packed = [gzip.compress(p) if compression == "gzip" else zstd_frame(p, sized=True) for p in parts]
     whole, ends = b"".join(packed), {len(packed[0]), len(packed[0]) + len(packed[1])}
@@ -167,7 +169,7 @@ def test_a_cut_is_an_error_wherever_it_is(tmp_path: Path, compression: Compressi
         if size in ends:
             assert plain(path, compression) in (parts[0], b"".join(parts))
         else:
-            with pytest.raises(CorpusFormatError, match=r"ends inside of \w+ (member|frame) [12]: it is cut off"):
+            with pytest.raises(CorpusFormatError, match=r"cut: .*(gzip member|zstd frame) [12]"):
                 plain(path, compression)
 
 
@@ -176,15 +178,15 @@ def test_damage_is_an_error(tmp_path: Path, compression: Compression) -> None:
     data = b"0123456789" * 2000
     packed = bytearray(gzip.compress(data) if compression == "gzip" else zstd_frame(data, sized=True))
     path = tmp_path / "damaged"
-    path.write_bytes(bytes(packed) + b"junk behind the end")
-    with pytest.raises(CorpusFormatError, match=r"(member|frame) 2 is damaged"):
+    path.write_bytes(bytes(packed) + b"junk after the end")
+    with pytest.raises(CorpusFormatError, match=r"damaged: .*(gzip member|zstd frame) 2 "):
         plain(path, compression)
     packed[len(packed) // 2] ^= 0xFF
     path.write_bytes(packed)
-    with pytest.raises(CorpusFormatError, match=r"is damaged|cut off"):
+    with pytest.raises(CorpusFormatError, match=r"damaged: .*(gzip member|zstd frame) 1"):
         plain(path, compression)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CorpusReadError, match=r"gone: cannot be read: No such file"):
+    with pytest.raises(CorpusReadError, match=r"gone: .*No such file"):
         list(read_chunks(tmp_path / "gone", "", ByteMeter()))

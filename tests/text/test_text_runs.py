@@ -75,7 +75,7 @@ def test_every_document_is_there_once_and_in_order(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenize_module, "_MOST_CHARACTERS", batch)
         if not any(expected(texts)):
-            with pytest.raises(CorpusError, match=f"in-0.jsonl.*: hold no token: {len(texts)} documents, "):
+            with pytest.raises(CorpusError, match=f"in-0.jsonl.*: .* {len(texts)} documents, "):
                 run(folder, folder / "out", shard_tokens=limit)
             return
         summary = run(folder, folder / "out", shard_tokens=limit)
@@ -133,7 +133,7 @@ def test_a_mask_of_another_length_is_an_error(tmp_path: Path) -> None:
             return [Encoded(np.arange(3), np.ones(2, np.uint8)) for _ in documents]
 
     inputs, _ = make_inputs(tmp_path / "in")
-    with pytest.raises(ValueError, match="3 ids came with a mask of 2"):
+    with pytest.raises(ValueError, match=r"3 ids .*mask of 2"):
         run(inputs, tmp_path / "out", Short(has_mask=True))
 
 
@@ -148,7 +148,7 @@ def test_parts_of_several_processes_are_the_whole(tmp_path: Path, count: int) ->
         done = [number for number in range(6) if number % count in order[: at + 1]]
         assert summary.missing == 6 - len(done)
         if summary.missing:
-            with pytest.raises(CorpusError, match="holds no data file"):
+            with pytest.raises(CorpusError, match="does not contain data files"):
                 open_corpus(tmp_path / "parts")
     assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
 
@@ -277,32 +277,32 @@ def test_other_settings_and_inputs_are_refused_by_name(tmp_path: Path, is_finish
     inputs, _ = make_inputs(tmp_path / "in")
     out = tmp_path / "out"
     run(inputs, out) if is_finished else broken_run(inputs, out)
-    what = "the finished corpus" if is_finished else "an unfinished run"
+    what = "a finished corpus" if is_finished else "an unfinished run"
     before = files_of(out)
 
     def refused(message: str, **job: Any) -> None:
-        with pytest.raises(ConfigError, match=rf"out: holds {what} of other settings or inputs: .*{message}"):
+        with pytest.raises(ConfigError, match=rf"out: .*{what} .*{message}"):
             run(inputs, out, **job)
         assert files_of(out) == before
 
     class Other(CharacterEncoder):
         settings = {"characters": 2}  # noqa: RUF012
 
-    refused("shard_tokens was 40 and is 41", shard_tokens=41)
-    refused("format was 'megatron' and is 'flat'", format="flat")
-    refused("characters was 1 and is 2", encoder=Other())
+    refused("shard_tokens: .*40.*41", shard_tokens=41)
+    refused("format: .*'megatron'.*'flat'", format="flat")
+    refused("characters: .*1.*2", encoder=Other())
     data = (inputs / "in-1.jsonl").read_bytes()
     time = (inputs / "in-1.jsonl").stat().st_mtime_ns
     (inputs / "in-1.jsonl").write_bytes(data.replace(b"a", b"c", 1))
-    refused(rf"input 1 was in-1\.jsonl, {len(data)} bytes, and is in-1\.jsonl, .* with other content")
+    refused(r"input 1: in-1\.jsonl ")
     (inputs / "in-1.jsonl").write_bytes(data + b"\n")
-    refused(rf"input 1 was in-1\.jsonl, {len(data)} bytes, and is in-1\.jsonl, {len(data) + 1} bytes")
+    refused(rf"input 1: .*in-1\.jsonl, {len(data)} bytes, .*in-1\.jsonl, {len(data) + 1} bytes")
     (inputs / "in-1.jsonl").write_bytes(data)
     os.utime(inputs / "in-1.jsonl", ns=(time, time + 1000))
-    refused(rf"input 1 was in-1\.jsonl, .* was changed, .*: modified_ns was {time} and is {time + 1000}")
+    refused(rf"input 1: in-1\.jsonl .*modified_ns .*{time}.*{time + 1000}")
     os.utime(inputs / "in-1.jsonl", ns=(0, time))
     (inputs / "in-6.jsonl").write_bytes(data)
-    refused("there were 6 inputs and are 7")
+    refused("inputs: .*6.*7")
     (inputs / "in-6.jsonl").unlink()
     record = out / "manifest.json" if is_finished else out / "_tokenize" / "plan.json"
     made = json.loads(record.read_text())
@@ -312,7 +312,7 @@ def test_other_settings_and_inputs_are_refused_by_name(tmp_path: Path, is_finish
     kept = record.read_bytes()
     record.write_text(json.dumps(made))
     before = files_of(out)
-    refused("version was 1 and is 2")
+    refused("version: .*1.*2")
     record.write_bytes(kept)
     inputs.rename(tmp_path / "moved")  # not a change
     run(tmp_path / "moved", out)
@@ -325,7 +325,7 @@ def test_an_item_is_done_by_one_process_at_a_time(tmp_path: Path) -> None:
 
     class Second(CharacterEncoder):
         def encode(self, documents: Sequence[Document]) -> list[Encoded | None]:
-            with pytest.raises(ConfigError, match=r"another process is at work on input 0 \(.*in-0\.jsonl\)"):
+            with pytest.raises(ConfigError, match=r"out: .*input 0 \(.*in-0\.jsonl\).*--shard"):
                 run(inputs, tmp_path / "out")
             # Another part is free, and waits for nothing.
             assert run(inputs, tmp_path / "out", shard=(1, 6)).missing == 5
@@ -341,20 +341,20 @@ def test_an_item_is_done_by_one_process_at_a_time(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     inputs, _ = make_inputs(tmp_path / "in")
     before = files_of(inputs)
-    with pytest.raises(ConfigError, match=r"in: is not empty \(in-0\.jsonl.*name a new folder"):
+    with pytest.raises(ConfigError, match=r"in: .*\(in-0\.jsonl"):
         run(inputs, inputs)
     assert files_of(inputs) == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(CorpusWriteError, match="file: the folder cannot be made or written: File exists"):
+    with pytest.raises(CorpusWriteError, match=r"file: .*File exists"):
         run(inputs, tmp_path / "file")
-    with pytest.raises(CorpusWriteError, match="/proc/x: the folder cannot be made or written: No such file"):
+    with pytest.raises(CorpusWriteError, match=r"/proc/x: .*No such file"):
         run(inputs, Path("/proc/x"))
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
 def test_parts_that_cannot_be(tmp_path: Path, shard: tuple[int, int]) -> None:
     inputs, _ = make_inputs(tmp_path / "in")
-    with pytest.raises(ConfigError, match="expected i/n"):
+    with pytest.raises(ConfigError, match=r"shard .*i/n"):
         run(inputs, tmp_path / "out", shard=shard)
 
 
@@ -363,7 +363,7 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
     job = Job(find_text_files(inputs), CharacterEncoder(), "megatron")
     with (inputs / "in-4.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')
-    with pytest.raises(CorpusReadError, match=r"in-4\.jsonl: had \d+ bytes when it was found and \d+ when it was read"):
+    with pytest.raises(CorpusReadError, match=r"in-4\.jsonl: .*\d+ bytes .*\d+ bytes"):
         tokenize_files(job, tmp_path / "out", "test")
 
 
@@ -373,9 +373,9 @@ def test_an_input_of_the_same_size_that_changes_meanwhile_is_refused(tmp_path: P
     data = (inputs / "in-4.jsonl").read_bytes()
     (inputs / "in-4.jsonl").write_bytes(data.replace(b"a", b"c", 1))
     os.utime(inputs / "in-4.jsonl", (1, 1))
-    with pytest.raises(CorpusReadError, match=r"in-4\.jsonl: was changed between being found and being read"):
+    with pytest.raises(CorpusReadError, match=r"in-4\.jsonl: "):
         tokenize_files(job, tmp_path / "out", "test")
-    with pytest.raises(ConfigError, match=r"input 4 was in-4\.jsonl"):
+    with pytest.raises(ConfigError, match=r"input 4: in-4\.jsonl"):
         run(inputs, tmp_path / "out", shard_tokens=job.shard_tokens)
 
 
@@ -421,7 +421,7 @@ def test_a_run_that_made_no_token_does_not_block_the_corrected_command(tmp_path:
     inputs, _ = make_inputs(tmp_path / "in")
     out = tmp_path / "out"
     for _ in range(2):  # the same again is the same error
-        with pytest.raises(CorpusError, match=r"hold no token: .* dropped"):
+        with pytest.raises(CorpusError, match=r"in-0\.jsonl.* dropped"):
             run(inputs, out, Failing(drops=True))
         assert not (out / "manifest.json").exists()
     run(inputs, out, format="flat")
@@ -439,7 +439,7 @@ def test_one_finished_shard_blocks_other_settings(tmp_path: Path) -> None:
     run(inputs, out, shard_tokens=41, shard=(2, 6))
     run(inputs, out, shard_tokens=41, shard=(1, 6))
     before = files_of(out)
-    with pytest.raises(ConfigError, match=r"holds an unfinished run of other settings .*shard_tokens was 41 and is 40"):
+    with pytest.raises(ConfigError, match=r"unfinished .*shard_tokens: .*41.*40"):
         run(inputs, out)
     assert files_of(out) == before
     run(inputs, out, shard_tokens=41)
@@ -455,7 +455,7 @@ def test_a_run_at_work_is_not_taken_over(tmp_path: Path) -> None:
         refused = 0
 
         def encode(self, documents: Sequence[Document]) -> list[Encoded | None]:
-            with pytest.raises(ConfigError, match="of other settings or inputs: shard_tokens was 40 and is 41"):
+            with pytest.raises(ConfigError, match=r"shard_tokens: .*40.*41"):
                 run(inputs, tmp_path / "out", shard_tokens=41)
             Watched.refused += 1
             return super().encode(documents)
@@ -479,7 +479,7 @@ def test_a_run_that_was_taken_over_before_its_first_shard_ends(tmp_path: Path, m
         return manifest
 
     monkeypatch.setattr(RunFolder, "begin", begin_and_be_taken_over)
-    with pytest.raises(ConfigError, match="of other settings or inputs: shard_tokens was 41 and is 40"):
+    with pytest.raises(ConfigError, match=r"shard_tokens: .*41.*40"):
         run(inputs, out)
     assert not list(out.rglob("tokens-*"))
     run(inputs, out)
@@ -492,7 +492,7 @@ def test_without_locks_nothing_is_taken_over(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("dali_pipes.text.run_folder.lock", lambda path, wait=True: (None, False))
     with pytest.raises(CorpusFormatError, match="broken"):
         run(inputs, tmp_path / "out", Failing("in-0.jsonl"))
-    with pytest.raises(ConfigError, match="shard_tokens was 40 and is 41"):
+    with pytest.raises(ConfigError, match=r"shard_tokens: .*40.*41"):
         run(inputs, tmp_path / "out", shard_tokens=41)
     run(inputs, tmp_path / "out")
 

@@ -152,14 +152,14 @@ def test_features_without_a_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("records", "error"),
     [
-        ([tf_example({"body": ["a"]})], "record 1: no key 'text'; the keys are 'body'.*text_key"),
-        ([tf_example({"text": [5]})], r"record 1: 'text' holds \[5\], a list; a string is expected"),
-        ([tf_example({"text": [0.5]})], r"record 1: 'text' holds \[\], a list; a string is expected"),
-        ([tf_example({"text": ["a", "b"]})], r"record 1: 'text' holds \['a', 'b'\], a list"),
-        ([tf_example({"text": ["a"]}), b"plain"], "record 2: is no tf.train.Example .*but the first records are"),
-        ([b'{"text": "a"}', b"plain"], "record 2: is no JSON .*but the first records are"),
-        ([b'{"text": "a"}', b"[1]"], "record 2: a JSON list; an object is expected"),
-        ([b"plain", b"\xff\xfe"], "record 2: the text is not UTF-8"),
+        ([tf_example({"body": ["a"]})], "record 1: .*'text'.*'body'.*text_key"),
+        ([tf_example({"text": [5]})], r"record 1: 'text' is \[5\] \(list\)"),
+        ([tf_example({"text": [0.5]})], r"record 1: 'text' is \[\] \(list\)"),
+        ([tf_example({"text": ["a", "b"]})], r"record 1: 'text' is \['a', 'b'\] \(list\)"),
+        ([tf_example({"text": ["a"]}), b"plain"], "record 2: .*tf.train.Example"),
+        ([b'{"text": "a"}', b"plain"], "record 2: .*'plain'"),
+        ([b'{"text": "a"}', b"[1]"], r"record 2: .*\[1\] \(list\)"),
+        ([b"plain", b"\xff\xfe"], r"record 2: byte 0 \(0xff\)"),
     ],
 )
 def test_records_that_are_refused(tmp_path: Path, records: list[bytes], error: str) -> None:
@@ -174,15 +174,13 @@ def test_records_that_are_refused(tmp_path: Path, records: list[bytes], error: s
 )
 def test_records_that_are_no_text_are_not_read_as_one(tmp_path: Path, small: Path, record: bytes) -> None:
     path = write_records(tmp_path / "a.array_record", [record or b"\n\x00", tf_example({"text": ["a"]})])
-    with pytest.raises(
-        CorpusFormatError, match=r"record 1 is no tf\.train\.Example and no JSON, and has bytes that no"
-    ):
+    with pytest.raises(CorpusFormatError, match=r"a\.array_record: record 1 .*dtype"):
         open_corpus(path, tokenizer=small)
 
 
 def test_bare_texts_have_no_key(tmp_path: Path, small: Path) -> None:
     path = write_records(tmp_path / "a.array_record", [b"plain"])
-    with pytest.raises(ConfigError, match="its records are texts, which have no 'body'; leave text_key"):
+    with pytest.raises(ConfigError, match=r"'body'.*text_key"):
         open_corpus(path, tokenizer=small, text_key="body")
 
 
@@ -201,7 +199,7 @@ def test_integers_beside_a_text_are_no_tokens(tmp_path: Path, gpt2: Path) -> Non
             with open_corpus(path, **how) as corpus:
                 assert corpus.tokens(0, corpus.num_tokens).tolist() == ids
     other = write_records(tmp_path / "b.array_record", [tf_example({"content": ["a"], "n": [3]})])
-    with pytest.raises(CorpusFormatError, match="no key 'text'; the keys are 'content', 'n'"):
+    with pytest.raises(CorpusFormatError, match=r"'text' .*'content', 'n'"):
         open_corpus(other, tokenizer=gpt2)
 
 
@@ -215,7 +213,7 @@ def test_a_shard_that_is_there_twice(tmp_path: Path, named: str) -> None:
     (folder / "shard.00000.mds").write_bytes(data)
     assert contents(folder) == contents(folder / "index.json") == ["a", "b"]
     (folder / "index.json").unlink()
-    with pytest.raises(CorpusError, match=r"shard\.00000\.mds\.zstd and .*shard\.00000\.mds are one shard"):
+    with pytest.raises(CorpusError, match=r"shard\.00000\.mds\.zstd and .*shard\.00000\.mds .*index\.json"):
         documents(folder / named if named else folder)
 
 
@@ -232,7 +230,7 @@ def test_a_merged_index_that_is_named_takes_all(tmp_path: Path) -> None:
 
 
 def test_texts_are_no_conversations(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="its records are texts; conversations are JSON objects"):
+    with pytest.raises(ConfigError, match=r"a\.array_record: .*conversations"):
         documents(write_records(tmp_path / "a.array_record", [b"plain"]), None)
 
 
@@ -272,9 +270,9 @@ def test_columns_that_are_refused(tmp_path: Path) -> None:
     columns = {"body": "str", "id": "int", "picture": "jpeg", "thing": "pkl"}
     shard = mds_shard({"body": "str", "id": "int"}, [{"body": "a", "id": 1}])
     folder = write_mds(tmp_path / "set", {"body": "str", "id": "int"}, [[{"body": "a", "id": 1}]])
-    with pytest.raises(CorpusFormatError, match=r"no column 'text'; the columns are 'body', 'id'.*text_key"):
+    with pytest.raises(CorpusFormatError, match=r"'text' .*'body', 'id'.*text_key"):
         documents(folder)
-    with pytest.raises(CorpusFormatError, match="column 'id' is of encoding 'int'; one of text is expected"):
+    with pytest.raises(CorpusFormatError, match=r"'id' .*'int'"):
         documents(folder, "id")
     path = folder / "shard.00000.mds"
     for name in ("picture", "thing"):
@@ -282,11 +280,11 @@ def test_columns_that_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DaliPipesError):
             documents(path, "id")
     bad = write_mds(tmp_path / "bad", {"text": "bytes", "z": "json"}, [[{"text": b"a\xff", "z": 1}]])
-    with pytest.raises(CorpusFormatError, match=r"sample 1: column 'text': the text is not UTF-8"):
+    with pytest.raises(CorpusFormatError, match=r"sample 1: column 'text': byte 1 \(0xff\)"):
         documents(bad)
     bad = write_mds(tmp_path / "worse", {"text": "str", "z": "json"}, [[{"text": "a", "z": 1}]])
     (bad / "shard.00000.mds").write_bytes((bad / "shard.00000.mds").read_bytes()[:-1] + b"{")
-    with pytest.raises(CorpusFormatError, match=r"sample 1: column 'z': the value cannot be parsed as JSON"):
+    with pytest.raises(CorpusFormatError, match=r"sample 1: column 'z': .*'\{'"):
         documents(bad / "shard.00000.mds", None)
 
 
@@ -297,13 +295,13 @@ def test_shards_that_are_missing_or_of_another_size(tmp_path: Path) -> None:
     path = folder / "shard.00001.mds"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(CorpusFormatError, match=r"shard\.00001\.mds: has .* bytes, but .* expects"):
+    with pytest.raises(CorpusFormatError, match=r"shard\.00001\.mds: "):
         documents(folder)
     path.unlink()
-    with pytest.raises(CorpusFormatError, match=r"shard\.00001\.mds: is listed by .*, but is not there"):
+    with pytest.raises(CorpusFormatError, match=r"shard\.00001\.mds: "):
         documents(folder)
     (folder / "index.json").write_text('{"version": 2, "shards": []}')
-    with pytest.raises(CorpusError, match="lists no shards"):
+    with pytest.raises(CorpusError, match=r"index\.json"):
         documents(folder)
 
 
@@ -312,9 +310,7 @@ def test_names_that_leave_the_folder(tmp_path: Path) -> None:
     (folder / "shard.00000.mds").rename(tmp_path / "shard.00000.mds")
     index = (folder / "index.json").read_text().replace("shard.00000.mds", "../shard.00000.mds")
     (folder / "index.json").write_text(index)
-    with pytest.raises(
-        CorpusFormatError, match=r"basename is '\.\./shard\.00000\.mds', expected the name of a file in"
-    ):
+    with pytest.raises(CorpusFormatError, match=r"basename .*'\.\./shard\.00000\.mds'"):
         documents(folder)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from dali_pipes.text.chat import ChatEncoder, ChatTemplate, parse_conversation
-from dali_pipes.text.tool_calls import Arguments
+from dali_pipes.text.chat.tool_calls import Arguments
 
 HEAD = (
     "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"

@@ -28,13 +28,13 @@ def refused(path: Path, message: str) -> None:
 
 
 def test_a_member_that_is_there_twice(tmp_path: Path) -> None:
-    refused(make_tar(tmp_path / "a.tar", [*MEMBERS[:1], *MEMBERS]), r"member a/1\.txt appears twice")
-    refused(make_tar(tmp_path / "b.tar", [*MEMBERS, MEMBERS[0]]), r"member a/1\.txt is separated from the other files")
+    refused(make_tar(tmp_path / "a.tar", [*MEMBERS[:1], *MEMBERS]), r"member a/1\.txt ")
+    refused(make_tar(tmp_path / "b.tar", [*MEMBERS, MEMBERS[0]]), r"member a/1\.txt .*--sort=name")
 
 
 def test_members_of_a_sample_that_are_apart(tmp_path: Path) -> None:
     order = [MEMBERS[0], MEMBERS[2], MEMBERS[1]]
-    refused(make_tar(tmp_path / "a.tar", order), r"member a/1\.json is separated from the other files of its sample")
+    refused(make_tar(tmp_path / "a.tar", order), r"member a/1\.json .*--sort=name")
 
 
 @given(
@@ -54,7 +54,7 @@ def test_any_order_of_members(tmp_path_factory: pytest.TempPathFactory, members:
     if keys in (["a"] * 3 + ["b"] * 3, ["b"] * 3 + ["a"] * 3):
         assert texts(path) == ["x", "x"]
     else:
-        refused(path, "is separated from the other files|sample [ab]: (has the fields|no key)")
+        refused(path, r"member [ab]\.\w+ |sample [ab]: ")
 
 
 @pytest.mark.parametrize("padding", [0, 512, 1024, 20480])
@@ -63,7 +63,7 @@ def test_archives_put_together_by_cat(tmp_path: Path, padding: int) -> None:
         make_tar(tmp_path / f"{n}.tar", part).read_bytes() for n, part in ((1, MEMBERS[:3]), (2, MEMBERS[3:]))
     )
     (tmp_path / "both.tar").write_bytes(one + bytes(padding) + other)
-    refused(tmp_path / "both.tar", "holds data after its end-of-archive marker at byte .* `cat`")
+    refused(tmp_path / "both.tar", "end-of-archive marker at byte .* `cat`")
     (tmp_path / "1.tar").write_bytes(one + bytes(padding))
     assert texts(tmp_path / "1.tar") == ["one", "two"]
 
@@ -76,7 +76,7 @@ def test_a_damaged_header_is_not_the_end(tmp_path: Path, at: int) -> None:
         heads = [member.offset for member in archive]
     data[heads[at] + 148] ^= 1  # of its checksum
     (tmp_path / "a.tar").write_bytes(data)
-    refused(tmp_path / "a.tar", "damaged or cut off")
+    refused(tmp_path / "a.tar", f"a.tar: .*byte {heads[at]:,}: bad checksum")
 
 
 @given(st.integers(0, 11_000))
@@ -92,7 +92,7 @@ def test_an_archive_that_is_cut_off_anywhere(tmp_path_factory: pytest.TempPathFa
     if size >= end + 512:
         assert texts(folder / "a.tar") == ["one", "two", "three"]
     else:
-        refused(folder / "a.tar", "damaged or cut off|is not text")
+        refused(folder / "a.tar", "a.tar: ")
 
 
 def test_links_whose_text_would_be_missing(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_links_whose_text_would_be_missing(tmp_path: Path) -> None:
         link = tarfile.TarInfo("a/9.txt")
         link.type, link.linkname = tarfile.LNKTYPE, "a/1.txt"
         archive.addfile(link)
-    refused(tmp_path / "a.tar", r"member a/9\.txt is a link to a/1\.txt")
+    refused(tmp_path / "a.tar", r"member a/9\.txt .*a/1\.txt")
 
 
 def test_litter_of_file_managers_is_no_sample(tmp_path: Path) -> None:

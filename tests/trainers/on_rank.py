@@ -1,6 +1,6 @@
-"""What each process of a launched group does with the README's recipes. Writes FOLDER/rank_R.json.
+"""What each process of a launched group does with the manual's recipes. Writes FOLDER/rank_R.json.
 
-torchrun ... on_rank.py all FOLDER CORPUS HEADING...     each unbroken, and stopped and started again
+torchrun ... on_rank.py all FOLDER CORPUS NAME...     each unbroken, and stopped and started again
 torchrun ... on_rank.py kill FOLDER CORPUS STOP_AT       the one for DDP, killed in a step
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from recipes import Run, recipe, weights
 
-DDP = "A loop with DDP"
+DDP = "ddp"
 STOP_AT = 7
 
 
@@ -27,29 +27,29 @@ ON_CPUS = {
 """Changes to the recipes: what Lightning needs without GPUs, and a loader that is handed to Accelerate to prepare."""
 
 
-def stop_and_start(folder: Path, corpus: str, headings: list[str]) -> dict[str, Any]:
+def stop_and_start(folder: Path, corpus: str, names: list[str]) -> dict[str, Any]:
     report: dict[str, Any] = {}
-    for heading in headings:
-        source = recipe(heading)
+    for name in names:
+        source = recipe(name)
         for old, new in ON_CPUS.items():
             source = source.replace(old, new)
-        place = folder / heading.replace(" ", "_")
+        place = folder / name
         unbroken, broken = Run(place / "unbroken", corpus), Run(place / "broken", corpus)
         variables = unbroken.start(source)
         broken.start(source, STOP_AT)
         expected, found = weights(variables), weights(broken.start(source))
-        report[heading] = {
+        report[name] = {
             "unbroken": unbroken.batches,
             "broken": broken.batches,
             "kept": broken.kept[-1],
             "same weights": all(map(torch.equal, expected, found)),
             "weights": [float(values.sum()) for values in expected],
         }
-        if heading == "Lightning":
-            report[heading]["sums"] = {name: float(sum) for name, sum in variables["trainer"].callback_metrics.items()}
+        if name == "lightning":
+            report[name]["sums"] = {key: float(sum) for key, sum in variables["trainer"].callback_metrics.items()}
     if not torch.distributed.is_initialized():  # no trainer there that did it
         torch.distributed.init_process_group("gloo")
-    validation = Run(folder / "validation", corpus).start(recipe("Validation"))
+    validation = Run(folder / "validation", corpus).start(recipe("validation"))
     report["validation"] = validation["validation_loss"](validation["model"])
     return report
 

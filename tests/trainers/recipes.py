@@ -1,8 +1,8 @@
-"""The recipes of the README's section "Trainers", run at toy size, and what their models were trained on.
+"""The recipes of the manual, run at toy size, and what their models were trained on.
 
     run = Run(folder, corpus)
-    run.start(recipe("Accelerate"), stop_at=7)      # the trainer fails in the 7th step
-    run.start(recipe("Accelerate"))                 # the same script again: goes on from its last checkpoint
+    run.start(recipe("accelerate"), stop_at=7)      # the trainer fails in the 7th step
+    run.start(recipe("accelerate"))                 # the same script again: goes on from its last checkpoint
     run.batches                                     # of the whole life, without those lost between checkpoint and end
 
 A recipe is run as it is printed, apart from its sizes (`SIZES`). What is recorded is what reaches the model: the first
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import manual
 import torch
 
 from dali_pipes import TokenLoader
 
-README = Path(__file__).parents[2] / "README.md"
 SEQ_LEN = 8
 SIZES = {
     r"\b1024\b": str(SEQ_LEN),
@@ -49,12 +49,9 @@ def _fail() -> None:
     raise Stopped
 
 
-def recipe(heading: str) -> str:
-    """The code block below a heading of the README, at toy size."""
-    text = README.read_text(encoding="utf-8")
-    found = re.search(rf"^### {re.escape(heading)}\n.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert found, f"README.md has no recipe below a heading {heading!r}"
-    source = found[1]
+def recipe(name: str) -> str:
+    """The code of a recipe of the manual, at toy size."""
+    source = manual.recipe(name)
     assert '"data/*.bin"' in source
     for pattern, replacement in SIZES.items():
         source = re.sub(pattern, replacement, source)

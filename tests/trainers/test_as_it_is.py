@@ -11,7 +11,7 @@ from counting import CountingCorpus
 from dali_pipes import TokenLoader
 
 ITERATE = "iterate over it directly"
-INDEXED = "is iterated, not indexed"
+INDEXED = "cannot be indexed"
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("eager", "positions", {}, None),
     ("sdpa", "mask", {}, 'leave "attention_mask" out of outputs'),
     ("sdpa", "bounds", {}, None),
-    ("sdpa", "positions", {"use_cache": True}, "leave use_cache of TrainingArguments off"),
+    ("sdpa", "positions", {"use_cache": True}, "use_cache = False in TrainingArguments"),
     (VARLEN, "bounds", {}, None),
 ]
 
@@ -154,8 +154,8 @@ def test_the_trainer_says_what_lets_documents_attend_to_each_other(
     for found in (trainer.state.log_history[0]["loss"], evaluated):
         assert (found == pytest.approx(loss / labels, rel=1e-5)) == (change is None)
     said = [line for line in capsys.readouterr().err.splitlines() if "attend to each other" in line]
-    line = f'dali_pipes: rows = "pack": the documents of a row will attend to each other; {change}'
-    assert said == ([] if change is None else [line])
+    assert len(said) == (change is not None)
+    assert change is None or said[0].endswith(change)
 
 
 @pytest.mark.parametrize(

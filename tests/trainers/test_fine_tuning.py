@@ -1,14 +1,14 @@
-"""The README's recipe that fine-tunes on conversations: the command as it is printed, then the script, at toy size."""
+"""The manual's recipe that fine-tunes on conversations: the command as it is printed, then the script, at toy size."""
 
 import contextlib
 import json
-import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from recipes import README
+from manual import recipe
 from typer.testing import CliRunner
 
 from dali_pipes import TokenLoader
@@ -56,13 +56,7 @@ def tokenizer_of(folder: Path) -> Any:
 
 def test_the_recipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three epochs of whole conversations, of which the answers are learned; nothing is said of documents that mix."""
-    found = re.search(
-        r"^```\n(dali-pipes tokenize chats\.jsonl .*?)\n```\n\n```python\n(.*?)^```$",
-        README.read_text(encoding="utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
-    assert found, "README.md has no recipe behind `dali-pipes tokenize chats.jsonl`"
-    command, source = found[1].split(), found[2]
+    command, source = shlex.split(recipe("fine-tuning-tokenize")), recipe("fine-tuning")
     assert len([line for line in source.splitlines() if line]) <= 10
     source = source.replace("2048", "256").replace('("run", ', '("run", use_cpu=True, report_to=[], logging_steps=1, ')
     variables: dict[str, Any] = {}

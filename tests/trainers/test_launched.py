@@ -1,4 +1,4 @@
-"""The README's recipes under torchrun, on gloo: each rank gets its own rows, and a killed run goes on."""
+"""The manual's recipes under torchrun, on gloo: each rank gets its own rows, and a killed run goes on."""
 
 import json
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from dali_pipes import TokenLoader
 
 ON_RANK = Path(__file__).with_name("on_rank.py")
 BATCH_SIZE = 3
-TRAINERS = {"Hugging Face Trainer": "transformers", "Accelerate": "accelerate", "Lightning": "lightning"}
-HELD_OUT = {"Hugging Face Trainer": 0.3, "Accelerate": 0.0, "Lightning": 0.3}
+TRAINERS = {"huggingface": "transformers", "accelerate": "accelerate", "lightning": "lightning"}
+HELD_OUT = {"huggingface": 0.3, "accelerate": 0.0, "lightning": 0.3}
 """Share of the corpus that a recipe does not train on."""
 
 
@@ -30,37 +30,37 @@ def reports(folder: Path, ranks: int) -> list[Any]:
 def ranks(corpus: CountingCorpus, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What two ranks report. One launch for all trainers, since their imports take seconds."""
     folder = tmp_path_factory.mktemp("ranks")
-    there = [heading for heading, package in TRAINERS.items() if find_spec(package)]
+    there = [name for name, package in TRAINERS.items() if find_spec(package)]
     ended = torchrun(2, ON_RANK, "all", folder, corpus.pattern, *there, folder=folder)
     assert ended.returncode == 0, ended.stderr
     return reports(folder, 2)
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.needs(package)) for name, package in TRAINERS.items()])
-def heading(request: pytest.FixtureRequest) -> str:
+def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_each_rank_trains_on_its_own_rows(ranks: list[Any], heading: str, corpus: CountingCorpus) -> None:
+def test_each_rank_trains_on_its_own_rows(ranks: list[Any], name: str, corpus: CountingCorpus) -> None:
     """Ours, exactly: nothing sharded twice, joined, repeated to even the ranks out, or left out."""
     own: dict[str, Any] = {"batch_size": BATCH_SIZE, "seq_len": SEQ_LEN, "device": "cpu"}
-    own["validation_fraction"] = HELD_OUT[heading]
+    own["validation_fraction"] = HELD_OUT[name]
     for rank, report in enumerate(ranks):
         with TokenLoader(corpus=corpus.pattern, **own, rank=rank, world_size=2) as loader:
             expected = [batch["input_ids"][:, 0].tolist() for _ in range(2) for batch in loader]
-        assert report[heading]["unbroken"] == expected
+        assert report[name]["unbroken"] == expected
 
 
-def test_a_run_that_was_stopped_on_two_ranks_goes_on(ranks: list[Any], heading: str) -> None:
+def test_a_run_that_was_stopped_on_two_ranks_goes_on(ranks: list[Any], name: str) -> None:
     for report in ranks:
-        assert 0 < report[heading]["kept"] < 7
-        assert report[heading]["broken"] == report[heading]["unbroken"]
-        assert report[heading]["same weights"]
-        assert report[heading]["weights"] == ranks[0][heading]["weights"]
+        assert 0 < report[name]["kept"] < 7
+        assert report[name]["broken"] == report[name]["unbroken"]
+        assert report[name]["same weights"]
+        assert report[name]["weights"] == ranks[0][name]["weights"]
 
 
 def test_validation_is_that_of_one_process(ranks: list[Any], corpus: CountingCorpus, tmp_path: Path) -> None:
-    variables = Run(tmp_path, corpus.pattern).start(recipe("Validation"))
+    variables = Run(tmp_path, corpus.pattern).start(recipe("validation"))
     alone = variables["validation_loss"](variables["model"])
     for report in ranks:
         assert report["validation"] == pytest.approx(alone, rel=1e-6)
@@ -70,8 +70,8 @@ def test_validation_is_that_of_one_process(ranks: list[Any], corpus: CountingCor
 def test_the_sums_of_lightning_are_over_all_ranks(ranks: list[Any]) -> None:
     """13 validation rows, each counted once; the last step has one of them, and padding for the other rank."""
     for report in ranks:
-        assert report["Lightning"]["sums"] == ranks[0]["Lightning"]["sums"]
-        assert report["Lightning"]["sums"]["labels"] == 13 * SEQ_LEN
+        assert report["lightning"]["sums"] == ranks[0]["lightning"]["sums"]
+        assert report["lightning"]["sums"]["labels"] == 13 * SEQ_LEN
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "padded": {"rows": "pad"},
     "padded to buckets": {"rows": "pad", "length_buckets": (6, 12, 24)},
 }
-HOOK_ERROR = "its labels are already shifted"
+HOOK_ERROR = r".*labels_are_shifted = True.*label_shift = False"
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_smoothing_of_a_model_that_knows_no_labels(corpus: str, tmp_path: Path) 
         trainer = trainer_of(tmp_path, model, train_dataset=loader, label_smoothing_factor=SMOOTHING)
         trainer.train()
         assert_steps(trainer, expected_steps(model, loader, SMOOTHING, 1, 3))
-        with pytest.raises(ConfigError, match="Unshifted does not accept labels that are already shifted"):
+        with pytest.raises(ConfigError, match=r"Unshifted .*label_shift = False"):
             trainer_of(tmp_path, model, train_dataset=loader)
     with loader_of(corpus, label_shift=False) as loader, pytest.raises(ConfigError, match="set label_shift = True"):
         trainer_of(tmp_path, model, train_dataset=loader, label_smoothing_factor=SMOOTHING)
@@ -253,7 +253,7 @@ def test_a_collator_has_nothing_to_put_together(corpus: str, tmp_path: Path) -> 
     rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 6
     hooks = {"data_collator": default_data_collator}
     with loader_of(corpus) as loader:
-        with pytest.raises(ConfigError, match="data_collator: a loader's batches are complete"):
+        with pytest.raises(ConfigError, match="data_collator: "):
             trainer_of(tmp_path, llama(), hooks, train_dataset=loader)
         assert trainer_of(tmp_path, llama(), hooks, train_dataset=loader, eval_dataset=rows).evaluate()["eval_loss"] > 0
 
@@ -270,7 +270,7 @@ def test_ranks_that_share_rows(corpus: str, tmp_path: Path) -> None:
             return SimpleNamespace(args=args, accelerator=accelerator, get_tp_size=lambda: sizes.get("tp_size", 1))
 
         for sizes in ({"cp_size": 2}, {"sp_size": 2}):
-            with pytest.raises(ConfigError, match="use the loader's context_parallel"):
+            with pytest.raises(ConfigError, match="context_parallel"):
                 refuse_settings(played(2, **sizes), config, None)
         with pytest.raises(ConfigError, match="rank and world_size = 2"):
             refuse_settings(played(4, tp_size=2), config.replace(rank=0, world_size=4), None)
@@ -290,7 +290,7 @@ def test_liger(corpus: str, tmp_path: Path) -> None:
             return others.pop("shift_labels", None), input_ids, labels
 
     refuse_old_liger(New())
-    with pytest.raises(ConfigError, match="update it, or set label_shift = False"):
+    with pytest.raises(ConfigError, match=r"liger-kernel .*label_shift = False"):
         refuse_old_liger(Old())
-    with loader_of(corpus) as loader, pytest.raises(ConfigError, match="Liger does not compute logits"):
+    with loader_of(corpus) as loader, pytest.raises(ConfigError, match="label_smoothing_factor and use_liger_kernel: "):
         trainer_of(tmp_path, llama(), train_dataset=loader, use_liger_kernel=True, label_smoothing_factor=SMOOTHING)

@@ -1,4 +1,4 @@
-"""The README's recipes in one process: stopped at any batch and started again, they train as if never stopped."""
+"""The manual's recipes in one process: stopped at any batch and started again, they train as if never stopped."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ from counting import CountingCorpus
 from recipes import Run, expected_batches, recipe, weights
 
 RECIPES = {
-    "Hugging Face Trainer": ["transformers", "accelerate"],
-    "Accelerate": ["accelerate"],
-    "Lightning": ["lightning"],
-    "torch.distributed.checkpoint, torchdata and others": [],
+    "huggingface": ["transformers", "accelerate"],
+    "accelerate": ["accelerate"],
+    "lightning": ["lightning"],
+    "checkpoint": [],
 }
 KEPT = {
-    "Hugging Face Trainer": {17: 14},  # saved every two optimizer steps of 4, 4 and 2 batches
-    "Accelerate": {12: 8, 19: 16},  # every 4 batches
-    "Lightning": {12: 10},  # every 2 of 10 an epoch
-    "torch.distributed.checkpoint, torchdata and others": {17: 16},  # every 2 of 14
+    "huggingface": {17: 14},  # saved every two optimizer steps of 4, 4 and 2 batches
+    "accelerate": {12: 8, 19: 16},  # every 4 batches
+    "lightning": {12: 10},  # every 2 of 10 an epoch
+    "checkpoint": {17: 16},  # every 2 of 14
 }
 """By recipe: batches to stop in, and those that the last checkpoint before that had."""
 
@@ -26,8 +26,8 @@ KEPT = {
 class Unbroken:
     """A run from beginning to end."""
 
-    def __init__(self, heading: str, folder: Path, corpus: CountingCorpus) -> None:
-        self.heading, self.source = heading, recipe(heading)
+    def __init__(self, name: str, folder: Path, corpus: CountingCorpus) -> None:
+        self.name, self.source = name, recipe(name)
         run = Run(folder, corpus.pattern)
         self.variables = run.start(self.source)
         self.batches, self.weights = run.batches, weights(self.variables)
@@ -64,7 +64,7 @@ def test_two_epochs_are_trained_on(unbroken: Unbroken) -> None:
 
 
 def test_a_run_that_was_stopped_goes_on(unbroken: Unbroken, tmp_path: Path, corpus: CountingCorpus) -> None:
-    for stop_at, kept in KEPT[unbroken.heading].items():
+    for stop_at, kept in KEPT[unbroken.name].items():
         assert same_after_a_stop(unbroken, stop_at, tmp_path / str(stop_at), corpus) == kept
 
 

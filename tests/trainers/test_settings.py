@@ -28,7 +28,7 @@ def changed(source: str, old: str, new: str) -> str:
 
 @pytest.mark.needs("accelerate")
 def test_accelerate_hands_the_loader_back(corpus: CountingCorpus, tmp_path: Path) -> None:
-    variables = Run(tmp_path, corpus.pattern).start(changed(recipe("Accelerate"), "range(loader.epoch, 2)", "()"))
+    variables = Run(tmp_path, corpus.pattern).start(changed(recipe("accelerate"), "range(loader.epoch, 2)", "()"))
     loader = variables["loader"]
     assert variables["accelerator"].prepare(loader) is loader
     assert len(variables["accelerator"]._dataloaders) == 0
@@ -45,7 +45,7 @@ class TestHuggingFace:
     def test_lengths_and_evaluation(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """Steps an epoch, and `eval_loss`: the mean over the split where all its batches are full."""
         source = changed(
-            recipe("Hugging Face Trainer"), "save_steps=2", 'save_strategy="no", eval_strategy="steps", eval_steps=3'
+            recipe("huggingface"), "save_steps=2", 'save_strategy="no", eval_strategy="steps", eval_steps=3'
         )
         variables = Run(tmp_path, corpus.pattern).start(source)
         trainer, loader, validation = (variables[name] for name in ("trainer", "loader", "validation"))
@@ -64,7 +64,7 @@ class TestHuggingFace:
 
     def test_prediction_and_figures(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """`predict` takes a loader too; samples a second are those of its batch size; no pass is endless."""
-        variables = Run(tmp_path, corpus.pattern).start(recipe("Hugging Face Trainer"))
+        variables = Run(tmp_path, corpus.pattern).start(recipe("huggingface"))
         trainer, loader, validation = (variables[name] for name in ("trainer", "loader", "validation"))
         assert trainer.state.train_batch_size == loader.config.batch_size
         figures = trainer.state.log_history[-1]
@@ -76,14 +76,12 @@ class TestHuggingFace:
             logits = [trainer.model(**batch).logits for batch in validation]
         assert np.array_equal(found.predictions, torch.cat(logits).numpy())
         endless = TokenLoader(validation.config.replace(repeat=True))
-        with endless, pytest.raises(ConfigError, match="repeat = True: evaluation would never end"):
+        with endless, pytest.raises(ConfigError, match="repeat = True: "):
             trainer.evaluate(endless)
 
     @pytest.mark.slow
     def test_max_steps_run_on_over_epochs(self, corpus: CountingCorpus, tmp_path: Path) -> None:
-        source = changed(
-            recipe("Hugging Face Trainer"), "num_train_epochs=2, save_steps=2", "max_steps=8, save_steps=5"
-        )
+        source = changed(recipe("huggingface"), "num_train_epochs=2, save_steps=2", "max_steps=8, save_steps=5")
         run = Run(tmp_path, corpus.pattern)
         loader = run.start(source)["loader"]
         assert run.batches == expected_batches(loader, 3)[: 10 + 10 + 4 + 4]
@@ -96,18 +94,18 @@ class TestHuggingFace:
     def test_a_resume_with_another_batch_size_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """Trainer would skip batches that it has not had."""
         run = Run(tmp_path, corpus.pattern)
-        run.start(recipe("Hugging Face Trainer"), 12)
-        with pytest.raises(StateError, match="resume with the ranks, batch size and accumulation"):
-            run.start(changed(recipe("Hugging Face Trainer"), 'batch_size": 3', 'batch_size": 2'))
+        run.start(recipe("huggingface"), 12)
+        with pytest.raises(StateError, match="gradient_accumulation_steps = "):
+            run.start(changed(recipe("huggingface"), 'batch_size": 3', 'batch_size": 2'))
 
     @pytest.mark.parametrize("accumulation", [2, 8])
     def test_a_resume_with_another_accumulation_is_refused(
         self, corpus: CountingCorpus, tmp_path: Path, accumulation: int
     ) -> None:
         run = Run(tmp_path, corpus.pattern)
-        source = recipe("Hugging Face Trainer")
+        source = recipe("huggingface")
         run.start(source, 12)
-        with pytest.raises(StateError, match="resume with the ranks, batch size and accumulation"):
+        with pytest.raises(StateError, match="gradient_accumulation_steps = "):
             run.start(changed(source, "accumulation_steps=4", f"accumulation_steps={accumulation}"))
         with pytest.raises(ConfigError, match="ignore_data_skip"):
             run.start(changed(source, "accumulation_steps=4", "accumulation_steps=4, ignore_data_skip=True"))
@@ -115,16 +113,16 @@ class TestHuggingFace:
     def test_a_checkpoint_of_another_trainer_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """It says nothing of the loader, which would begin again while the model goes on."""
         run = Run(tmp_path, corpus.pattern)
-        run.start(recipe("Hugging Face Trainer"), 12)
+        run.start(recipe("huggingface"), 12)
         for path in tmp_path.glob("run/checkpoint-*/trainer_state.json"):
             content = json.loads(path.read_text())
             del content["stateful_callbacks"]["TokenLoaderState"]
             path.write_text(json.dumps(content))
-        with pytest.raises(StateError, match="no state of a loader"):
-            run.start(recipe("Hugging Face Trainer"))
+        with pytest.raises(StateError, match="loader_trainer"):
+            run.start(recipe("huggingface"))
 
     def test_a_model_that_would_shift_again_is_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
-        source = recipe("Hugging Face Trainer")
+        source = recipe("huggingface")
         deaf = "model.forward = lambda input_ids, labels=None: None\narguments = "
         with pytest.raises(ConfigError, match="label_shift = False"):
             Run(tmp_path, corpus.pattern).start(changed(source, "arguments = ", deaf))
@@ -132,7 +130,7 @@ class TestHuggingFace:
     def test_steps_that_are_left_out_are_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """Trainer asks for the length of an epoch once, and counts off batches that a resumed run has had."""
         source = changed(
-            recipe("Hugging Face Trainer"), "TokenLoader(**settings),", "TokenLoader(**settings, skip_steps=[[2, 4]]),"
+            recipe("huggingface"), "TokenLoader(**settings),", "TokenLoader(**settings, skip_steps=[[2, 4]]),"
         )
         with pytest.raises(ConfigError, match="skip_steps"):
             Run(tmp_path, corpus.pattern).start(source)
@@ -158,7 +156,7 @@ class TestHuggingFace:
         tokens.astype(np.uint16).tofile(tmp_path / "tokens.bin")
         fraction = '"validation_fraction": 0.3'
         masked = f'{fraction}, "eos_id": {END}, "mask_boundaries": True'
-        source = changed(recipe("Hugging Face Trainer"), fraction, masked)
+        source = changed(recipe("huggingface"), fraction, masked)
         source = changed(source, "gradient_accumulation_steps=4", "gradient_accumulation_steps=1, max_steps=1")
         variables = Run(tmp_path, str(tmp_path / "tokens.bin")).start(source)
         torch.manual_seed(0)
@@ -178,7 +176,7 @@ class TestLightning:
     def test_lengths_and_validation(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """Half an epoch apart, all rows of the split each time; the loaders are ours, without a sampler put in."""
         calls = 'self.validated = [*getattr(self, "validated", []), (self.global_step, batch["input_ids"].shape[0])]'
-        source = changed(recipe("Lightning"), "        sums = {", f"        {calls}\n        sums = {{")
+        source = changed(recipe("lightning"), "        sums = {", f"        {calls}\n        sums = {{")
         variables = Run(tmp_path, corpus.pattern).start(source)
         trainer, loader, validation = (variables[name] for name in ("trainer", "loader", "validation"))
         assert trainer.train_dataloader is loader
@@ -201,7 +199,7 @@ class TestLightning:
 
     def test_accumulated_gradients_survive_a_stop(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """10 batches in steps of 4, 4 and 2; the checkpoint is behind the second step of the second epoch."""
-        source = changed(recipe("Lightning"), "max_epochs=2", "max_epochs=2, accumulate_grad_batches=4")
+        source = changed(recipe("lightning"), "max_epochs=2", "max_epochs=2, accumulate_grad_batches=4")
         source = changed(source, "every_n_train_steps=2", "every_n_train_steps=5")
         whole, run = (Run(tmp_path / name, corpus.pattern) for name in ("whole", "broken"))
         expected = whole.start(source)["trainer"].model.state_dict()
@@ -213,7 +211,7 @@ class TestLightning:
 
     def test_a_limited_epoch(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """Each epoch has its own order, from its beginning. A stop within one is made good; one at its end is not."""
-        source = changed(recipe("Lightning"), "max_epochs=2", "max_epochs=2, limit_train_batches=7")
+        source = changed(recipe("lightning"), "max_epochs=2", "max_epochs=2, limit_train_batches=7")
         source = changed(source, "every_n_train_steps=2", "every_n_train_steps=1")
         whole = Run(tmp_path / "whole", corpus.pattern)
         loader = whole.start(source)["loader"]
@@ -232,8 +230,8 @@ class TestLightning:
     ) -> None:
         """Lightning takes the 4 batches of 3 rows that it had for 4 of the 6 of 5 rows that an epoch has now."""
         run = Run(tmp_path, corpus.pattern)
-        run.start(recipe("Lightning"), 6)
-        loader = run.start(changed(recipe("Lightning"), 'batch_size": 3', 'batch_size": 5'))["loader"]
+        run.start(recipe("lightning"), 6)
+        loader = run.start(changed(recipe("lightning"), 'batch_size": 3', 'batch_size": 5'))["loader"]
         rows = [row for batch in expected_batches(loader, 2, batch_size=1) for row in batch]
         found = [row for batch in run.batches[-8:] for row in batch]
         assert found == rows[12:22] + rows[30:60]
@@ -241,13 +239,13 @@ class TestLightning:
     def test_a_checkpoint_behind_an_epoch(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """Saved by steps, it is gone on from; of `save_on_train_epoch_end` Lightning loads no loader's state."""
         whole = Run(tmp_path / "whole", corpus.pattern)
-        whole.start(recipe("Lightning"))
+        whole.start(recipe("lightning"))
         by_steps, by_epochs = (Run(tmp_path / name, corpus.pattern) for name in ("by_steps", "by_epochs"))
-        by_steps.start(changed(recipe("Lightning"), "every_n_train_steps=2", "every_n_train_steps=10"), 12)
-        by_steps.start(recipe("Lightning"))
+        by_steps.start(changed(recipe("lightning"), "every_n_train_steps=2", "every_n_train_steps=10"), 12)
+        by_steps.start(recipe("lightning"))
         assert by_steps.kept == [10]
         assert by_steps.batches == whole.batches
-        source = changed(recipe("Lightning"), "every_n_train_steps=2", "every_n_epochs=1, save_on_train_epoch_end=True")
+        source = changed(recipe("lightning"), "every_n_train_steps=2", "every_n_epochs=1, save_on_train_epoch_end=True")
         by_epochs.start(source, 12)
         by_epochs.start(source)
         assert by_epochs.kept == []

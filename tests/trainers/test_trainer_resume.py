@@ -3,6 +3,7 @@
 import gc
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def test_packed_rows_go_on_with_another_batch_size_and_accumulation(
 
 
 def test_packed_rows_are_limited_by_steps(packed: Training) -> None:
-    with pytest.raises(ConfigError, match=r"num_train_epochs = 3: .* set max_steps instead, here about 21"):
+    with pytest.raises(ConfigError, match=r"num_train_epochs = 3: .*max_steps .*\b21\b"):
         packed.start(num_train_epochs=3, gradient_accumulation_steps=2)
 
 
@@ -161,7 +162,7 @@ def test_an_epoch_that_was_ended_early_is_refused(equal: Training) -> None:
             control.should_epoch_stop = state.global_step == 4
 
     equal.start(num_train_epochs=2, save_steps=6, callbacks=[EndsEarly()])
-    with pytest.raises(StateError, match=r"behind batch 2 of its epoch, .* behind batch 6: an epoch was ended early"):
+    with pytest.raises(StateError, match=r"\bbatch 2\b.*\bbatch 6\b"):
         equal.start(equal.checkpoint(6), num_train_epochs=2)
 
 
@@ -169,9 +170,7 @@ def test_another_batch_size_behind_an_epoch_is_refused(equal: Training) -> None:
     """Where both count the batches of the next epoch from 0, too: Trainer would take other epochs for had."""
     equal.start(num_train_epochs=2, save_strategy="epoch")
     checkpoint = equal.checkpoint(equal.checkpoints()[0])
-    with pytest.raises(
-        StateError, match=r"and 2 rows in a step .* this run has 1 and 1, .* batch size and accumulation"
-    ):
+    with pytest.raises(StateError, match=r"gradient_accumulation_steps = \d+ and 2 rows .*\b1 and 1\b"):
         equal.start(checkpoint, changes={"batch_size": 1}, num_train_epochs=2)
 
 
@@ -209,8 +208,8 @@ def test_looking_at_a_batch_uses_nothing_up(
         trainer.train()
         del batches
     assert outcome(trainer).batches == expected
-    said = "dali_pipes: training begins at the beginning of epoch 0; the loader stood behind batch 1\n"
-    assert capsys.readouterr().err.count(said) == (rows == "stream")
+    said = [line for line in capsys.readouterr().err.splitlines() if re.search(r"\bepoch 0\b.*\bbatch 1\b", line)]
+    assert len(said) == (rows == "stream")
 
 
 def test_training_again_begins_the_epoch_again(packed: Training) -> None:

@@ -1,4 +1,4 @@
-"""The README's validation recipe: one loss on any number of ranks, that of every token of the split counted once."""
+"""The manual's validation recipe: one loss on any number of ranks, that of every token of the split counted once."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -38,10 +38,10 @@ class Noting:
 
 
 class Recipe:
-    """`validation_loss` of the README, for ranks that are played one after another."""
+    """`validation_loss` of the manual, for ranks that are played one after another."""
 
     def __init__(self, folder: Path, corpus: CountingCorpus) -> None:
-        self._variables = Run(folder, corpus.pattern).start(recipe("Validation"))
+        self._variables = Run(folder, corpus.pattern).start(recipe("validation"))
         self._variables["validation"].close()
 
     def sums(self, model: torch.nn.Module, **loader_settings: Any) -> tuple[torch.Tensor, list[int]]:

@@ -1,10 +1,10 @@
-"""From a list array of pyarrow, however it is laid out, to where each row's values are.
+"""From a list array of pyarrow, in any layout, to where each row's values are.
 
     values    7 7 5 6 7 9 9 4              a row is a run of values: [start, length]
     rows      [5 6 7] null [4]             [2, 3] [0, 0] [7, 1]
 
 Lists may be sliced, share values, or leave some out. A null row is an empty one; a null value inside of a row is an
-error, wherever else it stands it is passed over.
+error, and ignored elsewhere.
 """
 
 from pathlib import Path
@@ -51,8 +51,8 @@ def refuse_nulls(
         row = int(np.argmax(held))
         place = int(nulls[np.searchsorted(nulls, starts[row])] - starts[row])
         raise CorpusFormatError(
-            f"{path}: column {column}, row {first_row + row}: value {place} of {lengths[row]} is null; every id has to "
-            f"be there"
+            f"{path}: row {first_row + row:,}: column {column} holds null at token {place:,} of {lengths[row]:,}; "
+            "expected an integer. Remove the row, or fill it."
         )
 
 
@@ -74,7 +74,7 @@ def cells_of(rows: ListRows) -> Cells:
 
 
 def runs_of(starts: Int64Array, lengths: Int64Array) -> Int64Array:
-    """int64 (N, 2), [start, length] of the rows that are not empty, with those that follow on one another made one."""
+    """int64 (N, 2), [start, length] of the rows that are not empty, adjacent ones joined."""
     used = np.flatnonzero(lengths)
     if len(used) == 0:
         return np.zeros((0, 2), np.int64)

@@ -1,12 +1,12 @@
-"""Files of rows in chunks that are decoded one at a time: row groups of Parquet, compressed batches of Arrow.
+"""Tables in chunks that are decoded one at a time: row groups of Parquet, compressed batches of Arrow.
 
     chunk 0                   chunk 1              row offsets    0 3 3 5 | 6 9
     [1 2 3] [] [4 5]          [6] [7 8 9]          extents        [0, 5] [1, 4]
 
-How many ids a chunk has is only known when its column has been read once: empty and null rows count as values in the
-file's own figures. So at the first opening all chunks are read, by several threads, and the lengths of the rows are
-kept in the user's cache folder; with them what the columns beside the ids say of padding and documents (`row_columns`).
-Of these columns nothing is read later but masks, and, where there is padding, what marks it.
+The number of ids in a chunk is known only after reading its column once: the file counts empty and null rows as values.
+So at the first opening several threads read all chunks, and the lengths of the rows are kept in the user's cache
+folder, together with padding and documents from the columns beside the ids (`row_columns`). Later only masks, and
+columns that mark padding, are read.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from dali_pipes.runtime import offset_cache
 from dali_pipes.storage.fingerprint import digest_content
 
 LEAST_KEPT_BYTES = 1 << 16
-"""Columns of fewer bytes are read again at each opening, which costs less than a file of their own."""
+"""Columns of fewer bytes are read again at each opening, which costs less than a file in the cache."""
 
 _KEPT_VERSION = 1
 _MASK = np.dtype(np.uint8)
@@ -42,7 +42,7 @@ class RowChunks(Protocol):
     """A file of rows in chunks.
 
     rows:  rows of each chunk
-    sizes: bytes of each chunk in the file, about
+    sizes: approximate bytes of each chunk in the file
     """
 
     path: Path
@@ -52,13 +52,13 @@ class RowChunks(Protocol):
     def batches(self, chunk: int, names: Sequence[str]) -> Iterator[list[Any]]:
         """The list arrays of the named columns, in that order, batch by batch. Blocks, safe for several threads.
 
-        Raises CorpusReadError for a file that is not the one that was opened, CorpusFormatError for a damaged one.
+        Raises CorpusReadError for a file that changed after it was opened, CorpusFormatError for a damaged one.
         """
 
 
 @contextlib.contextmanager
 def damage_named(path: Path, where: str) -> Iterator[None]:
-    """Turn what pyarrow raises for a file that it cannot make sense of into CorpusFormatError."""
+    """Turn what pyarrow raises for a file that it cannot read into CorpusFormatError."""
     import pyarrow
 
     try:
@@ -66,25 +66,26 @@ def damage_named(path: Path, where: str) -> Iterator[None]:
     except DaliPipesError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError, SystemError) as error:
-        # The last is what Python makes of an array that says it has a negative length.
-        text = " ".join(str(error).split())
+        # SystemError comes from an array that claims a negative length.
+        text = " ".join(str(error).split()).rstrip(".")
         raise CorpusFormatError(
-            f"{path}: {where}: {text}: the file is damaged, or of a kind that is not supported"
+            f"{path}: cannot read its {where}: {text}. The file is damaged or uses an unsupported feature of the "
+            "format."
         ) from error
 
 
 @dataclass
 class RowReader:
-    """What is asked of a file of rows in chunks: lengths of rows, ids, loss mask.
+    """Reads a table in chunks: lengths of rows, ids, loss mask.
 
-    digest, modified_ns: as in DataFile, the time as it was before the digest was taken
-    read_row_offsets:    of ids that lie plain; else rows are as long as the column of ids says
+    digest, identity: as in DataFile
+    read_row_offsets: for plain ids; otherwise the column of ids gives the lengths of rows
     """
 
     chunks: RowChunks
     columns: TokenColumns
     digest: bytes
-    modified_ns: int
+    identity: str | None
     read_row_offsets: Callable[[], Int64Array] | None = None
     first_rows: Int64Array = field(init=False)
     """Rows before each chunk, and all of them: int64 (chunks + 1,)."""
@@ -95,7 +96,7 @@ class RowReader:
         self.first_rows = np.cumsum(np.array([0, *self.chunks.rows], np.int64))
 
     def facts(self, scans: ColumnScans | None = None) -> RowFacts:
-        """What there is to know of all rows. Kept, or read from the whole columns; blocks."""
+        """The facts of all rows: from the cache, or by reading the whole columns. Blocks."""
         if self._facts is not None:
             return self._facts
         num_chunks = len(self.chunks.rows)
@@ -107,11 +108,11 @@ class RowReader:
             if sum(self.chunks.sizes) < LEAST_KEPT_BYTES:
                 packed, why = scan(), "the file is small"
             else:
-                key = digest_content(self.digest, [self.modified_ns])
+                key = digest_content(self.digest, [self.identity])
                 about = f"dali_pipes rows {_KEPT_VERSION} {key} {'/'.join(self._names)}".encode()
                 packed, why = offset_cache.find_or_make([self.chunks.path], "rows", about, self._is_plausible, scan)
         facts = facts_of_offsets(packed, self.first_rows) if self._is_simple else RowFacts.unpack(packed, num_chunks)
-        # Nothing is lost but time: what cannot be kept on disk is kept here, and so is what is not asked of the disk.
+        # Kept in memory if it cannot be kept on disk, or is not to be read from there.
         if why is not None or offset_cache.are_made_anew():
             self._facts = facts
         return facts
@@ -121,9 +122,9 @@ class RowReader:
         return self.facts().offsets
 
     def decode(self, counts: dict[int, int], padding: Sequence[str], chunk: int) -> npt.NDArray[Any]:
-        """The ids of a chunk: counts[chunk], or more or fewer if the file is another one. Blocks.
+        """The ids of a chunk: counts[chunk], or another number if the file was replaced. Blocks.
 
-        padding: columns that mark padding, none if there is no padding
+        padding: columns that mark padding; none without padding
         """
         tokens, stored = self.columns.tokens, self.columns.stored
         if padding:
@@ -163,11 +164,11 @@ class RowReader:
 
     @property
     def _is_simple(self) -> bool:
-        """Whether each row is a document, so that offsets tell all."""
+        """Whether each row is a document, so that offsets suffice."""
         return set(self.columns.beside) <= {LOSS_MASK}
 
     def _scan(self, scans: ColumnScans) -> Int64Array:
-        # Ids are compared with labels alone; for all else their number will do, which may be had without them.
+        # Only labels are compared with the ids; for everything else the number of ids is enough.
         offsets = None if fields.LABELS in self.columns.beside else self.read_row_offsets
         lengths = None if offsets is None else np.diff(offsets())
         facts = join_facts(scans.for_chunks(partial(self._measure, lengths), self.chunks.sizes))
@@ -177,7 +178,7 @@ class RowReader:
         return packed
 
     def _measure(self, lengths: Int64Array | None, chunk: int) -> RowFacts:
-        """What is to know of a chunk, after all checks of what is in it. lengths: of all rows, if they are known."""
+        """The facts of a chunk, after all checks of its content. lengths: of all rows, if they are known."""
         path, first_row = self.chunks.path, int(self.first_rows[chunk])
         tokens, row, parts = self.columns.tokens, first_row, []
         for row, cells in self._cells(chunk, self._names if lengths is None else self.columns.beside):
@@ -191,7 +192,8 @@ class RowReader:
         expected = self.chunks.rows[chunk]
         if row - first_row != expected:
             raise CorpusFormatError(
-                f"{path}: chunk {chunk} holds {row - first_row} rows, but the file says {expected}: it is damaged"
+                f"{path}: chunk {chunk} has {row - first_row:,} rows, but the file says {expected:,}: it is damaged. "
+                "Make or copy it again."
             )
         return join_facts(parts, one_chunk=True)
 
@@ -218,7 +220,7 @@ class RowReader:
 
 
 class PlainIds(NamedTuple):
-    """Ids that can be read as they lie: `extents` and `read_document_offsets` of a DataFile."""
+    """Ids that need no decoding: `extents` and `read_document_offsets` of a DataFile."""
 
     extents: Int64Array
     read_document_offsets: Callable[[], Int64Array]
@@ -246,6 +248,7 @@ def make_data_file(
         path=chunks.path,
         format=format,
         size=size,
+        identity=reader.identity,
         stored=columns.stored,
         data_offset=None,
         extents=decoded if plain is None else plain.extents,

@@ -1,12 +1,12 @@
-"""What the columns beside the ids say of rows: which ids are padding, where documents end, which ids are learned.
+"""Columns beside the ids: which ids are padding, where documents end, which ids are learned.
 
     input_ids         5  6  7  8  9  0            attention_mask    1  1  1  2  2  0
     labels         -100  6  7  8 -100 -100
     documents        [5  6  7][8  9]              learned              6  7  8
 
-Padding is left out: those ids are not there. What `fields` lists says what each column means. Where several say which
-ids are learned, an id is learned if all of them say so, as in TRL's collator; where several say where documents end,
-they have to agree. Arrays here are of all rows of a part of a file, one row after another.
+Padding is removed. `fields` has the meaning of each column. If several columns say which ids are learned, an id is
+learned if all of them say so, as in TRL's collator; if several say where documents end, they have to agree. Arrays here
+cover all rows of a part of a file, one row after another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class Cells(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the columns say of some rows.
+    """The meaning of the columns for some rows.
 
     lengths:   ids of each row, without padding, int64 (R,)
     documents: those of each document, int64 (D,)
@@ -60,8 +60,8 @@ class Rows(NamedTuple):
 class Numbering(NamedTuple):
     """Where 0 is a document and where it is padding, in a column of document numbers.
 
-    from_one:  first row that begins with 1 or more; None if there is none
-    from_zero: last row with ids of a document 0; None if there is none
+    from_one:  first row that starts with 1 or more; None: no row does
+    from_zero: last row with ids of a document 0; None: no row has one
     """
 
     from_one: int | None = None
@@ -86,11 +86,11 @@ class Place:
 
     def refuse(self, row: int, text: str) -> NoReturn:
         """Raise CorpusFormatError for row number `row` of these."""
-        raise CorpusFormatError(f"{self.path}: {self.row} {self.first_row + row}: {text}")
+        raise CorpusFormatError(f"{self.path}: {self.row} {self.first_row + row:,}: {text}")
 
 
 def read_rows(ids: Cells, beside: Mapping[str, Cells], place: Place) -> Rows:
-    """Check the columns `beside` the ids, and say what they mean. Raises CorpusFormatError naming row and place."""
+    """Check the columns `beside` the ids and find their meaning. Raises CorpusFormatError naming row and token."""
     for name, cells in beside.items():
         if name not in (fields.LENGTHS, fields.ENDS):
             _check_lengths(name, ids.lengths, cells.lengths, place)
@@ -106,25 +106,25 @@ def read_rows(ids: Cells, beside: Mapping[str, Cells], place: Place) -> Rows:
 
 
 def check_numbering(numbering: Mapping[str, Numbering], place: Place) -> None:
-    """Refuse rows of zeros after rows that begin with 1. Raises CorpusFormatError.
+    """Refuse rows of zeros after rows that start with 1. Raises CorpusFormatError.
 
-    They may be padding, and would be learned as a document. Numbers that count through all rows never fall to 0.
+    They may be padding, and would be learned as a document. Numbers that count through all rows never return to 0.
     place: of the rows of a file, with 0 as the first.
     """
     for name, (one, zero) in numbering.items():
         if one is not None and zero is not None and zero > one:
             place.refuse(
                 zero,
-                f"{place.column} {name} begins with 0, but begins with 1 or more in {place.row} {one}, so that 0 may "
-                f"be padding or a document. Add a {place.column} {fields.ATTENTION} that is 0 for padding, or number "
-                f"the documents from 1 on and remove {place.row}s that are all padding.",
+                f"{place.column} {name} starts with 0, but with 1 or more in {place.row} {one:,}, so 0 may be padding "
+                f"or a document. Add a {place.column} {fields.ATTENTION} that is 0 for padding, or number documents "
+                f"from 1 and remove {place.row}s of padding.",
             )
 
 
 def find_kept(beside: Mapping[str, Cells], place: Place) -> Bools | None:
     """For each id whether it is kept, not padding; None where all are.
 
-    Raises CorpusFormatError for padding that lies between ids.
+    Raises CorpusFormatError for padding between ids.
     """
     kept: Bools | None = None
     for name in PADDING:
@@ -136,8 +136,8 @@ def find_kept(beside: Mapping[str, Cells], place: Place) -> Bools | None:
             row, at = _row_of(lengths, wrong)
             place.refuse(
                 row,
-                f"{place.column} {name} holds {beside[name].values[wrong]} at token {at}; expected 0 or more. Correct "
-                f"it, or remove the {place.column}.",
+                f"{place.column} {name} holds {beside[name].values[wrong]} at token {at:,}; expected 0 or more. "
+                f"Correct it, or remove the {place.column}.",
             )
         is_there = numbers != 0
         if is_there.all():
@@ -149,7 +149,7 @@ def find_kept(beside: Mapping[str, Cells], place: Place) -> Bools | None:
             value = int(beside[name].values[inside[0]])
             place.refuse(
                 row,
-                f"{place.column} {name} holds {value} at token {at}, with tokens on both sides; padding must be at "
+                f"{place.column} {name} holds {value} at token {at:,}, with tokens on both sides; padding must be at "
                 f"the ends of a {place.row}. Correct it, or remove the {place.column}.",
             )
         kept = is_there if kept is None else kept & is_there
@@ -177,7 +177,7 @@ def _learned_by(name: str, cells: Cells, place: Place) -> Bools:
         row, at = _row_of(cells.lengths, int(wrong[0]))
         place.refuse(
             row,
-            f"{place.column} {name} holds {values[wrong[0]]} at token {at}; a loss mask holds 0 and 1",
+            f"{place.column} {name} holds {values[wrong[0]]} at token {at:,}; expected 0 (not learned) or 1 (learned)",
         )
     return np.asarray(values != 0)
 
@@ -195,7 +195,7 @@ def _check_lengths(name: str, wanted: Int64Array, found: Int64Array, place: Plac
     )
     place.refuse(
         row,
-        f"{place.column} {name} has {found[row]} values for {wanted[row]} ids; expected one for each id.{advice}",
+        f"{place.column} {name} has {found[row]:,} values for {wanted[row]:,} ids; expected one for each id.{advice}",
     )
 
 
@@ -217,7 +217,7 @@ def _check_labels(ids: Cells, labels: npt.NDArray[Any], kept: Bools | None, plac
     )
     place.refuse(
         row,
-        f"{place.column} {fields.LABELS} holds {given[at]} at token {at}, but {place.tokens} holds {own[at]}; {why}, "
+        f"{place.column} {fields.LABELS} holds {given[at]} at token {at:,}, but {place.tokens} holds {own[at]}; {why}, "
         f"or set loss_masks = [] to learn every token.",
     )
 
@@ -225,7 +225,7 @@ def _check_labels(ids: Cells, labels: npt.NDArray[Any], kept: Bools | None, plac
 def _check_overlap(
     beside: Mapping[str, Cells], lengths: Int64Array, kept: Bools | None, learned: Bools, place: Place
 ) -> None:
-    """Columns that each let something of a row be learned, but together nothing, contradict one another."""
+    """Refuse columns that each mark tokens of a row to learn, but none in common."""
     names = [name for name in LEARNED if name in beside]
     parts = [_learned_by(name, beside[name], place) for name in names]
     counts = [_counts(lengths, part if kept is None else part[kept]) for part in parts]
@@ -268,8 +268,8 @@ def _documents(lengths: Int64Array, beside: Mapping[str, Cells], kept: Bools | N
 def _cuts(
     name: str, cells: Cells, lengths: Int64Array, kept: Bools | None, place: Place
 ) -> tuple[Int64Array, Bools | None]:
-    """Ids that begin a document inside of a row, counted over all ids that are kept, and which rows the column is
-    about; None: all."""
+    """Ids that start a document inside a row, counted over all kept ids, and the rows that the column describes; None:
+    all."""
     if name in (fields.LENGTHS, fields.ENDS):
         return _cuts_by_lengths(name, cells, lengths, place), None
     if name == fields.ATTENTION and cells.values.max(initial=0) <= 1:
@@ -281,7 +281,7 @@ def _cuts(
     is_first[heads] = True
     before = np.concatenate([values[:1], values[:-1]])
     if name == fields.POSITIONS:
-        # Positions may be counted from the padding before a row on.
+        # Positions may count the padding before a row.
         left = np.zeros(len(lengths), np.int64) if kept is None else _padding_before(cells.lengths, kept)
         is_good = (values == 0) | (~is_first & (values == before + 1))
         is_good[heads] |= values[heads] == left[lengths > 0]
@@ -298,13 +298,13 @@ def _cuts(
         value = cells.values[int(cells.lengths[:row].sum()) + at]
         place.refuse(
             row,
-            f"{place.column} {name} holds {value} at token {at}; {rule}. Correct it, or remove the {place.column} if "
+            f"{place.column} {name} holds {value} at token {at:,}; {rule}. Correct it, or remove the {place.column} if "
             f"each {place.row} is one document.",
         )
     cuts = np.flatnonzero(cut)
     if name != fields.ATTENTION:
         return cuts, None
-    speaks = np.zeros(len(lengths), np.bool_)  # ones alone say nothing of documents
+    speaks = np.zeros(len(lengths), np.bool_)  # ones alone do not mark documents
     speaks[_rows_of(lengths, np.flatnonzero(values > 1))] = True
     return cuts, speaks
 
@@ -325,7 +325,7 @@ def _cuts_by_lengths(name: str, cells: Cells, lengths: Int64Array, place: Place)
         wrong, what = np.flatnonzero(values < 0), "the length of a document cannot be negative"
     if len(wrong):
         row, at = _row_of(counts, int(wrong[0]))
-        place.refuse(row, f"{place.column} {name} holds {cells.values[wrong[0]]} as entry {at}: {what}. Correct it.")
+        place.refuse(row, f"{place.column} {name} holds {cells.values[wrong[0]]} as entry {at:,}: {what}. Correct it.")
     sums = np.concatenate([[0], np.cumsum(values)])
     found = sums[heads + counts] - sums[heads]
     differs = np.flatnonzero(found != lengths)
@@ -333,10 +333,10 @@ def _cuts_by_lengths(name: str, cells: Cells, lengths: Int64Array, place: Place)
         row = int(differs[0])
         place.refuse(
             row,
-            f"the documents in {place.column} {name} have {found[row]} tokens in total, but the {place.row} has "
-            f"{lengths[row]}. Correct it, or remove the {place.column} if each {place.row} is one document.",
+            f"the documents in {place.column} {name} have {found[row]:,} tokens in total, but the {place.row} has "
+            f"{lengths[row]:,}. Correct it, or remove the {place.column} if each {place.row} is one document.",
         )
-    ends = sums[1:]  # over all rows, for each row's sum is its length
+    ends = sums[1:]  # over all rows: the sum of each is its length
     return np.setdiff1d(ends, np.concatenate([[0], np.cumsum(lengths)]))
 
 
@@ -353,7 +353,7 @@ def _numbering(beside: Mapping[str, Cells], kept: Bools | None, place: Place) ->
 
 
 def _numbers(name: str, cells: Cells) -> Cells:
-    """Documents numbered from 1 on, 0 for padding."""
+    """Documents numbered from 1; 0 for padding."""
     if name == fields.ATTENTION:
         return cells
     values = cells.values.astype(np.int64, copy=False)
@@ -364,20 +364,20 @@ def _numbers(name: str, cells: Cells) -> Cells:
 
 
 def _counts(lengths: Int64Array, flags: Bools) -> Int64Array:
-    """How many flags of each row are set."""
+    """Number of flags set in each row."""
     sums = np.concatenate([[0], np.cumsum(flags)])
     ends = np.cumsum(lengths)
     return np.asarray(sums[ends] - sums[ends - lengths])
 
 
 def _counts_before(lengths: Int64Array, flags: Bools) -> Int64Array:
-    """How many flags of all rows before each row are set."""
+    """Number of flags set in all rows before each row."""
     counts = _counts(lengths, flags)
     return np.cumsum(counts) - counts
 
 
 def _padding_before(lengths: Int64Array, kept: Bools) -> Int64Array:
-    """How many ids of each row come before the first that is kept; 0 for a row without any."""
+    """Number of ids in each row before the first that is kept; 0 for a row without any."""
     heads = np.cumsum(lengths) - lengths
     firsts, counts = np.flatnonzero(kept), _counts(lengths, kept)
     at = (np.cumsum(counts) - counts)[counts > 0]
@@ -387,7 +387,7 @@ def _padding_before(lengths: Int64Array, kept: Bools) -> Int64Array:
 
 
 def _at_in_full(at: int, row: int, beside: Mapping[str, Cells], kept: Bools | None) -> int:
-    """The place in a row of its kept id number `at`."""
+    """The place in the full row of its kept id number `at`."""
     if kept is None:
         return at
     lengths = next(beside[name].lengths for name in PADDING if name in beside)

@@ -1,4 +1,4 @@
-"""What is known of the rows of a file once they have been read, in a form that can be kept.
+"""Lengths and masks of the rows of a file, found by reading it once, in a form that can be cached.
 
 rows         [5 6 7 8 | 9]  [1 2 0]  [3]          of two chunks; | ends a document within a row, 0 is padding
 counts       7, 1                                 ids of each chunk, without padding
@@ -23,8 +23,8 @@ class RowFacts(NamedTuple):
     """counts: ids of each chunk, (C,). offsets: ids before each document, and all of them, (D + 1,). Both int64.
 
     removed:   ids of padding, which are in neither
-    unlearned: ids that are there, but are not to be learned
-    numbering: to check what was read; not kept
+    unlearned: ids that are there, but are not learned
+    numbering: to check what was read; not cached
     """
 
     counts: Int64Array
@@ -47,12 +47,12 @@ class RowFacts(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: Int64Array, num_chunks: int) -> "RowFacts":
-        """What `pack` made of the facts of so many chunks; a view of it."""
+        """The facts of `num_chunks` chunks that were packed; views of the array."""
         return cls(packed[2 : 2 + num_chunks], packed[2 + num_chunks :], int(packed[0]), int(packed[1]))
 
     @classmethod
     def may_be_packed(cls, packed: Int64Array, num_chunks: int) -> bool:
-        """Whether an array may be what `pack` made."""
+        """Whether an array may be packed facts."""
         if len(packed) < num_chunks + 3:
             return False
         facts = cls.unpack(packed, num_chunks)
@@ -64,7 +64,7 @@ class RowFacts(NamedTuple):
 
 
 def facts_of_offsets(offsets: Int64Array, first_rows: Int64Array) -> RowFacts:
-    """The facts of rows that are a document each. first_rows: rows before each chunk, and all of them."""
+    """The facts of rows, each of them a document. first_rows: rows before each chunk, and all of them."""
     return RowFacts(np.diff(offsets[first_rows]), offsets)
 
 
@@ -87,7 +87,7 @@ def join_facts(parts: Sequence[RowFacts], *, one_chunk: bool = False) -> RowFact
 
 
 def used_columns(beside: Sequence[str], facts: RowFacts | None, rows: int, unused: tuple[str, ...]) -> UsedColumns:
-    """Which of the columns beside the ids make a difference. facts: None if there are no such columns."""
+    """Which of the columns beside the ids make a difference. facts: None without such columns."""
     if facts is None:
         return UsedColumns(unused=unused)
     masks = names_in(LEARNED, beside)
@@ -97,7 +97,7 @@ def used_columns(beside: Sequence[str], facts: RowFacts | None, rows: int, unuse
         removed=facts.removed,
         packing=(names_in(DOCUMENTS[:-1], beside) or names_in(DOCUMENTS, beside)) if is_packed else (),
         rows=rows,
-        # A column of that name always was a mask, even if it is of ones alone; labels may be no more than a copy.
+        # A column of that name is a mask even if it holds only ones; labels may just be a copy.
         masks=masks if facts.unlearned or LOSS_MASK in masks else (),
         unlearned=None if set(beside) <= {LOSS_MASK} else facts.unlearned,
         unused=unused,
@@ -105,5 +105,5 @@ def used_columns(beside: Sequence[str], facts: RowFacts | None, rows: int, unuse
 
 
 def with_names(digest: bytes, names: Sequence[str]) -> bytes:
-    """The digest of a file in which the columns `names` are used, too; as it is without any."""
+    """The digest of a file in which the columns `names` are used as well; unchanged without any."""
     return hashlib.sha256(digest + b" with " + "/".join(names).encode()).digest() if names else digest

@@ -1,4 +1,4 @@
-"""Threads and a progress bar for what has to be read at opening to know how long the rows are."""
+"""Threads and a progress bar for columns that have to be read at opening to find the lengths of rows."""
 
 import contextvars
 import os
@@ -14,13 +14,13 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _MOST_THREADS = 8
-_FEWEST_BYTES_EACH = 64 << 10  # to hand less than that to another thread costs more than to read it
+_FEWEST_BYTES_EACH = 64 << 10  # handing less than that to another thread costs more than reading it
 
 
 class ColumnScans:
-    """Work on many chunks at once, of one file or of several. A context manager; leaving it ends the threads.
+    """Work on many chunks in parallel, of one file or of several. A context manager; leaving it ends the threads.
 
-    title: what the bar says is being done
+    title: of the progress bar
     """
 
     def __init__(self, title: str) -> None:
@@ -71,12 +71,12 @@ class ColumnScans:
             return [function(*arguments)]
         with self._lock:
             if self._ended:
-                raise CancelledError("the scans have ended: one of them failed, or was interrupted")
+                raise CancelledError("the scans were canceled: one of them failed or was interrupted")
             if kind not in self._pools:
-                # Files wait for their chunks, so the two have threads of their own.
+                # Files wait for their chunks, so each kind has separate threads.
                 cores = min(_MOST_THREADS, os.cpu_count() or 1)
                 self._pools[kind] = ReaderThreads(_MOST_THREADS if kind == "files" else cores)
-            # In the threads, too, files are read with the retries that are in use here.
+            # The threads read files with the retries that are in use here.
             futures = [
                 self._pools[kind].submit(contextvars.copy_context().run, function, *arguments)
                 for function, arguments in tasks

@@ -1,9 +1,9 @@
-"""Which column of a table holds the ids: Parquet and Arrow files, each row a document.
+"""Which column of a Parquet or Arrow table holds the ids. Each row is a document.
 
     id: string   input_ids: list<int32>   loss_mask: list<bool>          row 0 = ids 5 6 7, row 1 = no ids, ...
 
-A column of ids is a list of whole numbers: `list`, `large_list`, `list_view`, or of fixed size, of integers of any
-width, and either the lists or the integers may be dictionary-encoded.
+A column of ids is a list of integers of any width: `list`, `large_list`, `list_view`, or of fixed size. Either the
+lists or the integers may be dictionary-encoded.
 """
 
 from collections.abc import Collection
@@ -15,22 +15,24 @@ import numpy as np
 
 from dali_pipes import fields
 from dali_pipes.corpus.columns.row_columns import LEARNED
-from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError
+from dali_pipes.errors import ConfigError, CorpusFormatError
+from dali_pipes.runtime.optional import optional_package
 
 NAMES = ("input_ids", "tokens")
 LOSS_MASK = fields.MASKS[0]
-IS_TEXT = "text: open it with tokenizer='tokenizer.json', or make tokens of it with `dali-pipes tokenize`"
+FOR_TEXT = "for text, set tokenizer = 'tokenizer.json', or convert it with `dali-pipes tokenize`"
+"""What to do with a file of text; the end of a message."""
 _EXPECTED = dict.fromkeys(fields.MASKS, "a loss mask")
 
 
 @dataclass(frozen=True)
 class TokenColumns:
-    """The columns of a table that say something of its ids.
+    """The columns of a table that describe its ids.
 
     tokens: name of the column of ids
     stored: their native integer type
     beside: columns that say which ids are padding or learned, or where documents end; see `fields`
-    unused: columns of numbers that may say something of the ids, but are not known
+    unused: columns of numbers that may describe the ids, but are unknown
     """
 
     tokens: str
@@ -40,16 +42,11 @@ class TokenColumns:
 
 
 def import_pyarrow(path: Path) -> Any:
-    """The package `pyarrow`, with the modules `parquet` and `ipc` loaded. Raises BackendError where it is missing."""
-    try:
+    """The package `pyarrow` with its modules `parquet` and `ipc`. Raises BackendError if it is not installed."""
+    with optional_package("pyarrow", "parquet", purpose=f"to read {path}"):
         import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
-    except ImportError as error:
-        raise BackendError(
-            f"{path}: Parquet and Arrow files are read with pyarrow, which is not installed: "
-            'pip install "dali-pipes[parquet]"'
-        ) from error
     return pyarrow
 
 
@@ -59,8 +56,8 @@ def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bo
     schema:    a `pyarrow.Schema`
     use_masks: whether columns that say which ids are learned are used
 
-    Raises ConfigError for a `wanted` that is not there, CorpusFormatError for a column that holds no lists of integers,
-    or if there is none or more than one to choose from; both name the columns there are.
+    Raises ConfigError for a `wanted` column that is missing, CorpusFormatError for a column of other than lists of
+    integers, and without a column to choose or with several; both name the columns of the table.
     """
     if wanted is not None:
         _field(path, schema, wanted)
@@ -71,13 +68,15 @@ def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bo
         others = [name for name in candidates if name not in fields.NOT_IDS]
         if not known and len(others) != 1:
             found = f"{len(others)} columns are lists of integers" if others else "no column is a list of integers"
-            advice = "say token_column" if others else "text needs a tokenizer: say tokenizer='tokenizer.json'"
-            raise CorpusFormatError(f"{path}: {found}, none named {' or '.join(NAMES)}: {_there(schema)}; {advice}")
+            advice = "set token_column to the one with the ids" if others else FOR_TEXT
+            raise CorpusFormatError(
+                f"{path}: expected a column named {' or '.join(NAMES)}, but {found}; {_there(schema)}; {advice}"
+            )
         name = (known or others)[0]
     stored = integer_type(_field(path, schema, name).type)
     if stored is None:
         raise CorpusFormatError(
-            f"{path}: column {name} is {schema.field(name).type}; ids are a list of integers: {_there(schema)}"
+            f"{path}: column {name} has type {schema.field(name).type}, expected a list of integers; {_there(schema)}"
         )
     own, foreign = names_beside(name, schema.names)
     beside = tuple(one for one in own if (use_masks or one not in LEARNED) and _is_beside(path, schema, one))
@@ -86,9 +85,9 @@ def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bo
 
 
 def names_beside(tokens: str, there: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Which of the columns that are `there` say something of the ids in column `tokens`, and which of other ids.
+    """Which of the columns that are `there` describe the ids in column `tokens`, and which describe other ids.
 
-    Where there is a column of one of the usual names as well, all but a loss mask are about that one.
+    If there is a column of one of the usual names as well, all but a loss mask describe that one.
     """
     found = tuple(name for name in fields.BESIDE_IDS if name != tokens and name in there)
     if tokens in NAMES or not any(name in there for name in NAMES):
@@ -105,7 +104,7 @@ def digest_of_names(columns: TokenColumns, schema: Any) -> bytes:
 
 
 def integer_type(column: Any) -> np.dtype[Any] | None:
-    """The native type of the integers that a column of this `pyarrow.DataType` lists, None if it lists none."""
+    """The native type of the integers in a list column of this `pyarrow.DataType`, None for other columns."""
     element = _element(column)
     import pyarrow
 
@@ -113,9 +112,9 @@ def integer_type(column: Any) -> np.dtype[Any] | None:
 
 
 def _is_beside(path: Path, schema: Any, name: str) -> bool:
-    """Whether the table has a column of that name that says something of the ids.
+    """Whether the table has a column of that name that describes the ids.
 
-    Raises CorpusFormatError for one that should, but is of another type.
+    Raises CorpusFormatError for one of another type.
     """
     if name not in schema.names:
         return False
@@ -125,7 +124,7 @@ def _is_beside(path: Path, schema: Any, name: str) -> bool:
     element = _element(column)
     if element is not None and (types.is_integer(element) or types.is_boolean(element)):
         return True
-    # A label of a whole row, and how long a row is, say nothing of single ids; nor does a column without any value.
+    # A label of a whole row, and the length of a row, do not describe single ids; nor does a column without values.
     is_number = element is not None and (types.is_floating(element) or _element(element) is not None)
     if types.is_null(column) or (name in (fields.LABELS, fields.LENGTHS, fields.ENDS) and not is_number):
         return False
@@ -145,7 +144,7 @@ def _is_list_of_numbers(column: Any) -> bool:
 
 
 def _element(column: Any) -> Any:
-    """The type of what a list of this type holds, without dictionaries around either; None if it is no list."""
+    """The type of the elements of a list type, without dictionaries around either; None for other types."""
     from pyarrow import types
 
     if types.is_dictionary(column):
@@ -161,11 +160,13 @@ def _element(column: Any) -> Any:
 def _field(path: Path, schema: Any, name: str) -> Any:
     numbers = schema.get_all_field_indices(name)
     if not numbers:
-        raise ConfigError(f"{path}: has no column {name!r}: {_there(schema)}")
+        raise ConfigError(f"{path}: does not have a column {name!r}; {_there(schema)}")
     if len(numbers) > 1:
-        raise CorpusFormatError(f"{path}: has {len(numbers)} columns named {name!r}: {_there(schema)}")
+        raise CorpusFormatError(f"{path}: has {len(numbers)} columns named {name!r}, expected one; {_there(schema)}")
     return schema.field(numbers[0])
 
 
 def _there(schema: Any) -> str:
-    return f"the columns are {', '.join(f'{field.name}: {field.type}' for field in schema) or 'none at all'}"
+    if not len(schema):
+        return "the table does not have columns"
+    return f"its columns are {', '.join(f'{field.name}: {field.type}' for field in schema)}"

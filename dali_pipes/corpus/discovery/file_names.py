@@ -1,12 +1,12 @@
-"""What the name of a file says: data, a side file, or something that a program left beside the data.
+"""Tell data from side files, backups and unfinished downloads by the names of files.
 
     a.json  README.md  Thumbs.db              side files: left out
-    a.bin~  a.bin.bak  a.bin.orig  #a.bin#    backups: left out and mentioned
-    cache-0123456789abcdef.arrow              results that Hugging Face datasets keeps beside its data: the same
+    a.bin~  a.bin.bak  a.bin.orig  #a.bin#    backups: left out, with a note
+    cache-0123456789abcdef.arrow              results that Hugging Face datasets caches beside its data: the same
     a.bin.part  a.bin.aria2  .a.bin.Xy12Zq    unfinished downloads and copies: refused, since data is missing
-    a.bin.1  a (1).bin                        second copies where a.bin is there, too: refused
+    a.bin.1  a (1).bin                        copies beside a.bin: refused
 
-The rules hold for folders and patterns. A file that is named in full is always taken.
+The rules apply to folders and patterns. A file named in full is always taken.
 """
 
 import os
@@ -52,12 +52,12 @@ _COPY = tuple(
 _BACKUP = re.compile(rf"#.+#|.+\.orig|.+{_DATA}(?:~|\.bak|\.old|\.swp)", re.IGNORECASE)
 _OF_DATASETS = re.compile(r"(cache-[0-9a-f]{16})(?:_\d{5}_of_\d{5})?\.arrow|tmp[a-z0-9_]{8}")
 _PLAIN = re.compile(rf"[^.#_ ][^ ]*{_DATA}", re.IGNORECASE)
-"""Names that no other rule here speaks against, nearly all of those in a large folder: one look instead of nine."""
+"""Names that none of the other rules reject, nearly all of those in a large folder: one match instead of nine."""
 _MOST_NAMES_IN_MESSAGE = 5
 
 
 def is_side_file(name: str) -> bool:
-    """Whether a file of this name is clearly not data, so that a folder or a pattern leaves it out."""
+    """Whether a file of this name is clearly not data, so that folders and patterns leave it out."""
     lower = name.lower()
     is_hidden = name.startswith((".", "_")) or name.endswith("~")
     return is_hidden or lower in SIDE_NAMES or lower.endswith(SIDE_SUFFIXES) or _is_backup(name)
@@ -68,12 +68,12 @@ def _is_backup(name: str) -> bool:
 
 
 def is_litter(name: str) -> bool:
-    """Whether file managers leave files of this name everywhere."""
+    """Whether file managers create files of this name everywhere."""
     return name.startswith(("._", ".DS_Store")) or name.lower() in _LITTER
 
 
 def finished_name(name: str) -> str | None:
-    """What an unfinished download or copy of this name would become; None if it does not look like one."""
+    """The final name of an unfinished download or copy; None if the name does not look like one."""
     if name.startswith(("._", "_")) or _PLAIN.fullmatch(name):
         return None
     found = next((found for pattern in _UNFINISHED if (found := pattern.fullmatch(name))), None)
@@ -83,10 +83,10 @@ def finished_name(name: str) -> str | None:
 def data_paths(
     candidates: Collection[Path], where: str, is_side: Callable[[str], bool], notes: list[str]
 ) -> tuple[list[Path], list[str]]:
-    """The paths of a folder or pattern whose names do not speak against data, and the names of the side files.
+    """The paths of a folder or pattern that may be data by their names, and the names of the side files.
 
-    where: the folder or pattern, for messages. notes: takes a sentence for what is left out and worth a word.
-    Raises CorpusError for unfinished files and second copies.
+    where: the folder or pattern, for messages. notes: receives a note about files left out that may matter.
+    Raises CorpusError for unfinished files and copies.
     """
     names = {path: path.name for path in candidates}
     present = set(candidates)
@@ -96,10 +96,10 @@ def data_paths(
             found.append(path)
             continue
         finished = finished_name(name)
-        if finished is not None and not is_side(finished.removesuffix(".loss")):  # a mask that is lost shows nowhere
+        if finished is not None and not is_side(finished.removesuffix(".loss")):  # a missing mask would go unnoticed
             raise CorpusError(
-                f"{path}: looks like an unfinished download or copy of {finished}, so data may be missing from "
-                f"{where}. Finish or remove it, or list the files that you want."
+                f"{path}: looks like an unfinished download or copy of {finished}, so {where} may be incomplete. "
+                "Finish or remove it, or list the files to use."
             )
         if is_side(name):
             side.append(name)
@@ -109,12 +109,12 @@ def data_paths(
         _refuse_copy(path, present)
         found.append(path)
     if backups:
-        notes.append(f"{where}: {len(backups)} backup files are left out{some(sorted(backups))}")
+        notes.append(f"{where}: {len(backups):,} backup files are skipped{some(sorted(backups))}")
     return _without_results_of_datasets(found, where, notes), side
 
 
 def some(names: Sequence[str]) -> str:
-    """A few of them for a message, in brackets; nothing for none."""
+    """A few of the names for a message, in parentheses; empty without names."""
     if not names:
         return ""
     return f" ({', '.join(names[:_MOST_NAMES_IN_MESSAGE])}{', ...' if len(names) > _MOST_NAMES_IN_MESSAGE else ''})"
@@ -132,14 +132,14 @@ def _refuse_copy(path: Path, present: Collection[Path]) -> None:
         if original is not None and original in present:
             raise CorpusError(
                 f"{path}: looks like a copy of {original.name} in the same folder, so its tokens would be read twice. "
-                "Remove one of them, or list the files that you want."
+                "Remove one of them, or list the files to use."
             )
 
 
 def _without_results_of_datasets(paths: list[Path], where: str, notes: list[str]) -> list[Path]:
-    """The paths without results of `map`, `filter` and `sort` where they lie beside the data they were made of.
+    """The paths without cached results of `map`, `filter` and `sort` that are beside their inputs.
 
-    Results of one call, with nothing beside them, are data.
+    Results of one call with nothing beside them are data.
     """
     if not any(path.suffix == ".arrow" for path in paths):
         return paths
@@ -150,11 +150,11 @@ def _without_results_of_datasets(paths: list[Path], where: str, notes: list[str]
     names = some(sorted(path.name for path in results))
     if not others:
         raise CorpusError(
-            f"{where}: holds results of several Hugging Face datasets calls{names}, which may contain the same rows. "
-            "List the files that you want."
+            f"{where}: contains cached results of several Hugging Face datasets calls{names}, which may contain the "
+            "same rows. List the files to use."
         )
     notes.append(
-        f"{where}: {len(results)} results that Hugging Face datasets cached next to its data are left out{names}; to "
-        "read them, list the files that you want"
+        f"{where}: {len(results):,} results that Hugging Face datasets cached beside its data are skipped{names}; to "
+        "read them, list the files to use"
     )
     return others

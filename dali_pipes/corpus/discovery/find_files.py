@@ -1,19 +1,18 @@
-"""From what the user names, a file, a folder, a glob or a list of these, to files in an order that never varies.
+"""Find the data files that the user names, by a file, a folder, a glob or a list of these, in a fixed order.
 
-- folder: the files in it, not in folders below it (a glob with `**` goes down); of a set with an index of its shards
-  (`sets`), that index;
-- glob: `*`, `?`, `[...]`, `**`; a name that exists as written is taken as it is;
-- list: in the list's own order, each entry expanded in its place; a file that is there twice is refused (`repeats`);
+- folder: the files in it, not those in its subfolders (a glob with `**` includes them); for a set, the index of its
+  shards (`shard_sets`);
+- glob: `*`, `?`, `[...]`, `**`; a name that exists as written is that file;
+- list: in the list's own order, each entry expanded in place; a file that is named twice is refused (`duplicates`);
 - a Megatron pair can be named by its prefix, its `.bin` or its `.idx`.
 
-Folders and globs are in natural order, s_1 s_2 s_03 s_10: runs of digits count as numbers, the rest goes by code
-point, folder by folder from the top; names that then tie (s_3, s_03) go by code point. The order of the directory plays
-no part.
+Folders and globs are in natural order, s_1 s_2 s_03 s_10: runs of digits compare as numbers, the rest by code point,
+folder by folder from the top; names that then tie (s_3, s_03) compare by code point. The order of the directory does
+not matter.
 
-Folders and globs leave out what is clearly not data, and refuse what shows that data is missing or there twice:
-`file_names` has the rules. Everything else is data or an error; a file named in full is never left out. Loss masks,
-`.loss`, are left out of the data, and taken where masks are named. Files for training and for validation, by their
-names, are not brought together (`splits`), but by a list.
+Folders and globs skip files that are clearly not data, and refuse signs of missing or duplicate data: `file_names` has
+the rules. Everything else is data or an error; a file named in full is never skipped. Loss masks, `.loss`, are skipped
+as data, and used where masks are named. Training and validation files are read together only from a list (`splits`).
 """
 
 import fnmatch
@@ -45,12 +44,12 @@ def find_files(
 ) -> list[Path]:
     """Absolute paths of the data files; of a Megatron pair the `.bin` if both are found, else the one that is there.
 
-    setting:     what the paths were given as; files named `.loss` are data of loss_masks, in the
-                 order of the names before
-    use_indexes: take the index of a set for its folder
+    setting:     that the paths were given for; for loss_masks, files named `.loss` are data, in the order of the names
+                 without it
+    use_indexes: replace the folder of a set by its index
 
-    Raises CorpusReadError for what is not there or not readable, CorpusError for a folder or glob without data, with
-    files of several splits, or with unfinished files.
+    Raises CorpusReadError for missing or unreadable paths, CorpusError for a folder or glob without data, with files of
+    several splits, or with unfinished files.
     """
     return [file for _, file in named_files(paths, setting, use_indexes=use_indexes, notes=[])]
 
@@ -62,7 +61,7 @@ def named_files(
     use_indexes: bool,
     notes: list[str],
 ) -> list[tuple[str, Path]]:
-    """As `find_files`, each file with the entry that names it. notes: takes sentences about files left out."""
+    """As `find_files`, each file with the entry that names it. notes: receives notes about files left out."""
     found: list[tuple[str, Path]] = []
     for entry in entries_of(paths, setting):
         files = _expand(entry, setting, use_indexes, notes)
@@ -75,18 +74,18 @@ def named_files(
 
 
 def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str = "corpus") -> list[str]:
-    """The entries of what the user named. Raises ConfigError for what is no path, or no list of paths."""
+    """The entries that the user named. Raises ConfigError for other than a path or a list of paths."""
     if isinstance(paths, (str, os.PathLike)):
         return [_entry(paths, setting)]
     if not isinstance(paths, Iterable) or isinstance(paths, (bytes, set, frozenset, dict)):
         weights = f": {NO_WEIGHTS}" if isinstance(paths, dict) else ""
         raise ConfigError(
-            f"{setting}: {paths!r} is a {type(paths).__name__}; a path, or a list of paths, is expected{weights}"
+            f"{setting}: {paths!r} is a {type(paths).__name__}, expected a path or a list of paths{weights}"
         )
     entries: list[str] = []
     for path in paths:
         if not isinstance(path, (str, os.PathLike)):
-            raise ConfigError(f"{setting}: {path!r} is no path: {NO_WEIGHTS}")
+            raise ConfigError(f"{setting}: {path!r} is not a path: {NO_WEIGHTS}")
         entries.append(_entry(path, setting))
     if not entries:
         raise ConfigError(f"{setting}: an empty list of paths; name at least one file, folder or glob")
@@ -95,15 +94,15 @@ def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 
 def _entry(path: str | os.PathLike[str], setting: str) -> str:
     entry = os.fsdecode(path)
-    if not entry:  # of a shell's variable that is not set; it would be the current folder
+    if not entry:  # from a shell variable that is not set; it would be the current folder
         raise ConfigError(f"{setting}: {EMPTY_PATH}")
     return entry
 
 
 def meant_as(entry: str) -> str:
-    """For a message about an entry that names nothing: what it may be meant as, and what to do, or nothing."""
+    """For a message about an entry that does not exist: its likely meaning and what to do, or an empty text."""
     if _ADDRESS.match(entry):
-        return ": only local or mounted paths can be read; mount the bucket, or copy the files first"
+        return ": only local and mounted paths can be read; mount the bucket, or copy the files first"
     return f": {NO_WEIGHTS}" if _NUMBER.fullmatch(entry.strip()) else ""
 
 
@@ -129,12 +128,10 @@ def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> li
         return _files_of_folder(path, setting, notes) if index is None else [index]
     if glob.has_magic(entry):
         return _files_of_glob(entry, path, setting, notes)
-    for suffix in (".bin", ".idx"):  # a Megatron prefix, which may have dots of its own
+    for suffix in (".bin", ".idx"):  # a Megatron prefix, which may contain dots
         if _mode(Path(f"{path}.idx")) is not None and _mode(Path(f"{path}{suffix}")) is not None:
             return [Path(f"{path}{suffix}")]
-    raise CorpusReadError(
-        f"{path}: there is no such file, folder or Megatron prefix (given as {entry!r}){meant_as(entry)}"
-    )
+    raise CorpusReadError(f"{path}: no such file, folder or Megatron prefix (given as {entry!r}){meant_as(entry)}")
 
 
 def _files_of_folder(folder: Path, setting: str, notes: list[str]) -> list[Path]:
@@ -144,7 +141,7 @@ def _files_of_folder(folder: Path, setting: str, notes: list[str]) -> list[Path]
 def _files_of_glob(entry: str, pattern: Path, setting: str, notes: list[str]) -> list[Path]:
     matches = matches_of(pattern)
     if not matches:
-        raise CorpusReadError(f"{pattern}: nothing matches this pattern (given as {entry!r}){meant_as(entry)}")
+        raise CorpusReadError(f"{pattern}: no file matches this pattern (given as {entry!r}){meant_as(entry)}")
     return _data_files([*matches, *unfinished_beside(pattern, matches)], f"the pattern {pattern}", setting, notes)
 
 
@@ -159,7 +156,7 @@ def unfinished_beside(pattern: Path, matches: Iterable[Path]) -> list[Path]:
 
 def _data_files(candidates: Iterable[Path], where: str, setting: str, notes: list[str]) -> list[Path]:
     def data_path(path: Path) -> Path:
-        """The name that decides: of a mask that of the data file it goes with, so that both are in one order."""
+        """The name that decides the order: for a mask, that of its data file."""
         return path.with_name(path.name.removesuffix(".loss")) if setting == "loss_masks" else path
 
     def sort_key(path: Path) -> tuple[list[list[str | int]], str]:
@@ -176,7 +173,7 @@ def _data_files(candidates: Iterable[Path], where: str, setting: str, notes: lis
     for path in sorted(found, key=sort_key):
         mode = _mode(path)
         if mode is None:
-            raise CorpusReadError(f"{path}: is listed in its folder but is not there: a broken link?")
+            raise CorpusReadError(f"{path}: cannot be found, but its folder lists it; it may be a broken link")
         if stat.S_ISDIR(mode):
             folders.append(path)
         else:
@@ -185,13 +182,13 @@ def _data_files(candidates: Iterable[Path], where: str, setting: str, notes: lis
         sets = [folder.name for folder in folders if find_index(folder) is not None]
         if sets:
             raise CorpusError(
-                f"{where} holds no data file, but {len(sets)} sets of their own, such as splits{some(sets)}: name one "
-                f"of these folders, or list those that you want"
+                f"{where} does not contain data files but folders of {len(sets)} sets, such as splits{some(sets)}; "
+                "name one of them, or list the ones to use"
             )
         names = [folder.name for folder in folders]
         raise CorpusError(
-            f"{where} holds no data file: {len(side)} side files{some(side)}, {len(folders)} folders{some(names)}. "
-            f"Name files in full, or go down into folders with a pattern such as 'folder/**/*.bin'."
+            f"{where} does not contain data files, only {len(side)} side files{some(side)} and {len(folders)} folders"
+            f"{some(names)}. Name files in full, or use a pattern that includes subfolders, such as 'folder/**/*.bin'."
         )
     return files
 
@@ -202,7 +199,7 @@ def _mode(path: Path) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise CorpusReadError(f"{path}: cannot be looked up: {error}") from error
+        raise CorpusReadError(f"{path}: cannot be accessed: {error}") from error
 
 
 def _regular(path: Path, mode: int) -> Path:

@@ -1,8 +1,8 @@
-"""Files of a glob pattern, where a folder that cannot be listed is an error.
+"""Files of a glob pattern; a folder that cannot be listed is an error.
 
-`glob.glob` passes such a folder over: one stale NFS handle, and a run would train on half of its data. Otherwise the
-rules are the same: `*`, `?`, `[...]`, `**` for any folders below, and no name that begins with a dot unless the pattern
-has the dot. Links to folders are followed, but not back to a folder above them.
+`glob.glob` skips such a folder: with one stale NFS handle, a run would train on half of its data. Otherwise the rules
+are the same: `*`, `?`, `[...]`, `**` for any folders below, and names that start with a dot only if the pattern does.
+Links to folders are followed, but not back to a folder above them.
 """
 
 import errno
@@ -17,7 +17,7 @@ from dali_pipes.storage.retries import tried_again
 
 
 def matches_of(pattern: Path) -> list[Path]:
-    """Files and folders that an absolute pattern names, in no order. Raises CorpusReadError."""
+    """Files and folders that match an absolute pattern, unordered. Raises CorpusReadError."""
     first, *parts = pattern.parts
     found = [Path(first)]
     for number, part in enumerate(parts):
@@ -38,14 +38,14 @@ def matches_of(pattern: Path) -> list[Path]:
 
 
 def list_folder(folder: Path) -> list["os.DirEntry[str]"]:
-    """What is in a folder; nothing in what is no folder. Raises CorpusReadError where it cannot be read."""
+    """The entries of a folder; none for other than a folder. Raises CorpusReadError if it cannot be read."""
     try:
         with tried_again(lambda: os.scandir(folder)) as entries:
             return list(entries)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return []
-        raise CorpusReadError(f"{folder}: the folder cannot be read: {error.strerror}") from error
+        raise CorpusReadError(f"{folder}: cannot list this folder: {error.strerror}") from error
 
 
 def _below(folder: Path, *, files: bool) -> Iterator[Path]:

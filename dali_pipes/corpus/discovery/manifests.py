@@ -1,4 +1,4 @@
-"""What a manifest beside the data lists: `manifest*.json`, as `dali-pipes tokenize` writes it.
+"""Manifests beside the data: `manifest*.json`, as `dali-pipes tokenize` writes them.
 
 {"settings": {"format": "flat", "eos_id": 0}, "shards": [{"files": {"tokens-00000-0000.bin": {"bytes": 2048, ...}}}]}
 {"files": [{"name": "tokens-00000-0000.bin", "sha256": "9f86..."}]}
@@ -13,55 +13,55 @@ from typing import Any, NamedTuple
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.discovery.file_names import utf8_name
 from dali_pipes.errors import ConfigError, CorpusFormatError, CorpusReadError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import open_file
 
 MANIFEST = "manifest.json"
 _MASK_SUFFIX, _INDEX_SUFFIX = ".loss", ".idx"
 
 
 class Manifest(NamedTuple):
-    """What one says. end_id: that ends every document of its files, which are flat; None: it does not say."""
+    """The content of one. end_id: the id that ends every document of its files, if they are flat; None: not stated."""
 
     path: Path
     names: Mapping[str, int | None]
-    """Bytes of each file that it lists, by name."""
+    """Bytes of each listed file, by name."""
     end_id: int | None
 
 
 class Manifests:
-    """Those beside the files of one corpus, each read once."""
+    """The manifests beside the files of one corpus, each read once."""
 
     def __init__(self) -> None:
         self._read: dict[Path, Manifest] = {}
 
     def refuse_lost_files(self, files: Sequence[DataFile], *, masks: bool, indexes: bool) -> None:
-        """Raise CorpusFormatError where the manifest of a file's folder lists a mask or index of it that is not there.
+        """Raise CorpusFormatError if the manifest in a file's folder lists a mask or index of it that is missing.
 
-        Without its mask a file would be learned whole, and without its index have no documents, both without a word.
+        Without its mask a file would be learned whole, and without its index it would lose its documents, silently.
 
-        masks, indexes: which of them are looked for beside the data
+        masks, indexes: whether these are read from beside the data
         """
         for file in files:
             folder = file.path.parent
             wanted: list[tuple[Path, str]] = []
             if masks and file.loss_mask is None:
                 mask = file.path.with_name(file.path.name + _MASK_SUFFIX)
-                wanted.append((mask, "to learn all tokens without masks, set loss_masks = []"))
+                wanted.append((mask, "to learn all tokens, set loss_masks = []"))
             if indexes and file.format == "flat":
                 index = file.path.with_suffix(_INDEX_SUFFIX)
-                wanted.append((index, f"to read {file.path.name} alone, set format='flat' and a dtype"))
+                wanted.append((index, f"to read only {file.path.name}, set format = 'flat' and dtype"))
             for path, otherwise in wanted:
                 if utf8_name(path.name) in self._beside(file).names and not os.path.lexists(path):
                     raise CorpusFormatError(
-                        f"{path}: is listed in {folder / MANIFEST} but missing: copy it here, or create the data "
-                        f"again; {otherwise}"
+                        f"{path}: is missing, but {folder / MANIFEST} lists it. Copy it here, or make the data again; "
+                        f"{otherwise}."
                     )
 
     def end_id(self, files: Sequence[DataFile], given: int | None) -> tuple[int, Path] | None:
-        """The id that ends every document of flat files of `dali-pipes tokenize`, and the manifest that says so.
+        """The id that ends every document of flat files of `dali-pipes tokenize`, and the manifest that states it.
 
-        None where one of the files is of other origin, was changed since, or ends its documents in another way. Raises
-        ConfigError for a `given` id that is not the one of the manifest.
+        None if one of the files has another origin, changed later, or ends its documents differently. Raises
+        ConfigError for a `given` id that differs from the manifest.
         """
         found: set[tuple[int, Path] | None] = set()
         for file in files:
@@ -69,8 +69,8 @@ class Manifests:
             end_id = manifest.end_id if manifest.names.get(utf8_name(file.path.name)) == file.size else None
             if end_id is not None and given not in (None, end_id):
                 raise ConfigError(
-                    f"eos_id = {given}: documents of {file.path} end with id {end_id} according to {manifest.path}; "
-                    f"leave eos_id out, or set eos_id = {end_id}"
+                    f"eos_id = {given}: documents of {file.path} end with id {end_id} according to {manifest.path}. "
+                    f"Leave eos_id out, or set eos_id = {end_id}."
                 )
             found.add(None if end_id is None else (end_id, manifest.path))
         same = None not in found and len({entry[0] for entry in found if entry is not None}) == 1
@@ -89,14 +89,14 @@ class Manifests:
 
 
 def recorded_checksums(manifest: Path) -> dict[str, str]:
-    """SHA-256 by name of what a manifest lists; none if it cannot be read as one."""
+    """SHA-256 of the listed files, by name; empty if the file is not a manifest."""
     return {name: facts["sha256"] for name, facts in _listed(_read(manifest))}
 
 
 def _read(manifest: Path) -> dict[str, Any]:
-    """What is in a manifest; nothing if it cannot be read as one."""
+    """The content of a manifest; empty if the file is not one."""
     try:
-        with OpenFile(manifest) as file:
+        with open_file(manifest) as file:
             content = json.loads(file.read(0, file.size))
     except (CorpusReadError, ValueError, RecursionError):
         return {}
@@ -104,7 +104,7 @@ def _read(manifest: Path) -> dict[str, Any]:
 
 
 def _listed(content: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and facts, "sha256" among them, of what a manifest lists."""
+    """Name and facts, "sha256" among them, of the listed files."""
     shards = content.get("shards")
     for part in [content, *(shards if isinstance(shards, list) else [])]:
         files = part.get("files") if isinstance(part, dict) else None

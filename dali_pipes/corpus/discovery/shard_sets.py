@@ -1,4 +1,4 @@
-"""Folders that are one corpus because a file in them lists their shards: its order counts, that of the folder does not.
+"""Folders that are one corpus, with a file that lists their shards and decides the order.
 
 MosaicML Streaming    index.json with "shards"
 LitData               index.json with "chunks"
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import open_file
 
 _HEAD_BYTES = 1 << 16
 _MARKS = {
@@ -20,22 +20,22 @@ _MARKS = {
 
 
 def find_index(folder: Path) -> Path | None:
-    """The file in `folder` that lists the shards of a set, if it has one."""
+    """The file in `folder` that lists the shards of a set; None without one."""
     return next((folder / name for name in _MARKS if kind_of_index(folder / name) is not None), None)
 
 
 def kind_of_index(path: Path) -> str | None:
-    """The format of the set that the file at `path` lists, None if it lists none.
+    """The format of the set that the file at `path` lists; None for another kind of file.
 
-    Raises CorpusReadError, and CorpusFormatError for an `index.json` that is not even JSON: perhaps half written.
+    Raises CorpusReadError, and CorpusFormatError for an `index.json` that is not valid JSON: it may be half written.
     """
     marks = _MARKS.get(path.name)
     try:
         if marks is None or not path.is_file():
             return None
-    except OSError as error:  # too long a name, for one
-        raise CorpusReadError(f"{path}: cannot be looked up: {error.strerror or error}") from error
-    with OpenFile(path) as file:
+    except OSError as error:  # a name that is too long, for example
+        raise CorpusReadError(f"{path}: cannot be accessed: {error.strerror or error}") from error
+    with open_file(path) as file:
         head = file.read(0, min(file.size, _HEAD_BYTES))
     kind = next((kind for mark, kind in marks.items() if mark in head), None)
     if kind is None and path.name == "index.json" and file.size <= _HEAD_BYTES:
@@ -43,7 +43,8 @@ def kind_of_index(path: Path) -> str | None:
             json.loads(head)
         except (ValueError, RecursionError) as error:
             raise CorpusFormatError(
-                f"{path}: {file.size} bytes that are not JSON ({error}): is a half-written or damaged index of shards? "
-                f"Wait for its writer, or make or copy it again; if it is none, name the data files, not the folder."
+                f"{path}: {file.size:,} bytes are not valid JSON ({error}): the index is half written or damaged. Wait "
+                "for its writer to finish, or make or copy it again; if it is not an index, name the data files, not "
+                "the folder."
             ) from error
     return kind

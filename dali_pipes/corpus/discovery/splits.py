@@ -1,13 +1,14 @@
-"""Files for training and for validation, told apart by the words of their names, so that none is trained on by chance.
+"""Tell training from validation files by the words in their names, so that no run trains on validation data by
+accident.
 
     fineweb_train_000001.bin   fineweb  train        train
     fineweb_val_000000.bin     fineweb  val          validation
     merges.bin                 merges                neither
 
-A folder or a pattern that brings both kinds together is refused; a list takes what it names. Words are runs of letters,
-cut where capitals begin, in the names and in those of the folders below the one that all files share; `data`, `set` and
-`split` behind them count for nothing. Words that all files have, as often, tell nothing: in test_train_1.bin and
-test_val_1.bin the first is the name of the whole. A file with words of both kinds is neither.
+A folder or a pattern that contains both kinds is refused; a list takes whatever it names. Words are runs of letters,
+cut where capitals start, in the names of the files and of the folders below the one that all files share; a suffix
+`data`, `set` or `split` is ignored. Words that all files have equally often are ignored: in test_train_1.bin and
+test_val_1.bin the first word is the name of the whole. A file with words of both kinds is neither.
 """
 
 import fnmatch
@@ -30,7 +31,7 @@ _OUT = re.compile(r"(held|hold)[-_ .](out)", re.IGNORECASE)
 
 
 def refuse_mixed_splits(entry: str, files: Sequence[Path]) -> None:
-    """Raise CorpusError if `files`, which the folder or pattern `entry` brought together, are of both kinds."""
+    """Raise CorpusError if the folder or pattern `entry` contains `files` of both kinds."""
     if len(files) < 2:
         return
     base = Path(os.path.commonpath([file.parent for file in files]))
@@ -42,10 +43,9 @@ def refuse_mixed_splits(entry: str, files: Sequence[Path]) -> None:
     train, validation = ([file for file, kind in zip(files, kinds, strict=True) if kind == k] for k in _KINDS)
     one, other = _pattern(base, train, TRAIN - {*shared}), _pattern(base, validation, VALIDATION - {*shared})
     raise CorpusError(
-        f"{entry!r} brings files for training and for validation together, by their names, such as {train[0]} and "
-        f"{validation[0]}: the model would be trained on what it is validated on. Name one kind, such as {one!r}, and "
-        f"give {other!r} to a loader of its own (shuffle = False, drop_last = False); a list of both takes them "
-        f"together on purpose."
+        f"{entry!r} contains both training and validation files, such as {train[0]} and {validation[0]}. Name one "
+        f"kind, such as {one!r}, and read {other!r} with a separate loader (shuffle = False, drop_last = False); to "
+        "read both together, list them."
     )
 
 
@@ -55,7 +55,7 @@ def _kind(words: frozenset[str]) -> str | None:
 
 
 def _pattern(base: Path, files: Sequence[Path], names: frozenset[str]) -> str:
-    """A pattern for the files of one kind that have the same word for it, which is one of `names`."""
+    """A pattern for the files of one kind whose names share one of the words `names`."""
     if len(files) == 1:
         return str(files[0])
     first = files[0].relative_to(base)
@@ -70,7 +70,7 @@ def _pattern(base: Path, files: Sequence[Path], names: frozenset[str]) -> str:
 
 
 def _name_pattern(names: Sequence[str], word: str) -> str:
-    """What names begin and end with, or the word in them."""
+    """A pattern from the common start and end of names, or from the word in them."""
     begin = os.path.commonprefix(names).rstrip("0123456789")  # noqa: RUF071 (of letters)
     end = os.path.commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071
     pattern = f"{begin}*{end}"

@@ -1,12 +1,11 @@
-"""ArrayRecord files, read through the array_record package. What a record holds is the user's own:
+"""ArrayRecord files, read with the array_record package. The content of a record is up to its writer:
 
-    ids of a type that nothing says         dtype= says it
-    a tf.train.Example                      one of its int64 lists holds the ids; recognised by itself
-    text                                    refused: it has no ids yet (`text.arrayrecord` reads it)
+    ids of a type that is not stated        `dtype` gives it
+    a tf.train.Example                      one of its int64 lists holds the ids; recognized automatically
+    text                                    refused: it has to be tokenized (`text.arrayrecord` reads it)
 
 A record is a document, or several where its features say so (`row_columns`). Records are decoded in groups, which the
-corpus keeps for a while. How many ids a record has is known only after it was read, so all are read once, and the
-numbers kept.
+corpus caches. The number of ids of a record is known only after reading it, so all are read once, and the numbers kept.
 
     record       0     1    2     3          ids of a group start in the same 2^20 bytes of the file's ids
     groups       [          ][         ]
@@ -36,24 +35,27 @@ from dali_pipes.corpus.columns.row_columns import (
     read_rows,
 )
 from dali_pipes.corpus.columns.row_facts import RowFacts, facts_of_offsets, join_facts, used_columns, with_names
-from dali_pipes.corpus.columns.scans import ColumnScans
-from dali_pipes.corpus.columns.token_columns import IS_TEXT, NAMES, names_beside
+from dali_pipes.corpus.columns.token_columns import FOR_TEXT, NAMES, names_beside
 from dali_pipes.corpus.data_file import DataFile, Int64Array, UsedColumns
-from dali_pipes.corpus.formats.recognize import text_kind
+from dali_pipes.corpus.formats.foreign import text_kind
+from dali_pipes.corpus.formats.format import OpenOptions
 from dali_pipes.corpus.formats.tf_example import Feature, NotAnExample, list_kind, parse_example
-from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError
+from dali_pipes.errors import ConfigError, CorpusFormatError, CorpusReadError
 from dali_pipes.runtime import offset_cache
+from dali_pipes.runtime.optional import optional_package
+from dali_pipes.storage.byte_file import ByteFile, file_size
 from dali_pipes.storage.fingerprint import digest_content, digest_file, read_samples
-from dali_pipes.storage.local import OpenFile
 
 Ids: TypeAlias = npt.NDArray[Any]
 
+MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
+"""Of Riegeli, the container of ArrayRecord."""
 _GROUP_BYTES = 1 << 20
 _SCAN_BYTES = 8 << 20
-_FIRST_RECORDS = 16  # looked at to find out what records are
+_FIRST_RECORDS = 16  # read to find out what records hold
 _KEPT_FROM_BYTES = 64 << 20
 _MOST_OPEN = 32
-_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # for reads here and there
+_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # for random reads
 _FAILURES = (ValueError, RuntimeError, IndexError, OSError)  # what the package raises
 
 
@@ -74,19 +76,24 @@ class Records:
         try:
             records: list[bytes] = self._acquire().read(first, last)
         except _FAILURES as error:
-            raise CorpusReadError(f"{self.path}: records {first} to {last - 1} cannot be read: {error}") from error
+            raise CorpusReadError(f"{self.path}: cannot read records {first:,} to {last - 1:,}: {error}") from error
         if len(records) != last - first:
-            raise CorpusReadError(f"{self.path}: gave {len(records)} of records {first} to {last - 1}: it is damaged")
+            raise CorpusReadError(
+                f"{self.path}: expected {last - first:,} records at record {first:,}, got {len(records):,}: it is "
+                "damaged"
+            )
         return records
 
     def _acquire(self) -> Any:
-        reader = self._reader  # of its own, so that it stays while it is in use
+        reader = self._reader  # a reference that keeps it open while it is in use
         if reader is not None:
             return reader
-        found = self.path.stat().st_size if self.path.exists() else None
+        found = file_size(self.path)
         if found != self.size:
+            now = "missing" if found is None else f"{found:,}"
             raise CorpusReadError(
-                f"{self.path}: changed since the corpus was opened: {self.size} bytes then, {found} now. Open it again."
+                f"{self.path}: was replaced or modified after the corpus was opened ({self.size:,} bytes then, {now} "
+                "now). Open the corpus again."
             )
         reader = _open_reader(self.path)
         with _open_lock:
@@ -107,9 +114,9 @@ _open: deque[weakref.ref[Records]] = deque()
 class _Content:
     """What records hold: ids of `id_type`, or Examples with the ids in feature `column`.
 
-    beside: features that say something of the ids
-    unused: those that may, but are not known
-    known:  the ids, and all features whose meaning is known, also those that are not used
+    beside: features that describe the ids
+    unused: features that may, but are unknown
+    known:  the ids, and all features whose meaning is known, including those that are not used
     """
 
     id_type: np.dtype[Any]
@@ -124,57 +131,54 @@ class _Content:
         return self.id_type.newbyteorder("=")
 
     def values(self, path: Path, number: int, record: bytes, names: Sequence[str | None]) -> list[Ids]:
-        """What a record has of those features; None: its ids, of records that are no Examples."""
+        """The values of those features in a record; None: its ids, for records that are not Examples."""
         if self.column is None:
             if len(record) % self.id_type.itemsize:
                 raise CorpusFormatError(
-                    f"{path}: record {number} has {len(record)} bytes, no whole number of ids of {self.id_type.name}: "
-                    f"say the right dtype="
+                    f"{path}: record {number:,} has {len(record):,} bytes, not a multiple of {self.id_type.itemsize}, "
+                    f"the width of {self.id_type.name}. Set dtype to the type of the ids."
                 )
             return [np.frombuffer(record, self.id_type).astype(self.stored, copy=False)]
         try:
             features = parse_example(record)
         except NotAnExample as error:
             raise CorpusFormatError(
-                f"{path}: record {number} is no tf.train.Example ({error}), but the first records are"
+                f"{path}: record {number:,} is not a tf.train.Example ({error}), but the first records are"
             ) from error
         late = [name for name in fields.BESIDE_IDS if name in features and name not in self.known]
         if late:
             raise CorpusFormatError(
-                f"{path}: record {number} has a feature {late[0]!r}, which the first records do not have; write it to "
-                "all records or to none"
+                f"{path}: record {number:,} has a feature {late[0]!r}, but the first records do not. Write it to all "
+                "records or to none."
             )
         found = []
         for name in names:
             values = features.get(str(name), None if name == self.column and features else np.zeros(0, np.int64))
             if not isinstance(values, np.ndarray):
-                what = f"is not among {', '.join(features)}" if values is None else f"is a {list_kind(values)} list"
-                raise CorpusFormatError(f"{path}: record {number}: feature {name!r} {what}, expected an int64 list")
+                what = (
+                    f"is missing (found {', '.join(features)})" if values is None else f"is a {list_kind(values)} list"
+                )
+                raise CorpusFormatError(f"{path}: record {number:,}: feature {name!r} {what}, expected an int64 list")
             found.append(values)
         return found
 
 
-def inspect_arrayrecord(
-    path: Path,
-    scans: ColumnScans,
-    id_type: np.dtype[Any] | None = None,
-    token_column: str | None = None,
-    use_masks: bool = True,
-) -> DataFile:
-    """The file at `path`, checked. Blocks: reads all of it once, in threads, and keeps the lengths for the next time.
+def recognize(file: ByteFile, head: bytes) -> bool:
+    """Whether a file starts as these do."""
+    return head.startswith(MAGIC)
 
-    id_type:      type of ids that are records by themselves; Examples have int64
-    token_column: feature of an Example; by default `tokens`, `input_ids`, or the only list of integers
-    use_masks:    whether features that say which ids are learned are used
 
-    Raises CorpusFormatError for a damaged file or records of another kind, ConfigError for a feature that cannot be
-    chosen, BackendError without the array_record package.
+def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    """As `Format.inspect`. Blocks: reads all of the file once, in threads, and keeps the lengths for the next time.
+
+    The type that the user gave is that of ids that are records; Examples have int64. Without a token column given, it
+    is the feature `tokens`, `input_ids`, or the only list of integers.
     """
-    with OpenFile(path) as file:
-        samples, size, modified_ns = read_samples(file), file.size, file.modified_ns
+    path, size, identity, scans = file.path, file.size, file.identity, options.scans
+    samples = read_samples(file)
     records = Records(path, size)
     count = len(records)
-    content = _recognise(records, count, id_type, token_column, use_masks)
+    content = _find_content(records, count, options)
     digest = digest_file(path, size, content.stored, f"{count} {content.column}".encode(), samples)
 
     def scan() -> Int64Array:
@@ -199,12 +203,12 @@ def inspect_arrayrecord(
 
     if size < _KEPT_FROM_BYTES:
         packed = scan()
-    else:  # where it cannot be kept nothing is lost but time
+    else:  # without a cache this only takes time at the next start
         names = "".join(f" {name}" for name in content.beside)
-        key = digest_content(digest, [modified_ns])
+        key = digest_content(digest, [identity])
         about = f"dali_pipes arrayrecord 1 {key} {content.id_type.str}{names}".encode()
         packed, _ = offset_cache.find_or_make([path], "arrayrecord", about, is_plausible, scan)
-    # A chunk of the facts is a record here, so each record's number of ids is known.
+    # A chunk of the facts is a record here, so the number of ids of each record is known.
     facts = RowFacts.unpack(packed, count) if content.beside else facts_of_offsets(packed, np.arange(count + 1))
     used = used_columns(content.beside, facts, count, content.unused)
     if not facts.unlearned:
@@ -220,6 +224,7 @@ def inspect_arrayrecord(
         path=path,
         format="arrayrecord",
         size=size,
+        identity=identity,
         stored=content.stored,
         data_offset=None,
         extents=np.stack([filled, sizes[filled]], axis=1).astype(np.int64),
@@ -230,14 +235,14 @@ def inspect_arrayrecord(
         columns=used,
     )
     if not used.masks:
-        return found
+        return [found]
     mask = replace(
         found,
         stored=np.dtype(np.uint8),
         digest=with_names(digest, used.masks),
         decode=partial(_decode_mask, records, content, used, borders),
     )
-    return replace(found, loss_mask=mask)
+    return [replace(found, loss_mask=mask)]
 
 
 def _decode(records: Records, content: _Content, padding: tuple[str, ...], borders: Int64Array, group: int) -> Ids:
@@ -261,7 +266,7 @@ def _decode_mask(
 
 
 def _cells(records: Records, content: _Content, names: Sequence[str | None], first: int, last: int) -> list[Cells]:
-    """Those features of records `first` to `last - 1`, each as a column."""
+    """These features of records `first` to `last - 1`, each as a column."""
     rows = [
         content.values(records.path, number, record, names)
         for number, record in enumerate(records.read(first, last), first)
@@ -274,12 +279,10 @@ def _cells(records: Records, content: _Content, names: Sequence[str | None], fir
     return found
 
 
-def _recognise(
-    records: Records, count: int, id_type: np.dtype[Any] | None, token_column: str | None, use_masks: bool
-) -> _Content:
-    path = records.path
+def _find_content(records: Records, count: int, options: OpenOptions) -> _Content:
+    path, id_type = records.path, options.id_type
     first = records.read(0, min(count, _FIRST_RECORDS))
-    for start in range(_FIRST_RECORDS, count, _FIRST_RECORDS):  # empty ones tell nothing
+    for start in range(_FIRST_RECORDS, count, _FIRST_RECORDS):  # empty ones say nothing
         if any(first):
             break
         first = records.read(start, min(count, start + _FIRST_RECORDS))
@@ -291,30 +294,31 @@ def _recognise(
     if any(examples):
         if id_type is not None and id_type.newbyteorder("=") != np.int64:
             raise CorpusFormatError(
-                f"{path}: its records are tf.train.Example, whose ids are int64, but dtype={id_type.name!r} was given"
+                f"{path}: its records are tf.train.Example, whose ids are int64, but dtype = {id_type.name!r} was "
+                "given. Leave dtype out."
             )
-        column = choose_feature(path, examples, token_column)
+        column = choose_feature(path, examples, options.token_column)
         there = list(dict.fromkeys(name for example in examples for name in example))
         known, foreign = names_beside(column, there)
-        beside = tuple(name for name in known if use_masks or name not in LEARNED)
+        beside = tuple(name for name in known if options.use_masks or name not in LEARNED)
         unused = (*_unused_features(examples, column), *foreign)
         return _Content(np.dtype(np.int64), column, beside, unused, (column, *known, *foreign))
     if id_type is None or id_type.itemsize > 1:
         kind = next((kind for record in filled if (kind := text_kind(record)) is not None), None)
         if kind is not None:
-            raise CorpusFormatError(f"{path}: its records are {kind}. For {IS_TEXT}")
+            raise CorpusFormatError(f"{path}: its records are {kind}, not token ids; {FOR_TEXT}")
     if id_type is None:
         if not filled:
             return _Content(np.dtype(np.int64), None)
         raise CorpusFormatError(
-            f"{path}: its records are no tf.train.Example; if each holds the ids of a document, say their type with "
-            f"dtype=, for example 'uint16', 'uint32' or 'int32'. Nothing in the file says it."
+            f"{path}: its records are not tf.train.Example. If each holds the ids of a document, set dtype, which the "
+            "file does not state, to 'uint16', 'uint32' or 'int32'."
         )
     return _Content(id_type, None)
 
 
 def _unused_features(examples: list[dict[str, Feature]], column: str) -> tuple[str, ...]:
-    """Features of unknown meaning that have a number for each id, or numbers that are not counted here."""
+    """Features of unknown meaning that have a number for each id, or floating-point numbers."""
     found: dict[str, None] = {}
     for example in examples:
         ids = example.get(column)
@@ -334,30 +338,26 @@ def choose_feature(path: Path, examples: list[dict[str, Feature]], wanted: str |
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     if wanted is not None:
         if wanted not in kinds:
-            raise ConfigError(f"{path}: token_column = {wanted!r}, but the features are {listed}")
+            raise ConfigError(f"{path}: does not have the feature token_column = {wanted!r}; its features are {listed}")
         return wanted
     integers = [name for name, kind in kinds.items() if kind == "int64" and name not in fields.NOT_IDS]
     found = next((name for name in NAMES if name in integers), integers[0] if len(integers) == 1 else None)
     if found is None:
-        raise ConfigError(f"{path}: say with token_column= which feature holds the token ids; they are {listed}")
+        raise ConfigError(f"{path}: cannot tell which feature holds the token ids; set token_column to one of {listed}")
     return found
 
 
 def _open_reader(path: Path) -> Any:
-    try:
+    with optional_package("array-record", "arrayrecord", purpose=f"to read {path}"):
         from array_record.python import array_record_module
-    except ImportError as error:
-        raise BackendError(
-            f"{path}: ArrayRecord files need the package array-record: install dali-pipes[arrayrecord]"
-        ) from error
     try:
         reader = array_record_module.ArrayRecordReader(os.fsencode(path), _OPTIONS)  # names may be other than UTF-8
         is_good = reader.ok()
     except _FAILURES as error:
-        raise CorpusFormatError(f"{path}: cannot be opened as ArrayRecord: {error}") from error
+        raise CorpusFormatError(f"{path}: cannot be opened as an ArrayRecord file: {error}") from error
     if not is_good:
         raise CorpusFormatError(
-            f"{path}: is no whole ArrayRecord file: its end, where its index is, cannot be read. It is truncated or "
-            f"damaged, or another kind of Riegeli file. Make or copy it again."
+            f"{path}: the index at the end of this ArrayRecord file cannot be read: it is truncated, damaged or "
+            "another kind of Riegeli file. Make or copy it again."
         )
     return reader

@@ -1,6 +1,6 @@
 """Headerless files: ids back to back, as nanoGPT (`.bin`) and the Dolma toolkit (`.npy` without a header) write them.
 
-Nothing in such a file says how wide an id is. uint16 is the default; what can be checked is checked:
+Such a file does not state the width of its ids. uint16 is the default; whatever can be checked is checked:
 
     uint32 ids  [464, 3290, 70000]   read as uint16:  464 0  3290 0  4464 1      every second value next to nothing
 """
@@ -12,28 +12,80 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus.data_file import Layout
+from dali_pipes.corpus.data_file import DataFile
+from dali_pipes.corpus.discovery.shard_sets import kind_of_index
+from dali_pipes.corpus.formats.format import OpenOptions
+from dali_pipes.corpus.formats.token_run import Layout, token_run
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import ByteFile
+from dali_pipes.storage.fingerprint import read_samples
 
 DEFAULT_DTYPE = np.dtype("<u2")
+_ONLY_IDS = "If it contains only ids, set format = 'flat' and dtype."
+_TABLE_SUFFIXES = (".arrow", ".feather", ".parquet")
+_TEXT_SUFFIXES = (".csv", ".json", ".jsonl", ".tsv", ".txt")
 
 
-def parse_flat(file: OpenFile, dtype: np.dtype[Any] | None) -> Layout:
+def recognize(file: ByteFile, head: bytes) -> bool:
+    """False: these files are without a mark."""
+    return False
+
+
+def recognize_unmarked(file: ByteFile) -> bool:
+    """True, if nothing beside the file and in its name tells otherwise; else CorpusFormatError.
+
+    An index beside it makes it a part of a set; a file named as a table or as text would be read as junk ids.
+    """
+    path = file.path
+    index = path.with_name("index.json")
+    kind = kind_of_index(index)
+    if kind is not None:
+        raise CorpusFormatError(
+            f"{path}: looks like a shard of format {kind}, because {index.name} is beside it. Name the folder instead. "
+            f"{_ONLY_IDS}"
+        )
+    if path.suffix.lower() in _TABLE_SUFFIXES:
+        raise CorpusFormatError(
+            f"{path}: is named as a table but does not start like a Parquet or Arrow file: it is truncated, damaged or "
+            f"of an old version. Make or copy it again. {_ONLY_IDS}"
+        )
+    if path.suffix.lower() in _TEXT_SUFFIXES:  # its content tells only from some length on
+        raise CorpusFormatError(
+            f"{path}: is named as text, not as token ids. Set tokenizer = 'tokenizer.json', or convert it with "
+            f"`dali-pipes tokenize`. {_ONLY_IDS}"
+        )
+    return True
+
+
+def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    """As `Format.inspect`. The ids are of the type that the user gave, else uint16."""
+    samples = read_samples(file)
+    layout = parse_flat(file, options.id_type)
+    if options.id_type is None:
+        refuse_wider_ids(file, samples)
+    return [token_run(file, "flat", layout, samples)]
+
+
+def parse_flat(file: ByteFile, dtype: np.dtype[Any] | None) -> Layout:
     """Where the ids are, `dtype` (uint16 if None) being their type.
 
-    Raises CorpusFormatError for a size that is no multiple of the width.
+    Raises CorpusFormatError for uint64 ids, and for a size that is not a multiple of the width.
     """
+    if dtype is not None and dtype.name == "uint64":
+        raise CorpusFormatError(
+            f"{file.path}: dtype = 'uint64' is not supported for a file without a header; set dtype = 'int64', which "
+            "reads the same bytes for every id below 2^63"
+        )
     stored = DEFAULT_DTYPE if dtype is None else dtype
     if file.size % stored.itemsize:
         raise CorpusFormatError(
-            f"{file.path}: {file.size} bytes is not a multiple of {stored.itemsize}, the width of {stored.name}: the "
-            f"file is truncated, or its ids have another width (dtype=), or it has a header (format=)"
+            f"{file.path}: {file.size:,} bytes are not a multiple of {stored.itemsize}, the width of {stored.name}: "
+            "the file is truncated, its ids have another width (set dtype), or it has a header (set format)"
         )
     return Layout(stored, 0, file.size // stored.itemsize)
 
 
-def refuse_wider_ids(file: OpenFile, samples: Sequence[bytes]) -> None:
+def refuse_wider_ids(file: ByteFile, samples: Sequence[bytes]) -> None:
     """Raise CorpusFormatError if the samples, read as uint16 because no dtype was given, show wider ids.
 
     samples: pieces of the file, each starting at a multiple of 8 bytes.
@@ -43,15 +95,15 @@ def refuse_wider_ids(file: OpenFile, samples: Sequence[bytes]) -> None:
     for width, names, example in ((4, "int64 or uint64", "int64"), (2, "uint32 or int32", "uint32")):
         if _looks_padded(words.reshape(-1, width)):
             raise CorpusFormatError(
-                f"{file.path}: was about to be read as uint16, but its ids look like {names}: of every {width} values "
-                f"only the first carries an id. Say which with dtype=, for example dtype='{example}'; if the ids "
-                f"really are uint16, say dtype='uint16'.{_missing_index(file.path)}"
+                f"{file.path}: would be read as uint16, but its ids look like {names}: only the first of every {width} "
+                f"values carries an id. Set dtype, for example dtype = '{example}'; if the ids are uint16, set dtype = "
+                f"'uint16'.{_missing_index(file.path)}"
             )
 
 
 def _missing_index(path: Path) -> str:
     index = path.with_suffix(".idx").name
-    return f" If it is of a Megatron pair, {index} is missing beside it." if path.suffix == ".bin" else ""
+    return f" If it belongs to a Megatron pair, {index} is missing beside it." if path.suffix == ".bin" else ""
 
 
 def _looks_padded(columns: npt.NDArray[np.uint16]) -> bool:

@@ -5,7 +5,7 @@
     GPT-2    20240520   1                                   uint16
     Llama-3  20240801   7                                   uint32
 
-Files are little-endian. Magic and version together decide the width of an id; no other pair is known.
+Files are little-endian. Magic and version together decide the width of an id; other pairs are refused.
 """
 
 import struct
@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.corpus.data_file import Layout
+from dali_pipes.corpus.data_file import DataFile
+from dali_pipes.corpus.formats.format import OpenOptions
+from dali_pipes.corpus.formats.token_run import Layout, check_stated_type, token_run
 from dali_pipes.errors import CorpusFormatError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import ByteFile
 
 HEADER_BYTES = 1024
 EVALUATION_MAGIC = 20240522
@@ -23,31 +25,52 @@ _STORED: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"),
 MAGICS = frozenset(magic for magic, _ in _STORED) | {EVALUATION_MAGIC}
 
 
-def parse_llmc(file: OpenFile) -> Layout:
+def recognize(file: ByteFile, head: bytes) -> bool:
+    """Whether a file starts as these do."""
+    return len(head) >= 8 and struct.unpack_from("<i", head)[0] in MAGICS
+
+
+def is_whole(file: ByteFile) -> bool:
+    """Whether header and size agree."""
+    try:
+        parse_llmc(file)
+    except CorpusFormatError:
+        return False
+    return True
+
+
+def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    """As `Format.inspect`."""
+    layout = parse_llmc(file)
+    check_stated_type(file.path, "llmc", layout.stored, options.id_type)
+    return [token_run(file, "llmc", layout)]
+
+
+def parse_llmc(file: ByteFile) -> Layout:
     """Where the ids are. Raises CorpusFormatError for another kind of header, or a size that disagrees with it."""
     if file.size < HEADER_BYTES:
         raise CorpusFormatError(
-            f"{file.path}: {file.size} bytes, but an llm.c file starts with a header of {HEADER_BYTES} bytes: "
-            f"the file is truncated"
+            f"{file.path}: has {file.size:,} bytes, fewer than the header of an llm.c file ({HEADER_BYTES:,}): it is "
+            "truncated. Make or copy it again."
         )
     magic, version, count = struct.unpack("<3i", file.read(0, 12))
     if magic == EVALUATION_MAGIC:
         raise CorpusFormatError(
-            f"{file.path}: is an llm.c multiple-choice evaluation file (magic {magic}), not a stream of tokens"
+            f"{file.path}: is a multiple-choice evaluation file of llm.c (magic {magic}), not a stream of tokens"
         )
     stored = _STORED.get((magic, version))
     if stored is None:
         known = ", ".join(f"{pair[0]} version {pair[1]} ({dtype.name})" for pair, dtype in _STORED.items())
         raise CorpusFormatError(
-            f"{file.path}: llm.c header with magic {magic} and version {version}; known are {known}. "
-            f"If the file has no header, say format='flat'."
+            f"{file.path}: has an llm.c header with magic {magic} and version {version}; expected {known}. If it "
+            "contains only ids, set format = 'flat'."
         )
     if count < 0:
-        raise CorpusFormatError(f"{file.path}: the llm.c header claims {count} ids: the header is damaged")
+        raise CorpusFormatError(f"{file.path}: the llm.c header claims {count:,} ids: it is damaged. Make it again.")
     expected = HEADER_BYTES + count * stored.itemsize
     if file.size != expected:
         raise CorpusFormatError(
-            f"{file.path}: the llm.c header claims {count} ids of {stored.itemsize} bytes, so {expected} bytes are "
-            f"expected, but the file has {file.size}: it is truncated, or was rewritten. Make or copy it again."
+            f"{file.path}: expected {expected:,} bytes for the {count:,} ids ({stored.name}) in the llm.c header, but "
+            f"the file has {file.size:,}: it is truncated or was rewritten. Make or copy it again."
         )
     return Layout(stored, HEADER_BYTES, count)

@@ -1,4 +1,4 @@
-"""Megatron-Core and fairseq pairs of a `.bin` file (ids alone) and an `.idx` file that says where sequences lie.
+"""Megatron-Core and fairseq pairs of a `.bin` file (ids alone) and an `.idx` file that says where sequences are.
 
     byte 0            9          17            18             26             34
     MMIDIDX 0 0       u64 = 1    u8 type code  u64 S          u64 D          i32 x S lengths, in ids
@@ -15,16 +15,20 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus.data_file import Int64Array
+from dali_pipes.corpus.data_file import DataFile, Int64Array
+from dali_pipes.corpus.formats.format import OpenOptions
 from dali_pipes.corpus.formats.megatron_extents import SequenceBlock, build_extents
+from dali_pipes.corpus.formats.token_run import check_stated_type
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.storage.byte_file import ByteFile, file_size, open_file
+from dali_pipes.storage.fingerprint import digest_file, read_samples
 
 MAGIC = b"MMIDIDX\0\0"
 OLD_MAGIC = b"TNTIDX\0\0"
@@ -35,7 +39,7 @@ _BLOCK_ENTRIES = 1 << 20  # bounds the memory that checking an index takes, what
 
 @dataclass(frozen=True)
 class IndexHeader:
-    """The fixed part of an index, found to agree with the file's size. fairseq's layout has no `document_entries`."""
+    """The fixed part of an index, after a check with the file's size. document_entries: None in fairseq's layout."""
 
     stored: np.dtype[Any]
     num_sequences: int
@@ -72,29 +76,69 @@ class MegatronIndex:
     checksums: tuple[int, int, int]
 
 
-def parse_header(file: OpenFile) -> IndexHeader:
-    """Raises CorpusFormatError for what is no index, is of an unsupported kind, or has a size that disagrees."""
+def recognize(file: ByteFile, head: bytes) -> bool:
+    """Whether a file starts as an index does."""
+    return head.startswith(MAGIC)
+
+
+def has_index_beside(file: ByteFile) -> bool:
+    """Whether a file is one of a pair by its name; better an error that names a damaged index than junk ids."""
+    path = file.path
+    return path.suffix == ".idx" or (path.suffix == ".bin" and file_size(path.with_suffix(".idx")) is not None)
+
+
+def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    """As `Format.inspect`, for the pair that a `.bin` or `.idx` belongs to."""
+    if file.path.suffix not in (".bin", ".idx"):
+        raise CorpusFormatError(
+            f"{file.path}: a file of format megatron must be named .bin or .idx, with the other one beside it"
+        )
+    with open_file(file.path.with_suffix(".idx")) as index_file:
+        header = parse_header(index_file)
+        check_stated_type(index_file.path, "megatron", header.stored, options.id_type)
+        with open_file(file.path.with_suffix(".bin")) as bin_file:
+            index = read_index(index_file, header, bin_file)
+            about_index = struct.pack("<Q3I", index.size, *index.checksums)
+            found = DataFile(
+                path=bin_file.path,
+                format="megatron",
+                size=bin_file.size,
+                identity=bin_file.identity,
+                stored=header.stored,
+                data_offset=0,
+                extents=index.extents,
+                digest=digest_file(bin_file.path, bin_file.size, header.stored, about_index, read_samples(bin_file)),
+                num_documents=header.num_documents,
+                read_document_offsets=None if header.num_documents is None else partial(read_document_offsets, index),
+            )
+    return [found]
+
+
+def parse_header(file: ByteFile) -> IndexHeader:
+    """Raises CorpusFormatError for another kind of file, an unsupported index, or a size that disagrees."""
     if file.size < 26:
         raise CorpusFormatError(
-            f"{file.path}: {file.size} bytes, but a Megatron index has a header of at least 26 bytes: it is empty or "
-            f"only half written. Make or copy it again; to read the .bin file alone, say format='flat' and a dtype."
+            f"{file.path}: has {file.size} bytes, but a Megatron index has a header of at least 26 bytes: it is empty "
+            "or half written. Make or copy it again; to read the .bin file alone, set format = 'flat' and dtype."
         )
     magic, version, code, sequences = struct.unpack("<9sQBQ", file.read(0, 26))
     if magic.startswith(OLD_MAGIC):
         raise CorpusFormatError(
-            f"{file.path}: is an index of old fairseq or Megatron (TNTIDX), which is not supported: make the data "
-            f"again with the 'mmap' kind of dataset"
+            f"{file.path}: is an index of old fairseq or Megatron (TNTIDX), which is not supported. Make the data "
+            "again as an 'mmap' dataset."
         )
     if magic != MAGIC:
         raise CorpusFormatError(
             f"{file.path}: does not start with MMIDIDX, so it is not a Megatron index. If the .bin file beside it "
-            f"holds ids alone, say format='flat' and a dtype."
+            "contains only ids, set format = 'flat' and dtype."
         )
     if version != 1:
-        raise CorpusFormatError(f"{file.path}: Megatron index version {version}; known is 1")
+        raise CorpusFormatError(f"{file.path}: has Megatron index version {version}; expected 1")
     if code not in _STORED:
-        kind = "floating-point numbers, not token ids" if code in _FLOATS else "unknown"
-        raise CorpusFormatError(f"{file.path}: type code {code} is {kind}; integer codes are {sorted(_STORED)}")
+        kind = "means floating-point numbers" if code in _FLOATS else "is unknown"
+        raise CorpusFormatError(
+            f"{file.path}: type code {code} {kind}; expected a code of integers: {', '.join(map(str, sorted(_STORED)))}"
+        )
     stored = np.dtype(_STORED[code])
     if file.size == 26 + 12 * sequences:
         return IndexHeader(stored, sequences, None, 26)
@@ -102,16 +146,16 @@ def parse_header(file: OpenFile) -> IndexHeader:
     expected = 34 + 12 * sequences + 8 * entries
     if file.size not in (expected, expected + sequences):
         raise CorpusFormatError(
-            f"{file.path}: the index claims {sequences} sequences and {entries} document entries, so {expected} bytes "
-            f"are expected ({expected + sequences} with modes), but the file has {file.size}: it is truncated, half "
-            f"written or damaged. Make or copy it again."
+            f"{file.path}: expected {expected:,} bytes ({expected + sequences:,} with modes) for {sequences:,} "
+            f"sequences and {entries:,} document entries, but the index has {file.size:,}: it is truncated, half "
+            "written or damaged. Make or copy it again."
         )
     if entries == 0:
-        raise CorpusFormatError(f"{file.path}: the document index has no entry; it should hold at least the first, 0")
+        raise CorpusFormatError(f"{file.path}: the document index is empty; expected at least one entry, 0")
     return IndexHeader(stored, sequences, entries, 34)
 
 
-def read_index(file: OpenFile, header: IndexHeader, bin_file: OpenFile) -> MegatronIndex:
+def read_index(file: ByteFile, header: IndexHeader, bin_file: ByteFile) -> MegatronIndex:
     """Read and check an index against its `.bin`. Blocks; needs memory for its extents and one block of entries.
 
     Raises CorpusFormatError, naming file and entry, for an index that is damaged or disagrees with the `.bin`.
@@ -128,8 +172,8 @@ def read_document_offsets(index: MegatronIndex) -> Int64Array:
 
     Raises CorpusReadError if the index is not the one that was checked.
     """
-    changed = CorpusReadError(f"{index.path}: changed since the corpus was opened. Open the corpus again.")
-    with OpenFile(index.path) as file:
+    changed = CorpusReadError(f"{index.path}: changed after the corpus was opened. Open the corpus again.")
+    with open_file(index.path) as file:
         if file.size != index.size or parse_header(file) != index.header:
             raise changed
         header = index.header
@@ -152,7 +196,7 @@ def read_document_offsets(index: MegatronIndex) -> Int64Array:
         return offsets
 
 
-def _blocks(file: OpenFile, offset: int, count: int, code: str) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+def _blocks(file: ByteFile, offset: int, count: int, code: str) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """(number of its first entry, entries) of each block of an array of `count` entries at byte `offset`."""
     width = np.dtype(code).itemsize
     for first in range(0, count, _BLOCK_ENTRIES):
@@ -160,7 +204,7 @@ def _blocks(file: OpenFile, offset: int, count: int, code: str) -> Iterator[tupl
         yield first, np.frombuffer(file.read(offset + first * width, entries * width), code)
 
 
-def _sequence_blocks(file: OpenFile, header: IndexHeader, checksums: list[int]) -> Iterator[SequenceBlock]:
+def _sequence_blocks(file: ByteFile, header: IndexHeader, checksums: list[int]) -> Iterator[SequenceBlock]:
     """The sequences, block by block. `checksums` becomes the CRC-32 of the lengths and of the pointers so far."""
     count = header.num_sequences
     length_blocks = _blocks(file, header.lengths_offset, count, "<i4")
@@ -170,31 +214,34 @@ def _sequence_blocks(file: OpenFile, header: IndexHeader, checksums: list[int]) 
         yield SequenceBlock(first, lengths.astype(np.int64), pointers)
 
 
-def _check_documents(file: OpenFile, header: IndexHeader) -> int:
-    """The checksum of the document index, 0 for fairseq's layout. Refuses one that does not rise from 0 to S."""
+def _check_documents(file: ByteFile, header: IndexHeader) -> int:
+    """The checksum of the document index, 0 for fairseq's layout. Refuses one that does not increase from 0 to S."""
     if header.document_entries is None:
         return 0
     checksum, before = 0, 0
     for first, documents in _blocks(file, header.documents_offset, header.document_entries, "<i8"):
         checksum = zlib.crc32(documents.data, checksum)
         if first == 0 and documents[0] != 0:
-            _refuse_document(file.path, 0, int(documents[0]), "the first is 0")
+            _refuse_document(file.path, 0, int(documents[0]), "expected 0")
         # Compared, not subtracted: a damaged entry may be anything, and a difference may overflow.
         earlier = np.concatenate(([before], documents[:-1]))
         falls = np.flatnonzero(documents < earlier)
         if len(falls):
             entry = int(falls[0])
             _refuse_document(
-                file.path, first + entry, int(documents[entry]), f"the entry before is {int(earlier[entry])}"
+                file.path,
+                first + entry,
+                int(documents[entry]),
+                f"expected at least {int(earlier[entry]):,}, the entry before",
             )
         before = int(documents[-1])
     if before != header.num_sequences:
-        expectation = f"the last is the number of sequences, {header.num_sequences}"
+        expectation = f"expected {header.num_sequences:,}, the number of sequences"
         _refuse_document(file.path, header.document_entries - 1, before, expectation)
     return checksum
 
 
 def _refuse_document(path: Path, entry: int, value: int, expectation: str) -> NoReturn:
     raise CorpusFormatError(
-        f"{path}: document entry {entry} is {value}, but {expectation}: the document index is damaged. Make it again."
+        f"{path}: document entry {entry:,} is {value:,}; {expectation}. The index is damaged; make it again."
     )

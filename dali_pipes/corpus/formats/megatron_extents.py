@@ -1,10 +1,10 @@
-"""From the lengths and pointers of a Megatron index to runs of ids in its `.bin`, refusing what cannot be right.
+"""From the lengths and pointers of a Megatron index to runs of ids in its `.bin`, with checks of both.
 
     lengths 3 2 4, uint16, pointers 0 6 10    ->  one extent   [byte 0, 9 ids]
     lengths 3 2 4, uint16, pointers 8 0 14    ->  extents      [8, 3] [0, 2] [14, 4]
 
-Pointers are what counts, but they must stay inside the `.bin`, and no byte may belong to two sequences: writers whose
-counters have 32 bits leave pointers that are negative or lead into the data of earlier sequences.
+Pointers decide, but they must stay inside the `.bin`, and sequences must not overlap: writers with 32-bit counters
+leave pointers that are negative or lead into the data of earlier sequences.
 """
 
 from collections.abc import Iterable
@@ -68,40 +68,42 @@ def _check_block(block: SequenceBlock, width: int, index_path: Path, bin_path: P
     if negative.any():
         at = int(np.argmax(negative))
         raise CorpusFormatError(
-            f"{index_path}: entry {first + at}: length {lengths[at]} is negative: the index is damaged"
+            f"{index_path}: entry {first + at:,} has length {lengths[at]:,}, expected 0 or more: the index is damaged. "
+            "Make it again."
         )
     negative = pointers < 0
     if negative.any():
         at = int(np.argmax(negative))
         raise CorpusFormatError(
-            f"{index_path}: entry {first + at}: pointer {pointers[at]} is negative, as after an overflow of 32 bits "
-            f"when the index was written. Make the index again."
+            f"{index_path}: entry {first + at:,} has pointer {pointers[at]:,}, expected 0 or more: its writer "
+            "overflowed 32 bits. Make the index again."
         )
-    # Nothing overflows here: a pointer beyond the file is replaced, and a size has at most 35 bits.
+    # This cannot overflow: a pointer beyond the file is replaced, and a size has at most 35 bits.
     outside = (pointers > bin_size) | (lengths * width > bin_size - np.minimum(pointers, bin_size))
     if outside.any():
         at = int(np.argmax(outside))
         needed = int(pointers[at]) + int(lengths[at]) * width
         raise CorpusFormatError(
-            f"{index_path}: entry {first + at}: {lengths[at]} ids of {width} bytes from byte {pointers[at]} on need "
-            f"{needed} bytes, but {bin_path} has {bin_size}: it is truncated, or belongs to another index"
+            f"{index_path}: entry {first + at:,} has {lengths[at]:,} ids of {width} bytes at byte {pointers[at]:,}, up "
+            f"to byte {needed:,}, but {bin_path} has {bin_size:,} bytes: it is truncated or belongs to another index"
         )
     unaligned = pointers % width != 0
     if unaligned.any():
         at = int(np.argmax(unaligned))
         raise CorpusFormatError(
-            f"{index_path}: entry {first + at}: pointer {pointers[at]} is not a multiple of {width}, the width of an id"
+            f"{index_path}: entry {first + at:,} has pointer {pointers[at]:,}, expected a multiple of {width}, the "
+            "width of an id: the index is damaged. Make it again."
         )
 
 
 def _check_wrapped(path: Path, entries: Int64Array, starts: Int64Array, expected: Int64Array) -> None:
-    """Refuse pointers that are right but for a multiple of 2^32: what a 32-bit counter leaves behind."""
+    """Refuse pointers that are wrong by a multiple of 2^32, as a 32-bit counter leaves them."""
     wrapped = (starts < expected) & ((expected - starts) % 2**32 == 0)
     if wrapped.any():
         at = int(np.argmax(wrapped))
         raise CorpusFormatError(
-            f"{path}: entry {entries[at]}: pointer {starts[at]}, but the sequence before ends at byte {expected[at]}: "
-            f"the pointer was cut to 32 bits when the index was written. Make the index again."
+            f"{path}: entry {entries[at]:,} has pointer {starts[at]:,}, expected {expected[at]:,}, where the sequence "
+            "before ends: its writer cut it to 32 bits. Make the index again."
         )
 
 
@@ -113,12 +115,12 @@ def _check_cover(runs: Int64Array, width: int, index_path: Path, bin_path: Path,
     if len(shared):
         one, other = sorted(ordered[shared[0] : shared[0] + 2].tolist(), key=lambda run: int(run[2]))
         raise CorpusFormatError(
-            f"{index_path}: entry {other[2]}: from its pointer {other[0]} on, {other[1]} ids are read that overlap the "
-            f"{one[1]} ids from entry {one[2]} on, pointer {one[0]}: the index is damaged. Make it again."
+            f"{index_path}: entry {other[2]:,} ({other[1]:,} ids at byte {other[0]:,}) overlaps entry {one[2]:,} "
+            f"({one[1]:,} ids at byte {one[0]:,}): the index is damaged. Make it again."
         )
     expected = int(ends[-1]) if len(ends) else 0
     if expected != bin_size:
         raise CorpusFormatError(
-            f"{bin_path}: the index {index_path} accounts for {expected} bytes, but the file has {bin_size}: they do "
-            f"not belong together, or one of them was rewritten"
+            f"{bin_path}: has {bin_size:,} bytes, but its index {index_path} accounts for {expected:,}: they do not "
+            "belong together, or one of them was rewritten. Copy or make both again."
         )

@@ -1,4 +1,4 @@
-"""The `index.json` of a set of shards, read with suspicion: it may be half written, damaged, or name files elsewhere.
+"""Read the `index.json` of a set of shards with checks: it may be half written, damaged, or name files elsewhere.
 
 Entry("index.json: shards[3]", {"samples": 10, ...}).integer("samples")      10, or an error that says what is there
 """
@@ -7,15 +7,15 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dali_pipes.errors import CorpusFormatError, CorpusReadError
-from dali_pipes.storage.local import OpenFile
+from dali_pipes.errors import CorpusFormatError
+from dali_pipes.storage.byte_file import file_size, open_file
 
 MOST_SHARD_BYTES = 2**32 - 1
 """Offsets inside a shard of MDS and LitData have 32 bits."""
 
 
 class Entry:
-    """One JSON object of an index. Every question names what it expects; other values are a CorpusFormatError."""
+    """One JSON object of an index. Its methods raise CorpusFormatError for values of another type."""
 
     __slots__ = ("_values", "where")
 
@@ -26,10 +26,10 @@ class Entry:
         self._values: dict[str, Any] = values
 
     def integer(self, key: str, most: int = MOST_SHARD_BYTES) -> int:
-        """A whole number from 0 to `most`."""
+        """An integer from 0 to `most`."""
         value = self._values.get(key)
         if type(value) is not int or not 0 <= value <= most:
-            self._refuse(key, value, f"a whole number from 0 to {most}")
+            self._refuse(key, value, f"an integer from 0 to {most:,}")
         return value
 
     def text(self, key: str) -> str:
@@ -40,7 +40,7 @@ class Entry:
         return value
 
     def optional_text(self, key: str) -> str | None:
-        """A string; None where there is none, or null."""
+        """A string; None if it is missing or null."""
         value = self._values.get(key)
         if value is not None and not isinstance(value, str):
             self._refuse(key, value, "a string or null")
@@ -66,7 +66,7 @@ class Entry:
         return {key: self.text(key) for key in self._values}
 
     def get(self, key: str) -> Any:
-        """Whatever is there, None for nothing."""
+        """The value as it is, None without one."""
         return self._values.get(key)
 
     def path_in(self, folder: Path, key: str) -> Path:
@@ -74,7 +74,7 @@ class Entry:
         name = self.text(key)
         parts = name.split("/")
         if parts[-1] in ("", ".") or parts[0] == "" or ".." in parts or "\\" in name or "\0" in name:
-            self._refuse(key, name, "the name of a file in the folder of the index, or below it")
+            self._refuse(key, name, "the name of a file in the folder of the index or below it")
         return folder / name
 
     def _refuse(self, key: str, value: object, expected: str) -> NoReturn:
@@ -82,13 +82,13 @@ class Entry:
         place = f"{self.where}.{key}" if key else self.where
         raise CorpusFormatError(
             f"{place} is {found[:100]}{'...' if len(found) > 100 else ''}, expected {expected}: the index is damaged "
-            f"or of another kind"
+            "or of another kind. Make or copy the set again."
         )
 
 
 def read_index(path: Path) -> Entry:
-    """The whole index. Raises CorpusFormatError for what is no JSON object, CorpusReadError if it cannot be read."""
-    with OpenFile(path) as file:
+    """The whole index. Raises CorpusFormatError for other than a JSON object, CorpusReadError if it is unreadable."""
+    with open_file(path) as file:
         data = file.read(0, file.size)
     try:
         return Entry(f"{path}: index", json.loads(data))
@@ -96,22 +96,14 @@ def read_index(path: Path) -> Entry:
         if isinstance(error, CorpusFormatError):
             raise
         raise CorpusFormatError(
-            f"{path}: {len(data)} bytes that are not JSON ({error}): the index is half written or damaged. "
-            f"Wait for its writer, or make or copy it again."
+            f"{path}: {len(data):,} bytes are not valid JSON ({error}): the index is half written or damaged. Wait for "
+            "its writer to finish, or make or copy it again."
         ) from error
 
 
-def file_size(path: Path, listed_in: str) -> int:
-    """Bytes of the file at `path`. Raises CorpusFormatError if it is not there, although `listed_in` says so."""
-    size = size_or_none(path)
+def listed_size(path: Path, listed_in: str) -> int:
+    """Bytes of the file at `path`. Raises CorpusFormatError if it is missing, although `listed_in` names it."""
+    size = file_size(path)
     if size is None:
-        raise CorpusFormatError(f"{path}: is listed by {listed_in}, but is not there: copy it, or make the set again")
+        raise CorpusFormatError(f"{path}: is missing, but {listed_in} lists it. Copy it, or make the set again.")
     return size
-
-
-def size_or_none(path: Path) -> int | None:
-    """Bytes of the file at `path`, None if there is none."""
-    try:
-        return path.stat().st_size if path.is_file() else None
-    except OSError as error:
-        raise CorpusReadError(f"{path}: cannot be looked up: {error.strerror}") from error

@@ -1,27 +1,26 @@
-"""Made-up ids by formula, `synthetic:10B`: any number of them, the same on every machine, without files or memory.
+"""Synthetic ids by formula, `synthetic:10B`: any number of them, the same on every machine, without files or memory.
 
     word w      a hash of w, 64 bits        splitmix64's output function, of (w + 1) * its step
     word w      ids 4w ... 4w + 3           two from each half, by multiplying with the vocabulary's size; 2w, 2w + 1
                                             where the vocabulary is larger than 2^16: one from each half
     boundary k  k * 1024 + (0 ... 1023)     another hash of k: documents of 1 to 2,047 tokens, 1,024 in the mean
-    last token of each document             the end id, which is nowhere else
+    last token of each document             the end id, which does not occur elsewhere
 
-There is nothing to learn in them: the loss of a model stays at about ln(vocab_size). They are for smoke tests of a
-trainer and for measuring it without data. The formula is frozen as version 1, which is part of the fingerprint.
+They cannot be learned: the loss of a model stays at about ln(vocab_size). They are for smoke tests and benchmarks of a
+trainer. The formula is frozen as version 1, which is part of the fingerprint.
 """
 
 import hashlib
 import itertools
 import os
-import re
 from collections.abc import Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.config.amounts import parse_amount
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.errors import ConfigError
 
@@ -31,26 +30,24 @@ DEFAULT_VOCAB_SIZE = 50257
 """GPT-2's."""
 MOST_TOKENS = 10**15
 MOST_DOCUMENTS = 1 << 26
-"""More would take more than 512 MiB to keep their offsets: a larger corpus has no documents."""
+"""Offsets of more would take more than 512 MiB: a larger corpus is without documents."""
 MEAN_DOCUMENT = 1024
 
 _VERSION = 1
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)([A-Za-z]?)")
 _LARGEST_SHORT_VOCABULARY = 1 << 16
 _LARGEST_VOCABULARY = 1 << 31
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _LOW_HALF = np.uint64(0xFFFFFFFF)
-_BOUNDARIES = np.int64(1 << 62)  # boundary k is hashed as word 2^62 + k, which no id is made of
+_BOUNDARIES = np.int64(1 << 62)  # boundary k is hashed as word 2^62 + k, which ids never use
 _TILE_WORDS = 1 << 15
-"""Words that are hashed at once, so that the arrays stay in a core's cache: 1.6 to 2 ns an id, 2.5 with 1 << 12."""
+"""Words that are hashed in one step, so that the arrays stay in a core's cache: 1.6 to 2 ns an id, 2.5 with 1 << 12."""
 
 
 def is_synthetic(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], format: str) -> bool:
-    """Whether `paths` name a synthetic corpus. A file that is called so is a file unless `format` says otherwise.
+    """Whether `paths` name a synthetic corpus. An existing file of that name is a file unless `format` is "synthetic".
 
-    Raises ConfigError where one is named beside other data, or `format` asks for one and none is named.
+    Raises ConfigError if one is named together with other data, or `format` is "synthetic" and none is named.
     """
     entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths) if isinstance(paths, Sequence) else []
     named = [entry for entry in entries if isinstance(entry, str) and entry.startswith(PREFIX)]
@@ -62,8 +59,8 @@ def is_synthetic(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
         raise ConfigError(f'format = "synthetic" needs a corpus such as "synthetic:10B", found {paths!r}')
     if len(entries) > 1:
         raise ConfigError(
-            f"corpus: {named[0]!r} cannot be combined with other data, but {len(entries)} entries are listed; list it "
-            "alone"
+            f"corpus: {named[0]!r} cannot be combined with other data, but {len(entries)} entries are listed. List it "
+            "alone."
         )
     return True
 
@@ -74,13 +71,13 @@ def open_synthetic(
     dtype: np.dtype[Any] | None,
     eos_id: int | None,
 ) -> tuple[DataFile, int]:
-    """The corpus that `paths`, for which `is_synthetic` holds, name, as one file; and the id that ends its documents.
+    """The corpus that `paths` name (see `is_synthetic`), as one file; and the id that ends its documents.
 
     vocab_size: ids are below it, 50257 if not given
-    dtype:      as which they are handed out; by default uint16 if they fit and else uint32
+    dtype:      in which they are served; by default uint16 if they fit, else uint32
     eos_id:     ends each document; by default the largest id
 
-    Raises ConfigError for a size, a vocabulary or a type that cannot be.
+    Raises ConfigError for an invalid size, vocabulary or type.
     """
     name = str(paths if isinstance(paths, str | os.PathLike) else paths[0])
     ids = SyntheticIds(parse_size(name), DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size, eos_id)
@@ -109,17 +106,15 @@ def open_synthetic(
 
 
 def parse_size(name: str) -> int:
-    """Tokens of `synthetic:10B`: a number, with K, M, B or T for thousands to millions of millions. ConfigError."""
-    found = _SIZE.fullmatch(name.removeprefix(PREFIX).strip())
-    unit = None if found is None else _UNITS.get(found[2].upper())
-    if found is None or unit is None:
+    """Tokens of `synthetic:10B`: a number with K, M, B or T for thousands to trillions. Raises ConfigError."""
+    size = parse_amount(name.removeprefix(PREFIX))
+    if size is None:
         raise ConfigError(
-            f"corpus {name!r}: expected a number of tokens, with K, M, B or T for thousands, millions, billions or "
-            'trillions, such as "synthetic:10B"'
+            f"corpus {name!r}: expected a number of tokens with an optional K, M, B or T (thousands to trillions), "
+            'such as "synthetic:10B"'
         )
-    size = Decimal(found[1]) * unit
     if size != int(size) or not 1 <= size <= MOST_TOKENS:
-        raise ConfigError(f"corpus {name!r}: is {size:f} tokens; expected a whole number from 1 to {MOST_TOKENS:,}")
+        raise ConfigError(f"corpus {name!r}: {size:f} tokens; expected an integer from 1 to {MOST_TOKENS:,}")
     return int(size)
 
 
@@ -133,20 +128,20 @@ class SyntheticIds:
             )
         if eos_id is not None and eos_id >= vocab_size:
             raise ConfigError(
-                f"eos_id = {eos_id}: ids of a synthetic corpus are below vocab_size = {vocab_size}; choose one of "
-                "them, or leave it out (the largest id ends documents)"
+                f"eos_id = {eos_id}: expected an id below vocab_size = {vocab_size} for a synthetic corpus; or leave "
+                "eos_id out, and the largest id ends documents"
             )
         self.num_tokens, self.vocab_size = num_tokens, vocab_size
         self.end_id = vocab_size - 1 if eos_id is None else eos_id
         self.is_short = vocab_size <= _LARGEST_SHORT_VOCABULARY
         self._ids_in_a_word = 4 if self.is_short else 2
         self._others = np.uint64(max(1, vocab_size - 1))  # all ids but the end id, which would end documents elsewhere
-        last = (num_tokens - 1) // MEAN_DOCUMENT  # the last boundary that may lie inside of the corpus
+        last = (num_tokens - 1) // MEAN_DOCUMENT  # the last boundary that may be inside the corpus
         inside = last - (last > 0 and int(_boundaries(np.array([last], np.int64))[0]) >= num_tokens)
         self.num_documents = inside + 1 if inside < MOST_DOCUMENTS else None
 
     def fill(self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
-        """Put the `lengths[p]` ids from position positions[p] on at out[targets[p]]; pieces lie inside the corpus."""
+        """Put the `lengths[p]` ids from position positions[p] at out[targets[p]]; pieces are inside the corpus."""
         firsts = positions // self._ids_in_a_word
         words = (positions + lengths - 1) // self._ids_in_a_word + 1 - firsts
         long = np.flatnonzero(words > _TILE_WORDS)
@@ -194,7 +189,7 @@ class SyntheticIds:
         halves = words.astype("<u8", copy=False).view("<u4")  # the low one first
         products = halves * self._others  # an id is the product's high half
         high = products.astype("<u8", copy=False).view("<u4")[1::2]
-        if self.is_short:  # and its low half tells another one
+        if self.is_short:  # and its low half gives another one
             ids: npt.NDArray[Any] = np.empty((len(halves), 2), np.uint16)
             ids[:, 0] = high
             products &= _LOW_HALF
@@ -238,7 +233,7 @@ def _hashed(numbers: Int64Array) -> npt.NDArray[np.uint64]:
 
 
 def _boundaries(numbers: Int64Array) -> Int64Array:
-    """Position behind the last token of documents by number, from 1 on."""
+    """Position after the last token of documents 1, 2, ... by number."""
     hashed = _hashed(numbers + _BOUNDARIES)
     hashed &= np.uint64(MEAN_DOCUMENT - 1)
     return numbers * MEAN_DOCUMENT + hashed.astype(np.int64)

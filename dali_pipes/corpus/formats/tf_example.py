@@ -1,8 +1,8 @@
-"""What a tf.train.Example holds, from the bytes of the message: no TensorFlow and no protobuf package needed.
+"""Parse a tf.train.Example from the bytes of the message, without TensorFlow or protobuf.
 
     Example { 1: Features { 1: map entry { 1: name, 2: Feature { 3: Int64List { 1: integers } } } ... } }
 
-In the place of 3 a Feature may have 1, a BytesList of strings, or 2, a FloatList, whose values are not looked at.
+Instead of 3 a Feature may have 1, a BytesList of strings, or 2, a FloatList, whose values are ignored.
 
 Integers are varints, packed into one field or one field each; negative ones take ten bytes. A Feature without a kind is
 an empty list. Layout: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/feature.proto
@@ -82,7 +82,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | np.uint64]]
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """The integer at byte `at`, and the byte behind it."""
+    """The integer at byte `at`, and the byte after it."""
     value = 0
     for shift in range(0, 7 * _MOST_VARINT_BYTES, 7):
         if at >= len(message):

@@ -1,4 +1,4 @@
-"""What a corpus or a batch holds, as plain data, for the command to print. Trains nothing, needs no GPU."""
+"""Reports on corpora and batches, as plain data. They do not need a GPU or torch."""
 
 from dali_pipes.tools.reports.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, locate_batch, one_row
 from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus

@@ -1,12 +1,13 @@
-"""Where the rows of a batch come from, down to the pieces of documents and of files: `locate_batch`. Reads no tokens.
+"""Where each row of a batch comes from, piece by piece: `locate_batch`. Reads no tokens.
 
-a row          9 2 6 6 5 | 1 4 4          the end of document 7, all of document 8, which lies in another file
+a row          9 2 6 6 5 | 1 4 4          the end of document 7, then all of document 8, which is in another file
 pieces         columns 0 to 4: a.bin, token 4091, document 7 from its token 120 on
                columns 5 to 7: b.bin, token 0, document 8 from its first
 """
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents, pieces_of_windows
-from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.state import States
 from dali_pipes.schedule import PADDING
@@ -29,19 +30,19 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PieceOrigin:
-    """Tokens of a row that lie one behind the other in one file, and in one document where documents are known."""
+    """Consecutive tokens of one file and, where documents are known, of one document."""
 
     column: int
-    """Place of the first in the row."""
+    """Of the first token, in the row."""
     length: int
     file: Path
     offset: int
-    """The first, in tokens from the first token of the file's data."""
+    """Of the first token, in tokens from the start of the file's data."""
     position: int
-    """The first, in the corpus seen as one stream."""
+    """Of the first token, in the corpus as one stream."""
     document: int | None = None
     document_offset: int | None = None
-    """The first, in tokens from the first of its document."""
+    """Of the first token, in its document."""
     document_length: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,16 +52,16 @@ class PieceOrigin:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """One row of a batch. Columns that no piece covers are padding; all of a padding row are."""
+    """One row of a batch. Columns without a piece are padding; a padding row has no pieces."""
 
     row: int
     row_id: int
-    """Place in the epoch's order; -1 is a row that only pads the batch."""
+    """Place in the epoch's order; -1 for a padding row."""
     pieces: tuple[PieceOrigin, ...]
 
     @property
     def is_padding(self) -> bool:
-        """Whether it only fills the batch."""
+        """Whether it only fills up the batch."""
         return self.row_id == PADDING
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,8 +92,8 @@ class BatchOrigin:
 
 
 def built_on_cpu(config: LoaderConfig) -> BuiltSource:
-    """What a loader with these settings works with, on the CPU, a batch at a time: none of that changes which token is
-    where, and a GPU may be out of reach or busy. Steps that are left out can be looked at. Raises as `TokenLoader`.
+    """What a loader with these settings is built on, but on the CPU and one batch at a time, which does not change
+    which token is where. Skipped steps are included. Raises as `TokenLoader`.
     """
     on_cpu = {"device": "cpu", "placement": "host", "batches_per_run": 1, "num_threads": 1, "skip_steps": ()}
     return BuiltSource(config.replace(**on_cpu), endless=True, for_loader=True)
@@ -101,23 +102,18 @@ def built_on_cpu(config: LoaderConfig) -> BuiltSource:
 def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | None = None) -> BatchOrigin:
     """Where the rows of this rank's batch number `step` come from. Rank and world size must be in `config`.
 
-    `state`: the JSON file of the state that the run went on from, where that was saved with another number of rows in a
-    step: steps of its epoch are then counted as that run counts them.
-    Blocks for the documents, if they are used, and for the plan of rows made of documents. Raises as `TokenLoader`,
-    and `ConfigError` for a step that does not exist.
+    `state`: JSON file of the state that the run resumed from, if it was saved with another global batch size; steps of
+    its epoch are then counted as in that run. Blocks to read the documents, if they are used, and to plan rows of
+    documents. Raises as `TokenLoader`, and `ConfigError` for a step that does not exist.
     """
-    built = built_on_cpu(config)
-    try:
+    with closing(built_on_cpu(config)) as built:
         return batch_origin(built, config, step, epoch, counted_from(state, config, built, epoch))
-    finally:
-        built.source.close()
-        built.source.corpus.close()
 
 
 def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int, base: int) -> BatchOrigin:
     """As `locate_batch`, of what has been built for `config`, with steps counted from row `base`."""
-    plan = plan_step(built.schedule, built.layout, epoch, step, base)
-    cutter = RowCutter(built.source.corpus, known_offsets(built, config))
+    plan = plan_step(built.schedule, epoch, step, base)
+    cutter = RowCutter(built.rows.corpus, known_offsets(built, config))
     rows = tuple(
         RowOrigin(row, int(row_id), tuple(cutter.row(plan, row, config.seq_len)))
         for row, row_id in enumerate(plan.row_ids)
@@ -127,7 +123,7 @@ def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int
 
 def known_offsets(built: BuiltSource, config: LoaderConfig) -> Int64Array | None:
     """Where documents begin, and the end, (D + 1,): from the format, or found where the configuration needs them."""
-    corpus = built.source.corpus
+    corpus = built.rows.corpus
     if corpus.document_offsets is None and config.uses_documents:
         return find_documents(
             corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files
@@ -142,26 +138,28 @@ def counted_from(state: Path | None, config: LoaderConfig, built: BuiltSource, e
     try:
         saved = json.loads(state.read_bytes())
     except OSError as error:
-        raise StateError(f"{state}: cannot read the state: {error.strerror}") from error
+        raise StateError(f"{state}: cannot read the saved state: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise StateError(f"{state}: not JSON: {error}; write what state_dict() returns with json.dump") from error
-    found = States(config, built.source.corpus, built.schedule).read(saved)
+        raise StateError(
+            f"{state}: not valid JSON ({error}); save the result of state_dict() with json.dump"
+        ) from error
+    found = States(config, built.rows.corpus, built.schedule).read(saved)
     return built.schedule.counted_from(found.position, epoch)
 
 
 def one_row(origin: BatchOrigin, row: int) -> RowOrigin:
-    """A row that comes from somewhere. Raises `ConfigError` for one that does not exist or only pads the batch."""
+    """One row of the batch. Raises `ConfigError` for a row that does not exist or is padding."""
     if not 0 <= row < len(origin.rows):
         raise ConfigError(f"row {row}: step {origin.step} has rows 0 to {len(origin.rows) - 1} on this rank")
     if origin.rows[row].is_padding:
         raise ConfigError(
-            f"row {row} of step {origin.step} is padding: it comes from no file and its labels are ignored"
+            f"row {row} of step {origin.step} is padding: it does not come from a file, and its labels are ignored"
         )
     return origin.rows[row]
 
 
 class RowCutter:
-    """Cuts tokens that follow one another in the corpus where documents end and where they lie apart in files."""
+    """Cuts a row into pieces at the ends of documents and files."""
 
     def __init__(self, corpus: Corpus, offsets: Int64Array | None) -> None:
         self._corpus, self._offsets = corpus, offsets

@@ -1,4 +1,4 @@
-"""Checksums that were recorded beside the data (`corpus.manifests`), compared with the files."""
+"""Files compared with the checksums in manifests next to the data (`corpus.discovery.manifests`)."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ _MOST_THREADS = 8
 
 @dataclass(frozen=True)
 class RecordedFile:
-    """A file as a manifest has it. `exists`: with `size` bytes; else it is missing."""
+    """A file that a manifest lists. `size` in bytes, 0 if the file is missing."""
 
     path: Path
     sha256: str
@@ -26,8 +26,9 @@ class RecordedFile:
 
 
 def recorded_files(data_files: Sequence[Path]) -> list[RecordedFile]:
-    """What manifests beside the data say about these files and those that go with them (`a.bin`: `a.idx`), and about
-    files that are missing. Empty without a manifest; a file that cannot be read as one is none.
+    """The manifest entries for these files, for files that belong to them (`a.idx` to `a.bin`), and for missing files.
+
+    Empty without a manifest. A file that cannot be parsed as a manifest is ignored.
     """
     names: dict[Path, set[str]] = {}
     for file in data_files:
@@ -45,25 +46,25 @@ def recorded_files(data_files: Sequence[Path]) -> list[RecordedFile]:
 
 
 def wrong_files(files: Sequence[RecordedFile], advance: Callable[[int], None]) -> Iterator[Problem]:
-    """Files that are missing or have another SHA-256. Reads them in parallel; `advance(bytes)` may be called by any
-    thread.
-    """
+    """Files that are missing or have another SHA-256. Reads them in parallel; any thread may call `advance(bytes)`."""
     present = [file for file in files if file.exists]
     readers = ReaderThreads(max(1, min(_MOST_THREADS, os.cpu_count() or 1, len(present))))
     try:
         digests = [readers.submit(_sha256, file.path, advance) for file in present]
         for file in files:
             if not file.exists:
-                message = f"{file.path}: is missing; {file.manifest} lists it"
+                message = f"{file.path}: file is missing, but {file.manifest} lists it"
                 yield Problem("missing_file", message, file.path)
         for file, digest in zip(present, digests, strict=True):
             try:
                 found = digest.result()
             except OSError as error:
-                yield Problem("unreadable", f"{file.path}: cannot be read: {error.strerror or error}", file.path)
+                yield Problem("unreadable", f"{file.path}: cannot read the file: {error.strerror or error}", file.path)
                 continue
             if found != file.sha256:
-                message = f"{file.path}: SHA-256 is {found}, but {file.manifest} says {file.sha256}: is it damaged?"
+                message = (
+                    f"{file.path}: SHA-256 is {found}, expected {file.sha256} ({file.manifest}); copy the file again"
+                )
                 yield Problem("checksum", message, file.path)
     finally:
         for digest in digests:

@@ -1,4 +1,4 @@
-"""A full check of a corpus: every file opened, every id read, every recorded checksum compared."""
+"""A full check of a corpus: opens every file, reads every id, and compares every recorded checksum."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -28,18 +28,17 @@ from dali_pipes.tools.reports.id_scan import all_spans, sample_spans, scan_ids
 from dali_pipes.tools.reports.problem import Problem, Problems
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Shows how far a part of the work is: title and bytes in all, to a function that takes the bytes just done, which any
-thread may call."""
+"""Shows progress: takes a title and the total bytes; gives a function that any thread may call with bytes just done."""
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What a check found. `as_dict` has the same under the same names, and `is_clean`, JSON-able."""
+    """The result of a check. `as_dict` has the same fields, plus `is_clean`."""
 
     files: int
-    """Data files that were looked at, those that did not open included."""
+    """Data files that were checked, including those that did not open."""
     checksums: int
-    """Files that a manifest beside the data has a checksum of."""
+    """Files with a checksum in a manifest next to the data."""
     problems: tuple[Problem, ...]
     problem_counts: dict[str, int]
     notes: tuple[str, ...]
@@ -71,11 +70,11 @@ def check_corpus(
     token_column: str | None = None,
     progress: Progress = lambda title, total_bytes: nullcontext(lambda done: None),
 ) -> CheckReport:
-    """Check files read as one corpus. Blocks: reads all of them, twice where checksums are recorded or ids are looked
-    for that end documents. All comes from the data: what an earlier start kept of it is not used, but replaced.
+    """Check files that are read as one corpus. Blocks: reads all of them, and twice if there are checksums or if
+    documents are found by an id. Caches of earlier runs are rebuilt, not used.
 
-    Files of a damaged or unknown format are problems, and the others are checked without them. Raises as `open_corpus`
-    for arguments that cannot be, for files that are missing or unreadable, and for a corpus without a token.
+    Files with a damaged or unknown format are problems; the other files are checked without them. Raises as
+    `open_corpus` for invalid arguments, for missing or unreadable files, and for a corpus without tokens.
     """
     problems = Problems()
     settings = {"format": format, "dtype": dtype, "eos_id": eos_id, "token_column": token_column}
@@ -108,7 +107,7 @@ def _check_opened(
     notes: list[str],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Add what is wrong with ids and documents; returns what was counted."""
+    """Add the problems with ids and documents; returns the counts."""
     documents = documents_of(corpus, start_id, problems, notes)
     expected = expected_ids(corpus, documents, start_id)
     width = corpus.dtype.itemsize
@@ -143,7 +142,7 @@ def _check_opened(
 def _open_what_can_be(
     paths: Sequence[str], settings: dict[str, Any], problems: Problems
 ) -> tuple[Corpus | None, list[Path]]:
-    """The corpus without the files that do not open by themselves, if any is left, and all files."""
+    """The corpus of all files that open one by one, None if there are none; and the list of all files."""
     try:
         corpus = open_corpus(paths, **settings)
     except CorpusFormatError as error:
@@ -156,11 +155,11 @@ def _open_what_can_be(
             open_corpus(path, **settings).close()
         except CorpusFormatError as error:
             problems.add(_format_problem(error))
-        except CorpusError:  # holds no token, which is for the others to make up for
+        except CorpusError:  # an empty file is fine in a corpus that has tokens
             good.append(path)
         else:
             good.append(path)
-    if len(good) == len(found):  # each by itself, but not together
+    if len(good) == len(found):  # each one opens, but not together
         problems.add(_format_problem(together))
         return None, found
     try:
@@ -168,11 +167,11 @@ def _open_what_can_be(
     except CorpusFormatError as error:
         problems.add(_format_problem(error))
     except CorpusError:
-        pass  # none of the others holds a token
+        pass  # all other files are empty
     return None, found
 
 
 def _format_problem(error: CorpusFormatError) -> Problem:
-    """Messages of this error begin with the file that is meant."""
+    """Messages of this error begin with the file."""
     name = str(error).partition(": ")[0]
     return Problem("format", str(error), Path(name) if os.path.lexists(name) else None)

@@ -1,6 +1,6 @@
-"""What a corpus holds, and what looks wrong at a first look: `inspect_corpus`.
+"""A summary of a corpus, with problems that a quick look finds: `inspect_corpus`.
 
-Reads headers and indexes, a sample of the ids, and all of them only for a full look or to find documents by an id.
+Reads headers, indexes, and a sample of the ids; all ids only with `full` or to find documents by an id.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from dali_pipes.tools.reports.problem import Problem, Problems
 
 
 class FileReport(NamedTuple):
-    """One data file: `size` in bytes, None if it is gone."""
+    """One data file: `size` in bytes, None if it no longer exists."""
 
     path: Path
     tokens: int
@@ -35,30 +35,30 @@ class FileReport(NamedTuple):
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """What a corpus holds. `as_dict` has the same under the same names, JSON-able."""
+    """A summary of a corpus. `as_dict` has the same fields."""
 
     format: str
     files: tuple[FileReport, ...]
     tokens: int
     bytes: int
-    """Of all data files, indexes beside them not counted."""
+    """Of all data files, without index files."""
     dtype: str
     fingerprint: str
     documents: int | None
     documents_from: str | None
-    """"index", "end id 50256" or "start id 1"; None if nothing tells where documents end."""
+    """"index", "end id 50256" or "start id 1"; None if document boundaries are unknown."""
     lengths: LengthReport | None
     loss_masks: int
-    """Data files with a loss mask; the others, or all, are learned whole."""
+    """Data files with a loss mask; in the others every token counts."""
     largest_id: int | None
     ids_looked_at: int
     is_full: bool
-    """Whether all ids have been looked at."""
+    """Whether all ids were read."""
     problems: tuple[Problem, ...]
     problem_counts: dict[str, int]
-    """By kind, also those that are not listed."""
+    """By kind, including problems that are not listed."""
     notes: tuple[str, ...]
-    """What is worth knowing and need not be wrong."""
+    """Remarks that are not problems."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -78,10 +78,10 @@ def inspect_corpus(
     full: bool = False,
     advance: Callable[[int], None] = lambda done: None,
 ) -> CorpusReport:
-    """Look at a corpus. Blocks: for a few reads, for those of its index, for all of it with `full`.
+    """Summarize a corpus. Blocks: reads its index and a sample of its ids, or all ids with `full`.
 
-    Documents come from the index, or from the ids that end (`corpus.eos_id`) or begin (`start_id`) them, which reads
-    all ids the first time. `advance(ids)` is called as ids are looked at. Raises what `find_documents` raises.
+    Documents come from the index, or from the id that ends (`corpus.eos_id`) or begins (`start_id`) each of them, which
+    reads all ids the first time. `advance(ids)` is called as ids are read. Raises as `find_documents`.
     """
     problems = Problems()
     notes = [*corpus.notes]

@@ -1,4 +1,4 @@
-"""How long the documents of a corpus are.
+"""The distribution of document lengths in a corpus.
 
 lengths    0 1 2 3 3 5 9          buckets    0: 1    1: 1    2 to 3: 3    4 to 7: 1    8 to 15: 1
 """
@@ -15,7 +15,7 @@ from dali_pipes.documents import Documents
 Int64Array = npt.NDArray[np.int64]
 
 MANY_EMPTY = 0.01
-"""Share of empty documents from which on two or more of them are no oddity of the text."""
+"""Share of empty documents above which two or more of them are reported."""
 
 
 class Bucket(NamedTuple):
@@ -28,11 +28,11 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class LengthReport:
-    """Lengths in tokens, the id that ends or begins a document included."""
+    """Lengths in tokens, including the id that ends or begins a document."""
 
     documents: int
     empty: int
-    """Documents without a token of their own: nothing but the id that ends or begins one, if anything."""
+    """Documents that contain at most the id that ends or begins them."""
     shortest: int
     median: float
     mean: float
@@ -46,7 +46,7 @@ class LengthReport:
 
 
 def measure_lengths(corpus: Corpus, documents: Documents) -> LengthReport | None:
-    """None for an index that has no document. Reads at most two tokens; its memory is 8 bytes a document, twice."""
+    """None for an index without documents. Reads at most two tokens; takes 16 bytes of memory per document."""
     lengths = np.diff(documents.offsets)
     if not len(lengths):
         return None

@@ -1,6 +1,6 @@
-"""Look at the ids of a corpus, at all of them or in places, in parallel threads and in memory of a few chunks.
+"""Scan the ids of a corpus, all of them or a sample, in parallel threads and with memory for a few chunks.
 
-corpus    |----------|----------|----------|-----|        spans, each read and looked at by one of several threads
+corpus    |----------|----------|----------|-----|        spans, each scanned by one of several threads
                ^ an id out of range    ^ cannot be read from here to the end of its span
 """
 
@@ -27,7 +27,7 @@ SAMPLE_IDS = 16384
 
 
 class Spans(NamedTuple):
-    """What to look at: `length` ids from each of `firsts` (rising) on, fewer where the corpus ends before."""
+    """What to scan: `length` ids from each of `firsts` (rising), fewer at the end of the corpus."""
 
     firsts: Sequence[int]
     length: int
@@ -38,13 +38,13 @@ class Fault(NamedTuple):
 
     position: int
     value: int
-    """The id; ids that were not looked at where there is a reason."""
+    """The id; with a reason, the number of ids that were not scanned."""
     reason: str = ""
-    """Why the id cannot be read."""
+    """Why the ids cannot be read."""
 
 
 class Expected(NamedTuple):
-    """`token_id` is what the ids at `positions` (P,), rising, should be."""
+    """The ids at `positions` (P,), rising, should be `token_id`."""
 
     positions: Int64Array
     token_id: int
@@ -52,7 +52,7 @@ class Expected(NamedTuple):
 
 @dataclass
 class Faults:
-    """The first `MOST_LISTED` by position, and how many there are."""
+    """The first `MOST_LISTED` by position, and the total number."""
 
     first: list[Fault] = field(default_factory=list)
     count: int = 0
@@ -64,7 +64,7 @@ class Faults:
 
 @dataclass
 class IdScan:
-    """What was seen. `smallest` and `largest` are None where nothing could be read."""
+    """The result of a scan. `smallest` and `largest` are None if nothing could be read."""
 
     looked_at: int = 0
     smallest: int | None = None
@@ -72,13 +72,13 @@ class IdScan:
     largest_position: int | None = None
     out_of_range: Faults = field(default_factory=Faults)
     unexpected: Faults = field(default_factory=Faults)
-    """Ids that are not what `Expected` says."""
+    """Ids that differ from `Expected`."""
     unreadable: Faults = field(default_factory=Faults)
-    """One for a span: what follows in it was not looked at."""
+    """One per span: the rest of that span was not scanned."""
 
 
 def sample_spans(num_tokens: int) -> Spans:
-    """Places spread evenly over a corpus, its first and last ids among them; all of a small one."""
+    """Places spread evenly over a corpus, including its first and last ids; all of a small corpus."""
     if num_tokens <= SAMPLE_PLACES * SAMPLE_IDS:
         return Spans(range(0, num_tokens, SAMPLE_IDS), SAMPLE_IDS)
     room = num_tokens - SAMPLE_IDS
@@ -86,7 +86,7 @@ def sample_spans(num_tokens: int) -> Spans:
 
 
 def all_spans(corpus: Corpus) -> Spans:
-    """The whole corpus, in chunks that stay in a core's cache."""
+    """The whole corpus, in chunks that fit a core's cache."""
     length = CHUNK_BYTES // corpus.dtype.itemsize
     return Spans(range(0, corpus.num_tokens, length), length)
 
@@ -99,10 +99,10 @@ def scan_ids(
     expected: Expected | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> IdScan:
-    """Read `spans` and find the smallest and largest id and what is wrong. Blocks.
+    """Read `spans` and find the smallest id, the largest id, and faults. Blocks.
 
-    Wrong: an id below 0 or at or above `vocab_size`, one that is not as `expected`, and what cannot be read, which
-    raises nothing here. `advance(ids)` is called in this thread as spans are done.
+    Faults are ids below 0 or at or above `vocab_size`, ids that differ from `expected`, and ids that cannot be read,
+    which does not raise here. `advance(ids)` is called in this thread as spans are done.
     """
     firsts, length = spans
     threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, len(firsts)))
@@ -119,7 +119,7 @@ def scan_ids(
             return _seen_in_part(corpus, first, ids.size, vocab_size, expected)
 
     readers = ReaderThreads(threads)
-    # A span is asked for when the one that had its memory before is done.
+    # A span is submitted once the previous user of its memory is done.
     coming = deque(readers.submit(look, number) for number in range(min(len(ring), len(firsts))))
     try:
         for number, first in enumerate(firsts):
@@ -158,9 +158,9 @@ def _faults(first: int, ids: npt.NDArray[Any], places: npt.NDArray[np.intp]) -> 
 
 
 def _seen_in_part(corpus: Corpus, first: int, length: int, vocab_size: int | None, expected: Expected | None) -> IdScan:
-    """What can be seen of a span that cannot be read whole: the ids before the first that cannot."""
+    """Scan the readable beginning of a span that cannot be read completely."""
     readable, failure = 0, None
-    unknown = length  # ids from `readable` on among which is the first that cannot be read
+    unknown = length  # the first unreadable id is among this many after `readable`
     while unknown:
         half = -(-unknown // 2)
         try:
@@ -169,7 +169,7 @@ def _seen_in_part(corpus: Corpus, first: int, length: int, vocab_size: int | Non
         except CorpusError as error:
             failure, unknown = error, half if half < unknown else 0
     scan = _seen(first, corpus.tokens(first, readable), vocab_size, expected)
-    if failure is not None:  # else the file has come back meanwhile
+    if failure is not None:  # else the file has become readable again
         faults = scan.out_of_range if isinstance(failure, TokenRangeError) else scan.unreadable
         faults.extend([Fault(first + readable, length - readable, str(failure))], 1)
     return scan

@@ -1,12 +1,13 @@
-"""What a step holds, as a trainer gets it: `preview_batch`. Goes to the step at once, needs neither GPU nor torch.
+"""A batch as the trainer gets it: `preview_batch`. Seeks straight to the step; does not need a GPU or torch.
 
-With `context_parallel` that is a share of every row, here of a row of eight by rank 0 of 2, zigzag:
+With `context_parallel` each rank gets a share of every row; here a row of eight for rank 0 of 2, zigzag:
 
     row, by position    9 2 6 6 5 | 1 4 4      the end of document 7, then document 8
     columns             9 2     | 4 4          columns 0 to 1 are positions 0 to 1, and 2 to 3 are 6 to 7
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,28 +33,28 @@ from dali_pipes.tools.reports.token_text import TokenText
 
 Int64Array = npt.NDArray[np.int64]
 Ranges = tuple[tuple[int, int], ...]
-"""Of positions of a row: first, and the one behind the last."""
+"""Of positions in a row: first, and one past the last."""
 
 
 class Run(NamedTuple):
-    """Tokens of one piece that follow one another, all of them with or without a label."""
+    """Consecutive tokens of one piece, all with a label or all without."""
 
     is_masked: bool
-    """Whether their labels, of the tokens behind them, are ignored."""
+    """Whether the labels at these tokens are ignored."""
     ids: list[int]
     text: str | None
 
 
 @dataclass(frozen=True)
 class PreviewPiece:
-    """A piece of a row, and those of its tokens that are shown. `positions`: its first and last position id."""
+    """A piece of a row with its shown tokens. `positions`: its first and last position id."""
 
     origin: PieceOrigin
     segment: int | None
     positions: tuple[int, int] | None
     runs: tuple[Run, ...]
     text: str | None
-    """Of all tokens that are shown, decoded together."""
+    """Of all shown tokens, decoded together."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -62,18 +63,18 @@ class PreviewPiece:
 
 @dataclass(frozen=True)
 class PreviewRow:
-    """A row, or this rank's share of it, which `origin` and `pieces` are of, too, with their places in the share.
+    """A row, or this rank's share of it; columns in `origin` and `pieces` count within the share.
 
-    `outputs` are its fields by name, (T,) ((T, k) for labels with mtp), cut to what is shown.
+    `outputs` are its outputs by name, (T,) ((T, k) for labels with mtp), cut to the shown tokens.
     """
 
     origin: RowOrigin
     pieces: tuple[PreviewPiece, ...]
     outputs: dict[str, Any]
     padding: int
-    """Columns that hold no token; all of them in a padding row."""
+    """Columns without a token; all of them in a padding row."""
     masked: int
-    """Columns, also those that are not shown, whose label is ignored, padding included."""
+    """Columns whose label is ignored, including padding and columns that are not shown."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -83,30 +84,30 @@ class PreviewRow:
 
 @dataclass(frozen=True)
 class BatchPreview:
-    """Some rows of a batch, up to a number of tokens."""
+    """The first rows of a batch, and the first tokens of each."""
 
     batch: BatchOrigin
     row_mode: str
     rows: tuple[PreviewRow, ...]
     tokens: int
-    """Most tokens of a row that are shown."""
+    """Maximum number of tokens shown per row."""
     warning: str | None
     """About the documents, as a loader prints it."""
     width: int
-    """Positions of the batch's rows, which is less than seq_len in a length bucket."""
+    """Positions per row; fewer than seq_len in a length bucket."""
     context_parallel: tuple[int, int] | None
     """Context-parallel rank and size; None: rows are whole."""
     context_split: str
     ranges: Ranges
-    """The positions that the columns are, in order."""
+    """The positions of the columns, in order."""
 
     @property
     def columns(self) -> int:
-        """Positions of a row that this rank gets."""
+        """Positions per row that this rank gets."""
         return sum(end - first for first, end in self.ranges)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able. `row_positions`: which positions of a row the columns that are shown are; None for whole rows."""
+        """JSON-able. `row_positions`: the positions of the shown columns in the row; None for whole rows."""
         about = {name: value for name, value in vars(self.batch).items() if name != "rows"}
         about |= {"row_mode": self.row_mode, "batch_rows": len(self.batch.rows), "tokens": self.tokens}
         about |= {"width": self.width, "columns": self.columns, "context_parallel": self.context_parallel}
@@ -130,13 +131,12 @@ def preview_batch(
     """The first `rows` rows of a rank's batch number `step`, and the first `tokens` tokens of each.
 
     With `context_parallel` those of this rank's share of each row. Rank and world size must be in `config`; `state` is
-    as for `locate_batch`. Blocks: reads this batch and a few behind it. Raises as `TokenLoader`, also for ids of this
-    batch that are out of range, and `ConfigError` for a step that does not exist.
+    as for `locate_batch`. Blocks: reads this batch and a few after it. Raises as `TokenLoader`, including for ids of
+    this batch that are out of range, and `ConfigError` for a step that does not exist.
     """
     config = config.replace(outputs=_outputs_shown(config))
     built = built_on_cpu(config)
-    stream = BlockStream(built, config, with_dali=False)
-    try:
+    with closing(BlockStream(built, config, with_dali=False)) as stream:
         base, schedule = counted_from(state, config, built, epoch), built.schedule
         batch = batch_origin(built, config, step, epoch, base)
         before = (step - schedule.step_number(base)) * schedule.global_rows
@@ -146,41 +146,39 @@ def preview_batch(
         ranges: Ranges = ((0, width),)
         if config.context_parallel is not None:
             ranges = shared_ranges(width, *config.context_parallel, config.context_split)
-        if config.document_start_id is None:  # else it is what the user says that tells documents apart
-            config = config.replace(eos_id=built.source.corpus.eos_id)
+        if config.document_start_id is None:  # else the user's start id separates documents
+            config = config.replace(eos_id=built.rows.corpus.eos_id)
         writer = _RowWriter(config, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer)
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
         how = config.context_parallel, config.context_split
         return BatchPreview(batch, config.rows, shown, tokens, built.warning, width, *how, ranges)
-    finally:
-        stream.close()
 
 
 def _outputs_shown(config: LoaderConfig) -> tuple[str, ...]:
-    """Those that say most of a row, and what else the trainer gets for each of its positions."""
+    """The most informative outputs, and the masks that the trainer gets for each position."""
     base = ("input_ids", "labels", *(("position_ids", "segment_ids") if config.uses_documents else ()))
     return base + tuple(name for name in ("attention_mask", "loss_mask") if name in config.outputs)
 
 
 def _in_share(piece: PieceOrigin, ranges: Ranges) -> Iterator[PieceOrigin]:
-    """What of a piece lies in some ranges of its row, by its place in the share that they make."""
+    """The parts of a piece that lie in `ranges` of its row, with columns counted in that share."""
     column = 0
     for first, end in ranges:
-        begin, behind = max(first, piece.column), min(end, piece.column + piece.length)
-        if begin < behind:
-            yield _part(piece, begin - piece.column, behind - piece.column, column + begin - first)
+        begin, stop = max(first, piece.column), min(end, piece.column + piece.length)
+        if begin < stop:
+            yield _part(piece, begin - piece.column, stop - piece.column, column + begin - first)
         column += end - first
 
 
 def _part(piece: PieceOrigin, begin: int, end: int, column: int) -> PieceOrigin:
-    """Tokens begin ... end - 1 of a piece, which are at `column`."""
+    """Tokens begin ... end - 1 of a piece, moved to `column`."""
     inside = None if piece.document_offset is None else piece.document_offset + begin
     offset, position = piece.offset + begin, piece.position + begin
     return replace(piece, column=column, length=end - begin, offset=offset, position=position, document_offset=inside)
 
 
 class _RowWriter:
-    """Writes rows of a batch, of which `arrays` has the outputs, whole ones."""
+    """Describes rows of a batch, whose outputs are in `arrays`, for whole rows."""
 
     def __init__(
         self,
@@ -212,7 +210,7 @@ class _RowWriter:
         )
 
     def _at_delimiters(self, piece: PieceOrigin, ids: Int64Array) -> Iterator[PieceOrigin]:
-        """The piece itself, or cut where an id says that documents end or begin, if nothing else was asked for it."""
+        """The piece, cut at delimiter ids if its document is not known."""
         end_id, start_id = self._config.eos_id, self._config.document_start_id
         own = ids[piece.column : piece.column + piece.length]
         cuts: list[int] = []

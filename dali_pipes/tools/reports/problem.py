@@ -1,4 +1,4 @@
-"""What is wrong with a corpus, one thing at a time, and how many of each kind are listed."""
+"""Problems of a corpus, and a limit on how many of each kind are listed."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from typing import Any
 from dali_pipes.corpus import Corpus
 
 MOST_LISTED = 20
-"""Problems of one kind that are listed; the others are counted."""
+"""Problems of one kind that are listed; further ones are only counted."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong; None is what it has no use for.
+    """One problem; fields that do not apply are None.
 
     kind: "checksum", "document_end", "dtype", "empty_documents", "empty_file", "format", "id_range", "index",
           "loss_mask", "missing_file", "no_end_id", "no_start_id", "unreadable" or "zeros"
@@ -21,12 +21,12 @@ class Problem:
 
     kind: str
     message: str
-    """Names file, place and value, and what was expected."""
+    """Names the file, the position, the value found, and what was expected."""
     file: Path | None = None
     offset: int | None = None
-    """Token in the file, from 0, as `Corpus.locate` counts."""
+    """Token in the file, from 0, as in `Corpus.locate`."""
     position: int | None = None
-    """Token in the corpus seen as one stream."""
+    """Token in the corpus as one stream."""
     document: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -36,13 +36,13 @@ class Problem:
 
 @dataclass
 class Problems:
-    """A list that stays short: the first `MOST_LISTED` of each kind, and how many there are."""
+    """The first `MOST_LISTED` problems of each kind, and how many there are of each."""
 
     listed: list[Problem] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, problem: Problem) -> None:
-        """List a problem, or count it if there are enough of its kind."""
+        """List a problem, or only count it once enough of its kind are listed."""
         if self.counts[problem.kind] < MOST_LISTED:
             self.listed.append(problem)
         self.counts[problem.kind] += 1
@@ -54,7 +54,7 @@ class Problems:
 
 
 def problem_at(corpus: Corpus, kind: str, position: int, what: str, document: int | None = None) -> Problem:
-    """A problem with the token at `position`: `what` says what it is and what was expected."""
+    """A problem with the token at `position`; `what` completes the sentence "token n ..."."""
     place = corpus.locate(position)
-    message = f"{place.file}: token {place.offset} (corpus position {position}) {what}"
+    message = f"{place.file}: token {place.offset:,} (corpus position {position:,}) {what}"
     return Problem(kind, message, place.file, place.offset, position, document)

@@ -1,9 +1,10 @@
-"""What a whole step held: `explain_step`. All ranks of it or one, in figures and row by row. Reads no tokens.
+"""What a step contains, on all ranks or one, in totals and row by row: `explain_step`. Reads no tokens.
 
-The rows of all ranks are those of one rank that has them all, so a step of any number of ranks is planned at once:
+All ranks together are planned as one rank that gets all rows, so the cost does not depend on the number of ranks:
 row i of the step is row i // world_size of rank i % world_size.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.config.skip_steps import in_steps_of
-from dali_pipes.engine.dali import BuiltSource
+from dali_pipes.config.skip_steps import in_steps
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.schedule import PADDING
 from dali_pipes.schedule.plans import Plan, plan_step
 from dali_pipes.tools.reports.batch_origin import RowCutter, RowOrigin, built_on_cpu, counted_from, known_offsets
@@ -31,29 +32,29 @@ class StepReport:
     """None: all of them."""
     world_size: int
     is_skipped: bool
-    """Whether it is one of `skip_steps`, so that a run with this configuration does not hand it out."""
+    """Whether it is listed in `skip_steps`, so a run with this configuration does not deliver it."""
     num_rows: int
-    """With tokens in them."""
+    """Rows with tokens."""
     padding_rows: int
-    """That only fill a batch, so that all ranks have as many."""
+    """Rows that only fill up the batch, so that all ranks get equally many."""
     width: int
-    """Positions in each row."""
+    """Positions per row."""
     tokens: int
     padding: int
-    """Positions without a token, those of padding rows included."""
+    """Positions without a token, including those of padding rows."""
     row_ids: tuple[int, int]
-    """First and last, as places in the epoch's order; with one rank of several, not all between them are its own."""
+    """First and last, as places in the epoch's order; one rank of several gets only some of those in between."""
     documents: int | None
-    """That have a token in it; None where documents are not known."""
+    """Documents with a token in the step; None if documents are not known."""
     num_files: int
     files: tuple[Path, ...]
-    """The first of those that have a token in it."""
+    """The first files with a token in the step."""
     rows: tuple[tuple[int, RowOrigin], ...]
     """The first rows, each with its rank."""
 
     @property
     def rows_left_out(self) -> int:
-        """Rows of the step behind `rows`."""
+        """Rows of the step after `rows`."""
         return self.num_rows + self.padding_rows - len(self.rows)
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,28 +70,24 @@ class StepReport:
 def explain_step(
     config: LoaderConfig, step: int, epoch: int = 0, *, all_ranks: bool, most: int, state: Path | None = None
 ) -> StepReport:
-    """What step `step` of an epoch holds, with its first `most` rows and the first `most` of its files.
+    """What step `step` of an epoch contains, with its first `most` rows and the first `most` of its files.
 
-    Of all ranks, or of the rank in `config`, which must have a world size too. `state`: the JSON file of the state that
-    the run went on from, where it was saved with another number of rows in a step: steps of that epoch are then counted
-    as that run counts them. Blocks for the documents, if they are used, and for the plan of rows made of documents.
+    For all ranks, or for the rank in `config`, which must have a world size too. `state`: JSON file of the state that
+    the run resumed from, if it was saved with another global batch size; steps of its epoch are then counted as in that
+    run. Blocks to read the documents, if they are used, and to plan rows of documents.
     Raises as `TokenLoader`, and `ConfigError` for a step that does not exist.
     """
-    built = built_on_cpu(config)
-    try:
+    with closing(built_on_cpu(config)) as built:
         return _step_report(built, config, step, epoch, all_ranks, most, state)
-    finally:
-        built.source.close()
-        built.source.corpus.close()
 
 
 def _step_report(
     built: BuiltSource, config: LoaderConfig, step: int, epoch: int, all_ranks: bool, most: int, state: Path | None
 ) -> StepReport:
-    own, corpus = built.schedule, built.source.corpus
+    own, corpus = built.schedule, built.rows.corpus
     base = counted_from(state, config, built, epoch)
     schedule = replace(own, rank=0, world_size=1, batch_size=own.global_rows) if all_ranks else own
-    plan = plan_step(schedule, built.layout, epoch, step, base)
+    plan = plan_step(schedule, epoch, step, base)
     real = plan.row_ids[plan.row_ids != PADDING]
     rows = -(-len(real) // own.world_size) * own.world_size if all_ranks else len(plan.row_ids)
     offsets = known_offsets(built, config)
@@ -106,7 +103,7 @@ def _step_report(
         pieces = tuple(cutter.row(plan, number, config.seq_len)) if is_real else ()
         shown.append((rank, RowOrigin(row, int(real[number]) if is_real else PADDING, pieces)))
     tokens = int(lengths.sum())
-    left_out = in_steps_of(config.skip_steps, config.skip_step_rows, own.global_rows)
+    left_out = in_steps(config.skip_steps, own.global_rows, config.seq_len, start=(epoch, base))
     return StepReport(
         epoch,
         step,
@@ -127,7 +124,7 @@ def _step_report(
 
 
 def _spans(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:
-    """First token and number of tokens of everything that the rows of a plan show."""
+    """First token and number of tokens of each span that the rows of a plan contain."""
     if plan.pieces is not None:
         return plan.pieces.starts, plan.pieces.lengths
     starts = plan.starts[plan.row_ids != PADDING]
@@ -135,7 +132,7 @@ def _spans(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:
 
 
 def _met(bounds: Int64Array, starts: Int64Array, lengths: Int64Array) -> Int64Array:
-    """Which parts bounds[i] ... bounds[i + 1] - 1 have a token in one of the spans: rising."""
+    """Which parts bounds[i] ... bounds[i + 1] - 1 have a token in one of the spans, in rising order."""
     firsts = np.searchsorted(bounds, starts, side="right") - 1
     counts = np.searchsorted(bounds, starts + lengths, side="left") - firsts
     parts: Int64Array = np.unique(np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts))

@@ -1,4 +1,4 @@
-"""Ids as text, by a `tokenizer.json` of the Rust tokenizers library."""
+"""Ids as text, decoded with a `tokenizer.json` of the tokenizers library."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dali_pipes.text import load_tokenizer
 
 
 class TokenText:
-    """Decodes ids. `path`: a `tokenizer.json`, or the folder of one.
+    """Decodes ids. `path`: a `tokenizer.json` or its folder.
 
     Raises `BackendError` without the library, `ConfigError` for a file that cannot be loaded.
     """
@@ -17,7 +17,7 @@ class TokenText:
         self._tokenizer = load_tokenizer(path).library
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens by their names; those that the tokenizer does not have are `<id 70000>`."""
+        """The text of ids, including special tokens; an id that the tokenizer does not know becomes `<id 70000>`."""
         parts = []
         for is_known, run in groupby(ids, key=self._knows):
             if is_known:

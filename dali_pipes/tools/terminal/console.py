@@ -1,4 +1,4 @@
-"""Standard output of the command: what is shown, and what is made harmless before."""
+"""The standard output of the command, and the escaping of text for it."""
 
 import json
 from typing import Any
@@ -8,21 +8,26 @@ from rich.console import Console
 
 class _Output(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # the library would exit with the status that means problems found
+        raise BrokenPipeError  # rich would exit with status 1, which means problems found
 
 
 def output() -> Console:
-    """Standard output, with colours on a terminal. Markup, emoji codes and highlighting of plain text are off."""
+    """Standard output, with colors on a terminal. Markup, emoji codes, and highlighting are off."""
     return _Output(markup=False, emoji=False, highlight=False, soft_wrap=False)
 
 
 def show_json(report: dict[str, Any]) -> None:
-    """One object on standard output, in ASCII: what is no text, such as a byte of a file name, is an escape."""
+    """One JSON object on standard output, in ASCII; bytes of file names that are not valid text are escaped."""
     print(json.dumps(report, allow_nan=False))
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `1,203 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
-    """`text` with escapes for what moves the cursor, colours, hides or has no glyph: controls, surrogates, newlines."""
+    """`text` with escapes for what is not printable: control characters, newlines, surrogates, invisible marks."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)

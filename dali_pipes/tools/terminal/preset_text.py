@@ -1,4 +1,4 @@
-"""The presets that `config` lists."""
+"""The list of presets that `config` shows."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from dali_pipes.tools.terminal.console import output
 
 
 def show_presets(presets: Mapping[str, str]) -> None:
-    """One line a preset, and how to use them."""
+    """One line per preset, and how to use them."""
     console = output()
     width = max(map(len, presets))
     for name, about in presets.items():

@@ -1,0 +1,130 @@
+"""The fields of a batch: one table, which all who make, carry or hand out a batch look into.
+
+                    shape of a batch of B rows, T positions            made from
+    POSITIONS       (B, T), labels (B, T, mtp) where mtp > 0            the rows' tokens, by a kernel
+    SEGMENT_BOUNDS  (B * T + 1,) int32: `cu_seqlens`                    the same
+    ROWS            (B,)                                                the plan
+    NUMBER          a Python int, known before any work is queued       the plan
+
+A new field needs a line here, what makes it, and its test.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+
+class Axes(Enum):
+    """What a field has an entry for."""
+
+    POSITIONS = "an entry for each position of each row"
+    SEGMENT_BOUNDS = "an entry for each segment of the batch, in a line of fixed length"
+    ROWS = "an entry for each row"
+    NUMBER = "one whole number, on the host"
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One field of a batch.
+
+    tells_documents: whether it depends on where documents begin and end
+    needs_pieces:    whether rows have to be cut into pieces of documents for it
+    has_labels_axis: whether it has an axis more with multi-token prediction, one entry for each token ahead
+    with_field:      the field that it accompanies, and without which it cannot be asked for; "": it is asked for itself
+    """
+
+    name: str
+    axes: Axes
+    description: str
+    dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009 - immutable
+    tells_documents: bool = False
+    needs_pieces: bool = False
+    has_labels_axis: bool = False
+    with_field: str = ""
+
+    @property
+    def from_plan(self) -> bool:
+        """Whether no kernel makes it: it is known as soon as the rows are planned."""
+        return self.axes in (Axes.ROWS, Axes.NUMBER)
+
+    def shape(self, rows: int, width: int, batch_size: int, mtp: int) -> tuple[int, ...]:
+        """Shape of the array for `rows` rows of `width` positions, in batches of which the last may be partial.
+
+        `SEGMENT_BOUNDS` have a line for each batch, as long for a partial batch as for a whole one.
+        """
+        if self.axes is Axes.ROWS:
+            return (rows,)
+        if self.axes is Axes.SEGMENT_BOUNDS:
+            return -(-rows // batch_size), batch_size * width + 1
+        assert self.axes is Axes.POSITIONS, f"{self.name} is not an array"
+        return (rows, width, mtp) if self.has_labels_axis and mtp else (rows, width)
+
+
+OUTPUTS = {
+    spec.name: spec
+    for spec in (
+        OutputSpec("input_ids", Axes.POSITIONS, "ids of the tokens; pad_id on padding"),
+        OutputSpec(
+            "labels", Axes.POSITIONS, "ids to be predicted; -100 where there is nothing to learn", has_labels_axis=True
+        ),
+        OutputSpec(
+            "position_ids", Axes.POSITIONS, "0, 1, ... within each document", tells_documents=True, needs_pieces=True
+        ),
+        OutputSpec(
+            "segment_ids",
+            Axes.POSITIONS,
+            "number of the document within its row, from 1; 0 on padding",
+            tells_documents=True,
+            needs_pieces=True,
+        ),
+        OutputSpec("loss_mask", Axes.POSITIONS, "1 where the label counts in the loss, else 0", needs_pieces=True),
+        OutputSpec(
+            "attention_mask", Axes.POSITIONS, "1 on tokens, 0 on padding", tells_documents=True, needs_pieces=True
+        ),
+        OutputSpec(
+            "cu_seqlens",
+            Axes.SEGMENT_BOUNDS,
+            "where each document of the batch begins, for variable-length attention",
+            np.dtype(np.int32),
+            tells_documents=True,
+            needs_pieces=True,
+        ),
+        OutputSpec(
+            "max_seqlen",
+            Axes.NUMBER,
+            "tokens of the longest document in the batch",
+            tells_documents=True,
+            needs_pieces=True,
+        ),
+        OutputSpec("row_ids", Axes.ROWS, "place of each row in the order of its epoch; -1 for a padding row"),
+        OutputSpec(
+            "num_segments",
+            Axes.NUMBER,
+            "documents in the batch, paddings included",
+            tells_documents=True,
+            needs_pieces=True,
+            with_field="cu_seqlens",
+        ),
+    )
+}
+"""By name, in the order in which messages list them."""
+
+OUTPUT_NAMES = tuple(name for name, spec in OUTPUTS.items() if not spec.with_field)
+"""What the setting `outputs` may name."""
+
+
+def on_host(name: str) -> bool:
+    """Whether a field is a whole number on the host."""
+    return OUTPUTS[name].axes is Axes.NUMBER
+
+
+def arrays_of(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The fields that are arrays."""
+    return tuple(name for name in names if not on_host(name))
+
+
+def made_by_kernels(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The fields that kernels make of tokens."""
+    return tuple(name for name in names if not OUTPUTS[name].from_plan)

@@ -1,0 +1,206 @@
+"""From a configuration to a block source: corpus, rows, schedule, outputs, device and placement, each decided here."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.config.outputs import OUTPUTS, arrays_of
+from dali_pipes.config.skip_steps import in_steps
+from dali_pipes.corpus_or_text import open_corpus
+from dali_pipes.engine.block_source import BlockSource
+from dali_pipes.engine.profiling import open_ranges
+from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.monitoring.stats import BlockLimits
+from dali_pipes.placement.base import Placement
+from dali_pipes.placement.cpu import AssembledPlacement, StagedPlacement
+from dali_pipes.placement.cuda import Gpu
+from dali_pipes.placement.device import DevicePlacement
+from dali_pipes.placement.host import HostPlacement
+from dali_pipes.placement.selection import choose_device, choose_placement
+from dali_pipes.rows.make import make_rows
+from dali_pipes.rows.outputs import Outputs
+from dali_pipes.rows.source import Source
+from dali_pipes.runtime.ranks import environment_number
+from dali_pipes.schedule import Interleave, Schedule, of_one_source
+
+TARGET_BLOCK_TOKENS = 1 << 20
+"""Tokens of a block when the user sets no `batches_per_run`: 2 MiB as uint16. A quarter of it cost twice the CPU."""
+
+TARGET_GPU_BLOCK_TOKENS = 1 << 22
+"""The same on a GPU, where a run costs DALI more of the host while the device is busy (`benchmarks/README.md`)."""
+
+Graph = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""DALI data nodes by output name → nodes of the same names, rows still in the first axis."""
+
+
+class BuiltSource:
+    """A block source, and what was decided while building it.
+
+    for_loader: whether a `TokenLoader` takes the blocks; with `graph`, after the user's DALI operators.
+    staged:     whether blocks are tokens in the file's width, which the loader assembles itself: on the CPU, without a
+                graph.
+    gpu_problem: says why whoever takes the batches cannot use a GPU, None if it can; see `choose_device`.
+    """
+
+    gpu: Gpu | None = None
+
+    def __init__(
+        self,
+        config: LoaderConfig,
+        *,
+        endless: bool,
+        for_loader: bool = False,
+        graph: Graph | None = None,
+        gpu_problem: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        if config.length_buckets is not None and (graph is not None or not for_loader):
+            raise ConfigError(
+                "length_buckets make batches of several widths, which a DALI graph cannot carry; leave them out, or "
+                "use a TokenLoader without graph"
+            )
+        self._config = config
+        corpus = open_corpus(
+            config.corpus,
+            format=config.format,
+            dtype=config.dtype,
+            eos_id=config.eos_id,
+            tokenizer=config.tokenizer,
+            text_key=config.text_key,
+            loss_masks=config.loss_masks,
+            token_column=config.token_column,
+            cache_bytes=config.decoded_cache_bytes,
+            eager=config.eager,
+            verify=config.verify_checksums,
+            read_retries=config.read_retries,
+            vocab_size=config.vocab_size,
+        )
+        try:
+            rows, self.warning = make_rows(config, corpus)
+            self.rows = Source(corpus, rows)
+            self.schedule = make_schedule(config, of_one_source(rows))
+            self.outputs = make_outputs(config, in_pieces=rows.in_pieces)
+            self.device, self.device_reason = choose_device(
+                config.device, environment_number("LOCAL_RANK"), gpu_problem
+            )
+            self.staged = for_loader and graph is None and self.device is None
+            self.batches_per_run = batches_per_run(config, self.schedule, on_gpu=self.device is not None)
+            self.placement, self.placement_reason, placement = self._place()
+        except BaseException:
+            corpus.close()
+            raise
+        self.ranges = open_ranges(config.nvtx)
+        staged = ("tokens", "loss_mask") if self.rows.has_loss_mask else ("tokens",)
+        self.source = BlockSource(
+            self.rows,
+            self.schedule,
+            placement,
+            arrays=staged if self.staged else arrays_of(config.outputs),
+            batches_per_run=self.batches_per_run,
+            num_threads=config.num_threads,
+            prefetch_queue_depth=config.prefetch_queue_depth,
+            endless=endless,
+            keeps_plans=for_loader,
+            ranges=self.ranges,
+        )
+        self._epoch_steps = self._steps_known()
+
+    @property
+    def device_name(self) -> str:
+        """Of the device that blocks are delivered to, as torch calls it."""
+        return "cpu" if self.device is None else f"cuda:{self.device}"
+
+    def block_limits(self) -> BlockLimits:
+        """What caps `batches_per_run`. Plans nothing: the steps are unknown until all rows are counted."""
+        self._epoch_steps = self._epoch_steps or self._steps_known()
+        return BlockLimits(self._epoch_steps, _counted_bytes(self._config), self._config.max_block_bytes)
+
+    def block_bytes(self, widths: Sequence[int]) -> int:
+        """Bytes of a delivered block of whole batches of these widths."""
+        rows, arrays = self._config.batch_size, arrays_of(self._config.outputs)
+        return sum(self.outputs.num_bytes(name, rows, width) for name in arrays for width in widths)
+
+    def axes(self, name: str) -> int:
+        """Axes of an array of a block, as DALI sees it."""
+        if self.staged or (self._config.length_buckets is not None and not OUTPUTS[name].from_plan):
+            return 1
+        return len(self.outputs.shape(name, 1))
+
+    def close(self) -> None:
+        """Stop the reader threads, free the buffers and close the files. Idempotent."""
+        self.source.close()
+        self.rows.close()
+
+    def _steps_known(self) -> int | None:
+        known = self.schedule.interleave.is_counted(0)
+        return self.schedule.steps_of(self.schedule.rows_known(0, 0)) if known else None
+
+    def _place(self) -> tuple[str, str, Placement]:
+        """The name of the placement, why it was chosen, and the placement."""
+        config = self._config
+        if self.device is None:
+            if config.placement == "device":
+                raise BackendError(f'placement = "device" needs a GPU ({self.device_reason}); use placement = "host"')
+            if self.staged:
+                staged = StagedPlacement(self.rows, self.schedule, vocab_size=config.vocab_size)
+                return "host", self.device_reason, staged
+            assembled = AssembledPlacement(self.rows, self.schedule, self.outputs, vocab_size=config.vocab_size)
+            return "host", self.device_reason, assembled
+        corpus_bytes = self.rows.rows.span * self.rows.token_bytes
+        name, reason = choose_placement(config.placement, self.device, corpus_bytes, config.max_device_bytes)
+        placement = (DevicePlacement if name == "device" else HostPlacement)(
+            self.rows,
+            self.schedule,
+            self.outputs,
+            Gpu(self.device),
+            max_rows=self.batches_per_run * config.batch_size,
+            vocab_size=config.vocab_size,
+        )
+        self.gpu = placement.gpu
+        return name, reason, placement
+
+
+def make_schedule(config: LoaderConfig, interleave: Interleave) -> Schedule:
+    """The schedule of one rank. Rank and world size must have been resolved."""
+    world_size = config.world_size or 1
+    return Schedule(
+        interleave,
+        config.batch_size,
+        rank=config.rank or 0,
+        world_size=world_size,
+        drop_last=config.drop_last,
+        skip_steps=in_steps(config.skip_steps, config.batch_size * world_size, config.seq_len),
+    )
+
+
+def make_outputs(config: LoaderConfig, *, in_pieces: bool) -> Outputs:
+    """The fields of a batch, and how they are made from tokens."""
+    return Outputs(
+        config.batch_names,
+        config.batch_size,
+        config.seq_len,
+        in_pieces,
+        label_shift=config.label_shift,
+        pad_id=config.pad_id,
+        mtp=config.mtp,
+        mask_boundaries=config.masks_boundaries,
+    )
+
+
+def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -> int:
+    """Batches in one DALI run (K): the user's, or as many as reach the byte target; both capped by max_block_bytes.
+
+    Where documents have to be planned, the target is also one of rows, over all ranks, whose plan the first batch waits
+    for.
+    """
+    batch_tokens = config.batch_size * config.seq_len
+    wanted = (TARGET_GPU_BLOCK_TOKENS if on_gpu else TARGET_BLOCK_TOKENS) // batch_tokens
+    if schedule.interleave.most_planned is not None:
+        wanted = min(wanted, schedule.interleave.most_planned // schedule.global_rows)
+    wanted = config.batches_per_run or wanted
+    most = config.max_block_bytes // _counted_bytes(config)
+    return max(1, min(wanted, most, schedule.steps(most=min(wanted, most))))
+
+
+def _counted_bytes(config: LoaderConfig) -> int:
+    """What a batch counts for in max_block_bytes: int64 inputs and labels."""
+    return config.batch_size * config.seq_len * 8 * 2

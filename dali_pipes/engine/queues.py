@@ -1,0 +1,65 @@
+"""Queues of blocks: what DALI's and the direct one have in common, and the direct one."""
+
+from typing import Any, Protocol
+
+from dali_pipes.engine.block_source import BlockInfo, BlockSource
+
+
+class BlockQueue(Protocol):
+    """Blocks in order, some of them on their way. For one thread at a time."""
+
+    depth: int
+    """Blocks worth having in flight."""
+
+    @property
+    def in_flight(self) -> int:
+        """Blocks that were asked for and have not been taken."""
+
+    def schedule(self) -> None:
+        """Ask for more blocks, at least one. May block while tokens are read; raises the source's errors."""
+
+    def take(self, stream: int | None = None) -> list[Any]:
+        """Arrays of the oldest block asked for, one an output, each supporting DLPack and owned by the caller.
+
+        On a GPU they are ready in the order of `stream`, a raw handle, without waiting for the device; None waits.
+        """
+
+    def drain(self) -> int:
+        """Drop what is in flight; returns the number that the source will see for the next block."""
+
+    def close(self) -> None:
+        """Drop the queue and what is in it."""
+
+
+class DirectQueue:
+    """The blocks of a source on the CPU without DALI. A block is valid until the next `take`.
+
+    It asks the source when a block is taken; the source itself reads ahead.
+    """
+
+    depth = 1
+
+    def __init__(self, source: BlockSource) -> None:
+        self._source = source
+        self._next_iteration = 0
+        self._asked = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self._asked
+
+    def schedule(self) -> None:
+        self._asked += 1
+
+    def take(self, stream: int | None = None) -> list[Any]:
+        arrays = self._source(BlockInfo(self._next_iteration, 0))
+        self._next_iteration += 1
+        self._asked -= 1
+        return [array[0] for array in arrays]
+
+    def drain(self) -> int:
+        self._asked = 0
+        return self._next_iteration
+
+    def close(self) -> None:
+        self._asked = 0

@@ -1,0 +1,125 @@
+"""The placement "device": the corpus stays in GPU memory."""
+
+import os
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.documents import Pieces
+from dali_pipes.monitoring.stats import BlockTimes
+from dali_pipes.operators import shuffled_rows
+from dali_pipes.placement.base import Slot
+from dali_pipes.placement.cuda import Gpu
+from dali_pipes.placement.gpu import GpuPlacement
+from dali_pipes.rows.outputs import Outputs
+from dali_pipes.rows.source import Source
+from dali_pipes.runtime.progress import progress_bar
+from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.schedule import Schedule, StepRange
+
+Array = Any
+
+LOAD_CHUNK_BYTES = 16 << 20
+LOAD_THREADS = 8
+"""Threads that read the corpus into pinned memory while it is loaded: one alone copies less than a bus takes."""
+
+
+class DevicePlacement(GpuPlacement):
+    """What rows read of the corpus in GPU memory. Where rows are a formula, a block costs the host one launch."""
+
+    def __init__(
+        self,
+        source: Source,
+        schedule: Schedule,
+        outputs: Outputs,
+        gpu: Gpu,
+        *,
+        max_rows: int,
+        vocab_size: int | None,
+    ) -> None:
+        super().__init__(source, schedule, outputs, gpu, max_rows=max_rows, vocab_size=vocab_size)
+        self.plans_rows = schedule.interleave.formula(0) is None
+        self._tokens = gpu.empty((source.rows.span,), source.dtype)
+        load_tokens(source, self._tokens, gpu)
+        if source.has_loss_mask:
+            self._loss_mask = gpu.empty(self._tokens.shape, np.uint8)
+            load_tokens(source, self._loss_mask, gpu, of_loss_mask=True)
+        gpu.free_unused()
+
+    def new_slot(self, max_rows: int) -> Slot:
+        self.gpu.adopt_thread()
+        from_plan = self._pinned_from_plan(max_rows) if self.plans_rows else {}
+        return Slot({**from_plan, "copied": self.gpu.event()})
+
+    def prepare(self, slot: Slot, times: BlockTimes) -> None:
+        """For a formula nothing: the order is computed where the tokens are. Else the places of the pieces there."""
+        if slot.plan is not None and slot.plan.pieces is not None:
+            self.gpu.adopt_thread()
+            self.gpu.wait(slot.arrays["copied"])
+            offsets, starts, lengths, ends = slot.plan.pieces
+            first = self._source.rows.first_token
+            self._stage_tables(slot, Pieces(offsets, starts - first, lengths, ends - first))
+            self._stage_from_plan(slot)
+
+    def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
+        schedule, formula = self._schedule, self._schedule.interleave.formula(steps.epoch)
+        if formula is None:
+            self._send_from_plan(slot, arrays)
+            self._fill_from_pieces(slot, self._tokens, self._loss_mask, arrays)
+            return
+        shuffled_rows(
+            self._tokens,
+            schedule.first_row(steps),
+            len(arrays["input_ids"]),
+            row_step=schedule.world_size,
+            num_rows=formula.num_rows,
+            key=formula.key,
+            origin=formula.first - self._source.rows.first_token,
+            stride=formula.stride,
+            seq_len=self._seq_len,
+            label_shift=self._outputs.label_shift,
+            out=(arrays["input_ids"], arrays["labels"]),
+            row_ids=arrays.get("row_ids"),
+            vocab_size=self._vocab_size,
+            bad=self._bad,
+        )
+
+
+def load_tokens(source: Source, target: Array, gpu: Gpu, *, of_loss_mask: bool = False) -> None:
+    """Fill a device array with the tokens that rows read, or their entries in the loss mask. Blocks until it is done.
+
+    Threads read chunks into a ring of pinned buffers while the copies of earlier chunks run.
+    """
+    total, item, first = len(target), target.dtype.itemsize, source.rows.first_token
+    chunk = min(total, LOAD_CHUNK_BYTES // item)
+    starts = range(0, total, chunk)
+    threads = min(LOAD_THREADS, os.cpu_count() or 1, len(starts))
+    pinned_before = gpu.pinned_bytes
+    ring = [(gpu.empty_pinned((chunk,), target.dtype), gpu.event()) for _ in range(threads + 1)]
+
+    def read(number: int) -> npt.NDArray[Any]:
+        buffer, copied = ring[number % len(ring)]
+        gpu.adopt_thread()
+        gpu.wait(copied)
+        part = buffer[: min(chunk, total - starts[number])]
+        source.read_span(first + starts[number], part, of_loss_mask=of_loss_mask)
+        return part
+
+    readers = ReaderThreads(threads)
+    try:
+        with progress_bar(f"corpus to cuda:{gpu.number}", total * item, in_bytes=True) as advance:
+            coming = deque(readers.submit(read, number) for number in range(threads))
+            for number, start in enumerate(starts):
+                part = coming.popleft().result()
+                gpu.copy(target[start : start + part.size], part)
+                gpu.record(ring[number % len(ring)][1])
+                # The buffer it gets held the chunk before this one, whose event has been recorded.
+                if number + threads < len(starts):
+                    coming.append(readers.submit(read, number + threads))
+                advance(part.nbytes)
+    finally:
+        readers.stop()
+        gpu.wait_for_all()
+        gpu.pinned_bytes = pinned_before

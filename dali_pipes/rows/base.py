@@ -1,0 +1,119 @@
+"""A row source: the rows of one corpus, pass by pass. Integers only; whose tokens these are, `Source` knows.
+
+    pass 0      row source.plan(0, places)  ─▶  where in the corpus the tokens of each row are
+
+A pass is one full run through the corpus, in its own order; a place is the number of a row in that order. The
+methods here are all that others need to know of rows: nobody asks a source which kind it is.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.documents import Pieces
+from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.window_counts import WindowMark
+
+Int64Array = npt.NDArray[np.int64]
+
+SEQUENTIAL = "sequential-v1"
+"""The order of the corpus, without a shuffle."""
+
+PADDING = -1
+"""The place of a row that only fills a batch."""
+
+
+class Rows(NamedTuple):
+    """R planned rows."""
+
+    starts: Int64Array
+    """(R,): position of each row's first token in the corpus; -1 for a row without tokens."""
+    pieces: Pieces | None
+    """The pieces that rows are put together from; None where each row is one run of tokens."""
+
+
+class Reads(NamedTuple):
+    """Runs of tokens to be read, (P,) each: where they are in the corpus, how many, and where they go in a buffer."""
+
+    starts: Int64Array
+    lengths: Int64Array
+    targets: Int64Array
+
+
+class KeyedRange(NamedTuple):
+    """A pass as a formula: the row at a place begins at token `first + stride * permute(place, num_rows, key)`."""
+
+    num_rows: int
+    key: int | None
+    """None: the identity."""
+    first: int
+    stride: int
+
+
+class RowSource(Protocol):
+    """Rows of one corpus. Safe for several threads; methods that plan documents say so, and block.
+
+    seq_len:      positions of a row (T)
+    row_tokens:   tokens that a row takes in a buffer: its own, and those that are labels alone
+    stride:       tokens of the corpus from a row to the next, on average where rows hold documents
+    num_tokens:   tokens of the split
+    first_token, span: the tokens that rows and their labels read are first_token ... first_token + span - 1
+    in_pieces:    whether rows are put together from pieces
+    is_uniform:   whether every pass has the same number of rows, known without planning
+    order_name:   name of the order of rows, kept in states: another order needs another name
+    most_planned: rows, over all ranks, that may be planned together; None: any number, as planning is arithmetic
+    """
+
+    seq_len: int
+    row_tokens: int
+    stride: int
+    num_tokens: int
+    first_token: int
+    span: int
+    in_pieces: bool
+    is_uniform: bool
+    order_name: str
+    most_planned: int | None
+
+    def count(self, pass_number: int, at_least: int | None = None, /) -> int:
+        """Rows known of a pass: all, or at least `at_least` of them if it has that many. May plan documents."""
+
+    def count_by_now(self, pass_number: int, /) -> tuple[int, bool]:
+        """Rows of a pass by what has been counted, 0 before, and whether that is exact. Waits for nobody."""
+
+    def is_counted(self, pass_number: int, /) -> bool:
+        """Whether all rows of a pass have been counted. Plans nothing."""
+
+    def estimate(self, pass_number: int, /) -> int:
+        """Rows of a pass, as far as that can be said without planning all of it."""
+
+    def left_out(self) -> LeftOut | None:
+        """What is in no row of any pass because documents are longer than a row; None where rows lose none that way."""
+
+    def plan(self, pass_number: int, places: Int64Array, /) -> Rows:
+        """Rows by their places, rising; `PADDING` only at the end. May plan documents."""
+
+    def plan_next(self, pass_number: int, place: int, /) -> None:
+        """Plan what comes after the part of the plan that holds a row, so that nobody waits for it later. May block."""
+
+    def formula(self, pass_number: int, /) -> KeyedRange | None:
+        """The pass as a formula, which a kernel can compute; None: rows have to be planned."""
+
+    def widths(self, pass_number: int, first: int, end: int, step_rows: int, /) -> Int64Array | None:
+        """Positions of a row in each step of `step_rows` rows from `first` to `end` - 1; None: `seq_len` in all."""
+
+    def places_of(self, pass_number: int, position: int, /) -> list[int] | None:
+        """Places of rows, beside the one at hand, that read a token of the corpus; None: too many to be named."""
+
+    def reads(self, rows: Rows, row_begins: Int64Array, /) -> Reads:
+        """What to read for planned rows, row r of them into a buffer from row_begins[r] on: (R + 1,)."""
+
+    def mark(self, pass_number: int, place: int, /) -> WindowMark | None:
+        """Where in the plan a run stands that has had the rows before `place`; None where a place says it all.
+
+        Does not block for rows that have been planned.
+        """
+
+    def seek(self, pass_number: int, place: int, mark: WindowMark, /) -> bool:
+        """Count on from a saved mark. False if `place` cannot be there. May plan documents."""

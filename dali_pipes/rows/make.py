@@ -1,0 +1,63 @@
+"""From a configuration and a corpus to a row source."""
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.corpus import Corpus
+from dali_pipes.documents import find_documents
+from dali_pipes.errors import ConfigError
+from dali_pipes.rows.base import RowSource
+from dali_pipes.rows.document_rows import DocumentRows, split_documents
+from dali_pipes.rows.length_buckets import LengthBuckets
+from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
+
+
+def make_rows(config: LoaderConfig, corpus: Corpus) -> tuple[RowSource, str | None]:
+    """The rows of a corpus, and what the user should know about its documents. Blocks where documents must be found.
+
+    Raises `ConfigError` for settings that do not go with the corpus, and what `find_documents` raises.
+    """
+    if corpus.loss_mask is not None and not config.label_shift:
+        raise ConfigError(
+            "label_shift = False copies the inputs, but the corpus has a loss mask, which needs shifted labels; use "
+            "label_shift = True, or loss_masks = [] to learn every token"
+        )
+    if corpus.is_synthetic and config.document_start_id is not None:
+        raise ConfigError(
+            f"document_start_id = {config.document_start_id} applies to files: documents of a synthetic corpus end "
+            "with eos_id; leave it out"
+        )
+    offsets, warning = None, None
+    if config.uses_documents:
+        found = find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
+        offsets, warning = found.offsets, found.warning
+    return (_window_rows if config.rows == "stream" else _document_rows)(config, corpus, offsets), warning
+
+
+def _window_rows(config: LoaderConfig, corpus: Corpus, offsets: npt.NDArray[np.int64] | None) -> RowSource:
+    windows = split_windows(corpus.num_tokens, config.seq_len, config.stride, config.split, config.validation_fraction)
+    cuts = None
+    if config.uses_pieces or corpus.loss_mask is not None:
+        limit = windows.first + windows.num_tokens
+        cuts = WindowCuts(offsets, max(1, config.mtp), limit, config.masks_boundaries)
+    return WindowRows(windows, shuffle=_shuffles(config), seed=config.seed, label_shift=config.label_shift, cuts=cuts)
+
+
+def _document_rows(config: LoaderConfig, corpus: Corpus, offsets: npt.NDArray[np.int64] | None) -> RowSource:
+    assert offsets is not None
+    assert config.rows != "stream"
+    return DocumentRows(
+        split_documents(offsets, config.split, config.validation_fraction),
+        config.seq_len,
+        mode=config.rows,
+        long_documents=config.long_documents,
+        window_documents=config.window_documents,
+        shuffle=_shuffles(config),
+        seed=config.seed,
+        buckets=None if config.bucket_widths is None else LengthBuckets(np.array(config.bucket_widths, np.int64)),
+    )
+
+
+def _shuffles(config: LoaderConfig) -> bool:
+    return config.shuffle and config.split == "train"

@@ -1,0 +1,71 @@
+"""A source: one corpus with its rows. The only way from planned rows to tokens."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.corpus import Corpus, TokenLocation
+from dali_pipes.rows.base import Rows, RowSource
+
+
+class Source:
+    """A corpus and the rows made from it. Safe for several threads.
+
+    dtype: of the ids, as they are read. has_loss_mask: whether some ids are not learned.
+    """
+
+    def __init__(self, corpus: Corpus, rows: RowSource) -> None:
+        self.corpus, self.rows = corpus, rows
+        self.dtype: np.dtype[Any] = corpus.dtype
+        self.has_loss_mask = corpus.loss_mask is not None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of an id, and of its entry in the loss mask."""
+        return self.dtype.itemsize + self.has_loss_mask
+
+    def read(
+        self,
+        rows: Rows,
+        row_begins: npt.NDArray[np.int64],
+        tokens: npt.NDArray[Any],
+        loss_mask: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Read rows into `tokens` (N,), row r from row_begins[r] on, and their loss mask into `loss_mask` (N,). Blocks.
+
+        Places that no token belongs in become 0. Raises what `Corpus.read_pieces` does.
+        """
+        reads = self.rows.reads(rows, row_begins)
+        gaps: list[slice] = []
+        if rows.pieces is not None:
+            begins = np.append(0, reads.targets + reads.lengths)  # of the gaps; targets rise
+            ends = np.append(reads.targets, len(tokens))
+            gaps = list(map(slice, begins[begins < ends].tolist(), ends[begins < ends].tolist()))
+        for reader, array in ((self.corpus, tokens), (self.corpus.loss_mask, loss_mask)):
+            if reader is not None and array is not None:
+                for gap in gaps:
+                    array[gap] = 0
+                reader.read_pieces(*reads, array)
+
+    def read_span(self, begin: int, tokens: npt.NDArray[Any], *, of_loss_mask: bool = False) -> None:
+        """Fill `tokens` (N,) with the ids, or entries of the loss mask, from position `begin` on. Blocks."""
+        reader = self.corpus.loss_mask if of_loss_mask else self.corpus
+        assert reader is not None, "this corpus does not have a loss mask"
+        reader.read_pieces(np.array([begin]), np.array([len(tokens)]), np.zeros(1, np.int64), tokens)
+
+    def token(self, position: int) -> int:
+        """One id. Blocks."""
+        return int(self.corpus.tokens(position, 1)[0])
+
+    def locate(self, position: int) -> TokenLocation:
+        """File and offset of a token. Reads no data."""
+        return self.corpus.locate(position)
+
+    def end_retries(self) -> None:
+        """Let reads that fail from now on fail immediately. Idempotent."""
+        self.corpus.end_retries()
+
+    def close(self) -> None:
+        """Let the files go. Idempotent."""
+        self.corpus.close()

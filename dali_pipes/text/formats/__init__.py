@@ -1,0 +1,1 @@
+"""Formats of text files: one module each, listed in `registry`."""

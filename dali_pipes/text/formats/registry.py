@@ -1,0 +1,47 @@
+"""All formats of text files by name. A new format is a module and a line here.
+
+The order decides: a file is of the first format that matches it, by its first bytes or its suffix, else of the first
+one that it looks like.
+"""
+
+from pathlib import Path
+
+from dali_pipes.storage.local import LocalFile
+from dali_pipes.text.formats import arrayrecord, delimited, json_lines, mds, plain_text, tables, webdataset
+from dali_pipes.text.formats.text_format import FileStart, TextFormat
+from dali_pipes.text.streams import ByteMeter, Compression, compression_of, read_chunks, suffix_inside
+
+TEXT_FORMATS: dict[str, TextFormat] = {
+    "arrow": tables.ARROW,
+    "parquet": tables.PARQUET,
+    "arrayrecord": arrayrecord.ARRAY_RECORD,
+    "mds": mds.MDS,
+    "webdataset": webdataset.WEBDATASET,
+    "jsonl": json_lines.JSON_LINES,
+    "csv": delimited.CSV,
+    "tsv": delimited.TSV,
+    "plain": plain_text.PLAIN_TEXT,
+}
+DATA_SUFFIXES = tuple(suffix for found in TEXT_FORMATS.values() for suffix in found.data_suffixes)
+
+_HEAD_BYTES = 4096
+
+
+def recognize(path: Path) -> tuple[str, Compression] | None:
+    """Name of a file's format, and its compression; None for a file that is not text. Reads its first bytes.
+
+    A table need not have a column of text, though.
+    """
+    with LocalFile(path) as file:
+        head = file.read(0, min(file.size, _HEAD_BYTES))
+        compression = compression_of(head)
+        if compression:
+            head = next(read_chunks(path, compression, ByteMeter()), b"")[:_HEAD_BYTES]
+        start = FileStart(file, head, suffix_inside(path), compression)
+        for name, found in TEXT_FORMATS.items():
+            if found.matches(start):
+                return name, compression
+        for name, found in TEXT_FORMATS.items():
+            if found.looks_like(start):
+                return name, compression
+    return None

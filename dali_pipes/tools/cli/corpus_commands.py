@@ -1,0 +1,84 @@
+"""The commands that look at a corpus: `inspect` at its headers and a sample of its ids, `check` at all of it."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from dali_pipes.corpus import FORMATS, open_corpus
+from dali_pipes.runtime.progress import progress_bar
+from dali_pipes.tools import reports, terminal
+from dali_pipes.tools.cli.endings import PROBLEMS_FOUND, errors_as_one_line
+from dali_pipes.tools.cli.flags import FLAG, Json
+
+Paths = Annotated[
+    list[str], typer.Argument(help="Files, folders, or glob patterns, read as one corpus; or synthetic:10B.")
+]
+Format = Annotated[str, typer.Option(help=f"File format: auto, {', '.join(FORMATS)}.")]
+Dtype = Annotated[str | None, typer.Option(help="Integer type of the ids, for files that do not store it.")]
+EndId = Annotated[int | None, typer.Option("--eos", min=0, help="Id that ends every document.")]
+StartId = Annotated[int | None, typer.Option("--start-id", min=0, help="Id that begins every document.")]
+TokenColumn = Annotated[str | None, typer.Option(help="Column with the token ids in Parquet and Arrow files.")]
+VocabSize = Annotated[int | None, typer.Option(min=1, help="Report ids greater than or equal to this number.")]
+
+
+def inspect(
+    paths: Paths,
+    format: Format = "auto",
+    dtype: Dtype = None,
+    eos: EndId = None,
+    start_id: StartId = None,
+    vocab_size: VocabSize = None,
+    token_column: TokenColumn = None,
+    full: Annotated[
+        bool,
+        typer.Option("--full/--no-full", metavar=FLAG, show_default=False, help="Read all ids instead of a sample."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Summarize a corpus: format, files, tokens, documents and their lengths, largest id, and problems."""
+    with (
+        errors_as_one_line(),
+        open_corpus(
+            paths, format=format, dtype=dtype, eos_id=eos, token_column=token_column, vocab_size=vocab_size
+        ) as corpus,
+    ):
+        width = corpus.dtype.itemsize
+        with progress_bar("reading ids", corpus.num_tokens * width if full else 0, in_bytes=True) as advance:
+            report = reports.inspect_corpus(
+                corpus, start_id=start_id, vocab_size=vocab_size, full=full, advance=lambda ids: advance(ids * width)
+            )
+        if as_json:
+            terminal.show_json(report.as_dict())
+        else:
+            terminal.show_corpus(report)
+
+
+def check(
+    paths: Paths,
+    format: Format = "auto",
+    dtype: Dtype = None,
+    eos: EndId = None,
+    start_id: StartId = None,
+    vocab_size: VocabSize = None,
+    token_column: TokenColumn = None,
+    as_json: Json = False,
+) -> None:
+    """Read a whole corpus and list its problems: ids out of range, damaged indexes, wrong documents, bad checksums."""
+    with errors_as_one_line():
+        report = reports.check_corpus(
+            paths,
+            format=format,
+            dtype=dtype,
+            eos_id=eos,
+            start_id=start_id,
+            vocab_size=vocab_size,
+            token_column=token_column,
+            progress=partial(progress_bar, in_bytes=True),
+        )
+        if as_json:
+            terminal.show_json(report.as_dict())
+        else:
+            terminal.show_check(report)
+    if not report.is_clean:
+        raise typer.Exit(PROBLEMS_FOUND)

@@ -1,0 +1,33 @@
+"""Flags in the help: `--full  --no-full`, without the type that typer would print after them."""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+FLAG = ""
+"""The metavar of a flag."""
+
+Json = Annotated[
+    bool, typer.Option("--json/--no-json", metavar=FLAG, show_default=False, help="Print a single JSON object.")
+]
+
+
+class Command(TyperCommand):
+    """A command whose `--help` is shown as a flag."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _as_flag(super().get_help_option(ctx))
+
+
+class Group(TyperGroup):
+    """The group of all commands, whose `--help` is shown as a flag."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _as_flag(super().get_help_option(ctx))
+
+
+def _as_flag(option: Any) -> Any:
+    if option is not None:
+        option.metavar = FLAG
+    return option

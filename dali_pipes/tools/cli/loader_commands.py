@@ -1,0 +1,131 @@
+"""The commands that take a configuration: `config` prints it, the others show what a loader with it serves."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.config.settings_files import Source, presets
+from dali_pipes.tools import reports, terminal
+from dali_pipes.tools.cli.endings import errors_as_one_line
+from dali_pipes.tools.cli.flags import Json
+from dali_pipes.tools.cli.settings import BatchSize, Given, SeqLen, Settings, of_one_rank, settings_given
+
+Step = Annotated[int, typer.Option(help="Batch number within its epoch, from 0.")]
+Epoch = Annotated[int, typer.Option(help="Epoch, from 0.")]
+Rank = Annotated[int | None, typer.Option(help="Rank that received the batch.")]
+WorldSize = Annotated[int | None, typer.Option(help="Number of ranks.")]
+SavedState = Annotated[
+    Path | None,
+    typer.Option("--state", help="Saved state (JSON) that the run resumed from with a different global batch size."),
+]
+
+
+def config(
+    given: Given = (),  # type: ignore[assignment]
+    batch_size: BatchSize = None,
+    seq_len: SeqLen = None,
+    assignments: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Check a configuration and print it in full, as TOML or JSON that loads again. Without arguments, list presets."""
+    with errors_as_one_line():
+        if not (given or assignments or batch_size or seq_len):
+            if as_json:
+                terminal.show_json({"presets": presets()})
+            else:
+                terminal.show_presets(presets())
+            return
+        shape = {"batch_size": batch_size, "seq_len": seq_len}
+        checked = LoaderConfig.from_sources(*settings_given(given, assignments, shape, "config"))
+        if as_json:
+            terminal.show_json(checked.model_dump(mode="json", exclude_none=True))
+        else:
+            typer.echo(checked.to_toml(), nl=False)
+
+
+def locate(
+    given: Given,
+    step: Step,
+    row: Annotated[int, typer.Option(help="Row of the batch, from 0; `explain` shows all rows.")],
+    epoch: Epoch = 0,
+    rank: Rank = None,
+    world_size: WorldSize = None,
+    state: SavedState = None,
+    batch_size: BatchSize = None,
+    seq_len: SeqLen = None,
+    assignments: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Show the files, offsets, and documents that one row comes from. Reads no tokens and uses no GPU."""
+    with errors_as_one_line():
+        options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
+        checked = of_one_rank(settings_given(given, assignments, options, "locate"))
+        batch = reports.locate_batch(checked, step, epoch, state)
+        found = reports.one_row(batch, row)
+        if as_json:
+            terminal.show_json(found.as_dict())
+        else:
+            terminal.show_row(found)
+
+
+def explain(
+    given: Given,
+    step: Step,
+    epoch: Epoch = 0,
+    rank: Annotated[int | None, typer.Option(help="Show only this rank; by default, all ranks of the step.")] = None,
+    world_size: WorldSize = None,
+    rows: Annotated[int, typer.Option(min=0, help="Maximum number of rows, and of file names, to show.")] = 64,
+    state: SavedState = None,
+    batch_size: BatchSize = None,
+    seq_len: SeqLen = None,
+    assignments: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a step contains: rows, tokens, padding, documents, files, and the source of each piece of each row."""
+    with errors_as_one_line():
+        given_rank = 0 if rank is None and world_size is not None else rank  # the report covers all ranks
+        options = {"batch_size": batch_size, "seq_len": seq_len, "rank": given_rank, "world_size": world_size}
+        checked = of_one_rank(settings_given(given, assignments, options, "explain"))
+        report = reports.explain_step(checked, step, epoch, all_ranks=rank is None, most=rows, state=state)
+        if as_json:
+            terminal.show_json(report.as_dict())
+        else:
+            terminal.show_step(report)
+
+
+def preview(
+    given: Given,
+    step: Step = 0,
+    epoch: Epoch = 0,
+    rank: Rank = None,
+    world_size: WorldSize = None,
+    rows: Annotated[int, typer.Option(min=1, help="Maximum number of rows to show.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per row to show.")] = 256,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="tokenizer.json to decode ids with; by default, the configuration's. Otherwise ids are shown."
+        ),
+    ] = None,
+    state: SavedState = None,
+    batch_size: BatchSize = None,
+    seq_len: SeqLen = None,
+    assignments: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Show a batch: tokens, document boundaries, ignored labels, padding, and the source of each piece."""
+    with errors_as_one_line():
+        options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
+        sources = settings_given(given, assignments, options, "preview")
+        if tokenizer is not None:  # also for data that is text, unless the configuration names another
+            sources.insert(0, Source(f"--tokenizer {tokenizer}", {"tokenizer": str(tokenizer)}))
+        checked = of_one_rank(sources)
+        tokenizer = tokenizer or (None if checked.tokenizer is None else Path(checked.tokenizer))
+        text = None if tokenizer is None else reports.TokenText(tokenizer)
+        batch = reports.preview_batch(checked, step, epoch, rows=rows, tokens=tokens, tokenizer=text, state=state)
+        if as_json:
+            terminal.show_json(batch.as_dict())
+        else:
+            terminal.show_preview(batch)

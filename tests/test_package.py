@@ -156,3 +156,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == dali_pipes.__version__
+
+
+def test_the_readme_of_the_tests_names_files_that_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "tests" / "README.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []

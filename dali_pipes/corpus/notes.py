@@ -53,10 +53,10 @@ def _on_zeros(files: Sequence[DataFile]) -> list[str]:
     found = [file.path for file in files if file.zeros_last]
     if not found:
         return []
-    others = f" and {len(found) - 1:,} more file{'s' * (len(found) > 2)}" if len(found) > 1 else ""
+    others = f" and of {len(found) - 1:,} more file{'s' * (len(found) > 2)}" if len(found) > 1 else ""
     note = (
-        f"{found[0]}{others} ends with zeros, like a file that was never filled to its end; `dali-pipes check` shows "
-        "where they start. Unless they are tokens, make the file again"
+        f"the last ids of {found[0]}{others} are all 0, as in a file that was never filled to its end; `dali-pipes "
+        "check` shows where they start. Unless they are tokens, make the file again"
     )
     return [note]
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.outputs import OUTPUTS, arrays_of, on_host
-from dali_pipes.documents import some_rows
+from dali_pipes.documents import Pieces, some_rows, staged
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.buffers import Buffers
 from dali_pipes.engine.build import BuiltSource, Graph
@@ -85,6 +85,7 @@ class BlockStream:
         # Rows that are put together cost more, so their batches are assembled one by one: no `next()` takes long.
         most = 1 if built.outputs.in_pieces else BATCHES_TOKENS // batch_tokens
         self._batches_at_a_time = max(1, min(most, built.source.batches_per_run))
+        self._has_numbers = any(map(on_host, built.outputs.names))
         self._buffers = Buffers(self._batches_at_a_time * batch_tokens * max(1, config.mtp))
         self._loans = None if built.device is None else loans_of(built.device)
         self._loan: Loan | None = None
@@ -186,7 +187,8 @@ class BlockStream:
             return self._built.ranges.each("kernels", self._assembled(staging, plan, sizes, widths))
         named = dict(zip(self._built.source.arrays, arrays, strict=True))
         is_flat = self._config.length_buckets is not None
-        return iter([Batches(named, sizes, self._host_values(plan, sizes, widths), widths, is_flat)])
+        values = self._host_values(None if plan is None else plan.pieces, sizes, widths)
+        return iter([Batches(named, sizes, values, widths, is_flat)])
 
     def use(self, stream: int) -> None:
         """On a GPU: the next batch of the block taken last is for `stream`, whatever stream the block was taken for."""
@@ -208,40 +210,44 @@ class BlockStream:
         self, staging: dict[str, npt.NDArray[Any]], plan: Plan, sizes: list[int], widths: list[int]
     ) -> Iterator[Batches]:
         """Batches from the tokens of a block, some at a time."""
-        outputs, row_tokens = self._built.outputs, self._built.rows.rows.row_tokens
-        row_begins = plan.row_begins(row_tokens)
+        outputs, row_begins = self._built.outputs, plan.row_begins(self._built.rows.rows.row_tokens)
+        block_tokens, loss_mask = staging["tokens"], staging.get("loss_mask")
+        pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
+        from_tokens = [(name, OUTPUTS[name].dtype) for name in outputs.from_tokens]
+        from_plan = [name for name in arrays_of(outputs.names) if OUTPUTS[name].from_plan]
         begin = 0
         for first in range(0, len(sizes), self._batches_at_a_time):
             started = time.perf_counter()
             batches = slice(first, first + self._batches_at_a_time)
             part_sizes, part_widths = sizes[batches], widths[batches]
             end = begin + sum(part_sizes)
-            part = plan.part(plan.steps, begin, end)
-            tokens, loss_mask = (
-                None if name not in staging else staging[name][row_begins[begin] : row_begins[end]]
-                for name in ("tokens", "loss_mask")
-            )
-            assert tokens is not None
             arrays: dict[str, Any] = {}
-            for name in outputs.from_tokens:
-                shape, dtype = outputs.shape(name, end - begin, part_widths[0]), OUTPUTS[name].dtype
+            for name, dtype in from_tokens:
+                shape = outputs.shape(name, end - begin, part_widths[0])
                 arrays[name] = self._buffers.take(shape) if dtype == np.int64 else np.empty(shape, dtype)
-            assemble(outputs, part, tokens, loss_mask, row_tokens, arrays, width=part_widths[0])
+            row_ids = plan.row_ids[begin:end]
+            if pieces is None:
+                part, tokens = None, block_tokens[row_begins[begin] : row_begins[end]]
+            else:
+                part, tokens = some_rows(pieces, begin, end), block_tokens
+            assemble(outputs, row_ids, tokens, part, arrays, loss_mask=loss_mask, width=part_widths[0])
             # The plan is kept, and the batch is the trainer's.
-            arrays |= {name: part.row_ids.copy() for name in arrays_of(outputs.names) if OUTPUTS[name].from_plan}
+            arrays |= {name: row_ids.copy() for name in from_plan}
             begin = end
+            values = self._host_values(part, part_sizes, part_widths)
             self.kernels_s += time.perf_counter() - started
-            yield Batches(arrays, part_sizes, self._host_values(part, part_sizes, part_widths), part_widths)
+            yield Batches(arrays, part_sizes, values, part_widths)
 
-    def _host_values(self, plan: Plan | None, sizes: list[int], widths: list[int]) -> list[dict[str, int]]:
+    def _host_values(self, pieces: Pieces | None, sizes: list[int], widths: list[int]) -> list[dict[str, int]]:
         """Of each batch, the fields that are numbers on the host."""
-        if not any(map(on_host, self._built.outputs.names)):
+        if not self._has_numbers:
             return [{}] * len(sizes)
-        assert plan is not None
-        assert plan.pieces is not None
+        assert pieces is not None
+        if len(sizes) == 1:
+            return [self._built.outputs.host_values(pieces, widths[0])]
         ends = np.cumsum(sizes).tolist()
         return [
-            self._built.outputs.host_values(some_rows(plan.pieces, end - size, end), width)
+            self._built.outputs.host_values(some_rows(pieces, end - size, end), width)
             for size, end, width in zip(sizes, ends, widths, strict=True)
         ]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config.outputs import OUTPUTS
-from dali_pipes.documents import staged
+from dali_pipes.documents import Pieces, staged
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.placement.base import Slot, refuse_bad_id
@@ -94,8 +94,10 @@ class AssembledPlacement(StagedPlacement):
         super().prepare(slot, times)
         assert slot.plan is not None
         begin = time.perf_counter()
-        tokens, loss_mask = _read_part(slot, int(slot.plan.row_begins(self._row_tokens)[-1]))
-        assemble(self._outputs, slot.plan, tokens, loss_mask, self._row_tokens, self._arrays(slot, slot.plan))
+        plan, row_begins = slot.plan, slot.plan.row_begins(self._row_tokens)
+        tokens, loss_mask = _read_part(slot, int(row_begins[-1]))
+        pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
+        assemble(self._outputs, plan.row_ids, tokens, pieces, self._arrays(slot, plan), loss_mask=loss_mask)
         times.kernels_s = time.perf_counter() - begin
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
@@ -115,22 +117,22 @@ _OUTPUT = "output "
 
 def assemble(
     outputs: Outputs,
-    plan: Plan,
+    row_ids: npt.NDArray[np.int64],
     tokens: npt.NDArray[Any],
-    loss_mask: npt.NDArray[np.uint8] | None,
-    row_tokens: int,
+    pieces: Pieces | None,
     out: dict[str, Array],
     *,
+    loss_mask: npt.NDArray[np.uint8] | None = None,
     width: int | None = None,
 ) -> None:
-    """Fill the arrays of planned rows from the tokens that were read for them (N,), row after row.
+    """Fill the arrays of rows from the tokens that were read for them (N,).
 
-    width: positions of a row, where all of these rows have fewer than others
+    pieces: by their places in `tokens`; None where rows are runs of tokens, which then follow one another
+    width:  positions of a row, where all of these rows have fewer than others
     """
-    pieces = None if plan.pieces is None else staged(plan.pieces, plan.row_begins(row_tokens))
     outputs.fill(tokens, pieces, out, width=width, loss_mask=loss_mask)
-    if pieces is None and plan.row_ids[-1] == PADDING:  # pieces leave it empty
-        out["labels"][plan.row_ids == PADDING] = IGNORE_INDEX
+    if pieces is None and row_ids[-1] == PADDING:  # pieces leave it empty
+        out["labels"][row_ids == PADDING] = IGNORE_INDEX
 
 
 def _read_part(slot: Slot, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8] | None]:

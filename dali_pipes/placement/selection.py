@@ -58,9 +58,10 @@ def choose_placement(
     if requested == "host":
         return requested, 'placement = "host"'
     free = cuda.free_bytes(device)
+    most = None if max_device_bytes is None else f"max_device_bytes = {max_device_bytes:,}"
     size, there = f"{corpus_bytes / 2**30:.3g} GiB", f"{free / 2**30:.3g} GiB free on cuda:{device}"
     if requested == "device":
-        for limit, text in ((max_device_bytes, f"max_device_bytes = {max_device_bytes:,}"), (free, there)):
+        for limit, text in ((max_device_bytes, most), (free, there)):
             if limit is not None and corpus_bytes > limit:
                 raise BackendError(
                     f'placement = "device": the corpus takes {size} ({corpus_bytes:,} bytes), more than {text}; use '
@@ -69,7 +70,7 @@ def choose_placement(
         return requested, 'placement = "device"'
     budget, text = int(DEVICE_SHARE * free), f"{DEVICE_SHARE:.0%} of {there}"
     if max_device_bytes is not None and max_device_bytes <= free:
-        budget, text = max_device_bytes, f"max_device_bytes = {max_device_bytes:,}"
+        budget, text = max_device_bytes, str(most)
     if corpus_bytes <= budget:
         return "device", f"the corpus of {size} fits in {text}"
     return "host", f"the corpus of {size} is more than {text}"

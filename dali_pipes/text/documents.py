@@ -25,7 +25,7 @@ class Document(NamedTuple):
 
 
 def looks_like_text(head: bytes) -> bool:
-    """Whether the first bytes of a file are UTF-8 without control characters. Nothing at all does not."""
+    """Whether the first bytes of a file are UTF-8 without control characters; False for an empty file."""
     if not head or not CONTROL_BYTES.isdisjoint(head):
         return False
     try:

@@ -1,4 +1,4 @@
-"""UTF-8 and JSON in records and files: decoded, or refused with the place where it stands."""
+"""UTF-8 and JSON in records and files: decoded, or refused with an error that names the place."""
 
 import json
 from typing import Any

@@ -80,7 +80,7 @@ class RunFolder:
         self._compared: tuple[int, int, int] | None = None
 
     def begin(self) -> dict[str, Any] | None:
-        """Create folder and plan, or compare it with the one there. Returns the manifest of a finished run.
+        """Create the folder and its plan, or compare an existing plan. Returns the manifest of a finished run.
 
         Several processes may begin at the same time.
         """

@@ -84,7 +84,7 @@ class ChunkReader:
         return b"".join(pieces)
 
 
-class _Way(NamedTuple):
+class _Decompression(NamedTuple):
     """How to decompress. part: what a file consists of, each with an object of `new`. padding: may follow a part."""
 
     part: str
@@ -94,17 +94,18 @@ class _Way(NamedTuple):
     padding: bytes = b""
 
 
-def _gzip() -> _Way:
+def _gzip() -> _Decompression:
     # Tapes and some tools pad files with zeros.
-    return _Way("gzip member", partial(zlib.decompressobj, _GZIP_WINDOW), zlib.error, (_MOST_PLAIN_BYTES,), b"\0")
+    new = partial(zlib.decompressobj, _GZIP_WINDOW)
+    return _Decompression("gzip member", new, zlib.error, (_MOST_PLAIN_BYTES,), b"\0")
 
 
-def _zstd() -> _Way:
+def _zstd() -> _Decompression:
     with optional_package("zstandard", "text", purpose="to read files compressed with zstd"):
         import zstandard
     # Frames made with --long ask for more than the 128 MiB that are allowed by default.
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
-    return _Way("zstd frame", decompressor.decompressobj, zstandard.ZstdError)
+    return _Decompression("zstd frame", decompressor.decompressobj, zstandard.ZstdError)
 
 
 def _read(path: Path, meter: ByteMeter, count: int) -> Iterator[bytes]:
@@ -117,27 +118,27 @@ def _read(path: Path, meter: ByteMeter, count: int) -> Iterator[bytes]:
         raise CorpusReadError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _decompressed(path: Path, chunks: Iterator[bytes], way: _Way) -> Iterator[bytes]:
-    part, number, is_inside = way.new(), 1, False
+def _decompressed(path: Path, chunks: Iterator[bytes], method: _Decompression) -> Iterator[bytes]:
+    part, number, is_inside = method.new(), 1, False
     for chunk in chunks:
         data = chunk
         while data:
             if not is_inside and number > 1:
-                data = data.lstrip(way.padding)
+                data = data.lstrip(method.padding)
                 if not data:
                     break
             is_inside = True
             try:
-                plain = part.decompress(data, *way.limit)
-            except way.error as error:
+                plain = part.decompress(data, *method.limit)
+            except method.error as error:
                 raise CorpusFormatError(
-                    f"{path}: {way.part} {number} is damaged ({error}); copy or create the file again"
+                    f"{path}: {method.part} {number} is damaged ({error}); copy or create the file again"
                 ) from error
             if plain:
                 yield plain
             data = part.unconsumed_tail
             if part.eof:
                 data = part.unused_data
-                part, number, is_inside = way.new(), number + 1, False
+                part, number, is_inside = method.new(), number + 1, False
     if is_inside:
-        raise CorpusFormatError(f"{path}: ends inside {way.part} {number}: it is truncated; copy or create it again")
+        raise CorpusFormatError(f"{path}: ends inside {method.part} {number}: it is truncated; copy or create it again")

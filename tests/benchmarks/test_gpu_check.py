@@ -176,7 +176,7 @@ def test_a_part_may_raise_hang_or_die_and_the_others_run(
     assert not state.exists() or state.read_text().split()[2] == "Z", "what the part started was killed with it"
     assert part["dying"]["why"] == "killed by SIGSEGV"
     assert part["dying"]["not_done"] == ["dies"]
-    assert part["leaving"]["why"] == "ended with exit code 3"
+    assert part["leaving"]["why"] == "exited with code 3"
     assert "last words" in part["leaving"]["output_tail"]
     assert [check["result"] for check in part["good"]["checks"]] == ["missed", "pass", "pass"]
     assert set(last["failed_parts"]) == {"unimportable", "hanging", "dying", "leaving"}

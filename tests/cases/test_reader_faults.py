@@ -81,7 +81,7 @@ def test_an_outage_that_lasts(
     outage.is_on = True
     batches: list[Any] = []
     for retries in (4, 8):
-        with pytest.raises(CorpusReadError, match=r"shard_000\.bin: reading \d+ bytes at byte .* \(tried 5 times\)"):
+        with pytest.raises(CorpusReadError, match=r"shard_000\.bin: .* \d+ bytes at byte .* \(tried 5 times\)"):
             batches.extend(loader)
         assert loader.stats().read_retries >= retries  # blocks ahead are tried again too
         assert all_same(batches, expected[:12])

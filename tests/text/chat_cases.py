@@ -36,8 +36,8 @@ class Family(NamedTuple):
     by_hand: Callable[[Sequence[Message]], list[Piece]]
 
 
-def _spoken(head: str, content: str, end: str, behind: str, is_learned: bool) -> list[Piece]:
-    return [Piece(head), Piece(content, False, is_learned), Piece(end, True, is_learned), Piece(behind)]
+def _spoken(head: str, content: str, end: str, after: str, is_learned: bool) -> list[Piece]:
+    return [Piece(head), Piece(content, False, is_learned), Piece(end, True, is_learned), Piece(after)]
 
 
 def _chatml(messages: Sequence[Message]) -> list[Piece]:

@@ -90,7 +90,7 @@ def words_tokenizer(
 
 
 class CharacterEncoder:
-    """Ids are code points, at most 2^16 - 1, and 0 behind each document. "!" is not learned; "drop" is dropped."""
+    """Ids are code points, at most 2^16 - 1, and 0 after each document. "!" is not learned; "drop" is dropped."""
 
     record_key: str | None = "text"
     largest_id = 0xFFFF

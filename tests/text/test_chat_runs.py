@@ -292,7 +292,7 @@ def test_settings_of_the_command_for_the_template(tmp_path: Path, tokenizer: Pat
     result, texts = run(tmp_path, tokenizer, records, option, '{"brief": true, "brif": 1}')
     assert [text.startswith("BRIEF") for text in texts] == [True, False]
     (warning,) = warnings_of(result)
-    assert warning.startswith(f"{option}: the chat template {tmp_path / 't.jinja'} does not use 'brif'; it uses brief")
+    assert re.match(rf"{option}: .*{tmp_path / 't.jinja'} .*'brif'.* brief", warning)
     for more in ([], [option, '{"brief": false, "brif": 1}']):
         result, _ = run(tmp_path, tokenizer, records, *more)
         assert result.exit_code == 2

@@ -43,7 +43,7 @@ def made(kind: str) -> Tokenizer:
     library.add_special_tokens(
         [
             AddedToken("<s>", normalized=False),
-            AddedToken("</s>", normalized=kind != "prepend"),  # no tokenizer finds "▁</s>" behind other text
+            AddedToken("</s>", normalized=kind != "prepend"),  # no tokenizer finds "▁</s>" after other text
             AddedToken("[INST]", rstrip=True, lstrip=True, normalized=False),
         ]
     )

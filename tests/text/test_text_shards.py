@@ -71,7 +71,7 @@ def test_the_loader_and_the_command_line(samples: Path, gpt2: Path, truth: Truth
 @pytest.mark.parametrize("compression", [None, "zstd", "gz"])
 @pytest.mark.parametrize("encoding", ["str", "bytes"])
 def test_columns_beside_the_text(tmp_path: Path, compression: str | None, encoding: str) -> None:
-    """Before and behind it, of fixed size and not; shards in the order of the index, which their names do not have."""
+    """Before and after it, of fixed size and not; shards in the order of the index, which their names do not have."""
     columns = {"a": "str", "id": "int", "text": encoding, "vector": "ndarray:uint16:3", "z": "json"}
     rows: list[dict[str, Any]] = [
         {

@@ -3,4 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "corpus"))
+CORPUS = Path(__file__).resolve().parents[1] / "corpus"
+sys.path += [str(CORPUS), str(CORPUS / "formats")]

@@ -296,7 +296,7 @@ def test_a_bad_id_in_the_batch_is_the_error_that_a_loader_raises(tmp_path: Path,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--step", 9999], "step 9999"),
+        (["--step", 9999], "step 9,999"),
         (["--step", -1], "step -1"),
         (["--epoch", -1], "epoch -1"),
         (["--rank", 2, "--world-size", 2], "world_size 2"),
@@ -304,7 +304,7 @@ def test_a_bad_id_in_the_batch_is_the_error_that_a_loader_raises(tmp_path: Path,
         (["--tokenizer", "none.json"], "none.json"),
         (["--tokenizer", __file__], __file__),
         (["--set", "corpus=none.bin"], "none.bin"),
-        (["--set", "eos_id=9", "--set", "rows=pack", "--step", 9999], "step 9999"),
+        (["--set", "eos_id=9", "--set", "rows=pack", "--step", 9999], "step 9,999"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, flat: Path, arguments: list[object], message: str) -> None:

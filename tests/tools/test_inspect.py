@@ -227,4 +227,4 @@ def test_files_that_were_not_filled_to_their_end_are_found(
     for report in (run_json("inspect", *arguments), checked):
         found = [problem for problem in report["problems"] if problem["kind"] == "zeros"]
         assert [(problem["position"], Path(problem["file"]).stem) for problem in found] == [(filled, "1")] * is_seen
-        assert ["all 0" in note for note in report["notes"]] == [True] * is_seen
+        assert [f"{folder}/1." in note for note in report["notes"]] == [True] * is_seen

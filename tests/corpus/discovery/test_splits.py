@@ -83,7 +83,7 @@ def test_both_kinds_are_refused_and_named(tmp_path: Path, case: str) -> None:
     ways = [str(tmp_path / "**" / "*")] + ([] if case == "folders" else [str(tmp_path), str(tmp_path / "*")])
     for way in ways:
         for find in (find_files, find_text_files):
-            assert re.findall(r"Name one kind, such as '(.*)', and give '(.*)' to", refused(find, [way])) == expected
+            assert re.findall(r"such as '([^']*)', and read '([^']*)' with", refused(find, [way])) == expected
     named = sorted(file for pattern in expected[0] for file in find_files(pattern))
     assert named == sorted(tmp_path / name for name in names if name not in ("d.bin", "wiki.valid.tokens"))
 
@@ -105,7 +105,7 @@ def test_an_index_is_no_file_of_its_own(tmp_path: Path) -> None:
     for name in ("my_train", "my_val"):
         write_megatron(tmp_path / name, [np.arange(9, dtype=np.uint16)])
     message = refused(open_corpus, tmp_path)
-    assert f"{str(tmp_path / 'my_train.bin')!r}, and give {str(tmp_path / 'my_val.bin')!r}" in message
+    assert f"{str(tmp_path / 'my_train.bin')!r}, and read {str(tmp_path / 'my_val.bin')!r}" in message
 
 
 def test_masks_go_with_the_data_that_was_named(tmp_path: Path) -> None:

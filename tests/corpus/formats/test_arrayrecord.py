@@ -94,7 +94,7 @@ def test_choice_of_the_feature(tmp_path: Path) -> None:
     with pytest.raises(CorpusFormatError, match="ids are int64, but dtype = 'uint16'"):
         open_corpus(path, token_column="a", dtype="uint16")
     odd = write(tmp_path / "b", [tf_example({"tokens": [1]})] * 20 + [tf_example({"other": [1]})])
-    with pytest.raises(CorpusFormatError, match=r"record 20: feature 'tokens' is not among other"):
+    with pytest.raises(CorpusFormatError, match=r"record 20: feature 'tokens' .*other"):
         open_corpus(odd)
 
 

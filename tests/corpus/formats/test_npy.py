@@ -48,9 +48,9 @@ def test_old_alignment_and_other_suffix(tmp_path: Path) -> None:
     [
         ("'|O'", "(6,)", False, "pickled Python objects"),
         ("'<f4'", "(3,)", False, "holds '<f4' .*token ids are integers"),
-        ("'|b1'", "(12,)", False, "an integer type"),
-        ("'|V2'", "(6,)", False, "an integer type"),
-        ("[('a', '<u2')]", "(6,)", False, "an integer type"),
+        ("'|b1'", "(12,)", False, "token ids are integers"),
+        ("'|V2'", "(6,)", False, "token ids are integers"),
+        ("[('a', '<u2')]", "(6,)", False, "token ids are integers"),
         ("'<u2'", "(2, 3)", True, "fortran_order is True"),
         ("'<u2'", "(6,)", 0, "fortran_order is 0"),
         ("'<u2'", "()", False, r"shape \(\)"),

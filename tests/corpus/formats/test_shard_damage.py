@@ -133,8 +133,8 @@ def test_offsets_of_litdata_that_cannot_be(tmp_path: Path) -> None:
     for entry, value, message in (
         (3, 10, "item 2 starts at byte .* ends before that, at byte 10"),
         (0, 52, "item 0 starts at byte 52, expected 48"),
-        (10, 10**6, "the items should end at byte 1000000"),
-        (4, 48 + 57, "item 4 starts at byte 105, within an id of uint16"),
+        (10, 10**6, "the items end at byte 1,000,000"),
+        (4, 48 + 57, "item 4 starts at byte 105, inside an id of uint16"),
     ):
         folder = make_litdata(tmp_path)
         data = bytearray((folder / "chunk-0-1.bin").read_bytes())
@@ -147,8 +147,8 @@ def test_samples_that_disagree_with_themselves(tmp_path: Path) -> None:
     for at, value, message in (
         (0, 250, "sample 0: its columns .* 266 bytes, but the offsets leave 17"),
         (8 + 1, 2 << 2, "sample 0: its shape is 0 ids of 2 bytes, but 13 bytes follow"),
-        (8 + 2, 8, "sample 0: its shape says 8 ids of 2 bytes, but 14 bytes follow"),
-        (8 + 1, 63 << 2, "sample 0: a value of 16 bytes ends within its shape"),
+        (8 + 2, 8, "sample 0: its shape is 8 ids of 2 bytes, but 14 bytes follow"),
+        (8 + 1, 63 << 2, "sample 0: a value of 16 bytes ends inside its shape"),
     ):
         folder = make_mds(tmp_path)
         data = bytearray((folder / "shard.00000.mds").read_bytes())
@@ -159,7 +159,7 @@ def test_samples_that_disagree_with_themselves(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "b" / "shard.00000.mds").read_bytes())
     data[data.index(bytes([16, 4, 7]))] = 34
     (tmp_path / "b" / "shard.00000.mds").write_bytes(data)
-    refused(tmp_path / "b", "sample 0: type code 34 is not one of integers")
+    refused(tmp_path / "b", "sample 0: type code 34, expected")
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_formats_that_were_said_and_are_not_there(tmp_path: Path) -> None:
         format="mds",
     )
     refused(folder, "uint16 ids, but dtype = 'int32'", dtype="int32")
-    refused(make_litdata(tmp_path / "lit"), "ids are uint16, but dtype='int32' was given", dtype="int32")
-    refused(make_litdata(tmp_path / "lit"), "checksums are verified where", verify=True, error=ConfigError)
+    refused(make_litdata(tmp_path / "lit"), "uint16 ids, but dtype = 'int32'", dtype="int32")
+    refused(make_litdata(tmp_path / "lit"), "litdata .*checksums", verify=True, error=ConfigError)
 
 
 def test_datatrove_files_that_do_not_go_together(tmp_path: Path) -> None:
@@ -264,11 +264,11 @@ def test_datatrove_files_that_do_not_go_together(tmp_path: Path) -> None:
         (index, index.read_bytes()[:-4], "76 bytes are not a multiple of 8"),
         (index, index.read_bytes()[:-8], "the last entry is 63, but .* has 70 ids"),
         (index, b"", "the last entry is 0, but .* has 70 ids"),
-        (index, np.array([*ends[:4], 7, *ends[5:]], "<u8").tobytes(), "entry 4 is 7, less than 28, the entry before"),
+        (index, np.array([*ends[:4], 7, *ends[5:]], "<u8").tobytes(), "entry 4 is 7, expected at least 28"),
         (
             index,
             np.array([*ends[:4], 2**64 - 1, *ends[5:]], "<u8").tobytes(),
-            "entry 5 is 42, less than 18446744073709551615",
+            "entry 5 is 42, expected at least 18,446,744,073,709,551,615",
         ),
         (metadata, b"", "line 1 is '', expected TOKENIZER|WIDTH"),
         (metadata, b"gpt2|3\n70\n", "expected TOKENIZER|WIDTH"),
@@ -280,7 +280,7 @@ def test_datatrove_files_that_do_not_go_together(tmp_path: Path) -> None:
         file.write_bytes(content)
         refused(tmp_path, r"00001_unshuffled\.ds", message)
         file.write_bytes(before)
-    refused(tmp_path, "ids are uint16, but dtype='int64'", dtype="int64")
+    refused(tmp_path, "uint16 ids, but dtype = 'int64'", dtype="int64")
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2"])

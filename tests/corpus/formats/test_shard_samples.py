@@ -49,7 +49,7 @@ def test_mds(samples: Path, truth: dict[str, Documents]) -> None:
         open_corpus(samples / "mds" / "text")
     with pytest.raises(CorpusFormatError, match=r"column 'text' has encoding 'str' .*tok"):
         open_corpus(samples / "mds" / "text", token_column="text")
-    with pytest.raises(CorpusFormatError, match=r"the index records none for .*shard\.00000\.mds"):
+    with pytest.raises(CorpusFormatError, match=r"index\.json.*shard\.00000\.mds"):
         open_corpus(samples / "mds" / "tokens_u16", verify=True)
 
 

@@ -239,11 +239,11 @@ def test_choice_of_the_column(tmp_path: Path) -> None:
     for columns, arguments, message in (
         ({"a": array, "b": array}, {}, r"token_column.*a \(ndarray:uint16\), b \(ndarray:uint16\)"),
         ({"id": "int"}, {}, r"token_column.* id \(int\)"),
-        ({"only": array}, {"token_column": "tokens"}, "token_column = 'tokens', but the columns are only"),
+        ({"only": array}, {"token_column": "tokens"}, "token_column = 'tokens'.* only"),
     ):
         with pytest.raises(ConfigError, match=message):
             open_columns(columns, **arguments)
-    with pytest.raises(CorpusFormatError, match="holds bytes, whose type nothing says: say it with dtype="):
+    with pytest.raises(CorpusFormatError, match=r"holds bytes .*dtype"):
         open_columns({"tokens": "bytes"})
 
 

@@ -47,7 +47,7 @@ def test_device(
 def test_a_device_that_is_not_visible(monkeypatch: pytest.MonkeyPatch, requested: str, local_rank: int | None) -> None:
     monkeypatch.setattr(device, "cuda_driver_present", lambda: True)
     monkeypatch.setattr(device, "visible_devices", lambda: (2, 0))
-    with pytest.raises(BackendError, match=r"cuda:[57] was asked for, but 2 device\(s\) are visible"):
+    with pytest.raises(BackendError, match=r"cuda:[57] .* 2 devices"):
         choice.choose_device(requested, local_rank)
 
 
@@ -61,9 +61,7 @@ def test_a_torch_that_cannot_use_the_device(monkeypatch: pytest.MonkeyPatch, set
             assert "torch" in on_cpu.summary()
             assert "does not see a GPU" in on_cpu.summary()
             assert len(list(on_cpu)) == len(on_cpu)
-        with pytest.raises(
-            BackendError, match=r'device = "cuda:0" was asked for, but torch .* does not see a GPU: .*"cpu"'
-        ):
+        with pytest.raises(BackendError, match=r'device = "cuda:0" .*torch .* does not see a GPU: .*"cpu"'):
             TokenLoader(**settings, device="cuda:0")
         build_pipeline(LoaderConfig(**settings, device="cuda", quiet=True))  # for whoever needs no torch
 
@@ -77,10 +75,10 @@ def test_no_cupy_and_no_device_are_one_clear_error_each(
             TokenLoader(**settings, device="cuda")
     with gpu_stand_in.installed() as gpu:
         gpu.devices = 0
-        with pytest.raises(BackendError, match="no device is visible"):
+        with pytest.raises(BackendError, match="no GPU is visible"):
             TokenLoader(**settings, device="cuda")
         sys.modules["cupy"].cuda.runtime.getDeviceCount = _fails
-        with pytest.raises(BackendError, match=r"found no usable device \(no driver\)"):
+        with pytest.raises(BackendError, match=r"\(no driver\)"):
             TokenLoader(**settings, device="cuda")
         with TokenLoader(**settings, device="auto") as fallen_back:
             assert "no driver" in fallen_back.stats().placement_reason

@@ -183,8 +183,8 @@ def test_it_reads_no_file(counting: Callable[..., Any], load: Load, monkeypatch:
     ("step", "row", "epoch", "message"),
     [
         (-1, 0, 0, "step -1"),
-        (6, 0, 0, "expected 0 to 5"),
-        (10**20, 0, 0, "expected 0 to 5"),
+        (6, 0, 0, "expected step 0 to 5"),
+        (10**20, 0, 0, "expected step 0 to 5"),
         (0, -1, 0, "row -1"),
         (0, 3, 0, "row 3"),
         (0, 0, -1, "epoch -1"),

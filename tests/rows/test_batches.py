@@ -89,7 +89,7 @@ def test_two_epochs_of_documents_equal_the_oracle(
         try:
             loader = TokenLoader(**common)
         except ConfigError as error:
-            assert "make no step" in str(error)  # noqa: PT017
+            assert "fewer than one step" in str(error)  # noqa: PT017
             return
         with loader:
             for epoch in range(2):

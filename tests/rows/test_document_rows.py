@@ -290,5 +290,5 @@ def test_splits_share_the_documents(lengths: list[int], fraction: float) -> None
 
 
 def test_nothing_but_empty_documents_is_one_clear_error() -> None:
-    with pytest.raises(ConfigError, match="no document with tokens"):
+    with pytest.raises(ConfigError, match="is empty"):
         split_documents(offsets_of([0, 0, 0]), "train", 0.0)

@@ -27,7 +27,7 @@ def test_no_batch_at_all_is_refused_when_building(counting: Callable[..., Any], 
     corpus = counting(4 * T + 1)
     with pytest.raises(ConfigError, match=r"4 rows .* 5 rows.*drop_last = False"):
         load(corpus, batch_size=5, seq_len=T)
-    with pytest.raises(ConfigError, match=r"17 tokens.*one row of seq_len 17 reads 18"):
+    with pytest.raises(ConfigError, match=r"17 tokens.*seq_len = 17 reads 18"):
         load(corpus, batch_size=1, seq_len=17)
     loader = load(corpus, batch_size=1, seq_len=16, prefetch_queue_depth=16)
     assert len(list(loader)) == 1

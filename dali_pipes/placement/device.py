@@ -29,6 +29,8 @@ LOAD_THREADS = 8
 class DevicePlacement(GpuPlacement):
     """What rows read of the corpus in GPU memory. Where rows are a formula, a block costs the host one launch."""
 
+    keeps_corpus = True
+
     def __init__(
         self,
         source: Source,
@@ -57,7 +59,7 @@ class DevicePlacement(GpuPlacement):
         return self._slot_of({"starts": self.gpu.empty_pinned((max_rows,), np.int64)}, max_rows)
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
-        """For a formula nothing: the order is computed where the tokens are. Else the places of rows or pieces there."""
+        """For a formula nothing: the order is computed where the tokens are. Else where rows or pieces lie there."""
         plan, first = slot.plan, self._source.rows.first_token
         if plan is None:
             return

@@ -46,6 +46,8 @@ class GpuPlacement:
     """The arrays of one block, and the check of the ids in it."""
 
     plans_rows = True
+    keeps_corpus = False
+    """Whether what rows read of the corpus has to fit in the GPU's memory."""
 
     def __init__(
         self,

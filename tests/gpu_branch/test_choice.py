@@ -74,7 +74,7 @@ def test_no_cupy_and_no_device_are_one_clear_error_each(
             TokenLoader(**settings, device="cuda")
     with gpu_stand_in.installed() as gpu:
         gpu.devices = 0
-        with pytest.raises(BackendError, match='device = "cuda" .*"cpu"'):
+        with pytest.raises(BackendError, match=r'device = "cuda" .*"cpu"'):
             TokenLoader(**settings, device="cuda")
         sys.modules["cupy"].cuda.runtime.getDeviceCount = _fails
         with pytest.raises(BackendError, match=r"\(no driver\)"):

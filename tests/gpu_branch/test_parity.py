@@ -20,11 +20,12 @@ from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.engine import block_source as source
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.build import BuiltSource
+from dali_pipes.placement.selection import GPU_PLACEMENTS
 from dali_pipes.rows.windows import WindowRows
 from dali_pipes.runtime.ranks import resolve_ranks
 
 OUTPUTS = ("input_ids", "labels", "row_ids")
-PLACEMENTS = ("host", "device")
+PLACEMENTS = tuple(GPU_PLACEMENTS)
 
 
 @hypothesis_settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])

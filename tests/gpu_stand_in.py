@@ -33,7 +33,7 @@ import torch
 sys.path.append(str(Path(__file__).parent / "operators"))
 import cuda_on_cpu
 
-from dali_pipes.engine import block_stream as block_queue
+from dali_pipes.engine import block_stream
 from dali_pipes.engine import dali as pipeline
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.loader import batches, token_loader
@@ -447,7 +447,9 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setattr(device, "cuda_driver_present", lambda: True)
         patch.setattr(batches, "on_gpu", lambda part, number: torch.from_numpy(np.asarray(OnHost(part))))
         patch.setattr(device, "_loans", {})
-        patch.setattr(block_queue, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph))
+        patch.setattr(
+            block_stream, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph)
+        )
         patch.setattr(loader, "current_stream", lambda number: None if number is None else gpu.consumer)
         patch.setattr(token_loader, "cuda_problem", lambda: None)
         patch.setattr(batches.StaticBatch, "copied", fill)

@@ -314,8 +314,8 @@ class LoaderConfig(BaseModel):
                 "label_shift = False copies the inputs, but documents, masks and mtp need shifted labels: set "
                 "label_shift = True"
             )
-        if self.placement == "device" and self.device == "cpu":
-            raise ValueError('placement = "device" keeps the corpus in GPU memory and needs device = "cuda"')
+        if self.placement not in ("auto", "host") and self.device == "cpu":
+            raise ValueError(f'placement = "{self.placement}" needs device = "cuda", but device is "cpu"')
         return self
 
     def _check_buckets(self, widths: tuple[int, ...]) -> None:

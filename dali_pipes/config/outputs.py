@@ -125,6 +125,11 @@ def arrays_of(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if not on_host(name))
 
 
+def made_from_plans(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The arrays that no kernel makes: `Plan.field` has them."""
+    return tuple(name for name in arrays_of(names) if OUTPUTS[name].from_plan)
+
+
 def made_by_kernels(names: tuple[str, ...]) -> tuple[str, ...]:
     """The fields that kernels make of tokens."""
     return tuple(name for name in names if not OUTPUTS[name].from_plan)

@@ -119,7 +119,7 @@ class BlockSource:
             del self._pending[key]
         except Exception:
             self._pending.pop(key, None)  # it holds the error, whose traceback now holds the frames of this call
-            self.check_usable()  # closed from a signal handler or another thread meanwhile: no other error tells that
+            self.check_usable()  # closed from another thread meanwhile: no other error tells that
             raise
         self._delivered = slot
         steps = self.steps(info)
@@ -197,6 +197,7 @@ class BlockSource:
             threads.stop()
         self._threads = None
         self._pending.clear()
+        self._plans.clear()
         self._free.clear()
         self._delivered = None
         self.placement.close()

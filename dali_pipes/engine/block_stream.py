@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.config.outputs import OUTPUTS, arrays_of, on_host
+from dali_pipes.config.outputs import OUTPUTS, made_from_plans, on_host
 from dali_pipes.documents import Pieces, some_rows, staged
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.buffers import Buffers
@@ -214,7 +214,7 @@ class BlockStream:
         block_tokens, loss_mask = staging["tokens"], staging.get("loss_mask")
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
         from_tokens = [(name, OUTPUTS[name].dtype) for name in outputs.from_tokens]
-        from_plan = [name for name in arrays_of(outputs.names) if OUTPUTS[name].from_plan]
+        from_plan = {name: plan.field(name) for name in made_from_plans(outputs.names)}
         begin = 0
         for first in range(0, len(sizes), self._batches_at_a_time):
             started = time.perf_counter()
@@ -232,7 +232,7 @@ class BlockStream:
                 part, tokens = some_rows(pieces, begin, end), block_tokens
             assemble(outputs, row_ids, tokens, part, arrays, loss_mask=loss_mask, width=part_widths[0])
             # The plan is kept, and the batch is the trainer's.
-            arrays |= {name: row_ids.copy() for name in from_plan}
+            arrays |= {name: array[begin:end].copy() for name, array in from_plan.items()}
             begin = end
             values = self._host_values(part, part_sizes, part_widths)
             self.kernels_s += time.perf_counter() - started

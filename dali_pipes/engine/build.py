@@ -14,9 +14,7 @@ from dali_pipes.monitoring.stats import BlockLimits
 from dali_pipes.placement.base import Placement
 from dali_pipes.placement.cpu import AssembledPlacement, StagedPlacement
 from dali_pipes.placement.cuda import Gpu
-from dali_pipes.placement.device import DevicePlacement
-from dali_pipes.placement.host import HostPlacement
-from dali_pipes.placement.selection import choose_device, choose_placement
+from dali_pipes.placement.selection import GPU_PLACEMENTS, choose_device, choose_placement
 from dali_pipes.rows.make import make_rows
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
@@ -138,8 +136,10 @@ class BuiltSource:
         """The name of the placement, why it was chosen, and the placement."""
         config = self._config
         if self.device is None:
-            if config.placement == "device":
-                raise BackendError(f'placement = "device" needs a GPU ({self.device_reason}); use placement = "host"')
+            if config.placement not in ("auto", "host"):
+                raise BackendError(
+                    f'placement = "{config.placement}" needs a GPU ({self.device_reason}); use placement = "host"'
+                )
             if self.staged:
                 staged = StagedPlacement(self.rows, self.schedule, vocab_size=config.vocab_size)
                 return "host", self.device_reason, staged
@@ -147,7 +147,7 @@ class BuiltSource:
             return "host", self.device_reason, assembled
         corpus_bytes = self.rows.rows.span * self.rows.token_bytes
         name, reason = choose_placement(config.placement, self.device, corpus_bytes, config.max_device_bytes)
-        placement = (DevicePlacement if name == "device" else HostPlacement)(
+        placement = GPU_PLACEMENTS[name](
             self.rows,
             self.schedule,
             self.outputs,

@@ -158,7 +158,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     @property
     def length_is_known(self) -> bool:
         """Whether `len()` returns immediately, without planning."""
-        return self._reports is None or self._reports.knows_rows(self.epoch)
+        reports, epoch = self._reports, self.epoch
+        return self._schedule.interleave.is_counted(epoch) if reports is None else reports.knows_rows(epoch)
 
     def plan_report(self) -> PlanReport:
         """What the plan of the next batch's epoch makes of the documents: rows, fill, padding, dropped and split ones.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.config.outputs import OUTPUTS
+from dali_pipes.config.outputs import OUTPUTS, made_from_plans
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
@@ -103,7 +103,8 @@ class AssembledPlacement(StagedPlacement):
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
         assert slot.plan is not None
         arrays = {name: array[None] for name, array in self._arrays(slot, slot.plan).items()}
-        return {**arrays, "row_ids": slot.plan.row_ids[None].copy()}
+        from_plan = made_from_plans(self._outputs.names)
+        return arrays | {name: slot.plan.field(name)[None].copy() for name in from_plan}
 
     def _arrays(self, slot: Slot, plan: Plan) -> dict[str, Array]:
         count = len(plan.row_ids)

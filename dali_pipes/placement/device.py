@@ -29,6 +29,8 @@ LOAD_THREADS = 8
 class DevicePlacement(GpuPlacement):
     """What rows read of the corpus in GPU memory. Where rows are a formula, a block costs the host one launch."""
 
+    keeps_corpus = True
+
     def __init__(
         self,
         source: Source,
@@ -40,7 +42,9 @@ class DevicePlacement(GpuPlacement):
         vocab_size: int | None,
     ) -> None:
         super().__init__(source, schedule, outputs, gpu, max_rows=max_rows, vocab_size=vocab_size)
-        self.plans_rows = schedule.interleave.formula(0) is None
+        self.plans_rows = schedule.interleave.formula(0) is None or bool({*self._from_plan} - {"row_ids"})
+        if self.plans_rows and not outputs.in_pieces:
+            self._starts = gpu.empty((max_rows,), np.int64)
         self._tokens = gpu.empty((source.rows.span,), source.dtype)
         load_tokens(source, self._tokens, gpu)
         if source.has_loss_mask:
@@ -50,25 +54,38 @@ class DevicePlacement(GpuPlacement):
 
     def new_slot(self, max_rows: int) -> Slot:
         self.gpu.adopt_thread()
-        from_plan = self._pinned_from_plan(max_rows) if self.plans_rows else {}
-        return Slot({**from_plan, "copied": self.gpu.event()})
+        if not self.plans_rows or self._outputs.in_pieces:
+            return self._slot_of({}, max_rows)
+        return self._slot_of({"starts": self.gpu.empty_pinned((max_rows,), np.int64)}, max_rows)
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
-        """For a formula nothing: the order is computed where the tokens are. Else the places of the pieces there."""
-        if slot.plan is not None and slot.plan.pieces is not None:
-            self.gpu.adopt_thread()
-            self.gpu.wait(slot.arrays["copied"])
-            offsets, starts, lengths, ends = slot.plan.pieces
-            first = self._source.rows.first_token
+        """For a formula nothing: the order is computed where the tokens are. Else where rows or pieces lie there."""
+        plan, first = slot.plan, self._source.rows.first_token
+        if plan is None:
+            return
+        self.gpu.adopt_thread()
+        self.gpu.wait(slot.arrays["copied"])
+        if plan.pieces is None:
+            slot.arrays["starts"][: len(plan.starts)] = plan.starts - first
+        else:
+            offsets, starts, lengths, ends = plan.pieces
             self._stage_tables(slot, Pieces(offsets, starts - first, lengths, ends - first))
-            self._stage_from_plan(slot)
+        self._stage_from_plan(slot)
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
-        schedule, formula = self._schedule, self._schedule.interleave.formula(steps.epoch)
-        if formula is None:
+        plan, schedule = slot.plan, self._schedule
+        if plan is not None:
             self._send_from_plan(slot, arrays)
-            self._fill_from_pieces(slot, self._tokens, self._loss_mask, arrays)
+            if plan.pieces is not None:
+                self._fill_from_pieces(slot, self._tokens, self._loss_mask, arrays)
+                return
+            starts = self._starts[: len(plan.starts)]
+            self.gpu.copy(starts, slot.arrays["starts"][: len(plan.starts)])
+            self.gpu.record(slot.arrays["copied"])
+            self._fill_from_runs(plan, self._tokens, starts, arrays)
             return
+        formula = schedule.interleave.formula(steps.epoch)
+        assert formula is not None, "rows without a formula are planned"
         shuffled_rows(
             self._tokens,
             schedule.first_row(steps),

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.config.outputs import OUTPUTS, Axes, arrays_of
+from dali_pipes.config.outputs import OUTPUTS, arrays_of, made_from_plans
 from dali_pipes.documents import Pieces
 from dali_pipes.monitoring.stats import MemoryHeld
+from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.placement.base import Slot, range_error, refuse_bad_id
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
-from dali_pipes.schedule import Schedule, StepRange
+from dali_pipes.schedule import PADDING, Schedule, StepRange
 from dali_pipes.schedule.plans import Plan, plan_steps
 
 Array = Any
@@ -45,6 +46,8 @@ class GpuPlacement:
     """The arrays of one block, and the check of the ids in it."""
 
     plans_rows = True
+    keeps_corpus = False
+    """Whether what rows read of the corpus has to fit in the GPU's memory."""
 
     def __init__(
         self,
@@ -60,17 +63,21 @@ class GpuPlacement:
         self._arrays: dict[str, Array] = {}
         self._unused: list[_Readback] = []
         self._unread: deque[_Readback] = deque()
+        self._slots: list[Slot] = []
         self._table: Array = None
         self._work: Array = None
         self.gpu, self._source, self._schedule = gpu, source, schedule
         self._vocab_size, self._outputs = vocab_size, outputs
         self._seq_len, self._row_tokens = outputs.seq_len, source.rows.row_tokens
-        self._from_plan = tuple(name for name in arrays_of(outputs.names) if OUTPUTS[name].from_plan)
+        self._from_plan = made_from_plans(outputs.names)
         for name in (*outputs.from_tokens, *self._from_plan):
             self._arrays[name] = gpu.empty(outputs.shape(name, max_rows), OUTPUTS[name].dtype)
         if outputs.in_pieces:  # for a piece at every position, so that a card that is full later on ends no run
             self._table = gpu.empty((max_rows + 1 + 3 * max_rows * self._seq_len,), np.int64)
             self._work = gpu.empty((outputs.work_size(max_rows),), np.int64)
+        else:
+            self._ignored = gpu.empty_pinned((self._seq_len,), np.int64)
+            self._ignored[:] = IGNORE_INDEX
         self._bad = gpu.empty((2,), np.int64)
         self._tokens: Array = None
         self._loss_mask: Array = None
@@ -98,18 +105,22 @@ class GpuPlacement:
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         raise NotImplementedError
 
-    def _pinned_from_plan(self, max_rows: int) -> dict[str, Array]:
-        """Pinned memory for the fields of a block that its plan says."""
-        return {
-            name: self.gpu.empty_pinned(self._outputs.shape(name, max_rows), OUTPUTS[name].dtype)
-            for name in self._from_plan
-        }
+    def _slot_of(self, arrays: dict[str, Array], max_rows: int) -> Slot:
+        """A slot with these arrays, and pinned memory for the fields of a block that its plan says.
+
+        It is held here until `close`: copies from it may be queued when the block source drops it.
+        """
+        if self.plans_rows:
+            for name in self._from_plan:
+                arrays[name] = self.gpu.empty_pinned(self._outputs.shape(name, max_rows), OUTPUTS[name].dtype)
+        slot = Slot({**arrays, "copied": self.gpu.event()})
+        self._slots.append(slot)
+        return slot
 
     def _stage_from_plan(self, slot: Slot) -> None:
         assert slot.plan is not None
         for name in self._from_plan:
-            assert OUTPUTS[name].axes is Axes.ROWS
-            slot.arrays[name][: len(slot.plan.row_ids)] = slot.plan.row_ids
+            slot.arrays[name][: len(slot.plan.row_ids)] = slot.plan.field(name)
 
     def _send_from_plan(self, slot: Slot, arrays: dict[str, Array]) -> None:
         for name in self._from_plan:
@@ -146,6 +157,12 @@ class GpuPlacement:
             out = {name: part[number] for name, part in parts.items()}
             self._outputs.fill(tokens, pieces, out, width=width, loss_mask=loss_mask, **check)
             row += count
+
+    def _fill_from_runs(self, plan: Plan, tokens: Array, starts: Array, arrays: dict[str, Array]) -> None:
+        """Queue the kernel of rows that are runs of tokens, at `starts` in `tokens`; None: one after another."""
+        self._outputs.fill(tokens, None, arrays, starts=starts, vocab_size=self._vocab_size, bad=self._bad)
+        if plan.row_ids[-1] == PADDING:  # a rank gets at most one such row, at the end of an epoch
+            self.gpu.copy(arrays["labels"][len(plan.row_ids) - 1], self._ignored)
 
     def check(self, iteration: int | None = None) -> None:
         """Raise `TokenRangeError` if a block up to `iteration` holds a bad id, which waits for that block's kernel.
@@ -204,6 +221,7 @@ class GpuPlacement:
             self.gpu.wait_for_all()
         self._bad = self._tokens = self._loss_mask = self._table = self._work = None
         self._arrays.clear()
+        self._slots.clear()
         with contextlib.suppress(RuntimeError):
             self.gpu.free_unused()
         self._unused.clear()

@@ -7,13 +7,12 @@ import numpy as np
 
 from dali_pipes.documents import staged
 from dali_pipes.monitoring.stats import BlockTimes
-from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.placement.base import Slot
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.placement.gpu import GpuPlacement
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
-from dali_pipes.schedule import PADDING, Schedule, StepRange
+from dali_pipes.schedule import Schedule, StepRange
 
 Array = Any
 
@@ -35,15 +34,13 @@ class HostPlacement(GpuPlacement):
         self._tokens = gpu.empty((max_rows * self._row_tokens,), source.dtype)
         if source.has_loss_mask:
             self._loss_mask = gpu.empty((max_rows * self._row_tokens,), np.uint8)
-        self._ignored = gpu.empty_pinned((self._seq_len,), np.int64)
-        self._ignored[:] = IGNORE_INDEX
 
     def new_slot(self, max_rows: int) -> Slot:
         self.gpu.adopt_thread()
         arrays = {"staging": self.gpu.empty_pinned((max_rows * self._row_tokens,), self._source.dtype)}
         if self._loss_mask is not None:
             arrays["staged mask"] = self.gpu.empty_pinned((max_rows * self._row_tokens,), np.uint8)
-        return Slot({**arrays, **self._pinned_from_plan(max_rows), "copied": self.gpu.event()})
+        return self._slot_of(arrays, max_rows)
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
         """Fill the staging buffer; called in a reader thread, which waits for the last copy out of it."""
@@ -62,7 +59,7 @@ class HostPlacement(GpuPlacement):
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         assert slot.plan is not None
-        row_ids, size = slot.plan.row_ids, int(slot.plan.row_begins(self._row_tokens)[-1])
+        size = int(slot.plan.row_begins(self._row_tokens)[-1])
         tokens = self._tokens[:size]
         self.gpu.copy(tokens, slot.arrays["staging"][:size])
         self._send_from_plan(slot, arrays)
@@ -73,6 +70,4 @@ class HostPlacement(GpuPlacement):
             self._fill_from_pieces(slot, tokens, loss_mask, arrays)
             return
         self.gpu.record(slot.arrays["copied"])
-        self._outputs.fill(tokens, None, arrays, vocab_size=self._vocab_size, bad=self._bad)
-        if row_ids[-1] == PADDING:  # a rank gets at most one such row, at the end of an epoch
-            self.gpu.copy(arrays["labels"][len(row_ids) - 1], self._ignored)
+        self._fill_from_runs(slot.plan, tokens, None, arrays)

@@ -1,9 +1,15 @@
-"""Which device a loader works for, and where it keeps the corpus. Decisions and their reasons, no CUDA."""
+"""Which device a loader works for, and where it keeps the corpus: the placements by name, decisions, their reasons."""
 
 from collections.abc import Callable
 
 from dali_pipes.errors import BackendError
 from dali_pipes.placement import cuda
+from dali_pipes.placement.device import DevicePlacement
+from dali_pipes.placement.gpu import GpuPlacement
+from dali_pipes.placement.host import HostPlacement
+
+GPU_PLACEMENTS: dict[str, type[GpuPlacement]] = {"host": HostPlacement, "device": DevicePlacement}
+"""Those on a GPU. "auto" chooses between these two; a new one needs a line here and its name in the setting."""
 
 DEVICE_SHARE = 0.1
 """Share of the free GPU memory that placement "auto" gives to the corpus when `max_device_bytes` is not set."""
@@ -51,23 +57,25 @@ def choose_device(
 def choose_placement(
     requested: str, device: int, corpus_bytes: int, max_device_bytes: int | None = None
 ) -> tuple[str, str]:
-    """The placement, "host" or "device", and the reason, for a split whose windows read `corpus_bytes`.
+    """The name of the placement on a GPU, and the reason, for a split whose rows read `corpus_bytes`.
 
-    Raises `BackendError` with the numbers where "device" was asked for and does not fit; nothing is allocated.
+    Raises `BackendError` with the numbers where one that keeps the corpus on the GPU was asked for and does not fit;
+    nothing is allocated.
     """
-    if requested == "host":
-        return requested, 'placement = "host"'
+    reason = f'placement = "{requested}"'
+    if requested != "auto" and not GPU_PLACEMENTS[requested].keeps_corpus:
+        return requested, reason
     free = cuda.free_bytes(device)
     most = None if max_device_bytes is None else f"max_device_bytes = {max_device_bytes:,}"
     size, there = f"{corpus_bytes / 2**30:.3g} GiB", f"{free / 2**30:.3g} GiB free on cuda:{device}"
-    if requested == "device":
+    if requested != "auto":
         for limit, text in ((max_device_bytes, most), (free, there)):
             if limit is not None and corpus_bytes > limit:
                 raise BackendError(
-                    f'placement = "device": the corpus takes {size} ({corpus_bytes:,} bytes), more than {text}; use '
+                    f"{reason}: the corpus takes {size} ({corpus_bytes:,} bytes), more than {text}; use "
                     'placement = "host"'
                 )
-        return requested, 'placement = "device"'
+        return requested, reason
     budget, text = int(DEVICE_SHARE * free), f"{DEVICE_SHARE:.0%} of {there}"
     if max_device_bytes is not None and max_device_bytes <= free:
         budget, text = max_device_bytes, str(most)

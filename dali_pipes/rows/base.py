@@ -28,7 +28,8 @@ class Rows(NamedTuple):
     """R planned rows."""
 
     starts: Int64Array
-    """(R,): position of each row's first token in the corpus; -1 for a row without tokens."""
+    """(R,): position of each row's first token in the corpus; -1 for a row without tokens, which has no pieces. Without
+    pieces every row has tokens: those of padding rows are read, too, and their labels ignored."""
     pieces: Pieces | None
     """The pieces that rows are put together from; None where each row is one run of tokens."""
 

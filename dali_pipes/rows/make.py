@@ -32,7 +32,8 @@ def make_rows(config: LoaderConfig, corpus: Corpus) -> tuple[RowSource, str | No
     if config.uses_documents:
         found = find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
         offsets, warning = found.offsets, found.warning
-    return (_window_rows if config.rows == "stream" else _document_rows)(config, corpus, offsets), warning
+    rows = _window_rows(config, corpus, offsets) if config.rows == "stream" else _document_rows(config, offsets)
+    return rows, warning
 
 
 def _window_rows(config: LoaderConfig, corpus: Corpus, offsets: npt.NDArray[np.int64] | None) -> RowSource:
@@ -44,7 +45,7 @@ def _window_rows(config: LoaderConfig, corpus: Corpus, offsets: npt.NDArray[np.i
     return WindowRows(windows, shuffle=_shuffles(config), seed=config.seed, label_shift=config.label_shift, cuts=cuts)
 
 
-def _document_rows(config: LoaderConfig, corpus: Corpus, offsets: npt.NDArray[np.int64] | None) -> RowSource:
+def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None) -> RowSource:
     assert offsets is not None
     assert config.rows != "stream"
     return DocumentRows(

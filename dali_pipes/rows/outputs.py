@@ -66,6 +66,7 @@ class Outputs:
         pieces: Pieces | None,
         out: Mapping[str, Array],
         *,
+        starts: Array = None,
         width: int | None = None,
         loss_mask: Array = None,
         vocab_size: int | None = None,
@@ -76,9 +77,10 @@ class Outputs:
 
         On a GPU this queues one launch, or two with pieces, whatever the number of batches.
 
-        tokens: (N,), rows one after another; with pieces rows are where `pieces` say
+        tokens: (N,), rows one after another, unless `pieces` or `starts` say where they are
         pieces: by their places in `tokens`; None where rows are runs of tokens
         out:    arrays of the block's rows, as `shape` has them
+        starts: (R,), where rows that are runs of tokens begin in `tokens`
         width:  positions of a row, `seq_len` if not given
         loss_mask: uint8 (N,), 0 for tokens that are not a label; None: all are
         bad, vocab_size, work: as the operators take them
@@ -86,7 +88,7 @@ class Outputs:
         seq_len = self.seq_len if width is None else width
         if pieces is None:
             inputs, labels = out["input_ids"], out["labels"]
-            starts = range(0, len(tokens), seq_len + self.label_shift)
+            starts = range(0, len(tokens), seq_len + self.label_shift) if starts is None else starts
             check = {"vocab_size": vocab_size, "bad": bad}
             rows(tokens, starts, seq_len, label_shift=self.label_shift, out=(inputs, labels), **check)
             return

@@ -53,6 +53,10 @@ class Plan:
         """The pieces of the rows; None where each row is one run of tokens."""
         return self.rows.pieces
 
+    def field(self, name: str) -> Int64Array:
+        """(R,): a field of the batches that has an entry for each row. A new one needs an entry here."""
+        return {"row_ids": self.row_ids}[name]
+
     def protect(self) -> None:
         """Let nobody write to the arrays, who may have been handed a view of them."""
         for array in (self.row_ids, self.starts, self.widths, *(self.pieces or ())):

@@ -58,14 +58,14 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, position: int, error: BaseException) -> None:
         self.is_on = True
-        read_rows = Corpus.read_rows
+        read_pieces = Corpus.read_pieces
 
-        def failing(corpus: Corpus, starts: Any, out: Any) -> None:
+        def failing(corpus: Corpus, starts: Any, *others: Any) -> None:
             if self.is_on and position in np.asarray(starts):
                 raise error
-            read_rows(corpus, starts, out)
+            read_pieces(corpus, starts, *others)
 
-        monkeypatch.setattr(Corpus, "read_rows", failing)
+        monkeypatch.setattr(Corpus, "read_pieces", failing)
 
 
 def batches_until(loader: TokenLoader, kind: type[BaseException]) -> tuple[list[Any], BaseException]:
@@ -246,16 +246,16 @@ def test_closing_while_another_thread_waits_for_a_batch(
 ) -> None:
     """A trainer's shutdown hook runs where it likes: the waiting thread gets LoaderClosedError, or its batch."""
     corpus = counting(40 * T + 1)
-    read_rows = Corpus.read_rows
+    read_pieces = Corpus.read_pieces
     is_reading, may_go_on = threading.Event(), threading.Event()
 
-    def slow(corpus: Corpus, starts: Any, out: Any) -> None:
+    def slow(corpus: Corpus, starts: Any, *others: Any) -> None:
         if is_reading.is_set() or 20 * T in np.asarray(starts):
             is_reading.set()
             may_go_on.wait()
-        read_rows(corpus, starts, out)
+        read_pieces(corpus, starts, *others)
 
-    monkeypatch.setattr(Corpus, "read_rows", slow)
+    monkeypatch.setattr(Corpus, "read_pieces", slow)
     loader = load(corpus, batch_size=2, seq_len=T, batches_per_run=1, shuffle=False)
     errors: list[BaseException] = []
 
@@ -284,18 +284,18 @@ def test_closing_in_a_signal_handler_or_callback_of_the_same_thread(
     """SIGTERM on a cluster: its handler closes the loader while `next()` is under way in the same thread."""
     corpus = counting(40 * T + 1)
     loader = load(corpus, batch_size=2, seq_len=T, batches_per_run=1, shuffle=False)
-    read_rows = Corpus.read_rows
+    read_pieces = Corpus.read_pieces
     sent = threading.Event()
 
-    def slow(corpus: Corpus, starts: Any, out: Any) -> None:
+    def slow(corpus: Corpus, starts: Any, *others: Any) -> None:
         if 20 * T in np.asarray(starts) and not sent.is_set():
             time.sleep(0.05)  # for the main thread to wait for this very block
             sent.set()
             signal.raise_signal(signal.SIGUSR1)
             time.sleep(0.05)
-        read_rows(corpus, starts, out)
+        read_pieces(corpus, starts, *others)
 
-    monkeypatch.setattr(Corpus, "read_rows", slow)
+    monkeypatch.setattr(Corpus, "read_pieces", slow)
     previous = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
     try:
         batches: list[Any] = []

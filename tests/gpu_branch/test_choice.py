@@ -11,8 +11,7 @@ import torch
 from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
 from dali_pipes.errors import BackendError
 from dali_pipes.loader import batches, token_loader
-from dali_pipes.placement import cuda as device
-from dali_pipes.placement import selection as choice
+from dali_pipes.placement import cuda, selection
 from dali_pipes.runtime.messages import say_once
 
 
@@ -38,17 +37,17 @@ def test_device(
     local_rank: int | None,
     expected: int | None,
 ) -> None:
-    monkeypatch.setattr(device, "cuda_driver_present", lambda: True)
-    monkeypatch.setattr(device, "visible_devices", lambda: (devices, current))
-    assert choice.choose_device(requested, local_rank)[0] == expected
+    monkeypatch.setattr(cuda, "cuda_driver_present", lambda: True)
+    monkeypatch.setattr(cuda, "visible_devices", lambda: (devices, current))
+    assert selection.choose_device(requested, local_rank)[0] == expected
 
 
 @pytest.mark.parametrize(("requested", "local_rank"), [("cuda:7", None), ("cuda", 5), ("auto", 5)])
 def test_a_device_that_is_not_visible(monkeypatch: pytest.MonkeyPatch, requested: str, local_rank: int | None) -> None:
-    monkeypatch.setattr(device, "cuda_driver_present", lambda: True)
-    monkeypatch.setattr(device, "visible_devices", lambda: (2, 0))
-    with pytest.raises(BackendError, match=r"cuda:[57] .* 2 devices"):
-        choice.choose_device(requested, local_rank)
+    monkeypatch.setattr(cuda, "cuda_driver_present", lambda: True)
+    monkeypatch.setattr(cuda, "visible_devices", lambda: (2, 0))
+    with pytest.raises(BackendError, match=r"cuda:[57] .*2 devices are visible"):
+        selection.choose_device(requested, local_rank)
 
 
 def test_a_torch_that_cannot_use_the_device(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
@@ -61,7 +60,7 @@ def test_a_torch_that_cannot_use_the_device(monkeypatch: pytest.MonkeyPatch, set
             assert "torch" in on_cpu.summary()
             assert "does not see a GPU" in on_cpu.summary()
             assert len(list(on_cpu)) == len(on_cpu)
-        with pytest.raises(BackendError, match=r'device = "cuda:0" .*torch .* does not see a GPU: .*"cpu"'):
+        with pytest.raises(BackendError, match=r'device = "cuda:0" .*torch .*"cpu"'):
             TokenLoader(**settings, device="cuda:0")
         build_pipeline(LoaderConfig(**settings, device="cuda", quiet=True))  # for whoever needs no torch
 
@@ -75,7 +74,7 @@ def test_no_cupy_and_no_device_are_one_clear_error_each(
             TokenLoader(**settings, device="cuda")
     with gpu_stand_in.installed() as gpu:
         gpu.devices = 0
-        with pytest.raises(BackendError, match="no GPU is visible"):
+        with pytest.raises(BackendError, match=r'device = "cuda" .*"cpu"'):
             TokenLoader(**settings, device="cuda")
         sys.modules["cupy"].cuda.runtime.getDeviceCount = _fails
         with pytest.raises(BackendError, match=r"\(no driver\)"):

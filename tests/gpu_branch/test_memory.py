@@ -178,7 +178,7 @@ def test_too_little_memory_is_refused_with_the_numbers_before_anything_is_alloca
 
 def test_no_room_for_a_block_is_an_error_with_the_numbers(settings: dict[str, Any]) -> None:
     with gpu_stand_in.installed(capacity=1000) as gpu:
-        with pytest.raises(BackendError, match=r"cuda:0 .* 768 bytes .* 232 bytes are free.*batches_per_run"):
+        with pytest.raises(BackendError, match=r"cuda:0 .*768 bytes .* 232 bytes .*batches_per_run"):
             TokenLoader(**settings, device="cuda", placement="host", batches_per_run=8)
         gc.collect()
         assert gpu.allocated == 0

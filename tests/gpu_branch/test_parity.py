@@ -20,10 +20,12 @@ from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.engine import block_source as source
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.build import BuiltSource
+from dali_pipes.placement.selection import GPU_PLACEMENTS
+from dali_pipes.rows.windows import WindowRows
 from dali_pipes.runtime.ranks import resolve_ranks
 
 OUTPUTS = ("input_ids", "labels", "row_ids")
-PLACEMENTS = ("host", "device")
+PLACEMENTS = tuple(GPU_PLACEMENTS)
 
 
 @hypothesis_settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -69,6 +71,33 @@ def test_two_epochs_equal_the_oracle(tmp_path_factory: pytest.TempPathFactory, d
                     assert batch is not None, (epoch, number)
                     assert wanted is not None, (epoch, number)
                     assert same(batch, wanted), (epoch, number)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("label_shift", [True, False])
+def test_an_order_without_a_formula_is_planned(
+    gpu: gpu_stand_in.StandInGpu,
+    counting: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    placement: str,
+    label_shift: bool,
+) -> None:
+    """A row source need not have a formula, nor rows of pieces: the places of its rows are sent to the GPU."""
+    monkeypatch.setattr(WindowRows, "formula", lambda rows, pass_number: None)
+    corpus = counting(30, 71)
+    order: dict[str, Any] = {"batch_size": 3, "seq_len": 4, "drop_last": False, "rank": 1, "world_size": 2}
+    order |= {"split": "validation", "validation_fraction": 0.7, "label_shift": label_shift}
+    common = {"corpus": corpus.pattern, "dtype": "uint32", "outputs": OUTPUTS, "batches_per_run": 2, **order}
+    with (
+        TokenLoader(**common, device="cuda", placement=placement) as loader,
+        TokenLoader(**common, device="cpu") as on_cpu,
+    ):
+        padded = 0
+        for _ in range(3):
+            for batch, expected in itertools.zip_longest(loader, on_cpu):
+                assert same(batch, {name: values.numpy() for name, values in expected.items()})
+                padded += int((expected["row_ids"] < 0).sum())
+        assert padded
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -10,7 +10,7 @@ import pytest
 
 from dali_pipes.placement import cuda as device
 
-CALLED = [  # everything that dali_pipes/device.py and operators/ take from CuPy
+CALLED = [  # everything that dali_pipes/placement/cuda.py and operators/ take from CuPy
     "RawModule",
     "ascontiguousarray",
     "cuda.Device",

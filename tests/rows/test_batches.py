@@ -14,9 +14,10 @@ from profiles import examples
 from row_oracle import END, Row, batch_outputs, problem, some_documents, write_documents
 
 from dali_pipes import TokenLoader
+from dali_pipes.config import OUTPUT_NAMES
 from dali_pipes.errors import ConfigError
 
-ALL = ("input_ids", "labels", "position_ids", "segment_ids", "loss_mask", "attention_mask", "cu_seqlens", "max_seqlen")
+ALL = tuple(name for name in OUTPUT_NAMES if name != "row_ids")
 DEVICES: dict[str, dict[str, str]] = {
     "cpu": {"device": "cpu"},
     "host": {"device": "cuda", "placement": "host"},

@@ -17,7 +17,7 @@ import numpy as np
 
 from dali_pipes.config.outputs import OUTPUTS, arrays_of, made_from_plans
 from dali_pipes.documents import Pieces
-from dali_pipes.monitoring.stats import MemoryHeld
+from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.placement.base import Slot, range_error, refuse_bad_id
 from dali_pipes.placement.cuda import Gpu
@@ -101,6 +101,14 @@ class GpuPlacement:
         self.gpu.record(reading.arrived)
         self._unread.append(reading)
         return {name: self.gpu.export(arrays[name][None]) for name in arrays_of(self._outputs.names)}
+
+    def new_slot(self, max_rows: int) -> Slot:
+        """Memory for blocks of up to `max_rows` rows."""
+        raise NotImplementedError
+
+    def prepare(self, slot: Slot, times: BlockTimes) -> None:
+        """Read a block; called in a reader thread."""
+        raise NotImplementedError
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         raise NotImplementedError

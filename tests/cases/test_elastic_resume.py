@@ -204,5 +204,5 @@ def test_any_chain_of_resumes_serves_every_row_once(
 
 def test_three_ranks_for_more_rows_than_there_are(counting: Callable[..., Any]) -> None:
     corpus = counting(5 * T + 1)
-    with pytest.raises(ConfigError, match="5 rows .* 6 rows"):
+    with pytest.raises(ConfigError, match=r"5 rows .* 6 rows"):
         open_ranks(corpus, 3, 2)

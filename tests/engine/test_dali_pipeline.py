@@ -83,5 +83,5 @@ def test_a_missing_gpu_is_one_clear_error(counting: Callable[..., Any]) -> None:
     for device in ("cuda", "cuda:0"):
         with pytest.raises(BackendError, match=r'device = "cuda"'):
             build_pipeline(configure(counting(401), device=device))
-    with pytest.raises(BackendError, match='placement = "device" needs a GPU: no CUDA driver'):
+    with pytest.raises(BackendError, match=r'placement = "device" needs a GPU .*no CUDA driver'):
         build_pipeline(configure(counting(401), device="auto", placement="device"))

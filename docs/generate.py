@@ -68,14 +68,17 @@ def _command(name: str, command: Any) -> str:
     usage = " ".join(["dali-pipes", name, *(_argument(argument) for argument in arguments), "[OPTIONS]"])
     lines = [f"## {name}", "", command.help, "", "```text", usage, "```", ""]
     lines += ["| argument or option | default | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{_argument(argument)}` | | {_cell(argument.help or '')} |" for argument in arguments]
+    lines += [f"| `{_cell(_argument(argument))}` | | {_cell(argument.help or '')} |" for argument in arguments]
     lines += [f"| {_flags(option)} | {_default(option)} | {_cell(option.help or '')} |" for option in options]
     return "\n".join(lines)
 
 
 def _argument(argument: Any) -> str:
+    name = argument.metavar or argument.name.upper()
     many = "..." if argument.nargs == -1 else ""
-    return f"{argument.name.upper()}{many}" if argument.required else f"[{argument.name.upper()}]{many}"
+    if argument.required:
+        return f"{{{name}}}{many}" if "|" in name else f"{name}{many}"
+    return f"[{name}]{many}"
 
 
 def _flags(option: Any) -> str:

@@ -137,5 +137,5 @@ def test_compressed_buffers_may_not_claim_more_than_they_can_hold(
             changed = data[: at - 8] + claim.to_bytes(8, "little") + data[at:]
             assert read("arrow zstd", folder, {"a.arrow": changed}) is None
     (folder / "a.arrow").write_bytes(changed)
-    with pytest.raises(CorpusFormatError, match=r"claim 46116860184\d+ bytes"):
+    with pytest.raises(CorpusFormatError, match=r"claim 4,611,686,018,4[0-9,]+ bytes"):
         open_corpus(folder)

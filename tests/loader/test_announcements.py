@@ -219,8 +219,9 @@ def test_three_lines_of_120_columns(
         notes=("labels: 5 of 10 tokens are learned", "a\tb: not used") * notes,
     )
     schedule: Any = SimpleNamespace(
-        documents=None,
-        windows=SimpleNamespace(count=rows),
+        interleave=SimpleNamespace(
+            estimate=lambda epoch: rows, count_by_now=lambda epoch: (rows, True), left_out=lambda: None
+        ),
         world_size=world_size,
         steps_of=lambda rows: rows,
         left_of=lambda steps, epoch: steps,

@@ -365,7 +365,7 @@ def test_text_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CorpusFormatError, match=r"in\.jsonl: .*tokenizer"):
         open_corpus(path)
     pq.write_table(pa.table({"text": ["one"]}), tmp_path / "in.parquet")
-    with pytest.raises(CorpusFormatError, match=r"text: string.*tokenizer="):
+    with pytest.raises(CorpusFormatError, match=r"text: string.*tokenizer = "):
         open_corpus(tmp_path / "in.parquet")
 
 

@@ -245,7 +245,7 @@ def test_a_wrong_place_that_may_well_be_one_is_refused(corpus: str) -> None:
                 loader.load_state_dict(state)
             message = str(caught.value)
             assert "check value" in message
-            place = f"epoch {state['epoch']}, rows {state['rows']} and window {state['window']}"
+            place = f"epoch {state['epoch']}, rows {state['rows']}, window {state['window']}"
             assert place in message
             assert repr(state["check"]) in message
         assert list(map(plain, loader)) == batches[: states.index(next(s for s in states if s["epoch"] == 1))]

@@ -116,7 +116,10 @@ def _open_corpus(
     for file in files[1:]:
         _check_alike(files[0], file)
     if not any(file.num_tokens for file in files):
-        raise CorpusError(f"the corpus is empty: 0 tokens in {len(files):,} files, the first is {files[0].path}")
+        raise CorpusError(
+            f"the corpus is empty: 0 tokens in {len(files):,} file{'s' * (len(files) > 1)} (the first is "
+            f"{files[0].path}); check that the files were written completely"
+        )
     if token_column is not None and not registry.format_named(files[0].format).has_columns:
         raise ConfigError(
             f"token_column = {token_column!r} does not apply to files of format {files[0].format} such as "

@@ -153,7 +153,7 @@ def test_after_a_resume_with_another_step_size(counting: Callable[..., Any], loa
     assert [place.row_id for place in places] == [28 + 10 * number + 4 for number in range(7)]
     check_epoch(loader, rest, 0, start)
     for step in (start - 1, start + 7):
-        with pytest.raises(ConfigError, match=f"expected {start} to {start + 6}"):
+        with pytest.raises(ConfigError, match=f"expected step {start} to {start + 6}"):
             loader.locate(step, 0, 0)
     check_epoch(loader, list(loader), 1)
 

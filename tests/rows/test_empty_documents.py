@@ -195,7 +195,7 @@ def test_resume_at_every_step(folder: Path, found: Format, rows: str) -> None:
 @pytest.mark.parametrize("rows", ["stream", "pack", "pad"])
 def test_nothing_but_empty_documents_is_one_clear_error(tmp_path: Path, found: Format, rows: str) -> None:
     found.write(tmp_path, contents([0, 0, 0]))
-    with pytest.raises(CorpusError, match=r"the corpus is empty: \d files? without a token"):
+    with pytest.raises(CorpusError, match=r"the corpus is empty: 0 tokens in \d files?"):
         load(tmp_path, found, rows=rows)
 
 

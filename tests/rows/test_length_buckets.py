@@ -300,13 +300,13 @@ def test_a_batch_wastes_little(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rows": "pack"}, 'length_buckets go with rows = "pad"'),
-        ({"rows": "stream"}, 'length_buckets go with rows = "pad"'),
-        ({"length_buckets": ()}, r"length_buckets \[\]: expected one or more rising widths of 1 to seq_len = 16"),
-        ({"length_buckets": (4, 4)}, r"\[4, 4\]: expected one or more rising"),
-        ({"length_buckets": (8, 4)}, r"\[8, 4\]: expected one or more rising"),
-        ({"length_buckets": (0, 4)}, r"\[0, 4\]: expected one or more rising"),
-        ({"length_buckets": (4, 17)}, r"\[4, 17\]: expected one or more rising"),
+        ({"rows": "pack"}, 'length_buckets .*rows = "pad"'),
+        ({"rows": "stream"}, 'length_buckets .*rows = "pad"'),
+        ({"length_buckets": ()}, r"length_buckets.* \[\].*seq_len = 16"),
+        ({"length_buckets": (4, 4)}, r"\[4, 4\].*seq_len = 16"),
+        ({"length_buckets": (8, 4)}, r"\[8, 4\].*seq_len = 16"),
+        ({"length_buckets": (0, 4)}, r"\[0, 4\].*seq_len = 16"),
+        ({"length_buckets": (4, 17)}, r"\[4, 17\].*seq_len = 16"),
     ],
 )
 def test_widths_that_cannot_be(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

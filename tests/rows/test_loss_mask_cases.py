@@ -100,5 +100,5 @@ def test_a_mask_of_other_values_is_refused_where_it_is_read(tmp_path: Path, plac
 def test_wider_types_are_refused_and_say_how_to_save_them(tmp_path: Path, stored: type[np.generic]) -> None:
     corpus = write(tmp_path, [(sample(0), None)])
     np.save(tmp_path / "mask.npy", MASK.astype(stored))
-    with pytest.raises(CorpusFormatError, match=r"a mask is bool, or integers of one byte.*astype\('bool'\)"):
+    with pytest.raises(CorpusFormatError, match=r"mask\.npy: .*astype\('bool'\)"):
         batches(corpus / "0.bin", rows="pad", seq_len=32, loss_masks=[tmp_path / "mask.npy"])

@@ -79,7 +79,7 @@ def test_asking_plans_reads_and_waits_for_nothing(
             for _ in itertools.islice(loader, taken):
                 pass
             documents = loader._schedule.interleave
-            locks = [documents._lock, documents._planning] if isinstance(documents, DocumentRows) else []
+            locks = [documents._planning, documents._lock] if isinstance(documents, DocumentRows) else []
             with monkeypatch.context() as patch, held_elsewhere(locks):
                 for owner, name in ((DocumentRows, "_make_plan"), (Corpus, "_read"), (Path, "open")):
                     patch.setattr(owner, name, None)

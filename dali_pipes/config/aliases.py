@@ -331,7 +331,12 @@ def unknown_setting(name: object, known: Iterable[str]) -> str:
     unknown = f"unknown setting {shown(name)}"
     if alias is None:
         near = difflib.get_close_matches(usual, known, n=1, cutoff=_LEAST_SIMILARITY)
-        return f"{unknown}; did you mean {near[0]!r}?" if near else f'{unknown}; see "Configuration" in the manual'
+        if near:
+            return f"{unknown}; did you mean {near[0]!r}?"
+        near = difflib.get_close_matches(usual, _BY_NAME, n=1, cutoff=_LEAST_SIMILARITY)  # a misspelled foreign name
+        if not near:
+            return f'{unknown}; see "Configuration" in the manual'
+        alias = _BY_NAME[near[0]]
     if alias.here == ELSEWHERE:
         return f"{unknown}: {alias.note}"
     if alias.here in _ANSWERS:

@@ -49,6 +49,8 @@ def parse_ranges(given: Any) -> tuple[SkippedRange, ...]:
     """Ranges by unit, epoch and first step; those that overlap or meet become one. ValueError."""
     if not isinstance(given, list | tuple):
         raise ValueError(f"expected a list of ranges, such as [[100, 120]]; found {shown(given)}")
+    if given and not any(isinstance(item, list | tuple | Mapping) for item in given):
+        raise ValueError(f"expected a list of ranges: write [{shown(list(given))}], found {shown(given)}")
     return _merged(map(_parsed, given))
 
 

@@ -146,6 +146,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"length_buckets": Endless(), "rows": "pad"}, "length_buckets: expected a list, found a Endless"),
         ({"device": "cpu", "placement": "device"}, 'device = "cuda"'),
         ({"py_num_workers": 0}, "py_num_workers was removed: .* delete it"),
+        ({"skip_steps": [3, 6]}, r"skip_steps: .* write \[\[3, 6\]\]"),
+        ({"sequence_lenght": 8}, r"unknown setting 'sequence_lenght'; did you mean 'seq_len'"),
         ({"skip_step_rows": 8}, r"skip_step_rows was removed: .* skip_steps = \[\{rows = \[32, 48\]\}\]"),
     ],
 )

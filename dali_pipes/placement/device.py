@@ -54,7 +54,7 @@ class DevicePlacement(GpuPlacement):
         return Slot({**from_plan, "copied": self.gpu.event()})
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
-        """For a formula nothing: the order is computed where the tokens are. Else the places of the pieces there."""
+        """Nothing for a formula, which the kernel computes. Otherwise the places of the pieces in GPU memory."""
         if slot.plan is not None and slot.plan.pieces is not None:
             self.gpu.adopt_thread()
             self.gpu.wait(slot.arrays["copied"])

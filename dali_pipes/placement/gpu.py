@@ -99,7 +99,7 @@ class GpuPlacement:
         raise NotImplementedError
 
     def _pinned_from_plan(self, max_rows: int) -> dict[str, Array]:
-        """Pinned memory for the fields of a block that its plan says."""
+        """Pinned memory for the fields of a block that follow from its plan."""
         return {
             name: self.gpu.empty_pinned(self._outputs.shape(name, max_rows), OUTPUTS[name].dtype)
             for name in self._from_plan
@@ -179,7 +179,7 @@ class GpuPlacement:
         raise AssertionError("a bad id that only the GPU saw")
 
     def restart(self) -> None:
-        """Forget what was found in blocks that nobody will take."""
+        """Forget what was found in blocks that will not be taken."""
         # Copies into these pairs may still be queued; only copies after them on the same stream write there again.
         self._unused += self._unread
         self._unread.clear()
@@ -190,8 +190,8 @@ class GpuPlacement:
         return MemoryHeld(self.gpu.pinned_bytes, self.gpu.device_bytes)
 
     def __del__(self) -> None:
-        # CuPy keeps the memory of a stream for that stream, so what a loader leaves that nobody closed, the corpus
-        # perhaps, nobody could use. Not in a forked process, where CUDA does not work.
+        # CuPy keeps the memory of a stream for that stream, so memory of a loader that was not closed, such as the
+        # corpus, would stay unusable. Not in a forked process, where CUDA does not work.
         if os.getpid() == self._process and not sys.is_finalizing():
             self.close()
 

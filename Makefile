@@ -27,7 +27,7 @@ READY := $(VENV)/.ready
 demo: $(READY)  ## train a small GPT on real text
 	$(BIN)/python benchmarks/train_gpt.py
 
-test: $(READY)  ## all tests that need no GPU and no long time
+test: $(READY)  ## all tests that are quick and do not need a GPU
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-fast: $(READY)  ## those of corpora, the schedule, the operators and the loader's basics, in a minute

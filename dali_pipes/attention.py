@@ -1,4 +1,4 @@
-"""What attention kernels take, from a batch: the public path of `dali_pipes.adapters.attention`."""
+"""Arguments of attention kernels, from a batch: the public path of `dali_pipes.adapters.attention`."""
 
 from dali_pipes.adapters.attention import VarlenArguments, block_mask, varlen_args
 

@@ -104,7 +104,7 @@ def _are_text(
     text = [path for path in files if _is_text(path, text_key, has_dtype)]
     others = [path for path in files if path not in set(text)]
     if text and others and not all(is_side_file(path.name) for path in text):
-        raise CorpusError(f"{text[0]} is text and {others[0]} is not; name files of one kind only")
+        raise CorpusError(f"{text[0]} is text, but {others[0]} is not; list files of one kind only")
     return not others
 
 

@@ -40,7 +40,7 @@ _OWN = """
 TEMPLATE_OWN = frozenset(_OWN.split())
 """Variables of a template that are not settings: `tokenize` sets them."""
 MEDIA = frozenset(("audio", "audios", "image", "images", "pixel_values", "video", "videos"))
-"""Media beside the text, which cannot be tokenized."""
+"""Media in addition to the text, which cannot be tokenized."""
 LEARNED_FLAGS = ("weight", "train", "loss", "loss_mask", "loss_weight", "loss_scale")
 """On a message: 1 or true if it is learned."""
 MASKED_FLAG = "masked"

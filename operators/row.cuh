@@ -33,7 +33,7 @@ static __device__ void count_bad(const Token* tokens, long long count, long long
     }
 }
 
-// `width` neighbouring tokens a thread, neighbouring threads side by side: stores of a whole Pack, coalesced. The token
+// `width` neighboring tokens a thread, neighboring threads side by side: stores of a whole Pack, coalesced. The token
 // that a thread needs beyond its own, as the last label, is its neighbour's first: a cache hit. Loads stay as wide as a
 // token, since a row begins at any token. `position` is that of the row's first token among those counted.
 template <int width, typename Token, typename Output>

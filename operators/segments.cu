@@ -1,4 +1,4 @@
-// segments: rows made of pieces of documents; segments.py describes it and holds the reference.
+// segments: rows built from pieces of documents; segments.py describes it and holds the reference.
 // Compiled by NVRTC, by nvcc and, for tests, by g++: no headers but ours, no shared memory, 64-bit positions.
 #include "row.cuh"
 
@@ -11,7 +11,7 @@ constexpr long long most_walks = 128;
 // Where in its row each piece begins, and which rows have padding: what `segments` looks up. Lays the ground for its
 // cu_seqlens, too: every bound is the end of the batch. A few threads of a row share its pieces, each adds up the
 // lengths before its own. Sums of eight, whose loads do not wait for each other, keep rows of very many pieces from
-// taking a latency for each; neighbouring threads read the same lengths.
+// taking a latency for each; neighboring threads read the same lengths.
 __global__ void piece_begins(
     const long long* __restrict__ row_offsets, const long long* __restrict__ piece_lengths, long long num_rows,
     long long seq_len, long long batch_rows, long long batch_words, long long* __restrict__ begins,
@@ -128,9 +128,9 @@ __global__ void segments(
                 // Ids that are labels of the piece's last tokens and that the row does not show; masked ones, too.
                 if (bad && !padding && t + 1 == end && (!cross_boundaries || piece + 1 == last)) {
                     const long long behind = source + 1, left = piece_ends[piece] - behind;
-                    const long long labelled = labels ? label_count : 1;
+                    const long long labeled = labels ? label_count : 1;
 #pragma unroll 1
-                    for (long long i = 0; i < labelled && i < left; ++i)
+                    for (long long i = 0; i < labeled && i < left; ++i)
                         count_bad(tokens + behind + i, 1, target, BadIds{limit, bad});
                 }
                 // Of the piece that the label lies in: where it ends in the row, and how far its tokens are off.

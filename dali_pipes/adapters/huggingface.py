@@ -133,8 +133,8 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
     Its checkpoints contain the loader's state. `per_device_train_batch_size` and `per_device_eval_batch_size` are set
     to the loaders' batch sizes, which Trainer's statistics use. Other datasets are handled by Trainer as usual.
 
-    `train()` without a checkpoint starts at the beginning of the loader's current epoch, even if batches were already
-    taken from it, for a look or by a run that `max_steps` ended. With `rows="pack"`, where epochs differ in length,
+    `train()` without a checkpoint starts at the beginning of the loader's current epoch, even if batches of it were
+    inspected before or used by a run that `max_steps` ended. With `rows="pack"`, where epochs differ in length,
     `max_steps` sets the length of a run and `ConfigError` is raised without it; accumulation continues from one epoch
     into the next, and what Trainer does at the end of an epoch happens after the step that reaches it.
 

@@ -87,7 +87,7 @@ ALIASES = (
     _alias("split", '"train" or "validation", as divided by validation_fraction', "subset partition"),
     _alias(
         "rows",
-        'rows = "pack" packs whole documents into rows, rows = "pad" puts one document in each row',
+        'with "pack", rows hold as many whole documents as fit; with "pad", one document each',
         "packing pack sequence_packing sample_packing packing_strategy",
     ),
     _alias("length_buckets", 'with rows = "pad", a list of row widths', "group_by_length bucket_boundaries buckets"),
@@ -197,7 +197,8 @@ ALIASES = (
     ),
     _alias(
         NOT_NEEDED,
-        "load_state_dict() resumes where a state was saved; the manual explains how to start after a number of rows",
+        "call load_state_dict() to resume where a state was saved; the manual explains how to start after a number of "
+        "rows",
         "consumed_samples consumed_train_samples start_step skip_batches skip_first_batches",
     ),
     _alias(
@@ -224,7 +225,7 @@ ALIASES = (
     ),
     _alias(
         NOT_SUPPORTED,
-        "every document is used; filter them before or during tokenization",
+        "every document is used; filter documents before or during tokenization",
         "filter filter_fn min_length",
     ),
     _alias(
@@ -246,7 +247,7 @@ ALIASES = (
     ),
     _alias(
         NOT_SUPPORTED,
-        "rows are seq_len wide, or as wide as length_buckets says; choose multiples there",
+        "rows are seq_len wide, or as wide as their bucket in length_buckets; choose multiples there",
         "pad_to_multiple_of",
     ),
     _alias(
@@ -256,7 +257,7 @@ ALIASES = (
     ),
     _alias(
         ELSEWHERE,
-        "batch_size counts rows of one rank in one step: divide the global batch by the number of ranks and of "
+        "set batch_size, the rows of one rank in one step: divide the global batch by the number of ranks and of "
         "accumulated batches, and a number of tokens also by seq_len",
         "global_batch_size train_batch_size total_batch_size tokens_per_batch max_tokens",
     ),
@@ -272,7 +273,7 @@ ALIASES = (
     ),
     _alias(
         ELSEWHERE,
-        "rank and world_size count processes, and are detected automatically under a launcher",
+        "set rank and world_size, which count processes and are detected automatically under a launcher",
         "node_rank nnodes num_nodes nproc_per_node local_world_size",
     ),
     _alias(
@@ -281,7 +282,11 @@ ALIASES = (
         "mesh data_dims context_dim device_mesh",
     ),
     _alias(ELSEWHERE, "DALI operators are an argument of the loader: TokenLoader(config, graph=...)", "graph"),
-    _alias(ELSEWHERE, "load_state_dict() resumes in the epoch of the saved state", "start_epoch initial_epoch epoch"),
+    _alias(
+        ELSEWHERE,
+        "call load_state_dict(): it resumes in the epoch of the saved state",
+        "start_epoch initial_epoch epoch",
+    ),
     _alias(ELSEWHERE, "data that cannot be read is an error; skip its steps with skip_steps", "on_error ignore_errors"),
     _alias(
         ELSEWHERE,
@@ -306,9 +311,9 @@ ALIASES = (
 _BY_NAME = {name: alias for alias in ALIASES for name in alias.names}
 
 _LEAST_SIMILARITY = 0.82
-"""From here on a name counts as a misspelt setting. At 0.5 `global_batch_size` and `max_length` did."""
+"""From here on a name counts as a misspelled setting. At 0.5 `global_batch_size` and `max_length` did."""
 _LONGEST = 60
-"""Letters of a name that may be a misspelt setting."""
+"""Letters of a name that may be a misspelled setting."""
 
 
 def alias_rows() -> list[tuple[str, str, str]]:

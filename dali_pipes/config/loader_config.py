@@ -172,7 +172,7 @@ class LoaderConfig(BaseModel):
         "raise an error; `nearest`: resume at the row nearest to the same number of tokens.",
     )
     outputs: tuple[str, ...] = Field(
-        ("input_ids", "labels"), description=f"fields of a batch: {', '.join(OUTPUT_NAMES)}"
+        ("input_ids", "labels"), description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}."
     )
     label_shift: bool = Field(
         True,
@@ -270,9 +270,11 @@ class LoaderConfig(BaseModel):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if (self.rank is None) != (self.world_size is None):
-            raise ValueError("rank and world_size go together: give both or neither")
+            raise ValueError("rank and world_size go together: set both or neither")
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
-            raise ValueError(f"rank {self.rank} is not below world_size {self.world_size}: ranks are numbered from 0")
+            raise ValueError(
+                f"rank = {self.rank} must be below world_size = {self.world_size}: ranks are numbered from 0"
+            )
         if self.context_parallel is not None:
             rank, size = self.context_parallel
             if not 0 <= rank < size:
@@ -364,7 +366,7 @@ class LoaderConfig(BaseModel):
 
     @classmethod
     def from_file(cls, *paths: str | os.PathLike[str], **overrides: Any) -> Self:
-        """Read `.toml`, `.yaml`/`.yml` or `.json` files. Later files override earlier ones, keywords override both.
+        """Read `.toml`, `.yaml`/`.yml` or `.json` files. Later files override earlier ones, and keywords override both.
 
         For example, one file for the model and one for the machine:
         `from_file("configs/gpt2_124m.toml", "configs/h100.toml")`. Raises `ConfigError` naming the file.
@@ -373,7 +375,7 @@ class LoaderConfig(BaseModel):
 
     @classmethod
     def from_preset(cls, *names: str, **overrides: Any) -> Self:
-        """Combine presets by name (`dali-pipes config` lists them). Later ones override earlier ones, keywords both.
+        """Combine presets (`dali-pipes config` lists them). Later ones override earlier ones, keywords override both.
 
         For example `from_preset("gpt2_124m", "h100", corpus="data/*.bin")`. Raises `ConfigError` listing the known
         names.

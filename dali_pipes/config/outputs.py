@@ -1,4 +1,4 @@
-"""The fields of a batch: one table, which all who make, carry or hand out a batch look into.
+"""The fields of a batch: one table for all code that builds, carries or delivers batches.
 
                     shape of a batch of B rows, T positions            made from
     POSITIONS       (B, T), labels (B, T, mtp) where mtp > 0            the rows' tokens, by a kernel
@@ -19,10 +19,10 @@ import numpy as np
 class Axes(Enum):
     """What a field has an entry for."""
 
-    POSITIONS = "an entry for each position of each row"
-    SEGMENT_BOUNDS = "an entry for each segment of the batch, in a line of fixed length"
-    ROWS = "an entry for each row"
-    NUMBER = "one whole number, on the host"
+    POSITIONS = "one entry per position of each row"
+    SEGMENT_BOUNDS = "one entry per segment of the batch, in an array of fixed length"
+    ROWS = "one entry per row"
+    NUMBER = "one integer, on the host"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OutputSpec:
     tells_documents: whether it depends on where documents begin and end
     needs_pieces:    whether rows have to be cut into pieces of documents for it
     has_labels_axis: whether it has an axis more with multi-token prediction, one entry for each token ahead
-    with_field:      the field that it accompanies, and without which it cannot be asked for; "": it is asked for itself
+    with_field:      the field that it accompanies, and without which it is not delivered; "": it is requested by name
     """
 
     name: str
@@ -66,9 +66,7 @@ OUTPUTS = {
     spec.name: spec
     for spec in (
         OutputSpec("input_ids", Axes.POSITIONS, "ids of the tokens; pad_id on padding"),
-        OutputSpec(
-            "labels", Axes.POSITIONS, "ids to be predicted; -100 where there is nothing to learn", has_labels_axis=True
-        ),
+        OutputSpec("labels", Axes.POSITIONS, "ids to predict; -100 where the loss is ignored", has_labels_axis=True),
         OutputSpec(
             "position_ids", Axes.POSITIONS, "0, 1, ... within each document", tells_documents=True, needs_pieces=True
         ),
@@ -102,7 +100,7 @@ OUTPUTS = {
         OutputSpec(
             "num_segments",
             Axes.NUMBER,
-            "documents in the batch, paddings included",
+            "documents in the batch, including the padding of rows",
             tells_documents=True,
             needs_pieces=True,
             with_field="cu_seqlens",
@@ -112,7 +110,7 @@ OUTPUTS = {
 """By name, in the order in which messages list them."""
 
 OUTPUT_NAMES = tuple(name for name, spec in OUTPUTS.items() if not spec.with_field)
-"""What the setting `outputs` may name."""
+"""Names that the setting `outputs` accepts."""
 
 
 def on_host(name: str) -> bool:

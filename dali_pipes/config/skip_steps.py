@@ -124,6 +124,6 @@ def _parsed(item: Any) -> SkippedRange:
 
 
 def _amount(value: Any) -> Any:
-    """The number of "10B"; whatever is not text as it is."""
+    """The number of "10B"; a value that is not text is returned unchanged."""
     number = parse_amount(value) if isinstance(value, str) else None
     return int(number) if number is not None and number == int(number) else value

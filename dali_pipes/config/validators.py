@@ -30,7 +30,7 @@ _OTHER_DEVICES = {
     "npu": "an Ascend NPU",
     "neuron": "a Trainium or Inferentia chip",
     "privateuseone": "a device of a torch extension",
-    "meta": "torch's device without data",
+    "meta": "torch's device for tensors without data",
 }
 _PARQUET = 'pyarrow.parquet.write_table(pyarrow.table({"input_ids": documents}), "tokens.parquet")'
 

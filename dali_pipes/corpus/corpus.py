@@ -77,10 +77,10 @@ class Corpus:
                    wherever the folder is and whenever the files were touched
     content_key:   16 hex digits of the fingerprint and the data files' identities: the key of what was found by reading
                    the ids
-    file_digests:  8 hex digits a file; for more than 24 files, a run of ceil(files / 24) consecutive ones
+    file_digests:  8 hex digits per file; for more than 24 files, a run of ceil(files / 24) consecutive ones
     loss_mask:     which ids are learned, None if all are; enters the fingerprint
     mask_digests:  as file_digests, of the files' masks, at most 12; empty without masks
-    notes:         notes for the user: files that a folder or pattern left out, columns that are used or ignored
+    notes:         notes for the user: files that a folder or pattern skipped, columns that are used or ignored
 
     A context manager. Files are opened when they are needed and read with positioned reads, never memory-mapped.
     """
@@ -208,7 +208,7 @@ class Corpus:
         positions, counts = _integers("starts", starts, len(starts)), _integers("lengths", lengths, len(starts))
         places = _integers("targets", targets, len(starts))
         if len(places) and (counts.min() < 0 or places.min() < 0 or (places + counts).max() > len(out)):
-            raise ValueError(f"pieces are not inside out, which has {len(out):,} places")
+            raise ValueError(f"pieces do not fit into out, which has {len(out):,} elements")
         self._read(positions, counts, places, out)
 
     def locate(self, position: int) -> TokenLocation:
@@ -226,7 +226,7 @@ class Corpus:
         return TokenLocation(file.path, (byte - file.data_offset) // width)
 
     def cache_stats(self) -> CacheStats | None:
-        """Of the decoded chunks; None for files that need no decoding. Does not block."""
+        """Statistics of the cache of decoded chunks; None for files that need no decoding. Does not block."""
         return None if self._is_decoded is None else self._chunks.stats()
 
     def decode_all(self) -> None:

@@ -15,7 +15,7 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class UsedColumns:
-    """Columns beside the ids of a file that make a difference.
+    """Columns next to the ids of a file that make a difference.
 
     padding: columns that mark padding, `removed` ids of which were left out
     packing: columns that split its `rows` into more documents

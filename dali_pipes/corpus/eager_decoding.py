@@ -37,8 +37,8 @@ def decode_all(files: Sequence[DataFile], cache: ChunkCache) -> None:
     if available is not None and needed > available:
         raise ConfigError(
             f"eager: the decoded corpus needs {needed:,} bytes ({needed / 2**30:.3g} GiB), but {available:,} bytes "
-            f"({available / 2**30:.3g} GiB) of memory are available. Leave eager out, which keeps decoded_cache_bytes "
-            "of it, or convert the corpus to a flat format."
+            f"({available / 2**30:.3g} GiB) of memory are available. Set eager = False, which keeps at most "
+            "decoded_cache_bytes of it in memory, or convert the corpus to a flat format."
         )
     print(f"dali_pipes: eager: decoding {len(files):,} files into {needed:,} bytes of memory", file=sys.stderr)
     chunks = [

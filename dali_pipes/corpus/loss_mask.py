@@ -105,7 +105,7 @@ def open_loss_mask(
     """The mask of the data files, None if none of them has one.
 
     named: the masks' files, folders or globs, one file for each data file in the same order; an empty list: no masks.
-           None: the file NAME.loss beside each data file NAME, else columns in the data file.
+           None: the file NAME.loss next to each data file NAME, else columns in the data file.
 
     Raises ConfigError if masks and data files differ in number, CorpusReadError for an unreadable mask,
     CorpusFormatError for one that is damaged or differs from its data in length.
@@ -119,7 +119,7 @@ def open_loss_mask(
         if twice is not None:
             raise CorpusFormatError(
                 f"{twice.path}: has two loss masks, in its columns ({', '.join(twice.columns.masks)}) and in "
-                f"{twice.path.name}{SUFFIX} beside it. Remove one, or set loss_masks to the file."
+                f"{twice.path.name}{SUFFIX} next to it. Remove one, or set loss_masks to the file."
             )
     else:
         paths = [*find_files(named, "loss_masks")]
@@ -127,7 +127,7 @@ def open_loss_mask(
             raise ConfigError(
                 f"loss_masks: found {len(paths):,} masks for {len(files):,} data files (first {paths[0]} for "
                 f"{files[0].path}); name one for each, in the same order, or leave loss_masks out and put NAME{SUFFIX} "
-                "beside each data file NAME"
+                "next to each data file NAME"
             )
     masks = [file.loss_mask if path is None else _inspect(path, file) for path, file in zip(paths, files, strict=True)]
     return LossMask(files, masks) if any(mask is not None for mask in masks) else None
@@ -143,7 +143,7 @@ def _inspect(path: Path, data: DataFile) -> DataFile:
         if layout.num_tokens != expected:
             raise CorpusFormatError(
                 f"{path}: the loss mask has {layout.num_tokens:,} entries, expected {expected:,}, one for each id of "
-                f"{data.path}: it is truncated or belongs to other data. Make or copy it again."
+                f"{data.path}: it is truncated or belongs to other data. Copy or recreate it."
             )
         mask = token_run(file, "loss mask", layout)
     if first is None:  # ids that are scattered over the file are masked in reading order

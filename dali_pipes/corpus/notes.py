@@ -33,7 +33,7 @@ def _on_columns(files: Sequence[DataFile]) -> list[str]:
             sum(counts) for counts in zip(*((f.columns.removed, f.num_tokens) for f in padded), strict=True)
         )
         names = _names([file.columns.padding for file in padded])
-        notes.append(f"{names}: {removed:,} of {removed + kept:,} tokens are padding and are left out")
+        notes.append(f"{names}: {removed:,} of {removed + kept:,} tokens are padding and are skipped")
     return notes
 
 
@@ -55,8 +55,8 @@ def _on_zeros(files: Sequence[DataFile]) -> list[str]:
         return []
     others = f" and of {len(found) - 1:,} more file{'s' * (len(found) > 2)}" if len(found) > 1 else ""
     note = (
-        f"the last ids of {found[0]}{others} are all 0, as in a file that was never filled to its end; `dali-pipes "
-        "check` shows where they start. Unless they are tokens, make the file again"
+        f"the last ids of {found[0]}{others} are all 0, as in a file that was not written completely; `dali-pipes "
+        "check` shows where the zeros start. Recreate the file, unless 0 is a token there"
     )
     return [note]
 
@@ -65,7 +65,7 @@ def _on_types(files: Sequence[DataFile], dtype: np.dtype[Any]) -> list[str]:
     names = sorted({file.stored.name for file in files})
     if len(names) == 1:
         return []
-    return [f"files with ids of types {', '.join(names)} are read as one corpus of {dtype.name} ids"]
+    return [f"files with {', '.join(names)} ids are read as one corpus of {dtype.name} ids"]
 
 
 def _names(groups: Sequence[tuple[str, ...]]) -> str:

@@ -60,7 +60,7 @@ def open_corpus(
     eos_id: kept as `Corpus.eos_id`; the ids are not scanned for it here. For flat files that `dali-pipes tokenize`
             wrote, their manifest.json has it.
     loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
-            default the mask of a data file NAME is the file NAME.loss beside it, else the columns beside the ids of a
+            default the mask of a data file NAME is the file NAME.loss next to it, else the columns next to the ids of a
             table; a mask that the folder's manifest.json lists must exist.
     token_column: column of Parquet, Arrow or MDS files, or feature of Examples in ArrayRecord files, that holds the
                   ids; None: `input_ids`, `tokens`, or the only one
@@ -104,7 +104,7 @@ def _open_corpus(
     named = [(entry, shard) for entry, path in listed for shard in huggingface.list_shards(path, format)]
     refuse_repeats(named)
     found = [shard for _, shard in named]
-    with ColumnScans("reading the lengths of rows") as scans:
+    with ColumnScans("reading row lengths") as scans:
         options = OpenOptions(scans, id_type, token_column, verify, use_masks=loss_masks is None)
         inspect = partial(_inspect, format=format, options=options)
         is_slow = len(found) > 1 and _is_large_table(found[0], format)
@@ -157,10 +157,10 @@ def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
     try:
         id_type = np.dtype(dtype)
     except TypeError as error:
-        raise ConfigError(f"dtype {dtype!r} is not a type: {error}. Set an integer type such as 'uint16'.") from error
+        raise ConfigError(f"dtype = {dtype!r} is not a type: {error}. Set an integer type such as 'uint16'.") from error
     if id_type.kind not in "iu" or id_type.itemsize not in (1, 2, 4, 8):
         raise ConfigError(
-            f"dtype {dtype!r}: expected an integer type of 1, 2, 4 or 8 bytes, such as 'uint16' or 'uint32'"
+            f"dtype = {dtype!r}: expected an integer type of 1, 2, 4 or 8 bytes, such as 'uint16' or 'uint32'"
         )
     return id_type
 
@@ -187,7 +187,7 @@ def _check_alike(one: DataFile, other: DataFile) -> None:
     if one.format == other.format:
         return
     empty = next((file for file in (one, other) if file.size == 0), None)
-    hint = f" {empty.path} is empty (0 bytes): remove it, or make or copy it again." if empty else ""
+    hint = f" {empty.path} is empty (0 bytes): remove it, or copy or recreate it." if empty else ""
     raise CorpusFormatError(
         f"all files of a corpus must have the same format, but {one.path} is {one.format} {one.stored.str} and "
         f"{other.path} is {other.format} {other.stored.str}.{hint} Name only files of one format, or read them with "

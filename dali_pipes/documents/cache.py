@@ -1,4 +1,4 @@
-"""What the offsets that a scan for an id found depend on, and how they look when they are kept."""
+"""Cached document offsets: what they depend on, and whether they are plausible."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ _FORMAT_VERSION = 1
 
 
 def kept_about(content_key: str, kind: str, token_id: int) -> bytes:
-    """All that the offsets depend on which an id of this kind tells of the corpus of this `content_key`."""
+    """Everything that the offsets depend on: the corpus's `content_key`, and the kind and value of the id."""
     return f"dali_pipes documents {_FORMAT_VERSION} {content_key} {kind} {token_id}".encode()
 
 

@@ -82,8 +82,8 @@ def find_documents(
     warnings = [_never_occurs(corpus, delimiter)] if _is_absent(corpus, delimiter, offsets) else []
     if why_not_kept is not None:
         warnings.append(
-            f"document offsets are not kept: {why_not_kept}; the next start scans again. Name a folder to keep "
-            "them in: DALI_PIPES_CACHE."
+            f"document offsets cannot be cached: {why_not_kept}; the next start will scan the corpus again. "
+            "Set DALI_PIPES_CACHE to a writable folder."
         )
     return Documents(_cut(offsets, corpus, end_at_files), source, " ".join(warnings) or None)
 
@@ -92,16 +92,16 @@ def _delimiter(corpus: Corpus, start_id: int | None) -> Delimiter:
     end_id = corpus.eos_id if start_id is None or corpus.eos_id_from is None else None  # what the user says goes first
     if start_id is not None and end_id is not None:
         raise ConfigError(
-            f"eos_id = {end_id} and document_start_id = {start_id} are both set; documents are told apart by one of "
-            f"them: keep eos_id if it ends every document, document_start_id if it begins every document"
+            f"eos_id = {end_id} and document_start_id = {start_id} are both set, but only one of them can "
+            f"separate documents: keep eos_id if it ends every document, document_start_id if it begins every document"
         )
     if end_id is not None:
         return Delimiter("end", operator.index(end_id))
     if start_id is not None:
         return Delimiter("start", operator.index(start_id))
     raise ConfigError(
-        f"{corpus.files[0]}: files of format {corpus.format} do not say where documents end; set eos_id to the id that "
-        f"ends every document, or document_start_id to the id that begins every document"
+        f"{corpus.files[0]}: files of format {corpus.format} do not store where documents end; set eos_id to the id "
+        f"that ends every document, or document_start_id to the id that begins every document"
     )
 
 
@@ -129,7 +129,7 @@ def _cut(offsets: Int64Array, corpus: Corpus, end_at_files: bool) -> Int64Array:
 
 
 def _is_absent(corpus: Corpus, delimiter: Delimiter, offsets: Int64Array) -> bool:
-    """Whether the id is nowhere. One document may also be one that has it, at its outer end."""
+    """Whether the id does not occur. A single document may also contain it, at its outer end."""
     if len(offsets) > 2:
         return False
     position = corpus.num_tokens - 1 if delimiter.kind == "end" else 0
@@ -139,7 +139,7 @@ def _is_absent(corpus: Corpus, delimiter: Delimiter, offsets: Int64Array) -> boo
 def _never_occurs(corpus: Corpus, delimiter: Delimiter) -> str:
     setting = "eos_id" if delimiter.kind == "end" else "document_start_id"
     return (
-        f"{setting} = {delimiter.token_id} is nowhere in the corpus ({corpus.num_tokens} tokens of "
-        f"{corpus.dtype.name}, first file {corpus.files[0]}), so all of it is one document; is it the id of the "
-        f"tokenizer that made it?"
+        f"{setting} = {delimiter.token_id} does not occur in the corpus ({corpus.num_tokens:,} tokens of "
+        f"{corpus.dtype.name}, first file {corpus.files[0]}), so the whole corpus is one document; check that it is an "
+        f"id of the tokenizer that the corpus was tokenized with"
     )

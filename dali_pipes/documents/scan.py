@@ -26,7 +26,7 @@ _FIRST_CAPACITY = 1 << 16  # offsets
 
 
 class Delimiter(NamedTuple):
-    """The id that documents are told apart by: it is the last of its document ("end") or the first ("start")."""
+    """The id that separates documents: it is the last of its document ("end") or the first ("start")."""
 
     kind: Literal["end", "start"]
     token_id: int
@@ -57,7 +57,7 @@ def scan_offsets(corpus: Corpus, delimiter: Delimiter) -> Int64Array:
 
     offsets = _Growing()
     readers = ReaderThreads(threads)
-    # A chunk is asked for when the one that had its memory before is done.
+    # A chunk is requested when the one that had its memory before is done.
     coming = deque(readers.submit(cuts, number) for number in range(min(len(ring), len(firsts))))
     try:
         with progress_bar("finding documents", corpus.num_tokens * corpus.dtype.itemsize, in_bytes=True) as advance:

@@ -7,7 +7,7 @@ that are kept and reused, so the thread that runs the pipeline, the trainer's, d
     reader threads    plan ─▶ positioned reads ─▶ range check ─┐
     trainer's thread      source(block number) ◀── ready block ┘
 
-Blocks leave here in the file's own width wherever whoever takes them can widen them: DALI copies what an external
+Blocks leave here in the file's own width if the consumer can widen them: DALI copies what an external
 source hands it, and copying two bytes a token costs an eighth of copying two int64. A block's plan goes with it, by
 number, up to the loader.
 """
@@ -47,7 +47,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class BlockInfo(NamedTuple):
-    """What a source is asked for; DALI's `BatchInfo` has the same fields."""
+    """A request for a block; DALI's `BatchInfo` has the same fields."""
 
     iteration: int
     epoch_idx: int
@@ -102,18 +102,18 @@ class BlockSource:
     def __call__(self, info: BlockInfo) -> tuple[Array, ...]:
         self.check_usable()
         self.placement.check()
-        # Whoever got the last block has copied it by now. An interrupt between the lines loses a slot; the other way
+        # By now the last block has been copied. An interrupt between the lines loses a slot; the other way
         # round it would put one there twice, and two blocks into the same memory.
         last, self._delivered = self._delivered, None
         if last is not None:
             self._free.append(last)
         key = self._read_ahead(info)
         if key is None:
-            self.placement.check(info.iteration)  # perhaps nobody asks again
+            self.placement.check(info.iteration)  # there may be no further call
             raise StopIteration
         asked = time.perf_counter()
         try:
-            assert self._threads is not None, "whoever has something to read has threads"
+            assert self._threads is not None, "blocks to read exist only with threads"
             slot = self._threads.result(self._pending[key])
             self.check_usable()
             del self._pending[key]
@@ -181,7 +181,7 @@ class BlockSource:
 
     def end(self) -> None:
         """Read nothing more, and hand nothing out, from now on; does not wait for the reads under way. Idempotent."""
-        self._closed = True  # before the threads are looked for: whoever starts some looks at it afterwards
+        self._closed = True  # before the threads are checked: a call that starts them checks this afterwards
         self.rows.end_retries()
         for future in list(self._pending.values()):
             future.cancel()

@@ -3,8 +3,8 @@
 `BlockStream` keeps the queue filled, hands out good blocks before an error that comes after them, and can be moved to
 another position. It never waits for a block that is still being read while another one is ready.
 
-On the CPU the queue carries tokens in the file's own width. They are widened, shifted and labelled a few batches at a
-time, just before they are handed out, into memory that is kept and used again once nobody holds it: fresh pages would
+On the CPU the queue carries tokens in the file's own width. They are widened, shifted and labeled a few batches at a
+time, just before they are handed out, into memory that is reused when it is no longer referenced: fresh pages would
 cost more than the work itself.
 """
 
@@ -89,7 +89,7 @@ class BlockStream:
         self._buffers = Buffers(self._batches_at_a_time * batch_tokens * max(1, config.mtp))
         self._loans = None if built.device is None else loans_of(built.device)
         self._loan: Loan | None = None
-        self._gate = threading.RLock()  # held by whoever is inside the queue; at exit nobody must be
+        self._gate = threading.RLock()  # held by the thread inside the queue; at exit it must be free
         self.engine = "not started"
         self.kernels_s = 0.0
         """Seconds spent widening and labelling blocks in `take`."""
@@ -191,7 +191,7 @@ class BlockStream:
         return iter([Batches(named, sizes, values, widths, is_flat)])
 
     def use(self, stream: int) -> None:
-        """On a GPU: the next batch of the block taken last is for `stream`, whatever stream the block was taken for."""
+        """On a GPU: the next batch of the block taken last is for `stream`, even if the block was for another."""
         if self._loans is not None and self._loan is not None:
             self._loans.hand_out(self._loan, stream)
 

@@ -1,4 +1,4 @@
-"""Memory for batches on the CPU that is used again once nobody holds it: fresh pages would cost more than the work."""
+"""Memory for batches on the CPU, reused when it is no longer referenced: fresh pages would cost more than the work."""
 
 import math
 import weakref

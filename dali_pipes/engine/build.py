@@ -37,7 +37,7 @@ class BuiltSource:
     for_loader: whether a `TokenLoader` takes the blocks; with `graph`, after the user's DALI operators.
     staged:     whether blocks are tokens in the file's width, which the loader assembles itself: on the CPU, without a
                 graph.
-    gpu_problem: says why whoever takes the batches cannot use a GPU, None if it can; see `choose_device`.
+    gpu_problem: returns why the consumer of the batches cannot use a GPU, None if it can; see `choose_device`.
     """
 
     gpu: Gpu | None = None
@@ -53,8 +53,8 @@ class BuiltSource:
     ) -> None:
         if config.length_buckets is not None and (graph is not None or not for_loader):
             raise ConfigError(
-                "length_buckets make batches of several widths, which a DALI graph cannot carry; leave them out, or "
-                "use a TokenLoader without graph"
+                "length_buckets yields batches of different widths, which a DALI pipeline does not support; remove "
+                "it, or use a TokenLoader without graph"
             )
         self._config = config
         corpus = open_corpus(

@@ -32,7 +32,7 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
     Its outputs are `config.outputs`, in that order, each one sample (batch size 1) of shape (K * B, T), int64
     ((K * B,) for row_ids); the last block of an epoch is shorter. It raises `StopIteration` at the end of an epoch and
     starts the next one, in a new order, after `reset()`; with `repeat` it never ends. `batches_per_run = 1` gives one
-    batch a run. `graph` may add DALI operators between the casts and the outputs.
+    batch per run. `graph` may add DALI operators between the casts and the outputs.
 
     `DALIGenericIterator([pipe], list(config.outputs), auto_reset=True)` gives (1, K * B, T) tensors.
 
@@ -46,7 +46,7 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
         )
     if config.context_parallel is not None:
         raise ConfigError(
-            "context_parallel is not supported by build_pipeline, which makes whole rows; use a TokenLoader"
+            "context_parallel is not supported by build_pipeline, which builds whole rows; use a TokenLoader"
         )
     config = resolve_ranks(config)
     in_steps(config.skip_steps, config.batch_size * (config.world_size or 1), config.seq_len, start=(0, 0))
@@ -167,7 +167,7 @@ _forks_watched = False
 
 
 def _survive_forks(pipe: Any) -> None:
-    """Keep a forked child from waiting for ever for DALI's threads, which do not exist in it, when it drops `pipe`."""
+    """Keep a forked child from waiting forever for DALI's threads, which do not exist in it, when it drops `pipe`."""
     global _forks_watched
     if not _forks_watched:
         os.register_at_fork(after_in_child=_abandon_pipelines)

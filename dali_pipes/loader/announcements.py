@@ -56,7 +56,7 @@ def start_text(config: LoaderConfig, corpus: Corpus, schedule: Schedule, state: 
     batches come from; then the notes on the corpus, a line each. Reads no data.
 
     `where`: the device and the placement, and why. `state`: what the loader would save now, whose order, fingerprint
-    and epoch are shown. Rows made of documents are counted as they are planned, so their number is an estimate,
+    and epoch are shown. Rows made from documents are counted as they are planned, so their number is an estimate,
     "about", until then.
     """
     fingerprint = f", fingerprint {corpus.fingerprint[:8]}"
@@ -102,7 +102,7 @@ def lost_text(config: LoaderConfig, schedule: Schedule) -> str:
     if left_out is None or not left_out.tokens:
         return ""
     documents, tokens, share, is_exact = left_out
-    per_cent = f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"
+    per_cent = f"{100 * share:.1f}%" if share >= 0.0005 else "less than 0.1%"
     return (
         f'long_documents = "{config.long_documents}" drops {"about " * (not is_exact)}{tokens:,} tokens '
         f"({per_cent}) of {documents:,} documents"
@@ -110,16 +110,16 @@ def lost_text(config: LoaderConfig, schedule: Schedule) -> str:
 
 
 def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None) -> str:
-    """What is said if a run resumes with other row lengths, or within an epoch with another global batch; else ""."""
+    """The line printed when a run resumes with other row lengths or, within an epoch, another global batch; else ""."""
     if change is not None:
         is_elsewhere = place != (change.epoch, change.rows)  # steps are skipped, or nothing is left of the epoch
         return change.line() + f"; the next row is row {place.rows:,} of epoch {place.epoch}" * is_elsewhere
     if not place.rows or saved_rows in (None, schedule.global_rows):
         return ""
     return (
-        f"resuming epoch {place.epoch} at row {place.rows:,} with a global batch of {schedule.global_rows} rows (saved "
-        f"with {saved_rows}): the next step is step {schedule.step_number(place.rows):,} of the epoch, which a step "
-        "counter of the trainer does not know"
+        f"resuming epoch {place.epoch} at row {place.rows:,} with a global batch of {schedule.global_rows:,} rows "
+        f"(saved with {saved_rows}): the next step is step {schedule.step_number(place.rows):,} of the epoch, which "
+        "differs from a step count kept by the trainer"
     )
 
 
@@ -163,8 +163,9 @@ class WaitWatch:
         if recent is not None and recent.advice:
             self.next_s = math.inf
             say_once(
-                f"{self._who}the trainer waited for data {recent.data_wait_pct:.0f} % of the last "
-                f"{recent.wall_s:.1f} s ({recent.batches} batches): {recent.advice} (said once; quiet = true hides it)"
+                f"{self._who}the trainer waited for data {recent.data_wait_pct:.0f}% of the last "
+                f"{recent.wall_s:.1f} s ({recent.batches:,} batches): {recent.advice} (shown once; quiet = true hides "
+                "it)"
             )
             return
         self._before, self.next_s = now, now.wall_s + WINDOW_S

@@ -30,7 +30,7 @@ Made = TypeVar("Made")
 
 
 def outside_modes(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
-    """The function, but it makes ordinary tensors whatever torch modes the calling thread has turned on."""
+    """The function, but it creates ordinary tensors regardless of the torch modes of the calling thread."""
 
     @functools.wraps(make)
     def made(*arguments: Arguments.args, **options: Arguments.kwargs) -> Made:

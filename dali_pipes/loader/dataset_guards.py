@@ -73,6 +73,6 @@ def refuse_workers(*, ranks_given: bool) -> None:
     worker = torch.utils.data.get_worker_info()
     if worker is not None and worker.num_workers > 1 and not ranks_given:
         raise ConfigError(
-            f"this loader is built in worker {worker.id} of {worker.num_workers} of a DataLoader, and each worker "
+            f"this loader was built in worker {worker.id} of {worker.num_workers} of a DataLoader, and each worker "
             "would deliver the same rows; iterate over it in the trainer's process, or pass rank and world_size"
         )

@@ -6,7 +6,7 @@
 ranks or another batch size. `step_rows` is the number of rows in a step: where it differs from that of the resuming
 run, ranges of `skip_steps` that are given in steps are ambiguous.
 A state is under 1 KB for any number of files, apart from digests of loss masks (a few hundred bytes at most) and
-`length_buckets`, which are written out. Rows made of documents add two entries:
+`length_buckets`, which are written out. Rows made from documents add two entries:
 
     "window": [11, 40712], "check": "5d0c9a42"
 
@@ -216,7 +216,7 @@ def _ambiguous(steps: SkippedRange, saved: Saved, step_rows: int) -> str:
     here = f"{in_rows(step_rows)} for steps of this run"
     if saved.change is not None:
         return (
-            f"skip_steps: {steps} is ambiguous, because rows have another length than in the saved run "
+            f"skip_steps: {steps} is ambiguous, because rows have a different length than in the saved run "
             f"({saved.change.differences()}). Remove it if the saved run has passed it, or give it in rows: {here}"
         )
     if saved.step_rows is None:

@@ -3,7 +3,7 @@
     saved    100 rows, one every 1024 tokens     102,400 tokens of the epoch
     now      a row every 768 tokens              row 133, at 102,144 tokens
 
-Rows made of documents count as full: what is in them is not known without planning.
+Rows made from documents count as full: what is in them is not known without planning.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class StateChange:
     """The same for the row at which this run resumes."""
     is_exact: bool
     """Whether the epoch's tokens are in the same order as before, so that only those between the two counts are
-    repeated or missed. With `shuffle`, or with rows made of documents, any token of the epoch may be."""
+    repeated or missed. With `shuffle`, or with rows made from documents, any token of the epoch may be."""
 
     def differences(self) -> str:
         """The settings that differ, as text for a message."""
@@ -45,9 +45,9 @@ class StateChange:
         """All of it, in one line for a log."""
         warning = "" if self.is_exact else ". The order differs: tokens of this epoch may be repeated or missed"
         return (
-            f"the state was saved with rows of another length ({self.differences()}); resuming epoch {self.epoch} at "
-            f"row {self.rows:,} (was {self.rows_before:,}), after {self.tokens:,} tokens (was {self.tokens_before:,})"
-            f"{warning}"
+            f"the state was saved with rows of a different length ({self.differences()}); resuming epoch {self.epoch} "
+            f"at row {self.rows:,} (was {self.rows_before:,}), after {self.tokens:,} tokens (was "
+            f"{self.tokens_before:,}){warning}"
         )
 
 

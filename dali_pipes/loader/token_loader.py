@@ -59,7 +59,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     `next()` blocks until a block is ready. Iterate in one thread at a time; `state_dict()`, `stats()`, `locate()` and
     `close()` may be called from any thread. A signal handler should only set a flag that the training loop reads after
-    each step: what it calls runs in the middle of whatever it interrupted.
+    each step: anything else it calls would run in the middle of the interrupted code.
 
     Takes the path of the corpus, or a list of paths, and settings as keywords; or a `LoaderConfig`, or both (keywords
     win). `graph` adds DALI operators, see `build_pipeline`. With `static_buffers` every batch is copied to the same
@@ -71,7 +71,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     WORLD_SIZE, which launchers such as torchrun set, else the loader is rank 0 of 1. If a process group that is
     initialized later has other ranks, using the loader raises `ConfigError`.
 
-    Raises `ConfigError`, `CorpusError` and `BackendError` before the first batch for everything that can be known then.
+    Raises `ConfigError`, `CorpusError` and `BackendError` before the first batch for every problem that can be found by
+    then.
     """
 
     state_change: StateChange | None
@@ -162,16 +163,14 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         return self._schedule.interleave.is_counted(epoch) if reports is None else reports.knows_rows(epoch)
 
     def plan_report(self) -> PlanReport:
-        """What the plan of the next batch's epoch makes of the documents: rows, fill, padding, dropped and split ones.
+        """A report on the rows of the next batch's epoch: rows, fill, padding, and dropped and split documents.
 
         Plans the whole epoch, which blocks (less than a second for a million documents) and shows its progress.
         Training does not need it. The report is cached in the user's cache folder, like document offsets. Raises
         `ConfigError` with `rows = "stream"`.
         """
         if self._reports is None:
-            raise ConfigError(
-                'plan_report() needs rows made of documents: rows is "stream"; set rows = "pack" or "pad"'
-            )
+            raise ConfigError('plan_report() applies to rows = "pack" and rows = "pad", but rows = "stream"')
         return self._reports.report(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -186,11 +185,11 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         return self._built.ranges.each("next", iterator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands: after the last batch handed out, whatever has been prefetched. Does not block.
+        """The position of the run, after the last batch handed out; prefetched ones do not count. Does not block.
 
-        A fresh, JSON-able dict, the same on every rank, with the corpus fingerprint and the settings that decide the
-        order: under 1 KB, except for loss masks and `length_buckets`. After the last batch of an epoch it is the start
-        of the next epoch.
+        A new, JSON-serializable dict, the same on every rank, with the corpus fingerprint and the settings that decide
+        the order: under 1 KB, except for loss masks and `length_buckets`. After the last batch of an epoch it is the
+        start of the next epoch.
         """
         return self._states.at(self._position)
 
@@ -199,7 +198,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
         World size, batch size, block size, threads, device and placement may differ from the saving run. With
         `on_change` "nearest" (None: the setting's value) the lengths of rows may differ too: the run then resumes at
-        the row nearest to the same number of tokens, says so on standard error, and keeps what changed in
+        the row nearest to the same number of tokens, prints a line to standard error, and records the change in
         `state_change`. Ends an iteration in progress. Raises `StateError` listing the differences if the corpus or the
         order has changed.
         """
@@ -222,8 +221,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def locate(self, step: int, row: int, epoch: int | None = None) -> RowLocation:
         """Where row `row` of this rank's batch number `step` comes from.
 
-        epoch: None is the epoch of the last batch handed out; before the first batch, or when a state has been loaded
-        since, the epoch of the next.
+        epoch: by default that of the last batch handed out; before the first batch, or if a state has been loaded
+        since, that of the next batch.
 
         Any past or future step; reads no data. Raises `ConfigError` for a step or row that does not exist, and for
         steps before a resume that changed the number of rows in a step.
@@ -235,7 +234,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         return locate_row(self._built.rows, plan_step(self._schedule, epoch, step, base), step, row)
 
     def stats(self) -> LoaderStats:
-        """What has been measured so far. Does not block."""
+        """The statistics so far. Does not block."""
         times = self._source.block_times()
         times.kernels_s += self._stream.kernels_s
         return LoaderStats(
@@ -268,7 +267,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def summary(self) -> str:
         """The start lines: the corpus, rows of an epoch, what long documents lose, and where batches come from.
 
-        Reads no data. Rows made of documents are estimated ("about") from at least one planned window until the whole
+        Reads no data. Rows made from documents are estimated ("about") from at least one planned window until the whole
         epoch has been planned.
         """
         built, state = self._built, self._states.at(self._position)
@@ -321,7 +320,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                     handed_out = time.perf_counter()
                     self._wait_s += handed_out - asked
                     self._wall_s += handed_out - asked
-                    # No call from here on, where an interrupt could make the state count a batch that nobody got.
+                    # No call from here on, where an interrupt could make the state count an undelivered batch.
                     self._consumed, self._begun, self._running, self._last_epoch = consumed, begun, True, steps.epoch
                     yield batch
                     asked = time.perf_counter()

@@ -42,7 +42,7 @@ class Placement(Protocol):
         """Arrays of a prepared block, (1, R, ...) each, valid until the next call; called in the pipeline's thread."""
 
     def check(self, iteration: int | None = None) -> None:
-        """Raise what was found wrong, after its delivery, with blocks up to `iteration`; None: with those known now."""
+        """Raise the error found after delivery in a block up to `iteration`; None: only if it is already known."""
 
     def restart(self) -> None:
         """Forget the blocks delivered so far."""
@@ -51,7 +51,7 @@ class Placement(Protocol):
         """Bytes held on a GPU and for it."""
 
     def close(self) -> None:
-        """Let go of device memory; idempotent."""
+        """Release device memory; idempotent."""
 
 
 def range_error(
@@ -65,8 +65,8 @@ def range_error(
     steps = sorted({found, *(others or ())})
     expected = f"0 <= id < vocab_size = {vocab_size}" if vocab_size is not None else "0 <= id < 2**63"
     return TokenRangeError(
-        f"{place.file}: token {place.offset} (corpus position {position}) is {token}, expected {expected}; it is in "
-        f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} of epoch {plan.steps.epoch}"
+        f"{place.file}: token {place.offset:,} (corpus position {position:,}) is {token}, expected {expected}; it is "
+        f"in step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} of epoch {plan.steps.epoch}"
         f"{' and in others' if others is None else ''}. Check vocab_size, which must include added tokens, and the "
         f"file's dtype, which was read as {source.dtype}"
     )

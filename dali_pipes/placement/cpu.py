@@ -71,7 +71,7 @@ class StagedPlacement:
 
 
 class AssembledPlacement(StagedPlacement):
-    """The fields of the batches in host memory: what a pipeline on the CPU takes that has no loader after it.
+    """The fields of the batches in host memory: what a CPU pipeline without a loader takes.
 
     Without pieces `input_ids` and `labels` are in the file's own width, and DALI widens them. Padding rows need a label
     of -100, so where the schedule has them these arrays are int32 or int64.

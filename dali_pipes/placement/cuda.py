@@ -82,7 +82,7 @@ def visible_devices() -> tuple[int, int]:
 
 
 def free_bytes(device: int) -> int:
-    """GPU memory that nobody has."""
+    """Free GPU memory in bytes."""
     cupy = require_cupy()
     with cupy.cuda.Device(device):
         return int(cupy.cuda.runtime.memGetInfo()[0])
@@ -139,7 +139,7 @@ class Gpu:
         return array
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Page-locked host memory with any content: copies from and to it run beside the host."""
+        """Page-locked host memory with any content; copies from and to it are asynchronous."""
         import cupyx
 
         with self.current():
@@ -155,7 +155,7 @@ class Gpu:
         return array
 
     def free_unused(self) -> None:
-        """Give memory that nobody refers to back to the system: CuPy would keep it, a part for each stream."""
+        """Return unreferenced memory to the system: CuPy would keep it, a part for each stream."""
         with self.current():
             self._cupy.get_default_memory_pool().free_all_blocks(stream=self._stream)
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
@@ -284,7 +284,7 @@ class Loans:
                     reference.loan = loan
                     loan.open.add(id(reference))
                     self._references[id(reference)] = reference
-            except BaseException:  # an interrupt: nobody has had the block
+            except BaseException:  # an interrupt: the block has not been handed out
                 self._live.pop(id(loan), None)
                 raise
             return lent, loan

@@ -204,7 +204,7 @@ class GpuPlacement:
         raise AssertionError("a bad id that only the GPU saw")
 
     def restart(self) -> None:
-        """Forget what was found in blocks that nobody will take."""
+        """Forget what was found in blocks that will not be taken."""
         # Copies into these pairs may still be queued; only copies after them on the same stream write there again.
         self._unused += self._unread
         self._unread.clear()
@@ -215,8 +215,8 @@ class GpuPlacement:
         return MemoryHeld(self.gpu.pinned_bytes, self.gpu.device_bytes)
 
     def __del__(self) -> None:
-        # CuPy keeps the memory of a stream for that stream, so what a loader leaves that nobody closed, the corpus
-        # perhaps, nobody could use. Not in a forked process, where CUDA does not work.
+        # CuPy keeps the memory of a stream for that stream, so memory of a loader that was not closed, such as the
+        # corpus, would stay unusable. Not in a forked process, where CUDA does not work.
         if os.getpid() == self._process and not sys.is_finalizing():
             self.close()
 

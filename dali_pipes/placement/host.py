@@ -18,7 +18,7 @@ Array = Any
 
 
 class HostPlacement(GpuPlacement):
-    """Tokens cross to the GPU block by block, in the file's own width, and are widened, labelled and checked there."""
+    """Tokens cross to the GPU block by block, in the file's own width, and are widened, labeled and checked there."""
 
     def __init__(
         self,

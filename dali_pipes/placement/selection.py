@@ -22,9 +22,9 @@ def choose_device(
 
     "cuda" is the device that the process has made current, else the one of the launcher's local rank, else the first
     (also where a launcher shows each process one device alone). Only "auto" may fall back to the CPU. Raises
-    `BackendError` when a GPU that was asked for cannot be used.
+    `BackendError` when a requested GPU cannot be used.
 
-    gpu_problem: says why whoever takes the batches cannot use a GPU, None if it can; called where there is a GPU.
+    gpu_problem: returns why the consumer of the batches cannot use a GPU, None if it can; called if there is a GPU.
     """
     if requested == "cpu":
         return None, 'device = "cpu"'
@@ -48,8 +48,8 @@ def choose_device(
         number = local_rank
     if number >= count:
         raise BackendError(
-            f"device cuda:{number} does not exist: {count} device{'s are' if count != 1 else ' is'} visible, from "
-            "cuda:0 on; use one of them"
+            f"device cuda:{number} does not exist: {count} device{'s are' if count != 1 else ' is'} visible, "
+            "numbered from cuda:0; use one of them"
         )
     return number, f"device = {requested!r}"
 

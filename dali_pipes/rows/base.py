@@ -3,7 +3,7 @@
     pass 0      row source.plan(0, places)  ─▶  where in the corpus the tokens of each row are
 
 A pass is one full run through the corpus, in its own order; a place is the number of a row in that order. The
-methods here are all that others need to know of rows: nobody asks a source which kind it is.
+other modules use only the methods here, never the kind of a source.
 """
 
 from typing import NamedTuple, Protocol
@@ -81,7 +81,7 @@ class RowSource(Protocol):
         """Rows known of a pass: all, or at least `at_least` of them if it has that many. May plan documents."""
 
     def count_by_now(self, pass_number: int, /) -> tuple[int, bool]:
-        """Rows of a pass by what has been counted, 0 before, and whether that is exact. Waits for nobody."""
+        """Rows of a pass by what has been counted, 0 before, and whether that is exact. Does not wait."""
 
     def is_counted(self, pass_number: int, /) -> bool:
         """Whether all rows of a pass have been counted. Plans nothing."""
@@ -96,7 +96,7 @@ class RowSource(Protocol):
         """Rows by their places, rising; `PADDING` only at the end. May plan documents."""
 
     def plan_next(self, pass_number: int, place: int, /) -> None:
-        """Plan what comes after the part of the plan that holds a row, so that nobody waits for it later. May block."""
+        """Plan what comes after the part of the plan that holds a row, so that later calls do not wait. May block."""
 
     def formula(self, pass_number: int, /) -> KeyedRange | None:
         """The pass as a formula, which a kernel can compute; None: rows have to be planned."""
@@ -105,7 +105,7 @@ class RowSource(Protocol):
         """Positions of a row in each step of `step_rows` rows from `first` to `end` - 1; None: `seq_len` in all."""
 
     def places_of(self, pass_number: int, position: int, /) -> list[int] | None:
-        """Places of rows, beside the one at hand, that read a token of the corpus; None: too many to be named."""
+        """Places of rows, other than the current one, that read a token of the corpus; None: too many to be named."""
 
     def reads(self, rows: Rows, row_begins: Int64Array, /) -> Reads:
         """What to read for planned rows, row r of them into a buffer from row_begins[r] on: (R + 1,)."""

@@ -1,4 +1,4 @@
-"""Rows made of whole documents: which pieces of the corpus are in row i of an epoch.
+"""Rows built from whole documents: which pieces of the corpus are in row i of an epoch.
 
     order of the epoch    d7 d2 d9 d4 | d1 d8 d3 d6 | d0 d5           windows of 4 documents, each planned separately
     rows of a window      [d9 d2] [d7] [d4]                           best fit, then shuffled
@@ -43,10 +43,10 @@ Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
 
 _MOST_LENGTHS, _RUNS = 1 << 21, 64
-"""Documents whose lengths are looked at for what long ones lose, and into how many runs they are spread."""
+"""The lengths of at most 2,097,152 documents, sampled in 64 runs, estimate what long documents lose."""
 
 _WINDOWS_KEPT = 6
-"""As many as a step of 65,536 packed rows may span, so that none is planned again after its rows were counted."""
+"""A step of 65,536 packed rows may span this many windows; with fewer, some would be planned again after counting."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class PlanReport:
 
     epoch: int
     documents: int
-    """Empty ones included."""
+    """Including empty ones."""
     tokens: int
     rows: int
     padding_tokens: int
     fill: float
-    """Share of the rows' places that hold tokens. With length buckets the places of a row are those of its own bucket,
-    which is the least a batch can have: where rows of two buckets meet in one, it is as wide as the longer's."""
+    """Fraction of the positions that hold tokens, 0 to 1. With length buckets, each row counts the width of its own
+    bucket; a batch with rows of two buckets is as wide as the larger one, and has more padding than this."""
     dropped_documents: int
     dropped_tokens: int
-    """Of documents that were dropped, and past the end of those that were truncated."""
+    """Tokens of dropped documents, and the cut ends of truncated ones."""
     split_documents: int
     truncated_documents: int
 
@@ -88,7 +88,7 @@ def split_documents(offsets: Int64Array, split: str, validation_fraction: float)
 class DocumentRows:
     """The rows of one split. Safe for several threads; a method that meets an unplanned window plans it, and blocks.
 
-    What is known already is told immediately, also while another thread plans: saving a state never waits for a plan.
+    Known results are returned immediately, even while another thread plans: saving a state never waits for a plan.
 
     offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
     """
@@ -96,8 +96,8 @@ class DocumentRows:
     in_pieces = True
     is_uniform = False
     most_planned: int | None = 1 << 16
-    """Though at least a block of steps. Every rank plans the windows of a whole step, so a first batch among 1,024
-    ranks waited seconds for the plans of 128 steps."""
+    """Rows of all ranks that are planned in one go, but at least a block of steps: every rank plans the windows of
+    whole steps, and with 1,024 ranks the first batch waited seconds for the plans of 128 steps."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class DocumentRows:
         return Rows(starts, pieces)
 
     def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
-        """Each piece for itself; they follow one another in their row."""
+        """Each piece is read separately; the pieces of a row follow one another."""
         assert rows.pieces is not None
         return Reads(rows.pieces.starts, rows.pieces.lengths, staged(rows.pieces, row_begins).starts)
 
@@ -239,7 +239,7 @@ class DocumentRows:
         return longest
 
     def plan_next(self, epoch: int, row: int) -> None:
-        """Plan the window after that of `row`, so that nobody has to wait for it later. Blocks."""
+        """Plan the window after that of `row`, so that later calls do not wait for it. Blocks."""
         window = self._window_of(epoch, row).window + 1
         if window < self.num_windows:
             self._plan(epoch, window)
@@ -256,7 +256,7 @@ class DocumentRows:
     def count_by_now(self, epoch: int) -> tuple[int, bool]:
         """Rows of an epoch by the windows counted so far, 0 where none has been, and whether that is exact.
 
-        Takes no lock, so it waits for nobody, not even in a process that was forked while one was held.
+        Takes no lock, so it never waits, not even in a process that was forked while one was held.
         """
         counted = self._counts.by_now(self._numbered(epoch))
         if counted is None:
@@ -293,7 +293,7 @@ class DocumentRows:
             return sum(packing.nbytes for packing in self._plans.values())
 
     def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
-        """Plan an epoch whole and add it up. Blocks, but nobody else; `advance(1)` is called after each window."""
+        """Plan a whole epoch and sum it up. Blocks only this thread; `advance(1)` is called after each window."""
         rows = places = pieces_tokens = 0
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
@@ -335,7 +335,7 @@ class DocumentRows:
             self._plan(epoch, window)
 
     def _window_of(self, epoch: int, row: int) -> WindowMark:
-        """The window that holds `row`, unless that has not been counted, or is no more: then the one to plan next."""
+        """The window that holds `row`, if it has been counted and is still kept; else the window to plan next."""
         counted = self._counted_to(epoch, row)
         return counted.mark(bisect_right(counted.ends, row))
 

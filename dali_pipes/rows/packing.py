@@ -10,7 +10,7 @@ documents of 5, 3, 6, 2, 11 and 0 tokens make six pieces in four rows (digits: d
 
 The method is best-fit decreasing: the longest piece first, each into the row with the least sufficient space. It works
 on the histogram of lengths, an idea of M. Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021
-(arXiv:2107.02027): pieces of equal length go together into groups of neighbouring rows with equal space, so 10^6 equal
+(arXiv:2107.02027): pieces of equal length go together into groups of neighboring rows with equal space, so 10^6 equal
 documents are one placement. The outcome is the same as of placing one piece at a time. Ties:
 
 - of equal lengths the first in document order is placed first (of the same document, the one that begins first);
@@ -32,11 +32,11 @@ LONG_DOCUMENTS: tuple[LongDocuments, ...] = ("split", "truncate", "drop")
 
 
 class PackingCounts(NamedTuple):
-    """What became of documents longer than a row."""
+    """How documents longer than a row were handled."""
 
     dropped_documents: int
     dropped_tokens: int
-    """Tokens in no row: those of dropped documents, and the ends of truncated ones."""
+    """Tokens that are not in any row: those of dropped documents, and the ends of truncated ones."""
     split_documents: int
     truncated_documents: int
 
@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
     """Tokens of long documents that are in no row; the same in every epoch."""
 
     documents: int
-    """That lose some, or all, of their tokens."""
+    """Documents that lose some or all of their tokens."""
     tokens: int
     share: float
     """Of all tokens, 0 to 1."""
@@ -207,7 +207,7 @@ def _place(lengths: list[int], counts: list[int], seq_len: int) -> tuple[int, li
 
 
 class _FreeRows:
-    """Groups of neighbouring rows with equal space: the groups of each space on a stack, the spaces in order."""
+    """Groups of neighboring rows with equal space: the groups of each space on a stack, the spaces in order."""
 
     def __init__(self) -> None:
         self._spaces: list[int] = []

@@ -44,7 +44,7 @@ class PlanReports:
         self._known: dict[int, PlanReport | None] = {}
 
     def known(self, epoch: int) -> PlanReport | None:
-        """The report of an epoch if it has been made, by this process or by one before. Plans nothing, waits for none.
+        """The report of an epoch if this or an earlier process has planned it. Does not plan or wait.
 
         Looks for the file once an epoch.
         """
@@ -63,9 +63,9 @@ class PlanReports:
         return self._documents.count(epoch) if self._documents.is_counted(epoch) else self.report(epoch).rows
 
     def report(self, epoch: int) -> PlanReport:
-        """The report of an epoch. Where it cannot be kept, says why, once.
+        """The report of an epoch. Prints the reason once if it cannot be cached.
 
-        Plans all of the epoch if nobody has before, which blocks, as does another process that is just doing so.
+        Plans the whole epoch unless that has been done before. Blocks, also while another process plans it.
         """
         known = self.known(epoch)
         if known is not None:
@@ -79,7 +79,7 @@ class PlanReports:
             report, reason = load_or_make(path, load, make, store)
         self._known[epoch] = report
         if reason is not None:
-            say_once(f"the report of a plan is not kept: {reason}; the next start plans it again")
+            say_once(f"the plan report cannot be cached: {reason}; the next start will plan the epoch again")
         return report
 
     def _make(self, epoch: int) -> PlanReport:

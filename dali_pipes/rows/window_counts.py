@@ -3,8 +3,8 @@
     from the first window on    7  6  9  .                          rows before window 3 are known
     from a saved mark on                       41  8  7  7  .       those before window 5 by the mark, then counted on
 
-A run that goes on counts from its mark. Rows before that are counted beside it when someone asks for them (the next
-epoch too does, where all epochs are one), so what a resume knows costs nobody all the windows before it again.
+A resumed run counts from its mark, so resuming does not plan the earlier windows. Rows before the mark are counted
+separately when they are needed: by `len()`, and by the next epoch where `repeat` counts all epochs as one.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _COUNTS_KEPT = 4
-"""Of one epoch: from its beginning, and from the marks of the last states."""
+"""Counts kept of one epoch: from its beginning, and from the marks of the last states."""
 _FEWEST_EPOCHS, _MOST_EPOCHS = 3, 512
-"""Kept; the latter are more than those read ahead, though each be one block."""
+"""Epochs kept. The maximum exceeds the epochs that are read ahead, even if each is a single block."""
 _MOST_WINDOWS = 1 << 16
-"""Counted in all epochs together, some 3 MB, where there are more than the fewest."""
+"""Windows kept in all epochs together, about 3 MB; exceeded only by the minimum number of epochs."""
 
 
 class WindowMark(NamedTuple):
@@ -34,8 +34,8 @@ class WindowCount:
 
     first: WindowMark
     first_row: int
-    """Rows from this one on have the marks that a count from the beginning tells. At the border of two windows that
-    may be the one before `first`, if it is without rows."""
+    """From this row on, marks equal those of a count from the beginning. Earlier, at the border of two windows, that
+    count may return the window before `first` if that window has no rows."""
     ends: list[int] = field(default_factory=list)
 
     @property

@@ -85,7 +85,7 @@ def _refuse_other_meshes(mesh: Any) -> None:
 
 
 _NAMED_BY = {
-    "data_dims=": 'set it to those that number the ranks (default "dp"), or to () if all ranks get the same rows',
+    "data_dims=": 'set it to the dimensions whose ranks get different rows ("dp" by default), or to () if none do',
     "context_dim=": "set it to the dimension whose ranks share each row",
 }
 

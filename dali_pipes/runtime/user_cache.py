@@ -40,7 +40,7 @@ def cache_folder(data_files: Iterable[Path], cache_dir: Path | None = None) -> t
     except (OSError, RuntimeError) as error:  # no home folder, a loop of links
         return None, str(error)
     if holds_data:
-        return None, f"nothing is written to {directory}, which holds the data"
+        return None, f"{directory} contains the data, so nothing is written there"
     return directory, None
 
 

@@ -34,7 +34,7 @@ class Interleave(Protocol):
         """Rows of an epoch that are known, at least `at_least` of them if it has that many. May plan documents."""
 
     def count_by_now(self, epoch: int, /) -> tuple[int, bool]:
-        """Rows of an epoch by what has been counted, and whether that is exact. Waits for nobody."""
+        """Rows of an epoch by what has been counted, and whether that is exact. Does not wait."""
 
     def is_counted(self, epoch: int, /) -> bool:
         """Whether all rows of an epoch have been counted. Plans nothing."""

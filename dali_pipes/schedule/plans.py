@@ -26,7 +26,7 @@ class RowLocation(NamedTuple):
     offset: int
     """First token of the row, counted in tokens from the first token of the file's data."""
     source: int
-    """Number of the data source; 0 while there is one."""
+    """Number of the source; 0 for the only one."""
     position: int
     """First token of the row, counted in the corpus seen as one stream."""
     row_id: int
@@ -58,7 +58,7 @@ class Plan:
         return {"row_ids": self.row_ids}[name]
 
     def protect(self) -> None:
-        """Let nobody write to the arrays, who may have been handed a view of them."""
+        """Make the arrays read-only: callers may hold views of them."""
         for array in (self.row_ids, self.starts, self.widths, *(self.pieces or ())):
             if array is not None:
                 array.flags.writeable = False
@@ -216,6 +216,6 @@ class PlanCache:
             del self._plans[key]
 
     def plan_next(self, plan: Plan) -> None:
-        """See that nobody will have to wait for the documents after those of a plan to be packed. May block."""
+        """Pack the documents after those of a plan in advance, so that later calls do not wait. May block."""
         if len(plan.row_ids) and plan.row_ids[0] != PADDING:
             self._schedule.interleave.plan_next(plan.steps.epoch, int(plan.row_ids[0]))

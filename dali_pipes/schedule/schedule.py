@@ -179,7 +179,7 @@ class Schedule:
             if self.interleave.is_uniform and not self.skipped(epoch):
                 return Position(epoch, rows)
         raise ConfigError(
-            f"epochs {position.epoch:,} to {epoch:,} do not have a single step of {self.global_rows:,} rows to hand "
+            f"epochs {position.epoch:,} to {epoch:,} do not contain a single step of {self.global_rows:,} rows to hand "
             "out; "
             "use more data, a smaller batch_size, or drop_last = False"
         )

@@ -22,7 +22,7 @@ Range: TypeAlias = tuple[int, int, int]
 class ByteFile(Protocol):
     """One file that is open for reading. Safe for several threads: every read names its own place.
 
-    path:     where it is, for messages and for the files beside it
+    path:     where it is, for messages and for the files next to it
     size:     bytes when it was opened
     identity: differs once the content has been replaced: a time of modification, an entity tag, a generation
     """
@@ -46,7 +46,7 @@ class ByteFile(Protocol):
         """`count` bytes from byte `offset`. Blocks. Raises CorpusReadError if the file ends before that."""
 
     def close(self) -> None:
-        """Close now; only for an owner who knows that nobody else reads from it. Idempotent."""
+        """Close now; only for an owner that knows it is the only reader. Idempotent."""
 
     def __enter__(self) -> Self: ...
 

@@ -80,7 +80,7 @@ class ChunkCache:
         if known is not None:
             return known.wait()
         mine = _Chunk()
-        try:  # an interrupt at any line must not leave a chunk that nobody decodes
+        try:  # an interrupt at any line must not leave a chunk that never gets decoded
             with self._lock:
                 known = self._kept.setdefault(key, mine)
                 if known is mine:

@@ -64,7 +64,7 @@ class TextEncoder:
     ) -> None:
         if eos_id is not None and tokenizer.library.id_to_token(eos_id) is None:
             raise ConfigError(
-                f"eos_id = {eos_id} is not a token of {tokenizer.path}, whose largest id is {tokenizer.largest_id}"
+                f"eos_id = {eos_id} is not a token of {tokenizer.path}, whose largest id is {tokenizer.largest_id:,}"
             )
         self._tokenizer = tokenizer.library
         self._eos = [] if eos_id is None else [eos_id]

@@ -132,7 +132,7 @@ def _decompressed(path: Path, chunks: Iterator[bytes], method: _Decompression) -
                 plain = part.decompress(data, *method.limit)
             except method.error as error:
                 raise CorpusFormatError(
-                    f"{path}: {method.part} {number} is damaged ({error}); copy or create the file again"
+                    f"{path}: {method.part} {number} is damaged ({error}); copy or recreate the file"
                 ) from error
             if plain:
                 yield plain
@@ -141,4 +141,4 @@ def _decompressed(path: Path, chunks: Iterator[bytes], method: _Decompression) -
                 data = part.unused_data
                 part, number, is_inside = method.new(), number + 1, False
     if is_inside:
-        raise CorpusFormatError(f"{path}: ends inside {method.part} {number}: it is truncated; copy or create it again")
+        raise CorpusFormatError(f"{path}: ends inside {method.part} {number}: it is truncated; copy or recreate it")

@@ -127,7 +127,7 @@ def check_has_tokens(manifest: Mapping[str, Any], inputs: Sequence[TextFile]) ->
         names = ", ".join(str(file.path) for file in inputs[:_MOST_NAMES])
         more = f" and {len(inputs) - _MOST_NAMES:,} more" if len(inputs) > _MOST_NAMES else ""
         raise CorpusError(
-            f"{names}{more}: the inputs do not contain any token: {manifest['documents']:,} documents, "
+            f"{names}{more}: the inputs do not contain any tokens: {manifest['documents']:,} documents, "
             f"{manifest['empty']:,} of them empty, {manifest['dropped']:,} dropped{_drop_reason(manifest)}"
             + "".join(f". {line}" for line in Notes.from_json(manifest.get("notes", {})).lines())
         )

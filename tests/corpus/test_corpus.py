@@ -354,7 +354,7 @@ def test_pieces_of_any_length_and_place(tmp_path_factory: pytest.TempPathFactory
     with open_corpus(str(folder)) as corpus:
         corpus.read_pieces(columns[0], columns[1], columns[2], out)
         assert np.array_equal(out, expected)
-        with pytest.raises(ValueError, match="not inside out"):
+        with pytest.raises(ValueError, match="out"):
             corpus.read_pieces(np.array([0]), np.array([1]), np.array([len(out)]), out)
         with pytest.raises(CorpusError, match="the corpus has"):
             corpus.read_pieces(np.array([len(tokens)]), np.array([1]), np.array([0]), out)

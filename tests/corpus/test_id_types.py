@@ -64,7 +64,7 @@ def test_a_type_is_said_and_compared(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.array([3, 4], np.uint16))
     with open_corpus(tmp_path) as corpus:
         assert corpus.dtype == np.uint32
-        assert corpus.notes == ("files with ids of types uint16, uint32 are read as one corpus of uint32 ids",)
+        assert corpus.notes == ("files with uint16, uint32 ids are read as one corpus of uint32 ids",)
         assert inspect_corpus(corpus).dtype == "uint32"
     report = check_corpus([str(tmp_path)])
     assert report.is_clean

@@ -125,7 +125,7 @@ def test_what_long_documents_lose_is_said(tmp_path: Path, rows: str, long_docume
         count, share = report.dropped_tokens, 100 * report.dropped_tokens / report.tokens
         documents = report.dropped_documents + report.truncated_documents
         assert lines[2].startswith(f'  long_documents = "{long_documents}" ')
-        assert lines[2].endswith(f" {count:,} tokens ({share:.1f} %) of {documents} documents")
+        assert lines[2].endswith(f" {count:,} tokens ({share:.1f}%) of {documents} documents")
         assert len(lines) == 4
 
 
@@ -292,13 +292,13 @@ SLOW, FAST = (0.1, 0.9), (0.01, 0.99)
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([SLOW] * 500, "10 % of the last 50.0 s (50 batches)"),
+        ([SLOW] * 500, "10% of the last 50.0 s (50 batches)"),
         ([SLOW] * 69, None),  # 20 that never count and 49
-        ([SLOW] * 70, "10 % of the last 50.0 s (50 batches)"),
+        ([SLOW] * 70, "10% of the last 50.0 s (50 batches)"),
         ([(30.0, 0.1)] * 20 + [FAST] * 500, None),  # a cold start
         ([FAST] * 3600 + [SLOW] * 100, "of the last 50.0 s (50 batches)"),  # slow after an hour
         ([FAST] * 60 + [(0.01, 900.0)] + [FAST] * 500, None),  # an evaluation
-        ([(0.0005, 0.0095)] * 3000, "5 % of the last 10.0 s (100"),
+        ([(0.0005, 0.0095)] * 3000, "5% of the last 10.0 s (100"),
         ([(0.0004, 0.0096)] * 3000, None),
     ],
 )

@@ -53,7 +53,7 @@ RUNS = {
         load(batch_size=5).load_state_dict(state)  # steps of another size
         assert len(printed()) == before
         load(seq_len=2, on_change="nearest").load_state_dict(state)
-        assert printed()[before:].startswith("dali_pipes: the state was saved with rows of another length"), printed()
+        assert printed()[before:].startswith("dali_pipes: the state was saved with rows of "), printed()
         before = len(printed())
         load(rows="pack", eos_id=10**6, outputs=["input_ids"])
         assert printed()[before:].startswith("dali_pipes: eos_id = 1000000 is nowhere in the corpus"), printed()

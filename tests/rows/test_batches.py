@@ -180,7 +180,7 @@ def test_an_id_that_never_occurs_is_said(tmp_path: Path, capfd: pytest.CaptureFi
         report = loader.plan_report()
         assert (report.documents, report.rows, report.fill, report.split_documents) == (1, 2, 1.0, 1)
         assert loader.length_is_known
-    assert "eos_id = 77 is nowhere in the corpus" in capfd.readouterr().err
+    assert "eos_id = 77 does not occur in the corpus" in capfd.readouterr().err
 
 
 def test_documents_need_an_id(tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_a_report_that_cannot_be_kept_is_made_all_the_same(
             assert (report.documents, report.tokens) == (60, TOKENS)
             assert is_exact(loader)
             assert loader.plan_report() == report
-    assert "the report of a plan is not kept: " in capfd.readouterr().err
+    assert "the plan report cannot be cached: " in capfd.readouterr().err
 
 
 def test_training_does_not_wait_for_those_who_plan(corpus: str, cache: Path) -> None:

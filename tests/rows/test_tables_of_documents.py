@@ -120,7 +120,7 @@ def test_what_columns_do_is_said_at_the_start(tmp_path: Path, capfd: pytest.Capt
     assert capfd.readouterr().err == ""
     batches(path, "cpu", **arguments)
     said = capfd.readouterr().err
-    assert "\n  attention_mask: 1 of 4 tokens are padding and are left out\n" in said
+    assert "\n  attention_mask: 1 of 4 tokens are padding" in said
     assert "\n  x: this column is not used in 1 file" in said
     batches(path, "cpu", **arguments)
     assert capfd.readouterr().err == ""  # once

@@ -379,7 +379,7 @@ def test_thoughts_that_are_not_found_cannot_be_left_out() -> None:
         return ChatEncoder(tokenizer(), template, learn_thoughts=False)
 
     assert pieces_learned(made("replace('o', '0')"), messages) == ["b."]
-    with pytest.raises(CorpusFormatError, match=r"message 0 .*thoughts"):
+    with pytest.raises(CorpusFormatError, match=r"message 0 .*reasoning"):
         encode(made("length"), messages)
 
 

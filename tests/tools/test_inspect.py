@@ -172,7 +172,7 @@ def test_documents_that_go_on_in_the_next_file_are_noted_with_what_to_do(tmp_pat
 
 def test_an_id_that_is_nowhere_is_noted(counting: Counting) -> None:
     report = run_json("inspect", counting(50, dtype="uint16").pattern, "--eos", 4000)
-    assert "eos_id = 4000 is nowhere in the corpus" in report["notes"][0]
+    assert "eos_id = 4000 does not occur in the corpus" in report["notes"][0]
     assert kinds(report) == {"no_end_id": 1}
 
 

@@ -52,7 +52,7 @@ def refuse_nulls(
         place = int(nulls[np.searchsorted(nulls, starts[row])] - starts[row])
         raise CorpusFormatError(
             f"{path}: row {first_row + row:,}: column {column} holds null at token {place:,} of {lengths[row]:,}; "
-            "expected an integer. Remove the row, or fill it."
+            "expected an integer. Remove the row, or replace the null."
         )
 
 

@@ -5,7 +5,7 @@
 
 The number of ids in a chunk is known only after reading its column once: the file counts empty and null rows as values.
 So at the first opening several threads read all chunks, and the lengths of the rows are kept in the user's cache
-folder, together with padding and documents from the columns beside the ids (`row_columns`). Later only masks, and
+folder, together with padding and documents from the columns next to the ids (`row_columns`). Later only masks, and
 columns that mark padding, are read.
 """
 
@@ -103,7 +103,7 @@ class RowReader:
         if not sum(self.chunks.rows):
             return facts_of_offsets(np.zeros(1, np.int64), self.first_rows)
         with contextlib.ExitStack() as stack:
-            scan = partial(self._scan, scans or stack.enter_context(ColumnScans("reading the lengths of rows")))
+            scan = partial(self._scan, scans or stack.enter_context(ColumnScans("reading row lengths")))
             why: str | None
             if sum(self.chunks.sizes) < LEAST_KEPT_BYTES:
                 packed, why = scan(), "the file is small"
@@ -192,8 +192,8 @@ class RowReader:
         expected = self.chunks.rows[chunk]
         if row - first_row != expected:
             raise CorpusFormatError(
-                f"{path}: chunk {chunk} has {row - first_row:,} rows, but the file says {expected:,}: it is damaged. "
-                "Make or copy it again."
+                f"{path}: chunk {chunk} has {row - first_row:,} rows, but the file records {expected:,}: it is "
+                "damaged. Copy or recreate it."
             )
         return join_facts(parts, one_chunk=True)
 

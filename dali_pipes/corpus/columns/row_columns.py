@@ -1,4 +1,4 @@
-"""Columns beside the ids: which ids are padding, where documents end, which ids are learned.
+"""Columns next to the ids: which ids are padding, where documents end, which ids are learned.
 
     input_ids         5  6  7  8  9  0            attention_mask    1  1  1  2  2  0
     labels         -100  6  7  8 -100 -100
@@ -115,9 +115,9 @@ def check_numbering(numbering: Mapping[str, Numbering], place: Place) -> None:
         if one is not None and zero is not None and zero > one:
             place.refuse(
                 zero,
-                f"{place.column} {name} starts with 0, but with 1 or more in {place.row} {one:,}, so 0 may be padding "
-                f"or a document. Add a {place.column} {fields.ATTENTION} that is 0 for padding, or number documents "
-                f"from 1 and remove {place.row}s of padding.",
+                f"{place.column} {name} starts with 0, but with 1 or more in {place.row} {one:,}, so 0 could mean "
+                f"padding or the first document. Add a {place.column} {fields.ATTENTION} that is 0 for padding, or "
+                f"number documents from 1 and remove {place.row}s that are all padding.",
             )
 
 

@@ -87,7 +87,7 @@ def join_facts(parts: Sequence[RowFacts], *, one_chunk: bool = False) -> RowFact
 
 
 def used_columns(beside: Sequence[str], facts: RowFacts | None, rows: int, unused: tuple[str, ...]) -> UsedColumns:
-    """Which of the columns beside the ids make a difference. facts: None without such columns."""
+    """Which of the columns next to the ids make a difference. facts: None without such columns."""
     if facts is None:
         return UsedColumns(unused=unused)
     masks = names_in(LEARNED, beside)

@@ -168,5 +168,5 @@ def _field(path: Path, schema: Any, name: str) -> Any:
 
 def _there(schema: Any) -> str:
     if not len(schema):
-        return "the table does not have columns"
+        return "the table does not contain any columns"
     return f"its columns are {', '.join(f'{field.name}: {field.type}' for field in schema)}"

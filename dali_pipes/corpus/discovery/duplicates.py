@@ -1,5 +1,5 @@
-"""Refuse a file that is named twice, under whatever names: the run would train on its tokens twice, including those
-that `validation_fraction` holds out.
+"""Refuse a file that is listed twice, even under different names: the run would train on its tokens twice, including
+those that `validation_fraction` holds out.
 
     a.bin  a.bin        a folder and a file in it        a file and a link to it, symbolic or hard
 """

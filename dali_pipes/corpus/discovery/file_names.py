@@ -1,4 +1,4 @@
-"""Tell data from side files, backups and unfinished downloads by the names of files.
+"""Distinguish data from auxiliary files, backups and unfinished downloads by file names.
 
     a.json  README.md  Thumbs.db              side files: left out
     a.bin~  a.bin.bak  a.bin.orig  #a.bin#    backups: left out, with a note
@@ -154,7 +154,7 @@ def _without_results_of_datasets(paths: list[Path], where: str, notes: list[str]
             "same rows. List the files to use."
         )
     notes.append(
-        f"{where}: {len(results):,} results that Hugging Face datasets cached beside its data are skipped{names}; to "
+        f"{where}: {len(results):,} results that Hugging Face datasets cached next to its data are skipped{names}; to "
         "read them, list the files to use"
     )
     return others

@@ -146,7 +146,7 @@ def _files_of_glob(entry: str, pattern: Path, setting: str, notes: list[str]) ->
 
 
 def unfinished_beside(pattern: Path, matches: Iterable[Path]) -> list[Path]:
-    """Unfinished files beside the matches of a pattern that would match once they are finished."""
+    """Unfinished files next to the matches of a pattern that would match once they are finished."""
     if pattern.name == "**":
         return []
     beside = (Path(entry.path) for folder in {path.parent for path in matches} for entry in list_folder(folder))
@@ -182,13 +182,14 @@ def _data_files(candidates: Iterable[Path], where: str, setting: str, notes: lis
         sets = [folder.name for folder in folders if find_index(folder) is not None]
         if sets:
             raise CorpusError(
-                f"{where} does not contain data files but folders of {len(sets)} sets, such as splits{some(sets)}; "
+                f"{where} does not contain data files, only folders of {len(sets)} sets, such as splits{some(sets)}; "
                 "name one of them, or list the ones to use"
             )
         names = [folder.name for folder in folders]
         raise CorpusError(
-            f"{where} does not contain data files, only {len(side)} side files{some(side)} and {len(folders)} folders"
-            f"{some(names)}. Name files in full, or use a pattern that includes subfolders, such as 'folder/**/*.bin'."
+            f"{where} does not contain data files, only {len(side)} auxiliary files{some(side)} and {len(folders)} "
+            f"folders{some(names)}. Name files in full, or use a pattern that includes subfolders, such as "
+            "'folder/**/*.bin'."
         )
     return files
 

@@ -1,4 +1,4 @@
-"""Manifests beside the data: `manifest*.json`, as `dali-pipes tokenize` writes them.
+"""Manifests next to the data: `manifest*.json`, as `dali-pipes tokenize` writes them.
 
 {"settings": {"format": "flat", "eos_id": 0}, "shards": [{"files": {"tokens-00000-0000.bin": {"bytes": 2048, ...}}}]}
 {"files": [{"name": "tokens-00000-0000.bin", "sha256": "9f86..."}]}
@@ -29,7 +29,7 @@ class Manifest(NamedTuple):
 
 
 class Manifests:
-    """The manifests beside the files of one corpus, each read once."""
+    """The manifests next to the files of one corpus, each read once."""
 
     def __init__(self) -> None:
         self._read: dict[Path, Manifest] = {}
@@ -39,7 +39,7 @@ class Manifests:
 
         Without its mask a file would be learned whole, and without its index it would lose its documents, silently.
 
-        masks, indexes: whether these are read from beside the data
+        masks, indexes: whether these are read from the folder of the data
         """
         for file in files:
             folder = file.path.parent
@@ -53,7 +53,7 @@ class Manifests:
             for path, otherwise in wanted:
                 if utf8_name(path.name) in self._beside(file).names and not os.path.lexists(path):
                     raise CorpusFormatError(
-                        f"{path}: is missing, but {folder / MANIFEST} lists it. Copy it here, or make the data again; "
+                        f"{path}: is missing, but {folder / MANIFEST} lists it. Copy it here, or recreate the data; "
                         f"{otherwise}."
                     )
 

@@ -44,7 +44,7 @@ def kind_of_index(path: Path) -> str | None:
         except (ValueError, RecursionError) as error:
             raise CorpusFormatError(
                 f"{path}: {file.size:,} bytes are not valid JSON ({error}): the index is half written or damaged. Wait "
-                "for its writer to finish, or make or copy it again; if it is not an index, name the data files, not "
+                "for its writer to finish, or copy or recreate it; if it is not an index, name the data files, not "
                 "the folder."
             ) from error
     return kind

@@ -311,8 +311,8 @@ def _find_content(records: Records, count: int, options: OpenOptions) -> _Conten
         if not filled:
             return _Content(np.dtype(np.int64), None)
         raise CorpusFormatError(
-            f"{path}: its records are not tf.train.Example. If each holds the ids of a document, set dtype, which the "
-            "file does not state, to 'uint16', 'uint32' or 'int32'."
+            f"{path}: its records are not tf.train.Example. If each holds the ids of a document, set dtype to "
+            "'uint16', 'uint32' or 'int32'; the file does not store it."
         )
     return _Content(id_type, None)
 
@@ -358,6 +358,6 @@ def _open_reader(path: Path) -> Any:
     if not is_good:
         raise CorpusFormatError(
             f"{path}: the index at the end of this ArrayRecord file cannot be read: it is truncated, damaged or "
-            "another kind of Riegeli file. Make or copy it again."
+            "another kind of Riegeli file. Copy or recreate it."
         )
     return reader

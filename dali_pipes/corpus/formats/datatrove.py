@@ -1,4 +1,4 @@
-"""Files of datatrove's tokenizer (`.ds`), as Nanoset reads them too: ids alone, and two files beside them.
+"""Files of datatrove's tokenizer (`.ds`), as Nanoset reads them too: ids alone, and two files next to them.
 
     00000_unshuffled.ds              ids, back to back
     00000_unshuffled.ds.index        u64 a document: where it ends, in ids                        5 8 8 12
@@ -38,7 +38,7 @@ class _Index(NamedTuple):
 
 
 def recognize(file: ByteFile, head: bytes) -> bool:
-    """Whether it is a `.ds` file with an index or metadata beside it."""
+    """Whether it is a `.ds` file with an index or metadata next to it."""
     path = file.path
     return path.suffix == SUFFIX and (file_size(_index_path(path)) is not None or _metadata_path(path) is not None)
 
@@ -122,7 +122,7 @@ def _check_index(path: Path, num_tokens: int, width: int) -> _Index | None:
                 at = int(falls[0])
                 _refuse(
                     index_path,
-                    f"entry {first + at:,} is {ends[at]:,}, expected at least {earlier[at]:,}, the one before",
+                    f"entry {first + at:,} is {ends[at]:,}, expected at least {earlier[at]:,}, the entry before it",
                 )
             before = int(ends[-1])
     if before != num_tokens:
@@ -144,5 +144,5 @@ def _document_offsets(index: _Index) -> Int64Array:
 
 def _refuse(path: Path, reason: str) -> NoReturn:
     raise CorpusFormatError(
-        f"{path}: {reason}. It is truncated, damaged or belongs to another file; make or copy it again."
+        f"{path}: {reason}. It is truncated, damaged or belongs to another file; copy or recreate it."
     )

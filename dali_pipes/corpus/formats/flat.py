@@ -32,26 +32,26 @@ def recognize(file: ByteFile, head: bytes) -> bool:
 
 
 def recognize_unmarked(file: ByteFile) -> bool:
-    """True, if nothing beside the file and in its name tells otherwise; else CorpusFormatError.
+    """True unless its name or a file next to it indicates another format; then CorpusFormatError.
 
-    An index beside it makes it a part of a set; a file named as a table or as text would be read as junk ids.
+    With an index next to it, it is part of a set; a file named like a table or text would be read as junk ids.
     """
     path = file.path
     index = path.with_name("index.json")
     kind = kind_of_index(index)
     if kind is not None:
         raise CorpusFormatError(
-            f"{path}: looks like a shard of format {kind}, because {index.name} is beside it. Name the folder instead. "
-            f"{_ONLY_IDS}"
+            f"{path}: looks like a shard of format {kind}, because {index.name} is next to it. Name the folder "
+            f"instead. {_ONLY_IDS}"
         )
     if path.suffix.lower() in _TABLE_SUFFIXES:
         raise CorpusFormatError(
-            f"{path}: is named as a table but does not start like a Parquet or Arrow file: it is truncated, damaged or "
-            f"of an old version. Make or copy it again. {_ONLY_IDS}"
+            f"{path}: is named like a table but does not start like a Parquet or Arrow file: it is truncated, damaged, "
+            f"or in an old version of the format. Copy or recreate it. {_ONLY_IDS}"
         )
     if path.suffix.lower() in _TEXT_SUFFIXES:  # its content tells only from some length on
         raise CorpusFormatError(
-            f"{path}: is named as text, not as token ids. Set tokenizer = 'tokenizer.json', or convert it with "
+            f"{path}: is named like text, not like token ids. Set tokenizer = 'tokenizer.json', or convert it with "
             f"`dali-pipes tokenize`. {_ONLY_IDS}"
         )
     return True
@@ -96,14 +96,14 @@ def refuse_wider_ids(file: ByteFile, samples: Sequence[bytes]) -> None:
         if _looks_padded(words.reshape(-1, width)):
             raise CorpusFormatError(
                 f"{file.path}: would be read as uint16, but its ids look like {names}: only the first of every {width} "
-                f"values carries an id. Set dtype, for example dtype = '{example}'; if the ids are uint16, set dtype = "
-                f"'uint16'.{_missing_index(file.path)}"
+                f"values contains an id. Set dtype, for example dtype = '{example}'; if the ids are uint16, set dtype "
+                f"= 'uint16'.{_missing_index(file.path)}"
             )
 
 
 def _missing_index(path: Path) -> str:
     index = path.with_suffix(".idx").name
-    return f" If it belongs to a Megatron pair, {index} is missing beside it." if path.suffix == ".bin" else ""
+    return f" If it belongs to a Megatron pair, its index {index} is missing." if path.suffix == ".bin" else ""
 
 
 def _looks_padded(columns: npt.NDArray[np.uint16]) -> bool:

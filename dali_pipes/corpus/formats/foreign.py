@@ -1,4 +1,4 @@
-"""Files that are not token files, recognized by their first bytes, so that nobody trains on them.
+"""Files that are not token files, recognized by their first bytes, so that a run does not train on them.
 
 A short mark can also be two ordinary token ids, so each mark of fewer than four bytes is confirmed by more of the file.
 """

@@ -52,7 +52,7 @@ def _has_name(entry: Any) -> bool:
 def _plain_name(path: Path, name: Any) -> str:
     if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
         raise CorpusFormatError(
-            f"{path}: lists {name!r:.100}, expected the name of a file or folder beside it. Save it again."
+            f"{path}: lists {name!r:.100}, expected the name of a file or folder next to it. Save it again."
         )
     return name
 

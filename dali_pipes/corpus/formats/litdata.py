@@ -216,5 +216,5 @@ def _decode(chunk: _Chunk, number: int) -> Ids:
 
 def _refuse(path: Path, reason: str) -> NoReturn:
     raise CorpusFormatError(
-        f"{path}: {reason}. The chunk is truncated, damaged or belongs to another index; make or copy it again."
+        f"{path}: {reason}. The chunk is truncated, damaged or belongs to another index; copy or recreate it."
     )

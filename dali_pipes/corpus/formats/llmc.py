@@ -51,7 +51,7 @@ def parse_llmc(file: ByteFile) -> Layout:
     if file.size < HEADER_BYTES:
         raise CorpusFormatError(
             f"{file.path}: has {file.size:,} bytes, fewer than the header of an llm.c file ({HEADER_BYTES:,}): it is "
-            "truncated. Make or copy it again."
+            "truncated. Copy or recreate it."
         )
     magic, version, count = struct.unpack("<3i", file.read(0, 12))
     if magic == EVALUATION_MAGIC:
@@ -66,11 +66,11 @@ def parse_llmc(file: ByteFile) -> Layout:
             "contains only ids, set format = 'flat'."
         )
     if count < 0:
-        raise CorpusFormatError(f"{file.path}: the llm.c header claims {count:,} ids: it is damaged. Make it again.")
+        raise CorpusFormatError(f"{file.path}: the llm.c header claims {count:,} ids: it is damaged. Recreate it.")
     expected = HEADER_BYTES + count * stored.itemsize
     if file.size != expected:
         raise CorpusFormatError(
             f"{file.path}: expected {expected:,} bytes for the {count:,} ids ({stored.name}) in the llm.c header, but "
-            f"the file has {file.size:,}: it is truncated or was rewritten. Make or copy it again."
+            f"the file has {file.size:,}: it is truncated or was rewritten. Copy or recreate it."
         )
     return Layout(stored, HEADER_BYTES, count)

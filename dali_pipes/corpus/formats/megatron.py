@@ -91,7 +91,8 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     """As `Format.inspect`, for the pair that a `.bin` or `.idx` belongs to."""
     if file.path.suffix not in (".bin", ".idx"):
         raise CorpusFormatError(
-            f"{file.path}: a file of format megatron must be named .bin or .idx, with the other one beside it"
+            f"{file.path}: a file of format megatron must be named .bin or .idx, with the other file of the pair next "
+            "to it"
         )
     with open_file(file.path.with_suffix(".idx")) as index_file:
         header = parse_header(index_file)
@@ -118,8 +119,8 @@ def parse_header(file: ByteFile) -> IndexHeader:
     """Raises CorpusFormatError for another kind of file, an unsupported index, or a size that disagrees."""
     if file.size < 26:
         raise CorpusFormatError(
-            f"{file.path}: has {file.size} bytes, but a Megatron index has a header of at least 26 bytes: it is empty "
-            "or half written. Make or copy it again; to read the .bin file alone, set format = 'flat' and dtype."
+            f"{file.path}: has {file.size:,} bytes, but a Megatron index has a header of at least 26 bytes: it is "
+            "empty or half written. Copy or recreate it; to read the .bin file alone, set format = 'flat' and dtype."
         )
     magic, version, code, sequences = struct.unpack("<9sQBQ", file.read(0, 26))
     if magic.startswith(OLD_MAGIC):
@@ -129,7 +130,7 @@ def parse_header(file: ByteFile) -> IndexHeader:
         )
     if magic != MAGIC:
         raise CorpusFormatError(
-            f"{file.path}: does not start with MMIDIDX, so it is not a Megatron index. If the .bin file beside it "
+            f"{file.path}: does not start with MMIDIDX, so it is not a Megatron index. If the .bin file next to it "
             "contains only ids, set format = 'flat' and dtype."
         )
     if version != 1:
@@ -148,7 +149,7 @@ def parse_header(file: ByteFile) -> IndexHeader:
         raise CorpusFormatError(
             f"{file.path}: expected {expected:,} bytes ({expected + sequences:,} with modes) for {sequences:,} "
             f"sequences and {entries:,} document entries, but the index has {file.size:,}: it is truncated, half "
-            "written or damaged. Make or copy it again."
+            "written or damaged. Copy or recreate it."
         )
     if entries == 0:
         raise CorpusFormatError(f"{file.path}: the document index is empty; expected at least one entry, 0")
@@ -243,5 +244,5 @@ def _check_documents(file: ByteFile, header: IndexHeader) -> int:
 
 def _refuse_document(path: Path, entry: int, value: int, expectation: str) -> NoReturn:
     raise CorpusFormatError(
-        f"{path}: document entry {entry:,} is {value:,}; {expectation}. The index is damaged; make it again."
+        f"{path}: document entry {entry:,} is {value:,}; {expectation}. The index is damaged; recreate it."
     )

@@ -34,7 +34,7 @@ def build_extents(
     Raises CorpusFormatError naming file and entry.
     """
     found: list[Int64Array] = []
-    end = 0  # byte where the sequence before ends
+    end = 0  # byte where the previous sequence ends
     for block in blocks:
         _check_block(block, width, index_path, bin_path, bin_size)
         entries = np.flatnonzero(block.lengths)  # a sequence without ids may point anywhere
@@ -69,14 +69,14 @@ def _check_block(block: SequenceBlock, width: int, index_path: Path, bin_path: P
         at = int(np.argmax(negative))
         raise CorpusFormatError(
             f"{index_path}: entry {first + at:,} has length {lengths[at]:,}, expected 0 or more: the index is damaged. "
-            "Make it again."
+            "Recreate it."
         )
     negative = pointers < 0
     if negative.any():
         at = int(np.argmax(negative))
         raise CorpusFormatError(
             f"{index_path}: entry {first + at:,} has pointer {pointers[at]:,}, expected 0 or more: its writer "
-            "overflowed 32 bits. Make the index again."
+            "overflowed 32 bits. Recreate the index."
         )
     # This cannot overflow: a pointer beyond the file is replaced, and a size has at most 35 bits.
     outside = (pointers > bin_size) | (lengths * width > bin_size - np.minimum(pointers, bin_size))
@@ -92,7 +92,7 @@ def _check_block(block: SequenceBlock, width: int, index_path: Path, bin_path: P
         at = int(np.argmax(unaligned))
         raise CorpusFormatError(
             f"{index_path}: entry {first + at:,} has pointer {pointers[at]:,}, expected a multiple of {width}, the "
-            "width of an id: the index is damaged. Make it again."
+            "width of an id: the index is damaged. Recreate it."
         )
 
 
@@ -103,7 +103,7 @@ def _check_wrapped(path: Path, entries: Int64Array, starts: Int64Array, expected
         at = int(np.argmax(wrapped))
         raise CorpusFormatError(
             f"{path}: entry {entries[at]:,} has pointer {starts[at]:,}, expected {expected[at]:,}, where the sequence "
-            "before ends: its writer cut it to 32 bits. Make the index again."
+            "before ends: its writer truncated it to 32 bits. Recreate the index."
         )
 
 
@@ -116,11 +116,11 @@ def _check_cover(runs: Int64Array, width: int, index_path: Path, bin_path: Path,
         one, other = sorted(ordered[shared[0] : shared[0] + 2].tolist(), key=lambda run: int(run[2]))
         raise CorpusFormatError(
             f"{index_path}: entry {other[2]:,} ({other[1]:,} ids at byte {other[0]:,}) overlaps entry {one[2]:,} "
-            f"({one[1]:,} ids at byte {one[0]:,}): the index is damaged. Make it again."
+            f"({one[1]:,} ids at byte {one[0]:,}): the index is damaged. Recreate it."
         )
     expected = int(ends[-1]) if len(ends) else 0
     if expected != bin_size:
         raise CorpusFormatError(
             f"{bin_path}: has {bin_size:,} bytes, but its index {index_path} accounts for {expected:,}: they do not "
-            "belong together, or one of them was rewritten. Copy or make both again."
+            "belong together, or one of them was rewritten. Copy or recreate both."
         )

@@ -69,7 +69,7 @@ def parse_npy_mask(file: ByteFile) -> Layout:
 def _layout(file: ByteFile, shape: Any, fortran_order: Any, stored: np.dtype[Any], data_offset: int) -> Layout:
     if not (isinstance(shape, tuple) and all(type(length) is int and length >= 0 for length in shape)):
         raise CorpusFormatError(
-            f"{file.path}: the .npy header has the invalid shape {shape!r}: it is damaged. Make or copy it again."
+            f"{file.path}: the .npy header has the invalid shape {shape!r}: it is damaged. Copy or recreate it."
         )
     if len(shape) not in (1, 2):
         raise CorpusFormatError(
@@ -85,7 +85,7 @@ def _layout(file: ByteFile, shape: Any, fortran_order: Any, stored: np.dtype[Any
     if file.size != expected:
         raise CorpusFormatError(
             f"{file.path}: expected {expected:,} bytes for shape {shape} of {stored.str} in the .npy header, but the "
-            f"file has {file.size:,}: it is truncated, or holds more than one array. Make or copy it again."
+            f"file has {file.size:,}: it is truncated, or holds more than one array. Copy or recreate it."
         )
     return Layout(stored, data_offset, count)
 
@@ -106,7 +106,7 @@ def _read_header(file: ByteFile) -> tuple[dict[str, Any], int]:
     if length > _LONGEST_HEADER or start + length > file.size:
         raise CorpusFormatError(
             f"{file.path}: the .npy header claims {length:,} bytes at byte {start}, but the file has {file.size:,} "
-            f"bytes and a header at most {_LONGEST_HEADER:,}: it is truncated or damaged. Make or copy it again."
+            f"bytes and a header at most {_LONGEST_HEADER:,}: it is truncated or damaged. Copy or recreate it."
         )
     try:
         text = file.read(start, length).decode("utf-8" if major == 3 else "latin-1")

@@ -44,8 +44,8 @@ class ParquetChunks:
         self._file_size, self._footer_crc = file.size, zlib.crc32(footer)
         if min(self.rows, default=0) < 0 or sum(self.rows) != metadata.num_rows:
             raise CorpusFormatError(
-                f"{file.path}: its row groups have {sum(self.rows):,} rows, but the footer says {metadata.num_rows:,}: "
-                "it is damaged. Make or copy it again."
+                f"{file.path}: its row groups have {sum(self.rows):,} rows, but the footer records "
+                f"{metadata.num_rows:,}: it is damaged. Copy or recreate it."
             )
 
     def batches(self, chunk: int, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -113,7 +113,7 @@ def _read_footer(file: ByteFile) -> bytes:
     if tail[4:] != MAGIC or not 0 < length <= size - 12:
         raise CorpusFormatError(
             f"{path}: does not end with the footer of a Parquet file (last bytes {tail!r} of {size:,}): it is "
-            "truncated or damaged. Make or copy it again."
+            "truncated or damaged. Copy or recreate it."
         )
     return file.read(size - 8 - length, length)
 

@@ -82,7 +82,7 @@ class Entry:
         place = f"{self.where}.{key}" if key else self.where
         raise CorpusFormatError(
             f"{place} is {found[:100]}{'...' if len(found) > 100 else ''}, expected {expected}: the index is damaged "
-            "or of another kind. Make or copy the set again."
+            "or of another kind. Copy or recreate the set."
         )
 
 
@@ -97,7 +97,7 @@ def read_index(path: Path) -> Entry:
             raise
         raise CorpusFormatError(
             f"{path}: {len(data):,} bytes are not valid JSON ({error}): the index is half written or damaged. Wait for "
-            "its writer to finish, or make or copy it again."
+            "its writer to finish, or copy or recreate it."
         ) from error
 
 
@@ -105,5 +105,5 @@ def listed_size(path: Path, listed_in: str) -> int:
     """Bytes of the file at `path`. Raises CorpusFormatError if it is missing, although `listed_in` names it."""
     size = file_size(path)
     if size is None:
-        raise CorpusFormatError(f"{path}: is missing, but {listed_in} lists it. Copy it, or make the set again.")
+        raise CorpusFormatError(f"{path}: is missing, but {listed_in} lists it. Copy it, or recreate the set.")
     return size

@@ -30,7 +30,7 @@ DEFAULT_VOCAB_SIZE = 50257
 """GPT-2's."""
 MOST_TOKENS = 10**15
 MOST_DOCUMENTS = 1 << 26
-"""Offsets of more would take more than 512 MiB: a larger corpus is without documents."""
+"""A larger corpus does not index its documents, because the offsets would take more than 512 MiB."""
 MEAN_DOCUMENT = 1024
 
 _VERSION = 1

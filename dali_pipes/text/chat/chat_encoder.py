@@ -145,8 +145,8 @@ class ChatEncoder:
     def _check_tags(self, content: str | None, masked: str | None, where: str, k: int) -> None:
         if "</think>" in (content or "") and "</think>" not in (masked or ""):
             raise CorpusFormatError(
-                f"{where}: the thought in the content of message {k} cannot be excluded from the loss, because "
-                "</think> is a special token of the tokenizer; move the thought to reasoning_content"
+                f"{where}: the reasoning in the content of message {k} cannot be excluded from the loss, because "
+                "</think> is a special token of the tokenizer; move the reasoning to reasoning_content"
             )
 
     def _learned_messages(self, conversation: Conversation) -> list[int]:

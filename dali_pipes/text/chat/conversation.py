@@ -264,7 +264,7 @@ def _flags(item: Mapping[str, Any], where: str) -> dict[str, bool]:
 
 
 def _system(record: Mapping[str, Any], where: str, messages: Sequence[Message]) -> Message | None:
-    """The system turn that a record has beside its messages; None if the messages contain it."""
+    """The system turn that a record has outside its messages; None if the messages contain it."""
     texts = {key: _text(record[key], where, key) for key in SYSTEM_TEXTS if not holds_nothing(record.get(key))}
     if not texts:
         return None
@@ -285,7 +285,7 @@ def _system(record: Mapping[str, Any], where: str, messages: Sequence[Message]) 
 def _variables(
     record: Mapping[str, Any], where: str, template_variables: Collection[str] | None
 ) -> tuple[dict[str, Any], Unused]:
-    """Variables of the template from fields beside the messages, and those fields that it does not read."""
+    """Variables of the template from fields outside the messages, and those fields that it does not read."""
     found: dict[str, Any] = {}
     not_used: list[tuple[str, str]] = []
     given_by: dict[str, str] = {}

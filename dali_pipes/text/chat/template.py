@@ -39,7 +39,7 @@ OPEN, CLOSE = "\U000b0010", "\U000b0011"
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 HOW_TO_SET = (
     "Pass a file (--chat-template FILE: Jinja source, or a tokenizer_config.json with a chat_template), pass "
-    "--chat-template chatml for ChatML, or put chat_template.jinja or tokenizer_config.json beside tokenizer.json"
+    "--chat-template chatml for ChatML, or put chat_template.jinja or tokenizer_config.json next to tokenizer.json"
 )
 RESERVED = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
 """Variables that a record cannot set, except to a false value, which changes nothing."""
@@ -226,13 +226,13 @@ def load_template(
     name: str | None = None,
     now: datetime | None = None,
 ) -> ChatTemplate:
-    """The given template, or the one beside the tokenizer.
+    """The given template, or the one next to the tokenizer.
 
     template: "chatml"; a file with Jinja source; a `.json` with a `chat_template` (one, or several with names). None:
     in the folder of `tokenizer_json`, `chat_template.jinja`, which is the default, and
     `additional_chat_templates/NAME.jinja`; without these, `tokenizer_config.json`. name: which one of several; see
     `ChatTemplate`. Texts of bos_token, eos_token and so on come from the `.json` file, else from the
-    `tokenizer_config.json` beside the template or the tokenizer.
+    `tokenizer_config.json` next to the template or the tokenizer.
 
     Raises ConfigError if there is none, naming the places; for a file that cannot be read; and for a template that uses
     a bos_token or eos_token that is not in any of these files. BackendError without jinja2.

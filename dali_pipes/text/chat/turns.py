@@ -61,7 +61,7 @@ class Turns:
             found = self._marked(k, way, self.text)
             if found is not None and all(isinstance(text, str) for text in texts):
                 return [(part.start, part.end) for part in found if part.is_thought]
-        raise self._refused(k, "its thoughts, which are not to be learned, cannot be found")
+        raise self._refused(k, "its reasoning, which should not be learned, cannot be found")
 
     def refuse_unseen(self, k: int) -> None:
         """Refuse message k if the template does not show its calls, or any of its thoughts where it has nothing else.

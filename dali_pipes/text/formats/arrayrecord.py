@@ -53,7 +53,7 @@ def read_arrayrecord(path: Path, size: int, key: str | None, meter: ByteMeter) -
 
 def _holds_tokens(path: Path, compression: Compression, has_dtype: bool) -> bool:
     """Whether the records are Examples with token ids: in a feature with one of the usual names, or in one without text
-    beside it (a length or a label is a list of integers, too). Records of unknown content are ids if there is a dtype.
+    next to it (a length or a label is a list of integers, too). Records of unknown content are ids if there is a dtype.
     """
     if has_dtype:
         return True

@@ -62,7 +62,7 @@ def _read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> I
 
 
 def _holds_tokens(path: Path, compression: Compression, has_dtype: bool) -> bool:
-    """Whether the shard holds token ids: in a column with one of the usual names, or in one without text beside it."""
+    """Whether the shard holds token ids: in a column with one of the usual names, or in one without text next to it."""
     header, _ = _read_header(path, ChunkReader(read_chunks(path, compression, ByteMeter())))
     try:
         column = choose_column(header, path, None)
@@ -79,7 +79,7 @@ def _read_header(path: Path, reader: ChunkReader) -> tuple[Entry, bytes]:
     if len(start) < 4 * (count + 2):
         raise CorpusFormatError(
             f"{path}: ends at byte {len(start):,}, inside the offsets of {count:,} samples; the file is truncated, or "
-            "not an MDS shard. Copy or create it again"
+            "not an MDS shard. Copy or recreate it"
         )
     first = int.from_bytes(start[4:8], "little")
     columns = reader.read(max(0, first - len(start)))
@@ -90,7 +90,7 @@ def _read_header(path: Path, reader: ChunkReader) -> tuple[Entry, bytes]:
             raise
         raise CorpusFormatError(
             f"{path}: the list of columns, bytes {len(start):,} to {first:,}, is not valid JSON ({error}); the file is "
-            "damaged, or not an MDS shard. Copy or create it again"
+            "damaged, or not an MDS shard. Copy or recreate it"
         ) from None
 
 

@@ -43,7 +43,7 @@ def read_table(path: Path, kind: str, size: int, key: str | None, meter: ByteMet
 
 
 def _holds_tokens(path: Path, kind: str) -> bool:
-    """Whether the table holds token ids: in a column with one of the usual names, or in one without text beside it."""
+    """Whether the table holds token ids: in a column with one of the usual names, or in one without text next to it."""
     with _table_errors(path):
         if kind == "parquet":
             import pyarrow.parquet

@@ -80,7 +80,7 @@ def _members(path: Path, chunks: Iterator[bytes]) -> Iterator[tuple[str, str, by
             _refuse_more(path, archive)
     except tarfile.TarError as error:
         raise CorpusFormatError(
-            f"{path}: the tar archive is damaged or truncated ({error}); copy or create it again"
+            f"{path}: the tar archive is damaged or truncated ({error}); copy or recreate it"
         ) from error
 
 

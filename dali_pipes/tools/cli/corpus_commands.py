@@ -18,7 +18,7 @@ Format = Annotated[str, typer.Option(help=f"File format: auto, {', '.join(FORMAT
 Dtype = Annotated[str | None, typer.Option(help="Integer type of the ids, for files that do not store it.")]
 EndId = Annotated[int | None, typer.Option("--eos", min=0, help="Id that ends every document.")]
 StartId = Annotated[int | None, typer.Option("--start-id", min=0, help="Id that begins every document.")]
-TokenColumn = Annotated[str | None, typer.Option(help="Column with the token ids in Parquet and Arrow files.")]
+TokenColumn = Annotated[str | None, typer.Option(help="Column with the token ids in Parquet, Arrow, and MDS files.")]
 VocabSize = Annotated[int | None, typer.Option(min=1, help="Report ids greater than or equal to this number.")]
 
 

@@ -191,7 +191,7 @@ def test_names_may_not_leave_the_folder(tmp_path: Path, make: Callable[[Path], P
         (lambda index: index["shards"][0].update(column_sizes=[None]), "2 column names, 2 encodings and 1 sizes"),
         (lambda index: index["shards"][0].update(column_sizes=[None, 14]), "has size 14"),
         (lambda index: index["shards"][0].update(column_sizes=[None, "x"]), "column size 'x'"),
-        (lambda index: index["shards"][0].update(column_names=["text", "text"]), "expected different strings"),
+        (lambda index: index["shards"][0].update(column_names=["text", "text"]), "expected distinct strings"),
         (lambda index: index["shards"][2].update(column_names=["text", "b"]), r"shards\[2\]: .* column 'tokens'"),
         (lambda index: index["shards"][0].update(samples=-1), "samples is -1, expected an integer"),
         (lambda index: index["shards"][0].update(samples=True), "samples is True, expected an integer"),

@@ -105,7 +105,7 @@ def _layouts(file: ByteFile, messages: Messages, schema: Any, column: str) -> It
         if layout.rows != one.rows or batch.num_rows != one.rows:
             raise CorpusFormatError(
                 f"{file.path}: batch {number} has {one.rows:,} rows, but its column {column} has {layout.rows:,}: the "
-                "file is damaged. Make or copy it again."
+                "file is damaged. Copy or recreate it."
             )
         yield layout
         first_row += one.rows
@@ -120,7 +120,7 @@ def _layout(array: Any, message: Message, address: int, first_row: int) -> ListL
         place = None if is_empty else Place(message.start + buffer.address - address, buffer.size)
         end = message.start + message.head_size + message.body_size
         if place is not None and not message.start + message.head_size <= place.start <= end - place.size:
-            raise ValueError(f"a buffer of {place.size:,} bytes is outside of its batch")
+            raise ValueError(f"a buffer of {place.size:,} bytes is outside its batch")
         places.append(place)
     is_fixed = isinstance(array, pyarrow.FixedSizeListArray)
     validity, *lists, values_validity, values = places
@@ -184,7 +184,7 @@ def _check_inside(
         row = int(np.argmax(wrong))
         raise CorpusFormatError(
             f"{file.path}: column {column}, row {layout.first_row + row:,} or a later one: {lengths[row]:,} ids at "
-            f"value {starts[row]:,}, but the batch has {there:,} values: the file is damaged. Make or copy it again."
+            f"value {starts[row]:,}, but the batch has {there:,} values: the file is damaged. Copy or recreate it."
         )
 
 
@@ -207,6 +207,6 @@ def _needed(file: ByteFile, place: Place | None, size: int) -> Place:
     if place is None or place.size < size:
         raise CorpusFormatError(
             f"{file.path}: a buffer of its lists has {0 if place is None else place.size:,} bytes, expected {size:,}: "
-            "the file is damaged. Make or copy it again."
+            "the file is damaged. Copy or recreate it."
         )
     return place

@@ -74,7 +74,7 @@ def read_messages(file: ByteFile) -> Messages:
         found = _from_footer(file) if is_file else _from_stream(file, first.head_size + first.body_size)
     except (struct.error, OverflowError) as error:
         raise CorpusFormatError(
-            f"{file.path}: its Arrow metadata are damaged ({error}). Make or copy it again."
+            f"{file.path}: its Arrow metadata is damaged ({error}). Copy or recreate it."
         ) from error
     messages = Messages(schema, is_little, [], [])
     known: list[Message] = []
@@ -108,11 +108,11 @@ def check_claims(path: Path, message: Message, data: bytes | memoryview) -> None
         places = [_BUFFER.unpack_from(head, at) for at in range(first, first + count * _BUFFER.size, _BUFFER.size)]
         claimed = sum(max(0, struct.unpack_from("<q", body, start)[0]) for start, size in places if size)
     except struct.error as error:
-        raise CorpusFormatError(f"{path}: its Arrow metadata are damaged ({error}). Make or copy it again.") from error
+        raise CorpusFormatError(f"{path}: its Arrow metadata is damaged ({error}). Copy or recreate it.") from error
     if claimed > most:
         raise CorpusFormatError(
             f"{path}: the buffers of the Arrow message at byte {message.start:,} claim {claimed:,} bytes, but its "
-            f"{len(body):,} bytes decompress to at most {most:,}: it is damaged. Make or copy it again."
+            f"{len(body):,} bytes decompress to at most {most:,}: it is damaged. Copy or recreate it."
         )
 
 
@@ -144,7 +144,7 @@ def _from_footer(file: ByteFile) -> list[Message]:
     if tail[4:] != FILE_MAGIC or not 0 < length <= file.size - 18:
         raise CorpusFormatError(
             f"{file.path}: does not end with the footer of an Arrow file (last bytes {tail!r} of {file.size:,}): it is "
-            "truncated or damaged. Make or copy it again."
+            "truncated or damaged. Copy or recreate it."
         )
     footer = file.read(file.size - 10 - length, length)
     root = _Table(footer, _indirect(footer, 0))
@@ -157,8 +157,8 @@ def _from_footer(file: ByteFile) -> list[Message]:
             if (message.head_size, message.body_size) != (head_size, body_size):
                 raise CorpusFormatError(
                     f"{file.path}: the Arrow message at byte {start:,} has {message.head_size:,} + "
-                    f"{message.body_size:,} bytes, but the footer says {head_size:,} + {body_size:,}: it is damaged. "
-                    "Make or copy it again."
+                    f"{message.body_size:,} bytes, but the footer records {head_size:,} + {body_size:,}: it is "
+                    "damaged. Copy or recreate it."
                 )
             found.append(message)
     return found
@@ -168,14 +168,14 @@ def _read_head(file: ByteFile, start: int) -> tuple[Message, bytes]:
     if not 0 <= start <= file.size - 8:
         raise CorpusFormatError(
             f"{file.path}: expected an Arrow message at byte {start:,}, but the file has {file.size:,} bytes: it is "
-            "truncated or damaged. Make or copy it again."
+            "truncated or damaged. Copy or recreate it."
         )
     head = file.read(start, min(_HEAD_GUESS, file.size - start))
     length = struct.unpack_from("<i", head, 4)[0]
     if head[:4] != CONTINUATION or not 0 < length <= file.size - start - 8:
         raise CorpusFormatError(
             f"{file.path}: expected an Arrow message at byte {start:,} of {file.size:,}, found {head[:8]!r}: the file "
-            "is truncated, damaged or older than Arrow 0.15. Make or copy it again."
+            "is truncated, damaged or older than Arrow 0.15. Copy or recreate it."
         )
     size = 8 + length
     head = head[:size] if size <= len(head) else file.read(start, size)
@@ -184,7 +184,7 @@ def _read_head(file: ByteFile, start: int) -> tuple[Message, bytes]:
     if not 0 <= body_size <= file.size - start - size:
         raise CorpusFormatError(
             f"{file.path}: the Arrow message at byte {start:,} needs {size:,} + {body_size:,} bytes, but the file has "
-            f"{file.size:,}: it is truncated or damaged. Make or copy it again."
+            f"{file.size:,}: it is truncated or damaged. Copy or recreate it."
         )
     message = Message(start, size, body_size, message_crc(head), kind)
     if kind == _DICTIONARY:
@@ -215,7 +215,7 @@ class _Table:
         self._data, self._at = data, at
         self._vtable = at - struct.unpack_from("<i", data, at)[0]
         if self._vtable < 0:  # which Python would count from the end
-            raise struct.error("a table is outside of its message")
+            raise struct.error("a table is outside its message")
         self._vtable_size = struct.unpack_from("<H", data, self._vtable)[0]
 
     def has(self, field: int) -> bool:
@@ -236,7 +236,7 @@ class _Table:
         at = _indirect(self._data, self._place(field))
         count: int = struct.unpack_from("<I", self._data, at)[0]
         if count * item_size > len(self._data) - at - 4:
-            raise struct.error(f"a list of {count:,} entries is outside of its message")
+            raise struct.error(f"a list of {count:,} entries is outside its message")
         return at + 4, count
 
     def _place(self, field: int) -> int:

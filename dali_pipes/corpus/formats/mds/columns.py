@@ -114,7 +114,7 @@ def _parse(shard: Entry, name: str, parse_encoding: Callable[[str, object], _Wri
     if not len(names) == len(encodings) == len(sizes):
         raise CorpusFormatError(
             f"{shard.where}: has {len(names)} column names, {len(encodings)} encodings and {len(sizes)} sizes, "
-            "expected as many of each: the index is damaged. Make or copy the set again."
+            "expected as many of each: the index is damaged. Copy or recreate the set."
         )
     if name not in names:
         raise CorpusFormatError(f"{shard.where}: does not have the column {name!r}; its columns are {', '.join(names)}")
@@ -147,7 +147,7 @@ def _parse(shard: Entry, name: str, parse_encoding: Callable[[str, object], _Wri
 def _names(shard: Entry) -> list[str]:
     names = shard.items("column_names")
     if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-        raise CorpusFormatError(f"{shard.where}.column_names is {names!r}, expected different strings")
+        raise CorpusFormatError(f"{shard.where}.column_names is {names!r}, expected distinct strings")
     return names
 
 

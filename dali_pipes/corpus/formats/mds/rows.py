@@ -1,4 +1,4 @@
-"""The columns beside the ids of an MDS shard: padding, masks, and documents within a sample (see `row_columns`)."""
+"""The columns next to the ids of an MDS shard: padding, masks, and documents within a sample (see `row_columns`)."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ def unused_columns(entry: Entry, tokens: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ShardRows:
-    """The samples of one shard with the columns beside their ids, each as a `Shard`."""
+    """The samples of one shard with the columns next to their ids, each as a `Shard`."""
 
     tokens: Shard
     beside: Mapping[str, Shard]

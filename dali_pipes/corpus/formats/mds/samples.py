@@ -247,5 +247,5 @@ def _check(source: Source, first: int, is_wrong: npt.NDArray[np.bool_], tell: An
 
 def _refuse(source: Source, reason: str) -> NoReturn:
     raise CorpusFormatError(
-        f"{source.path}: {reason}. The shard is truncated, damaged or belongs to another index; make or copy it again."
+        f"{source.path}: {reason}. The shard is truncated, damaged or belongs to another index; copy or recreate it."
     )

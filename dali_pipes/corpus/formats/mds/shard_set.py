@@ -97,7 +97,7 @@ def _with_columns(
     id_type: np.dtype[Any] | None,
     scans: ColumnScans,
 ) -> list[DataFile]:
-    """The files with what the columns beside their ids mean; a mask alone, in the usual column, needs nothing."""
+    """The files with what the columns next to their ids mean; a mask alone, in the usual column, needs nothing."""
     unused = [unused_columns(entry, shard.column.name) for entry, shard in zip(entries, shards, strict=True)]
     files = [
         replace(file, columns=UsedColumns(masks=names, unused=others))

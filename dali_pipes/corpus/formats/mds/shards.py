@@ -87,7 +87,7 @@ def find_shard(entry: Entry, folder: Path, column: str, id_type: np.dtype[Any] |
     if fewest > file.raw_bytes:
         raise CorpusFormatError(
             f"{entry.where}: {num_samples:,} samples of these columns take at least {fewest:,} bytes, but the shard "
-            f"has {file.raw_bytes:,}: the index is damaged. Make or copy the set again."
+            f"has {file.raw_bytes:,}: the index is damaged. Copy or recreate the set."
         )
     return Shard(**vars(file), num_samples=num_samples, column=layout)
 
@@ -194,7 +194,8 @@ def read_content(shard: Shard) -> Content:
 def refuse_change(path: Path, expected: int, found: int) -> NoReturn:
     """Raise CorpusFormatError for a file whose size changed while the set was being opened."""
     raise CorpusFormatError(
-        f"{path}: had {expected:,} bytes a moment ago, {found:,} now: something writes to it. Wait for it to finish."
+        f"{path}: had {expected:,} bytes a moment ago, {found:,} now: it is still being written. Wait for its writer "
+        "to finish."
     )
 
 

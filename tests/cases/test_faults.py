@@ -193,7 +193,7 @@ NO_ROOM = {
             os.environ.update(environment)
             said = run_job(base / "data")
             assert 2 <= len(said) == len(set(said)), said
-            assert all("kept" in line for line in said), said
+            assert all("cached" in line for line in said), said
         for environment in (
             {},
             {"HOME": str(base / "locked")},

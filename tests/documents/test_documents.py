@@ -91,7 +91,7 @@ def test_an_id_that_never_occurs_gives_one_document_and_a_warning(tmp_path: Path
         documents = found(tmp_path / "data", *((50256, None) if kind == "end" else (None, 50256)))
         assert documents.offsets.tolist() == [0, 3]
         assert documents.warning is not None
-        assert f"{setting} = 50256 is nowhere in the corpus (3 tokens of uint16" in documents.warning
+        assert f"{setting} = 50256 does not occur in the corpus (3 tokens of uint16" in documents.warning
         assert documents.source == f"{kind} id 50256"
 
 
@@ -104,7 +104,7 @@ def test_an_id_that_the_type_cannot_hold_never_occurs(
     documents = found(tmp_path / "data", end=token_id)
     assert documents.offsets.tolist() == [0, 3]
     assert documents.warning is not None
-    assert f"eos_id = {token_id} is nowhere" in documents.warning
+    assert f"eos_id = {token_id} does not occur" in documents.warning
     assert not (tmp_path / "cache").exists()
 
 

@@ -298,7 +298,7 @@ SLOW, FAST = (0.1, 0.9), (0.01, 0.99)
         ([(30.0, 0.1)] * 20 + [FAST] * 500, None),  # a cold start
         ([FAST] * 3600 + [SLOW] * 100, "of the last 50.0 s (50 batches)"),  # slow after an hour
         ([FAST] * 60 + [(0.01, 900.0)] + [FAST] * 500, None),  # an evaluation
-        ([(0.0005, 0.0095)] * 3000, "5% of the last 10.0 s (100"),
+        ([(0.0005, 0.0095)] * 3000, "5% of the last 10.0 s (1,00"),
         ([(0.0004, 0.0096)] * 3000, None),
     ],
 )

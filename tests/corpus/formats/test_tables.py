@@ -167,7 +167,7 @@ def test_documents_without_ids(tmp_path: Path, write: Any) -> None:
     with open_corpus(write(tmp_path / "a", table_of([list_array(rows)]))) as corpus:
         check(corpus, rows, "int32")
     nothing = write(tmp_path / "b", table_of([list_array([[], None, []])]))
-    with pytest.raises(ValueError, match="the corpus is empty: 0 tokens in 1 files"):
+    with pytest.raises(ValueError, match="the corpus is empty: 0 tokens in 1 file"):
         open_corpus(nothing)
     as_much = write(tmp_path / "c", table_of([list_array([[], None, []])]))
     with open_corpus([nothing, tmp_path / "a", as_much]) as corpus:

@@ -140,7 +140,7 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 
 def test_an_eos_that_the_tokenizer_does_not_have_is_refused(gpt2: Path) -> None:
-    with pytest.raises(ConfigError, match=r"eos_id = 50257 .*tokenizer\.json.* 50256"):
+    with pytest.raises(ConfigError, match=r"eos_id = 50257 .*tokenizer\.json.* 50,256"):
         encode(gpt2, "a", eos_id=50257)
 
 

@@ -161,7 +161,7 @@ def test_what_is_no_state_is_one_line(config: Path, tmp_path: Path, content: byt
     [
         (["--step", 99], "step 99"),
         (["--step", 0, "--rank", 1], "--rank 1: "),
-        (["--step", 0, "--rank", 3, "--world-size", 3], "world_size 3"),
+        (["--step", 0, "--rank", 3, "--world-size", 3], "world_size = 3"),
     ],
 )
 def test_a_step_that_does_not_exist_is_one_line(config: Path, arguments: list[object], message: str) -> None:

@@ -69,6 +69,15 @@ def some_rows(pieces: Pieces, begin: int, end: int) -> Pieces:
     return Pieces(pieces.row_offsets[begin : end + 1] - first, *(column[first:last] for column in pieces[1:]))
 
 
+def chosen_rows(pieces: Pieces, rows: Int64Array) -> Pieces:
+    """The pieces of some rows, in the order of `rows`: (R,) row numbers."""
+    firsts = pieces.row_offsets[rows]
+    counts = pieces.row_offsets[rows + 1] - firsts
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    at = np.repeat(firsts - offsets[:-1], counts) + np.arange(offsets[-1])
+    return Pieces(offsets, *(column[at] for column in pieces[1:]))
+
+
 def staged(pieces: Pieces, row_begins: Int64Array) -> Pieces:
     """The same pieces by their places in a buffer that rows were read into, row r from `row_begins[r]` on.
 

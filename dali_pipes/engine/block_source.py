@@ -86,7 +86,8 @@ class BlockSource:
         self._keeps_plans = keeps_plans
         self._plans: dict[int, Plan | None] = {}
         self._num_threads, self._ranges = num_threads, ranges
-        self._planned = PlanCache(schedule, batches_per_run, num_threads=num_threads, queue_depth=prefetch_queue_depth)
+        self._queue_depth = prefetch_queue_depth
+        self.forget_plans()
         self._blocks = Blocks(schedule, batches_per_run, Position(0, 0))
         self._origin = 0
         self._pending: dict[tuple[int | None, int], Future[Slot]] = {}
@@ -167,6 +168,12 @@ class BlockSource:
             self._threads = None
         for key in list(self._pending):
             self._discard(key)
+
+    def forget_plans(self) -> None:
+        """Plan rows anew from now on, because their order has changed. Blocks on their way keep their plans."""
+        self._planned = PlanCache(
+            self.schedule, self.batches_per_run, num_threads=self._num_threads, queue_depth=self._queue_depth
+        )
 
     def blocks_ready(self) -> int:
         """Blocks that have been read ahead and wait to be asked for."""

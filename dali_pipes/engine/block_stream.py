@@ -90,6 +90,7 @@ class BlockStream:
         self._loans = None if built.device is None else loans_of(built.device)
         self._loan: Loan | None = None
         self._gate = threading.RLock()  # held by the thread inside the queue; at exit it must be free
+        self._is_stale = False  # what has been read ahead is of another order
         self.engine = "not started"
         self.kernels_s = 0.0
         """Seconds spent widening and labelling blocks in `take`."""
@@ -120,7 +121,7 @@ class BlockStream:
                 raise
 
     def _seek(self, position: Position) -> None:
-        if self._queue is not None and self._error is None:
+        if self._queue is not None and self._error is None and not self._is_stale:
             ahead = self.peek()
             if ahead.first_step == 0 and Position(ahead.epoch, ahead.base) == position:
                 return
@@ -130,8 +131,13 @@ class BlockStream:
             _streams.add(self)
             if not _at_exit:  # registered after DALI's own handler, so it runs before that one
                 _at_exit.append(atexit.register(_close_streams))
+        self._is_stale = False
         self._next_iteration = self._queue.drain()
         self._built.source.restart(position, self._next_iteration)
+
+    def read_again(self) -> None:
+        """Let the next `seek` drop what has been read ahead, even where the stream stands there already."""
+        self._is_stale = True
 
     def peek(self) -> StepRange:
         """Steps of the next block."""

@@ -6,8 +6,10 @@ from typing import Any
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.outputs import OUTPUTS, arrays_of
 from dali_pipes.config.skip_steps import in_steps
-from dali_pipes.corpus_or_text import open_corpus
+from dali_pipes.corpus import Corpus
+from dali_pipes.corpus.joined import JoinedCorpora
 from dali_pipes.engine.block_source import BlockSource
+from dali_pipes.engine.mixture import check_caps, mix, open_corpora
 from dali_pipes.engine.profiling import open_ranges
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.monitoring.stats import BlockLimits
@@ -20,6 +22,7 @@ from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
 from dali_pipes.runtime.ranks import environment_number
 from dali_pipes.schedule import Interleave, Schedule, of_one_source
+from dali_pipes.schedule.mixed_rows import MixedRows
 
 TARGET_BLOCK_TOKENS = 1 << 20
 """Tokens of a block when the user sets no `batches_per_run`: 2 MiB as uint16. A quarter of it cost twice the CPU."""
@@ -57,26 +60,24 @@ class BuiltSource:
                 "it, or use a TokenLoader without graph"
             )
         self._config = config
-        corpus = open_corpus(
-            config.corpus,
-            format=config.format,
-            dtype=config.dtype,
-            eos_id=config.eos_id,
-            tokenizer=config.tokenizer,
-            text_key=config.text_key,
-            loss_masks=config.loss_masks,
-            token_column=config.token_column,
-            cache_bytes=config.decoded_cache_bytes,
-            eager=config.eager,
-            verify=config.verify_checksums,
-            read_retries=config.read_retries,
-            vocab_size=config.vocab_size,
-        )
+        corpora = open_corpora(config)
+        self.corpora: Mapping[str, Corpus] = corpora
+        """The opened corpora by the names of their sources; of the only one, the name is ""."""
+        self.mixture: MixedRows | None = None
         try:
-            rows, self.warning = make_rows(config, corpus)
-            self.rows = Source(corpus, rows)
-            self.schedule = make_schedule(config, of_one_source(rows))
-            self.outputs = make_outputs(config, in_pieces=rows.in_pieces)
+            if config.mixture is None:
+                rows, self.warning = make_rows(config, self.corpus)
+                self.rows, in_pieces = Source(self.corpus, rows), rows.in_pieces
+                interleave = of_one_source(rows)
+            else:
+                joined = JoinedCorpora(corpora)
+                self.mixture, self.warning = mix(config, corpora, joined.bases)
+                self.rows, in_pieces = Source(joined, self.mixture), self.mixture.in_pieces
+                interleave = self.mixture
+            self.schedule = make_schedule(config, interleave)
+            if self.mixture is not None:
+                check_caps(config, self.mixture)
+            self.outputs = make_outputs(config, in_pieces=in_pieces)
             self.device, self.device_reason = choose_device(
                 config.device, environment_number("LOCAL_RANK"), gpu_problem
             )
@@ -84,7 +85,8 @@ class BuiltSource:
             self.batches_per_run = batches_per_run(config, self.schedule, on_gpu=self.device is not None)
             self.placement, self.placement_reason, placement = self._place()
         except BaseException:
-            corpus.close()
+            for corpus in corpora.values():
+                corpus.close()
             raise
         self.ranges = open_ranges(config.nvtx)
         staged = ("tokens", "loss_mask") if self.rows.has_loss_mask else ("tokens",)
@@ -101,6 +103,13 @@ class BuiltSource:
             ranges=self.ranges,
         )
         self._epoch_steps = self._steps_known()
+
+    @property
+    def corpus(self) -> Corpus:
+        """The only corpus. Raises `ConfigError` for a mixture, which has several."""
+        if self._config.mixture is not None:
+            raise ConfigError("a mixture does not have a single corpus: use loader.corpora, a dict by source name")
+        return self.corpora[""]
 
     @property
     def device_name(self) -> str:

@@ -12,8 +12,12 @@ A state is under 1 KB for any number of files, apart from digests of loss masks 
 
 the window of the plan with the rows before it, and a hash of everything that decides the place: without it a wrong
 window could not be told without planning every window up to there.
+
+The state of a mixture has the same data of each corpus in `corpus["sources"]`, by name, with the settings that make its
+rows; and `mixture`, see `mixture_state`, with a `check` over all of it.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -24,14 +28,18 @@ from dali_pipes.config.skip_steps import SkippedRange, in_steps
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.corpus_growth import growth_advice
+from dali_pipes.loader.mixture_state import changed_weights, check_entry, mixture_entry, resume_mixture
 from dali_pipes.loader.state_change import MAY_CHANGE, StateChange, changed_settings, is_count, nearest_position, short
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.schedule import Position, Schedule
+from dali_pipes.schedule.mixed_rows import MixedRows
 
-OnChange = Literal["refuse", "nearest"]
+OnChange = Literal["refuse", "nearest", "mixture"]
 VERSION = 1
-_MAY_BE_MISSING = ("window", "check", "step_rows")  # entries of one kind of rows, and those older states lack
+_MAY_BE_MISSING = ("window", "check", "step_rows", "mixture")  # entries of one kind of rows, and those older states lack
 _MOST_BYTES = 1 << 16
+_OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS)
+"""Settings that each source of a mixture has for itself, of those that a state records."""
 _LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False}
 """Values of settings whose entries are missing from a state."""
 
@@ -50,30 +58,33 @@ class Saved(NamedTuple):
 class States:
     """The states of one loader: made, and read. What is the same in all of them is computed once."""
 
-    def __init__(self, config: LoaderConfig, corpus: Corpus, schedule: Schedule) -> None:
-        self._corpus, self._schedule, self._on_change = corpus, schedule, config.on_change
+    def __init__(
+        self,
+        config: LoaderConfig,
+        corpora: Mapping[str, Corpus],
+        schedule: Schedule,
+        mixture: MixedRows | None = None,
+    ) -> None:
+        self._corpora, self._schedule, self._mixture, self._on_change = corpora, schedule, mixture, config.on_change
         self._skip_steps, self._seq_len = config.skip_steps, config.seq_len
         self._order = schedule.interleave.order_name
-        self._settings = order_settings(config, corpus)
-        self._about_corpus: dict[str, Any] = {
-            "fingerprint": corpus.fingerprint,
-            "format": corpus.format,
-            "dtype": corpus.dtype.name,
-            "tokens": corpus.num_tokens,
-            "files": len(corpus.files),
-            "digests": " ".join(corpus.file_digests),
-            **({"loss_masks": " ".join(corpus.mask_digests)} if corpus.loss_mask is not None else {}),
-        }
-        self._checked = _checked_part(self._order, self._settings, corpus.fingerprint)
+        if mixture is None:
+            corpus = corpora[""]
+            self._settings, self._about_corpus = order_settings(config, corpus), about_corpus(corpus)
+        else:
+            self._settings = config.order_settings()
+            self._about_corpus = about_sources(config, corpora)
+        self._checked = _checked_part(self._order, self._settings, self._about_corpus["fingerprint"])
 
     def at(self, position: Position) -> dict[str, Any]:
         """A fresh dict that shares nothing with the loader. Takes about 10 microseconds."""
         settings = {name: [*value] if isinstance(value, list) else value for name, value in self._settings.items()}
+        about = self._about_corpus.copy() if self._mixture is None else copy.deepcopy(self._about_corpus)
         state: dict[str, Any] = {
             "version": VERSION,
             "order": self._order,
             "config": settings,
-            "corpus": self._about_corpus.copy(),
+            "corpus": about,
             "epoch": position.epoch,
             "rows": position.rows,
             "step_rows": self._schedule.global_rows,
@@ -82,6 +93,9 @@ class States:
         if mark is not None:
             state["window"] = list(mark)
             state["check"] = _check_value(self._checked, position, state["window"])
+        if self._mixture is not None:
+            state["mixture"] = mixture_entry(self._mixture, *position)
+            state["check"] = _mixture_check(state)
         return state
 
     def read(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> Saved:
@@ -91,8 +105,8 @@ class States:
         `StateError` listing every difference that would change the data order.
         """
         on_change = self._on_change if on_change is None else on_change
-        if on_change not in ("refuse", "nearest"):
-            raise ConfigError(f'on_change = {on_change!r}: expected "refuse" or "nearest"')
+        if on_change not in ("refuse", "nearest", "mixture"):
+            raise ConfigError(f'on_change = {on_change!r}: expected "refuse", "nearest" or "mixture"')
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(f"this is not a loader state: expected a dict from state_dict(), got {short(state)}")
         state = plain(state)
@@ -108,6 +122,8 @@ class States:
         for name in ("config", "corpus"):
             if not isinstance(state[name], Mapping):
                 raise StateError(f"the state is damaged: {name} is {short(state[name])}, expected a dict")
+        if self._mixture is not None and state["order"] == expected["order"]:
+            return self._read_mixture(self._mixture, state, expected, on_change)
         changed = self._refuse_differences(state, expected, on_change)
         epoch, rows, step_rows = state["epoch"], state["rows"], state.get("step_rows")
         interleave = self._schedule.interleave
@@ -118,8 +134,7 @@ class States:
                 f"the state is damaged: epoch {short(epoch)}, rows {short(rows)}; expected integers, rows "
                 f"at most {most}"
             )
-        if step_rows is not None and not (is_count(step_rows) and step_rows > 0):
-            raise StateError(f"the state is damaged: step_rows is {short(step_rows)}, expected a positive integer")
+        _check_step_rows(step_rows)
         position = Position(epoch, rows)
         if "window" in expected:
             self._read_window(state, position, {name: saved for name, (saved, _) in changed.items()})
@@ -127,6 +142,47 @@ class States:
             return Saved(position, None, step_rows)
         change = nearest_position(position, state["config"], changed, self._schedule)
         return Saved(Position(epoch, change.rows), change, step_rows)
+
+    def _read_mixture(
+        self, mixture: MixedRows, state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange
+    ) -> Saved:
+        """What the state of a mixture says. Sources and weights may differ with `on_change = "mixture"`."""
+        entry, epoch, rows, step_rows = state.get("mixture"), state["epoch"], state["rows"], state.get("step_rows")
+        check_entry(entry)
+        assert isinstance(entry, Mapping)
+        if not (is_count(epoch) and is_count(rows) and rows <= entry["place"]):
+            raise StateError(
+                f"the state is damaged: epoch {short(epoch)}, rows {short(rows)}; expected integers, rows at most "
+                f"{entry['place']:,}"
+            )
+        _check_step_rows(step_rows)
+        if state.get("check") != _mixture_check(state):
+            raise StateError(
+                f"the state was damaged or edited: its check value {short(state.get('check'))} does not match its "
+                "other entries; use an unchanged copy"
+            )
+        differences = [*_differences("", state["config"], expected["config"]).values()]
+        saved, now = state["corpus"].get("sources"), expected["corpus"]["sources"]
+        if not isinstance(saved, Mapping) or not all(isinstance(about, Mapping) for about in saved.values()):
+            raise StateError(f"the state is damaged: the sources are {short(saved)}, expected a dict of dicts")
+        for name in now:
+            if name in saved and saved[name] != now[name]:
+                differences += _source_differences(name, saved[name], now[name], self._corpora[name])
+        of_mixture = [f"mixture.{name}: not in the saved run" for name in now if name not in saved]
+        of_mixture += [f"mixture.{name}: in the saved run only" for name in saved if name not in now]
+        of_mixture += changed_weights(mixture, entry)
+        if differences or (of_mixture and on_change != "mixture"):
+            allowed = "" if differences else (
+                ', or set on_change = "mixture" to go on with these sources and weights from the next 128 rows on'
+            )
+            raise StateError(
+                "the state does not fit this loader; resuming would change the data order:\n  "
+                + "\n  ".join([*differences, *of_mixture])
+                + "\nUse the corpora and settings that the state was saved with, or start without the state"
+                + allowed
+            )
+        resume_mixture(mixture, entry, epoch, rows, changed=bool(of_mixture))
+        return Saved(Position(epoch, rows), None, step_rows)
 
     def check_steps(self, saved: Saved) -> None:
         """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.
@@ -160,12 +216,12 @@ class States:
         of_settings = _differences("", saved, now)
         differences += of_settings.values()
         if state["corpus"].get("fingerprint") != expected["corpus"]["fingerprint"]:
-            differences += _corpus_differences(state["corpus"], expected["corpus"], self._corpus)
+            differences += self._data_differences(state["corpus"], expected["corpus"])
         if not differences:
             return {}
         others = len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
         if others or on_change == "refuse":
-            advice = "" if of_settings else growth_advice(state, self._corpus)
+            advice = "" if of_settings or self._mixture is not None else growth_advice(state, self._corpora[""])
             advice = advice or "Use the corpus and settings that the state was saved with, or start without the state"
             nearest = ', or set on_change = "nearest" to resume at the row nearest to the same number of tokens'
             raise StateError(
@@ -175,13 +231,18 @@ class States:
             )
         return changed_settings(state["config"], expected["config"])
 
+    def _data_differences(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+        if self._mixture is not None or "sources" in saved:
+            return [f"corpus: saved {'with' if 'sources' in saved else 'without'} a mixture"]
+        return _corpus_differences(saved, now, self._corpora[""])
+
     def _read_window(self, state: Mapping[str, Any], position: Position, saved: Mapping[str, Any]) -> None:
         """Check the window of a state, and count rows from there unless other settings were `saved` with it."""
         window = state.get("window")
         if not (isinstance(window, list | tuple) and len(window) == 2 and all(map(is_count, window))):
             raise StateError(f"the state is damaged: window is {short(window)}, expected two integers")
         settings = {**self._settings, **saved}
-        checked = _checked_part(self._order, settings, self._corpus.fingerprint)
+        checked = _checked_part(self._order, settings, self._about_corpus["fingerprint"])
         right = _check_value(checked, position, list(window))
         found = state.get("check", right)
         if found != right:
@@ -229,6 +290,65 @@ def _ambiguous(steps: SkippedRange, saved: Saved, step_rows: int) -> str:
         f"skip_steps: {steps} is ambiguous, because the saved run had {saved.step_rows:,} rows in a step and this run "
         f"has {step_rows:,}. Give it in rows: {in_rows(saved.step_rows)} for steps of the saved run, or {here}"
     )
+
+
+def about_corpus(corpus: Corpus) -> dict[str, Any]:
+    """What a state says of a corpus."""
+    return {
+        "fingerprint": corpus.fingerprint,
+        "format": corpus.format,
+        "dtype": corpus.dtype.name,
+        "tokens": corpus.num_tokens,
+        "files": len(corpus.files),
+        "digests": " ".join(corpus.file_digests),
+        **({"loss_masks": " ".join(corpus.mask_digests)} if corpus.loss_mask is not None else {}),
+    }
+
+
+def about_sources(config: LoaderConfig, corpora: Mapping[str, Corpus]) -> dict[str, Any]:
+    """What a state says of the corpora of a mixture, and of what makes their rows."""
+    assert config.mixture is not None
+    sources: dict[str, Any] = {}
+    for name, own in config.sources.items():
+        share = config.mixture[name].share
+        of_rows = {key: value for key, value in order_settings(own, corpora[name]).items() if key in _OF_A_SOURCE}
+        sources[name] = {
+            **about_corpus(corpora[name]),
+            "rows": of_rows,
+            **({} if share is None else {"share": str(share)}),
+        }
+    text = json.dumps(sources, sort_keys=True)
+    return {
+        "fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "tokens": sum(corpus.num_tokens for corpus in corpora.values()),
+        "sources": sources,
+    }
+
+
+def _source_differences(
+    name: str, saved: Mapping[str, Any], now: Mapping[str, Any], corpus: Corpus
+) -> list[str]:
+    """A line for each thing that differs in one source of a mixture."""
+    lines = [*_differences("", _flat(saved), _flat(now)).values()]
+    if saved.get("fingerprint") != now.get("fingerprint"):
+        lines += _corpus_differences(saved, now, corpus)
+    return [f"mixture.{name}: {line}" for line in lines]
+
+
+def _flat(source: Mapping[str, Any]) -> dict[str, Any]:
+    rows = source.get("rows")
+    return {**(rows if isinstance(rows, Mapping) else {}), "share": source.get("share")}
+
+
+def _mixture_check(state: Mapping[str, Any]) -> str:
+    """8 hex digits of the hash of all that a mixture's state says, but its version and this value."""
+    said = {name: value for name, value in state.items() if name not in ("version", "check", "step_rows")}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def _check_step_rows(step_rows: object) -> None:
+    if step_rows is not None and not (isinstance(step_rows, int) and is_count(step_rows) and step_rows > 0):
+        raise StateError(f"the state is damaged: step_rows is {short(step_rows)}, expected a positive integer")
 
 
 def order_settings(config: LoaderConfig, corpus: Corpus) -> dict[str, Any]:

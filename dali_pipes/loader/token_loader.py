@@ -11,14 +11,17 @@ import inspect
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 
 from dali_pipes.config import LoaderConfig, Paths
+from dali_pipes.config.mixture import parse_weights
 from dali_pipes.corpus import Corpus
 from dali_pipes.engine.block_stream import Batches, BlockStream
 from dali_pipes.engine.build import BuiltSource, Graph
+from dali_pipes.engine.mixture import check_caps, in_rows
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.loader.announcements import WaitWatch, say_resumed, say_start, start_text
 from dali_pipes.loader.batches import (
@@ -35,12 +38,15 @@ from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
 from dali_pipes.loader.state import OnChange, States, order_settings
 from dali_pipes.loader.state_change import StateChange
 from dali_pipes.monitoring.display import ShownAsTable, Table
-from dali_pipes.monitoring.stats import LoaderStats
+from dali_pipes.monitoring.stats import CacheStats, LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.rows.plan_reports import reports_of
+from dali_pipes.loader.ranks_agree import refuse_differing_ranks
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit
 from dali_pipes.schedule import Position, StepRange
+from dali_pipes.schedule.mixed_rows import MixedRows
+from dali_pipes.schedule.mixture_report import MixtureReport, mixture_report
 from dali_pipes.schedule.plans import RowLocation, locate_row, plan_step
 
 _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
@@ -80,6 +86,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     _consumed: Position | tuple[StepRange, int]  # up to the last batch handed out: a place, or steps and how many
     _last_epoch: int | None  # of the last batch handed out, since a state was loaded
     _batches = _tokens = 0
+    _weights_changed = False  # since the last batch: what has been read ahead is of the old order
     _wait_s = _wall_s = 0.0
 
     def __init__(
@@ -103,8 +110,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._source, self._schedule = built.source, built.schedule
         self._stream = BlockStream(built, config, graph)
         try:
-            self._states = States(config, self.corpus, self._schedule)
-            order, parallel = order_settings(config, self.corpus), config.context_parallel
+            self._states = States(config, built.corpora, self._schedule, built.mixture)
+            parallel = config.context_parallel
+            order = config.order_settings() if built.mixture is not None else order_settings(config, self.corpus)
             self._reports = reports_of(built.rows, order)
             self._share = None if parallel is None else RowShare(*parallel, config.context_split)
             self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
@@ -123,8 +131,13 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     @property
     def corpus(self) -> Corpus:
-        """The opened corpus."""
-        return self._built.rows.corpus
+        """The opened corpus. Raises `ConfigError` for a mixture: see `corpora`."""
+        return self._built.corpus
+
+    @property
+    def corpora(self) -> Mapping[str, Corpus]:
+        """The opened corpora of a mixture, by source name; without a mixture, the only one by the name ""."""
+        return MappingProxyType(self._built.corpora)
 
     @property
     def device(self) -> torch.device:
@@ -253,8 +266,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             block_limits=self._built.block_limits(),
             memory=self._stream.memory(),
             engine=self._stream.engine,
-            cache=self.corpus.cache_stats(),
-            read_retries=self.corpus.read_retries,
+            cache=CacheStats.sum(corpus.cache_stats() for corpus in self._built.corpora.values()),
+            read_retries=sum(corpus.read_retries for corpus in self._built.corpora.values()),
         )
 
     def _table(self) -> Table:
@@ -264,6 +277,73 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         left, closed = self._begun and not self._running, self._closed
         return loader_table(self.config, self._built, stats, self._position, was_left=left, is_closed=closed)
 
+    def set_weights(self, weights: Mapping[str, Any]) -> int:
+        """Change the weights of a mixture, from the next 128 rows on that the trainer has not had; the row it begins at.
+
+        weights: for every source its new share of the tokens, as in `mixture`; 0 pauses a source, which later goes on
+                 where it stopped. They hold until the next of `stages`, if there is one. A running `for` goes on: what
+                 was read ahead is planned anew, which costs about as much as a resume.
+
+        Call it in the thread that iterates, between two batches, and on every rank after the same step: with a process
+        group the ranks compare position and weights, which blocks until all have called. The change is in later
+        states. Raises `ConfigError` without a mixture, for unknown or missing sources, where ranks differ, and where a
+        source would exceed its `max_epochs`; the old weights then stay.
+        """
+        self._check_open()
+        self._check_ranks()
+        mixture = self._mixture("set_weights()")
+        given = parse_weights(weights, mixture.names)
+        position = self._position
+        place = mixture.place(*position)
+        refuse_differing_ranks((place, {name: str(weight) for name, weight in given.items()}))
+        begin = mixture.next_stratum(place)
+        later = [stage for stage in mixture.given if stage[0] > begin]
+        sources = dict(zip(mixture.names, mixture.sources, strict=True))
+        order = mixture.order.with_stage(begin, in_rows(given, sources), later)
+        check_caps(self.config, mixture, mixture.first_place(position.epoch), order)
+        mixture.set_order(order)
+        self._source.forget_plans()
+        self._stream.read_again()
+        self._weights_changed = True
+        return begin
+
+    def mixture_report(self, step: int | None = None) -> MixtureReport:
+        """What a mixture has used of each source: share asked and achieved, tokens, passes, rows left.
+
+        step: number of a step of the next batch's epoch, up to whose first row is counted, by arithmetic; None: up to
+              now. Raises `ConfigError` without a mixture.
+        """
+        mixture = self._mixture("mixture_report()")
+        epoch, rows = self._position
+        if step is not None:
+            base = self._schedule.counted_from(self._resumed, epoch)
+            first = self._schedule.step_number(base)
+            if step < first:
+                raise ConfigError(f"step {step:,} of epoch {epoch:,} does not exist in this run, which began at {first:,}")
+            rows = base + (step - first) * self._schedule.global_rows
+        return mixture_report(mixture, mixture.place(epoch, rows))
+
+    def validation_loaders(self, **settings: Any) -> dict[str, "TokenLoader"]:
+        """A loader for the validation split of each source of a mixture, by name: every row once over all ranks.
+
+        Needs `validation_fraction`. Not shuffled, the last step is kept; `settings` change others, such as
+        `batch_size`. Each is a loader of its own: close it after use. Raises as `TokenLoader`.
+        """
+        self._mixture("validation_loaders()")
+        if not self.config.validation_fraction:
+            raise ConfigError("validation_loaders() needs a validation_fraction above 0, such as 0.01")
+        fixed = {"split": "validation", "shuffle": False, "drop_last": False, "quiet": True, "skip_steps": ()}
+        fixed |= {"random_offset": False, "repeat": False}
+        loaders: dict[str, TokenLoader] = {}
+        try:
+            for name, own in self.config.sources.items():
+                loaders[name] = TokenLoader(own.replace(**{**fixed, **settings}))
+        except BaseException:
+            for loader in loaders.values():
+                loader.close()
+            raise
+        return loaders
+
     def summary(self) -> str:
         """The start lines: the corpus, rows of an epoch, what long documents lose, and where batches come from.
 
@@ -272,7 +352,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         """
         built, state = self._built, self._states.at(self._position)
         where = f"{built.device_name}, placement {built.placement}: {built.placement_reason}"
-        return start_text(self.config, self.corpus, self._schedule, state, where)
+        return start_text(self.config, built.corpora, self._schedule, state, where, built.mixture)
 
     def close(self) -> None:
         """Stop the threads and close the files; idempotent. Batches already handed out stay valid.
@@ -295,6 +375,11 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _mixture(self, what: str) -> MixedRows:
+        if self._built.mixture is None:
+            raise ConfigError(f"{what} applies to a mixture, but this loader reads one corpus: set mixture")
+        return self._built.mixture
+
     def _next(self) -> Position:
         if self._begun and not self._running:  # a `for` was left early: the next one is the next epoch
             return self._schedule.next_epoch(self._position.epoch)
@@ -305,9 +390,12 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             asked = time.perf_counter()
             self._check_current(run)
             self._check_ranks()
-            start = self._next()
+            start, self._weights_changed = self._next(), False
             self._stream.seek(start)
             while True:
+                if self._weights_changed:  # in the loop's body: blocks beyond the last batch are planned anew
+                    self._weights_changed = False
+                    self._stream.seek(self._position)
                 steps = self._stream.peek()
                 if steps.epoch != start.epoch and not self.config.repeat:
                     return
@@ -330,7 +418,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                     self._wall_s += asked - handed_out
                     if self._wall_s >= self._watch.next_s:
                         self._watch.look(self._batches, self.stats)
-                assert taken == steps.num_steps, "a block has a batch for each of its steps"
+                    if self._weights_changed:
+                        break
+                assert self._weights_changed or taken == steps.num_steps, "a block has a batch for each of its steps"
                 del batch, batches  # or the block would be held here while the next one is made
         except Exception as error:  # not an interrupt: it may come in the loop's body too, where it ends the epoch
             if run == self._run and self._running:

@@ -60,6 +60,14 @@ class CacheStats:
     all_bytes: int
     """Bytes of the corpus when all of it is decoded."""
 
+    @classmethod
+    def sum(cls, parts: Iterable["CacheStats | None"]) -> "CacheStats | None":
+        """The statistics of several caches as one; None if there are none."""
+        known = [part for part in parts if part is not None]
+        if not known:
+            return None
+        return cls(**{one.name: sum(getattr(part, one.name) for part in known) for one in fields(cls)})
+
     @property
     def hit_rate(self) -> float:
         """Share of requested chunks that were in the cache; 0 before the first request."""

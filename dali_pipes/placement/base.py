@@ -64,8 +64,10 @@ def range_error(
     others = steps_reading(schedule, plan.steps, position)
     steps = sorted({found, *(others or ())})
     expected = f"0 <= id < vocab_size = {vocab_size}" if vocab_size is not None else "0 <= id < 2**63"
+    _, name, _ = source.origin(position)
+    whose = "" if name is None else f"mixture.{name}: "
     return TokenRangeError(
-        f"{place.file}: token {place.offset:,} (corpus position {position:,}) is {token}, expected {expected}; it is "
+        f"{whose}{place.file}: token {place.offset:,} (corpus position {position:,}) is {token}, expected {expected}; it is "
         f"in step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} of epoch {plan.steps.epoch}"
         f"{' and in others' if others is None else ''}. Check vocab_size, which must include added tokens, and the "
         f"file's dtype, which was read as {source.dtype}"

@@ -32,6 +32,8 @@ class Rows(NamedTuple):
     pieces every row has tokens: those of padding rows are read, too, and their labels ignored."""
     pieces: Pieces | None
     """The pieces that rows are put together from; None where each row is one run of tokens."""
+    sources: Int64Array | None = None
+    """(R,): number of the source of each row, -1 for padding; None: all are of the only one."""
 
 
 class Reads(NamedTuple):
@@ -50,6 +52,17 @@ class KeyedRange(NamedTuple):
     """None: the identity."""
     first: int
     stride: int
+
+
+class ReadableRows(Protocol):
+    """Planned rows, of one corpus or of a mixture, as those who read their tokens see them; members as of `RowSource`."""
+
+    row_tokens: int
+    first_token: int
+    span: int
+
+    def reads(self, rows: Rows, row_begins: Int64Array, /) -> Reads:
+        """What to read for planned rows."""
 
 
 class RowSource(Protocol):

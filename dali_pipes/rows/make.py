@@ -1,5 +1,8 @@
 """From a configuration and a corpus to a row source."""
 
+from fractions import Fraction
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,10 +16,20 @@ from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
 
 
-def make_rows(config: LoaderConfig, corpus: Corpus) -> tuple[RowSource, str | None]:
+class Named(NamedTuple):
+    """What rows of a source of a mixture need beside its configuration."""
+
+    name: str
+    share: Fraction | None
+    """Of its rows or documents; None: all."""
+    in_pieces: bool
+    """Whether rows of any source are put together from pieces: then those of all are."""
+
+
+def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None) -> tuple[RowSource, str | None]:
     """The rows of a corpus, and what the user should know about its documents. Blocks where documents must be found.
 
-    Raises `ConfigError` for settings that do not go with the corpus, and what `find_documents` raises.
+    source: in a mixture, which one this is. Raises `ConfigError` for settings that do not go with the corpus, and what `find_documents` raises.
     """
     if corpus.loss_mask is not None and not config.label_shift:
         raise ConfigError(
@@ -32,20 +45,34 @@ def make_rows(config: LoaderConfig, corpus: Corpus) -> tuple[RowSource, str | No
     if config.uses_documents:
         found = find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
         offsets, warning = found.offsets, found.warning
-    rows = _window_rows(config, corpus, offsets) if config.rows == "stream" else _document_rows(config, offsets)
-    return rows, warning
+    if config.rows == "stream":
+        return _window_rows(config, corpus, offsets, source), warning
+    return _document_rows(config, offsets, source), warning
 
 
-def _window_rows(config: LoaderConfig, corpus: Corpus, offsets: npt.NDArray[np.int64] | None) -> RowSource:
+def _window_rows(
+    config: LoaderConfig, corpus: Corpus, offsets: npt.NDArray[np.int64] | None, source: Named | None
+) -> RowSource:
     windows = split_windows(corpus.num_tokens, config.seq_len, config.stride, config.split, config.validation_fraction)
     cuts = None
-    if config.uses_pieces or corpus.loss_mask is not None:
+    if config.uses_pieces or corpus.loss_mask is not None or (source is not None and source.in_pieces):
         limit = windows.first + windows.num_tokens
         cuts = WindowCuts(offsets, max(1, config.mtp), limit, config.masks_boundaries)
-    return WindowRows(windows, shuffle=_shuffles(config), seed=config.seed, label_shift=config.label_shift, cuts=cuts)
+    return WindowRows(
+        windows,
+        shuffle=_shuffles(config),
+        seed=config.seed,
+        label_shift=config.label_shift,
+        cuts=cuts,
+        name=None if source is None else source.name,
+        share=None if source is None else source.share,
+        random_offset=config.random_offset,
+    )
 
 
-def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None) -> RowSource:
+def _document_rows(
+    config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, source: Named | None
+) -> RowSource:
     assert offsets is not None
     assert config.rows != "stream"
     return DocumentRows(
@@ -57,6 +84,8 @@ def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None) 
         shuffle=_shuffles(config),
         seed=config.seed,
         buckets=None if config.bucket_widths is None else LengthBuckets(np.array(config.bucket_widths, np.int64)),
+        name=None if source is None else source.name,
+        share=None if source is None else source.share,
     )
 
 

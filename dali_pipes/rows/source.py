@@ -1,4 +1,4 @@
-"""A source: one corpus with its rows. The only way from planned rows to tokens."""
+"""A source: one corpus, or the joined ones of a mixture, with its rows. The only way from planned rows to tokens."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus, TokenLocation
-from dali_pipes.rows.base import Rows, RowSource
+from dali_pipes.corpus.joined import JoinedCorpora
+from dali_pipes.rows.base import ReadableRows, Rows
 
 
 class Source:
@@ -15,7 +16,7 @@ class Source:
     dtype: of the ids, as they are read. has_loss_mask: whether some ids are not learned.
     """
 
-    def __init__(self, corpus: Corpus, rows: RowSource) -> None:
+    def __init__(self, corpus: Corpus | JoinedCorpora, rows: ReadableRows) -> None:
         self.corpus, self.rows = corpus, rows
         self.dtype: np.dtype[Any] = corpus.dtype
         self.has_loss_mask = corpus.loss_mask is not None
@@ -61,6 +62,13 @@ class Source:
     def locate(self, position: int) -> TokenLocation:
         """File and offset of a token. Reads no data."""
         return self.corpus.locate(position)
+
+    def origin(self, position: int) -> tuple[int, str | None, int]:
+        """Number and name of the source of a token, 0 and None for the only one, and its position in that corpus."""
+        if not isinstance(self.corpus, JoinedCorpora):
+            return 0, None, position
+        number = self.corpus.source_of(position)
+        return number, self.corpus.names[number], position - int(self.corpus.bases[number])
 
     def end_retries(self) -> None:
         """Let reads that fail from now on fail immediately. Idempotent."""

@@ -26,11 +26,13 @@ class RowLocation(NamedTuple):
     offset: int
     """First token of the row, counted in tokens from the first token of the file's data."""
     source: int
-    """Number of the source; 0 for the only one."""
+    """Number of the source, in the order of `mixture`; 0 for the only one."""
     position: int
     """First token of the row, counted in the corpus seen as one stream."""
     row_id: int
     """Place of the row in its epoch's order."""
+    source_name: str | None = None
+    """Name of the source; None without a mixture."""
 
 
 @dataclass
@@ -55,11 +57,13 @@ class Plan:
 
     def field(self, name: str) -> Int64Array:
         """(R,): a field of the batches that has an entry for each row. A new one needs an entry here."""
+        if name == "source_ids":
+            return np.minimum(self.row_ids, 0) if self.rows.sources is None else self.rows.sources
         return {"row_ids": self.row_ids}[name]
 
     def protect(self) -> None:
         """Make the arrays read-only: callers may hold views of them."""
-        for array in (self.row_ids, self.starts, self.widths, *(self.pieces or ())):
+        for array in (self.row_ids, self.starts, self.widths, self.rows.sources, *(self.pieces or ())):
             if array is not None:
                 array.flags.writeable = False
 
@@ -67,7 +71,8 @@ class Plan:
         """The plan of rows begin ... end - 1, which are those of `steps`."""
         pieces = None if self.pieces is None else some_rows(self.pieces, begin, end)
         widths = None if self.widths is None else self.widths[begin:end]
-        return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces), widths)
+        sources = None if self.rows.sources is None else self.rows.sources[begin:end]
+        return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces, sources), widths)
 
     def runs(self, seq_len: int) -> list[tuple[int, int]]:
         """How many rows of one width follow one another, and that width, from the first row to the last."""
@@ -153,7 +158,8 @@ def locate_row(source: Source, plan: Plan, step: int, row: int) -> RowLocation:
         )
     position = int(plan.starts[row])
     place = source.locate(position)
-    return RowLocation(place.file, place.offset, 0, position, int(plan.row_ids[row]))
+    source_number, name, position = source.origin(position)
+    return RowLocation(place.file, place.offset, source_number, position, int(plan.row_ids[row]), name)
 
 
 class PlanCache:

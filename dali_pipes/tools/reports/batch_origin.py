@@ -113,7 +113,7 @@ def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | 
 def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int, base: int) -> BatchOrigin:
     """As `locate_batch`, of what has been built for `config`, with steps counted from row `base`."""
     plan = plan_step(built.schedule, epoch, step, base)
-    cutter = RowCutter(built.rows.corpus, known_offsets(built, config))
+    cutter = RowCutter(built.corpus, known_offsets(built, config))
     rows = tuple(
         RowOrigin(row, int(row_id), tuple(cutter.row(plan, row, config.seq_len)))
         for row, row_id in enumerate(plan.row_ids)
@@ -123,7 +123,7 @@ def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int
 
 def known_offsets(built: BuiltSource, config: LoaderConfig) -> Int64Array | None:
     """Where documents begin, and the end, (D + 1,): from the format, or found where the configuration needs them."""
-    corpus = built.rows.corpus
+    corpus = built.corpus
     if corpus.document_offsets is None and config.uses_documents:
         return find_documents(
             corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files
@@ -143,7 +143,7 @@ def counted_from(state: Path | None, config: LoaderConfig, built: BuiltSource, e
         raise StateError(
             f"{state}: not valid JSON ({error}); save the result of state_dict() with json.dump"
         ) from error
-    found = States(config, built.rows.corpus, built.schedule).read(saved)
+    found = States(config, built.corpora, built.schedule, built.mixture).read(saved)
     return built.schedule.counted_from(found.position, epoch)
 
 

@@ -147,7 +147,7 @@ def preview_batch(
         if config.context_parallel is not None:
             ranges = shared_ranges(width, *config.context_parallel, config.context_split)
         if config.document_start_id is None:  # else the user's start id separates documents
-            config = config.replace(eos_id=built.rows.corpus.eos_id)
+            config = config.replace(eos_id=built.corpus.eos_id)
         writer = _RowWriter(config, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer)
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
         how = config.context_parallel, config.context_split

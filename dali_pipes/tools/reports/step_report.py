@@ -84,7 +84,7 @@ def explain_step(
 def _step_report(
     built: BuiltSource, config: LoaderConfig, step: int, epoch: int, all_ranks: bool, most: int, state: Path | None
 ) -> StepReport:
-    own, corpus = built.schedule, built.rows.corpus
+    own, corpus = built.schedule, built.corpus
     base = counted_from(state, config, built, epoch)
     schedule = replace(own, rank=0, world_size=1, batch_size=own.global_rows) if all_ranks else own
     plan = plan_step(schedule, epoch, step, base)

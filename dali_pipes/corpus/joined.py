@@ -1,0 +1,122 @@
+"""The corpora of a mixture, one after another in one space of positions.
+
+    web     0 ... 999          positions    0 ...  999
+    code    0 ... 499                    1000 ... 1499
+
+So a plan, a read, or an error about a token needs one number for it, whichever corpus it is in.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.corpus.corpus import Corpus, TokenLocation, TokenMask
+from dali_pipes.errors import ConfigError
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class JoinedCorpora:
+    """The corpora of several sources, by name. Safe for several threads, as they are.
+
+    dtype:      the narrowest integer type that holds the ids of all corpora
+    bases:      int64 (S + 1,): position of each corpus's first token, and the end of the last
+    loss_mask:  None if no corpus has one; corpora without one count as learned
+    """
+
+    def __init__(self, corpora: Mapping[str, Corpus]) -> None:
+        self.names, self.corpora = tuple(corpora), tuple(corpora.values())
+        self.dtype: np.dtype[Any] = np.result_type(*(corpus.dtype for corpus in self.corpora))
+        if self.dtype.kind != "i" and self.dtype.kind != "u":
+            types = ", ".join(f"{name}: {corpus.dtype}" for name, corpus in corpora.items())
+            raise ConfigError(f"mixture: no integer type holds the ids of all sources ({types}); convert one of them")
+        self.bases: Int64Array = np.cumsum([0, *(corpus.num_tokens for corpus in self.corpora)])
+        self.num_tokens = int(self.bases[-1])
+        masks = [corpus.loss_mask for corpus in self.corpora]
+        self.loss_mask = None if not any(mask is not None for mask in masks) else _JoinedMasks(self, masks)
+
+    def source_of(self, position: int) -> int:
+        """The number of the corpus that holds a position."""
+        return int(np.searchsorted(self.bases, position, side="right")) - 1
+
+    def read_pieces(self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
+        """Put the `lengths[p]` ids from position starts[p] at out[targets[p]]. Blocks.
+
+        Arguments and errors as of `Corpus.read_pieces`; `out` is of `dtype`.
+        """
+        for number, columns in self.in_corpora(starts, lengths, targets):
+            corpus = self.corpora[number]
+            if corpus.dtype == self.dtype:
+                corpus.read_pieces(*columns, out)
+            else:
+                _read_wider(corpus, columns, out)
+
+    def in_corpora(
+        self, starts: Int64Array, lengths: Int64Array, targets: Int64Array
+    ) -> Iterator[tuple[int, tuple[Int64Array, Int64Array, Int64Array]]]:
+        """The pieces in each corpus by its own positions, corpus by corpus: cut where corpora end, empty ones left out."""
+        firsts = np.searchsorted(self.bases, starts, side="right") - 1
+        counts = np.maximum(np.searchsorted(self.bases, starts + lengths, side="left") - firsts, 0)
+        counts[lengths == 0] = 0
+        piece = np.repeat(np.arange(len(starts)), counts)
+        numbers = np.arange(len(piece)) + (firsts - np.cumsum(counts) + counts)[piece]
+        begins = np.maximum(self.bases[numbers], starts[piece])
+        sizes = np.minimum(self.bases[numbers + 1], (starts + lengths)[piece]) - begins
+        places = targets[piece] + begins - starts[piece]
+        order = np.argsort(numbers, kind="stable")
+        borders = np.flatnonzero(np.diff(numbers[order], prepend=-1)).tolist()
+        for first, end in zip(borders, [*borders[1:], len(order)], strict=True):
+            here = order[first:end]
+            number = int(numbers[here[0]])
+            yield number, (begins[here] - self.bases[number], sizes[here], places[here])
+
+    def tokens(self, start: int, count: int) -> npt.NDArray[Any]:
+        """Ids `start` ... `start + count - 1` of one corpus in a fresh array (count,). Blocks."""
+        out = np.empty(count, self.dtype)
+        self.read_pieces(np.array([start]), np.array([count]), np.zeros(1, np.int64), out)
+        return out
+
+    def locate(self, position: int) -> TokenLocation:
+        """The file of the token at `position`, and its offset there in tokens. Does not read data."""
+        number = self.source_of(position)
+        return self.corpora[number].locate(position - int(self.bases[number]))
+
+    def end_retries(self) -> None:
+        """Stop retrying, as `Corpus.end_retries`. Idempotent."""
+        for corpus in self.corpora:
+            corpus.end_retries()
+
+    def close(self) -> None:
+        """Close the files of all corpora. Idempotent."""
+        for corpus in self.corpora:
+            corpus.close()
+
+
+class _JoinedMasks:
+    """The loss masks of joined corpora, as one."""
+
+    def __init__(self, joined: JoinedCorpora, masks: list[TokenMask | None]) -> None:
+        self._joined, self._masks = joined, masks
+
+    def read_pieces(self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
+        # First, as a mask looks for values other than 0 and 1 in all of `out`.
+        for length, target in zip(lengths.tolist(), targets.tolist(), strict=True):
+            out[target : target + length] = 1
+        for number, columns in self._joined.in_corpora(starts, lengths, targets):
+            mask = self._masks[number]
+            if mask is not None:
+                mask.read_pieces(*columns, out)
+
+
+def _read_wider(
+    corpus: Corpus, columns: tuple[Int64Array, Int64Array, Int64Array], out: npt.NDArray[Any]
+) -> None:
+    """Read pieces through memory of the corpus's own type."""
+    starts, lengths, targets = columns
+    places = np.cumsum(lengths) - lengths
+    part = np.empty(int(lengths.sum()), corpus.dtype)
+    corpus.read_pieces(starts, lengths, places, part)
+    for target, place, length in zip(targets.tolist(), places.tolist(), lengths.tolist(), strict=True):
+        out[target : target + length] = part[place : place + length]

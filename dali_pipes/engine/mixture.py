@@ -1,0 +1,200 @@
+"""From the configuration of a mixture to its rows: corpora, weights in rows, the length of an epoch, and caps."""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.config import LoaderConfig
+from dali_pipes.corpus import Corpus
+from dali_pipes.corpus_or_text import open_corpus
+from dali_pipes.errors import ConfigError, CorpusError
+from dali_pipes.rows.base import RowSource
+from dali_pipes.rows.make import Named, make_rows
+from dali_pipes.schedule.mixed_rows import MixedRows
+from dali_pipes.schedule.mixture import MixtureOrder
+
+Int64Array = npt.NDArray[np.int64]
+RowWeights = Mapping[str, Fraction]
+
+
+def open_corpora(config: LoaderConfig) -> dict[str, Corpus]:
+    """The corpora of a mixture by source name, or the only one by the name "". Blocks; errors name the source."""
+    corpora: dict[str, Corpus] = {}
+    try:
+        for name, own in ({"": config} if config.mixture is None else config.sources).items():
+            try:
+                corpora[name] = _open(own)
+            except (ConfigError, CorpusError) as error:
+                if not name:
+                    raise
+                raise type(error)(f"mixture.{name}: {error}") from error
+        _refuse_shared_files(corpora)
+    except BaseException:
+        for corpus in corpora.values():
+            corpus.close()
+        raise
+    return corpora
+
+
+def _open(config: LoaderConfig) -> Corpus:
+    assert config.corpus is not None
+    return open_corpus(
+        config.corpus,
+        format=config.format,
+        dtype=config.dtype,
+        eos_id=config.eos_id,
+        tokenizer=config.tokenizer,
+        text_key=config.text_key,
+        loss_masks=config.loss_masks,
+        token_column=config.token_column,
+        cache_bytes=config.decoded_cache_bytes,
+        eager=config.eager,
+        verify=config.verify_checksums,
+        read_retries=config.read_retries,
+        vocab_size=config.vocab_size,
+    )
+
+
+def _refuse_shared_files(corpora: Mapping[str, Corpus]) -> None:
+    """One file in two sources would be read more often than either weight says."""
+    owners: dict[object, str] = {}
+    for name, corpus in corpora.items():
+        if corpus.is_synthetic:
+            continue
+        for file in corpus.files:
+            found = file.stat()
+            owner = owners.setdefault((found.st_dev, found.st_ino), name)
+            if owner != name:
+                raise ConfigError(
+                    f"mixture: {file} is in two sources, {owner!r} and {name!r}; list it in one of them, or give one "
+                    "source both weights"
+                )
+
+
+def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) -> tuple[MixedRows, str | None]:
+    """The rows of a mixture, and what the user should know about the documents of its sources. May block."""
+    assert config.mixture is not None
+    in_pieces = config.uses_pieces or any(corpus.loss_mask is not None for corpus in corpora.values())
+    rows: dict[str, RowSource] = {}
+    warnings = []
+    for name, own in config.sources.items():
+        share = config.mixture[name].share
+        if config.proxy is not None:
+            share = config.proxy * (1 if share is None else share)
+        try:
+            rows[name], warning = make_rows(own, corpora[name], Named(name, share, in_pieces))
+        except (ConfigError, CorpusError) as error:
+            raise type(error)(f"mixture.{name}: {error}") from error
+        if warning is not None:
+            warnings.append(f"mixture.{name}: {warning}")
+    caps = {
+        name: math.floor(source.max_epochs * rows[name].rows_of_pass())
+        for name, source in config.mixture.items()
+        if source.max_epochs is not None
+    }
+    total = _total_rows(config)
+    stages = stages_in_rows(config, rows)
+    may_end = total is not None and config.on_exhausted != "error"
+    order = MixtureOrder(
+        tuple(rows),
+        stages,
+        seed=config.seed,
+        caps=caps if may_end else None,
+        on_exhausted="stop" if config.on_exhausted == "stop" else "drop",
+    )
+    if total is None:
+        total = _until_one_ends(config, order, rows)
+    return MixedRows(tuple(rows), tuple(rows.values()), bases, order, total, caps, stages), "\n".join(warnings) or None
+
+
+def stages_in_rows(config: LoaderConfig, rows: Mapping[str, RowSource]) -> list[tuple[int, dict[str, Fraction]]]:
+    """The stages of a configuration: first place, and weights in rows."""
+    stages = [(0, in_rows(_base_weights(config, rows), rows))]
+    stages += [(-(-stage.at // config.seq_len), in_rows(stage.weights, rows)) for stage in config.stages]
+    return stages
+
+
+def in_rows(weights: RowWeights, rows: Mapping[str, RowSource]) -> dict[str, Fraction]:
+    """Weights in tokens as weights in rows, which add up to 1: divided by the tokens of a row of each source."""
+    by_rows = {name: weight / rows[name].mean_tokens() if weight else Fraction(0) for name, weight in weights.items()}
+    total = sum(by_rows.values())
+    return {name: weight / total for name, weight in by_rows.items()}
+
+
+def _base_weights(config: LoaderConfig, rows: Mapping[str, RowSource]) -> dict[str, Fraction]:
+    """The weights in tokens, with "size" resolved: in proportion to tokens^(1 / temperature)."""
+    weights: dict[str, Fraction] = {}
+    sizes = {name: rows[name].num_tokens for name, weight in config.weights.items() if weight == "size"}
+    power = 1 / float(config.temperature or 1)
+    total = sum((size / max(sizes.values())) ** power for size in sizes.values())
+    for name, weight in config.weights.items():
+        if isinstance(weight, Fraction):
+            weights[name] = weight
+        elif config.temperature is None:
+            weights[name] = Fraction(sizes[name], sum(sizes.values()))
+        else:  # rounded, so that every machine has the same number
+            weights[name] = Fraction(round((sizes[name] / max(sizes.values())) ** power / total * 10**9), 10**9)
+    return weights
+
+
+def _total_rows(config: LoaderConfig) -> int | None:
+    """Rows of an epoch over all ranks, where a total is given."""
+    if config.total_tokens is not None:
+        rows, setting = config.total_tokens // config.seq_len, f"total_tokens = {config.total_tokens:,}"
+        if not rows:
+            raise ConfigError(f"{setting} is less than a row of seq_len = {config.seq_len:,} tokens; set a larger total")
+        return rows
+    if config.total_steps is not None:
+        return config.total_steps * config.batch_size * (config.world_size or 1)
+    return config.total_rows
+
+
+def _until_one_ends(config: LoaderConfig, order: MixtureOrder, rows: Mapping[str, RowSource]) -> int:
+    """Rows until the first source has had its passes, one where `max_epochs` does not say."""
+    assert config.mixture is not None
+    ends = []
+    for number, (name, source) in enumerate(config.mixture.items()):
+        passes = Fraction(1) if source.max_epochs is None else source.max_epochs
+        end = order.place_of(number, math.floor(passes * rows[name].rows_of_pass()))
+        if end is not None:
+            ends.append(end)
+    if not ends:
+        raise ConfigError(
+            "mixture: no source reaches its max_epochs, so an epoch does not end; set total_tokens, total_rows or "
+            "total_steps"
+        )
+    return min(ends)
+
+
+def check_caps(
+    config: LoaderConfig, mixture: MixedRows, first_place: int = 0, order: MixtureOrder | None = None
+) -> None:
+    """Raise `ConfigError` if a source gives more rows than `max_epochs` allows before the epoch at `first_place` ends.
+
+    order: that of the mixture, unless another one is to be tried. Only with `on_exhausted = "error"`; the message says which passes, total or weight would fit.
+    """
+    if config.on_exhausted != "error":
+        return
+    order = mixture.order if order is None else order
+    end = first_place + mixture.num_rows
+    counts = order.counts_before(end).tolist()
+    for number, name in enumerate(mixture.names):
+        cap = mixture.caps.get(name)
+        if cap is None or counts[number] <= cap or (_total_rows(config) is None and first_place == 0):
+            continue
+        source = mixture.sources[number]
+        about = "" if source.is_uniform else "about "
+        fits = order.place_of(number, cap)
+        assert fits is not None, "a source that exceeds its cap reaches it"
+        needed = Fraction(counts[number], source.rows_of_pass())
+        weight = [weights for first, weights in order.stages if first <= fits][-1][name]
+        raise ConfigError(
+            f"mixture.{name}: max_epochs = {float(cap / source.rows_of_pass()):g} ({about}{cap:,} rows) is used up "
+            f"after {fits * config.seq_len:,} of {end * config.seq_len:,} tokens, with {float(weight):.2%} of the rows. "
+            f"Set max_epochs = {math.ceil(100 * needed) / 100:g} or more, total_tokens = {fits * config.seq_len} or "
+            f"less, a smaller weight (about {float(weight * cap / counts[number]):.2%} of the rows), or on_exhausted = "
+            '"drop" or "stop"'
+        )

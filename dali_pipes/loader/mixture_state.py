@@ -1,0 +1,116 @@
+"""The part of a state that says where a mixture stands, and how a run goes on from it.
+
+    "mixture": {"place": 1280000, "given": [[0, {"web": "7/10", ...}]], "stages": [...], "marks": {"web": [896000], ...}}
+
+place:  rows of the whole run, over all epochs and ranks
+given:  the stages of the configuration that began before it: first place, and weights in rows
+stages: those that were in force, with what `set_weights` and exhausted sources changed
+marks:  rows used of each source, and for rows of documents where their plan stands
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from dali_pipes.errors import ConfigError, StateError
+from dali_pipes.loader.state_change import is_count, short
+from dali_pipes.schedule.mixed_rows import MixedRows
+from dali_pipes.schedule.mixture import MixtureOrder
+
+Stages = list[tuple[int, dict[str, Fraction]]]
+
+_NEARLY = Fraction(2, 10**9)
+"""Weights that a temperature gives are rounded to 9 decimals; machines may differ by one in the last."""
+
+
+def mixture_entry(mixture: MixedRows, epoch: int, rows: int) -> dict[str, Any]:
+    """The entry of a state after the first `rows` rows of an epoch. Does not block for rows that have been planned."""
+    place = mixture.place(epoch, rows)
+    begun = mixture.next_stratum(place)  # weights that `set_weights` changed may begin there
+    return {
+        "place": place,
+        "given": _written((first, weights) for first, weights in mixture.given if first <= place),
+        "stages": _written((first, weights) for first, weights in mixture.order.stages if first <= begun),
+        "marks": mixture.marks(place),
+    }
+
+
+def changed_weights(mixture: MixedRows, entry: Mapping[str, Any]) -> list[str]:
+    """A line for each source whose configured weight, up to the saved place, is not what it was."""
+    saved, now = _read(entry["given"]), [stage for stage in mixture.given if stage[0] <= entry["place"]]
+    if [first for first, _ in saved] != [first for first, _ in now]:
+        return [f"stages: saved with {len(saved) - 1} before row {entry['place']:,}, now {len(now) - 1}"]
+    lines = []
+    for (first, before), (_, after) in zip(saved, now, strict=True):
+        for name in mixture.names:
+            old, new = before.get(name, Fraction(0)), after[name]
+            if name in before and abs(old - new) > _NEARLY:
+                since = f" from row {first:,}" * bool(first)
+                lines.append(f"mixture.{name}: weight{since}: saved {float(old):.6g}, now {float(new):.6g} of the rows")
+    return lines
+
+
+def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, rows: int, *, changed: bool) -> None:
+    """Let a mixture go on where a state says, with the weights that were in force; May plan windows of documents.
+
+    changed: whether sources or weights differ from the saved ones: those of the configuration then begin at the next
+             stratum. Raises `StateError` for an entry that cannot be right.
+    """
+    place, marks = entry["place"], entry["marks"]
+    if rows > mixture.num_rows:
+        raise StateError(
+            f"the state is {rows:,} rows into an epoch, but the mixture's total now ends it after {mixture.num_rows:,}; "
+            "set a total that is not before the saved position"
+        )
+    saved = _read(entry["stages"])
+    former = [name for _, weights in saved for name in weights if name not in mixture.names]
+    names = (*mixture.names, *dict.fromkeys(former))
+    stages = [*saved]
+    if changed:
+        begin = mixture.next_stratum(place)
+        weights = [weights for first, weights in mixture.given if first <= place][-1]
+        stages = [stage for stage in stages if stage[0] < begin] + [(begin, dict(weights))]
+    stages += [(first, dict(weights)) for first, weights in mixture.given if first > max(place, stages[-1][0])]
+    old = mixture.order
+    order = old.with_stages(names, [(first, {name: weights.get(name, Fraction(0)) for name in names}) for first, weights in stages])
+    counts = dict(zip(order.names, order.counts_before(place).tolist(), strict=True))
+    for name, count in counts.items():
+        found = marks.get(name, [0])[0]
+        if found != count:
+            raise StateError(
+                f"the state is damaged: source {name!r} has had {short(found)} rows before row {place:,}, expected "
+                f"{count:,}; use an unchanged copy"
+            )
+    wrong = mixture.seek_marks(marks)
+    if wrong is not None:
+        raise StateError(
+            f"the state is damaged: the mark of source {wrong!r}, {short(marks[wrong])}, does not fit its rows; use an "
+            "unchanged copy"
+        )
+    mixture.set_order(order)
+    mixture.begin_at(epoch, place - rows)
+
+
+def check_entry(entry: Any) -> None:
+    """Raise `StateError` unless an entry has the form of `mixture_entry`."""
+    try:
+        is_right = (
+            is_count(entry["place"])
+            and all(is_count(number) for mark in entry["marks"].values() for number in mark)
+            and all(entry["marks"].values())
+        )
+        for key in ("given", "stages"):
+            stages = _read(entry[key])
+            is_right = is_right and bool(stages) and stages[0][0] == 0 and all(is_count(first) for first, _ in stages)
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, IndexError):
+        is_right = False
+    if not is_right:
+        raise StateError(f"the state is damaged: mixture is {short(entry)}; use an unchanged copy")
+
+
+def _written(stages: Any) -> list[list[Any]]:
+    return [[first, {name: str(weight) for name, weight in weights.items() if weight}] for first, weights in stages]
+
+
+def _read(stages: Sequence[Any]) -> Stages:
+    return [(first, {name: Fraction(weight) for name, weight in weights.items()}) for first, weights in stages]

@@ -1,0 +1,274 @@
+"""The interleave of a mixture: rows of several sources, each in its own order, by `MixtureOrder`.
+
+    place of the run     0     1     2     3     4   ...      place of an epoch + the places of the epochs before it
+    source, count      web 0 code 0 web 1  web 2 code 1       `MixtureOrder`
+    pass, place          0,7   0,2   0,1   0,9   0,0          the source's own order (`RowSource.at`, `plan`)
+    position             7168  ...                            in the corpora joined end to end (`corpus.joined`)
+
+An epoch is one `for`: `num_rows` places, whatever the ranks are, and the next one goes on where it ended.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.documents import Pieces, chosen_rows
+from dali_pipes.errors import ConfigError
+from dali_pipes.rows.base import PADDING, KeyedRange, Reads, Rows, RowSource
+from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.window_counts import WindowMark
+from dali_pipes.schedule.mixture import MIXTURE_ORDER_NAME, STRATUM, MixtureOrder
+
+Int64Array = npt.NDArray[np.int64]
+
+_MOST_PASSES_NAMED = 4
+"""Passes of a source in one epoch up to which an error names every step that reads a token."""
+
+
+class Usage(NamedTuple):
+    """What a mixture uses of one source, from the start of the run to some place."""
+
+    rows: int
+    passes: float
+    """Full runs through the source; an estimate where rows hold documents."""
+    pass_rows: int
+    """Rows of one pass; an estimate where rows hold documents."""
+
+
+class MixedRows:
+    """An `Interleave` of several sources; its rows lie in the positions of the joined corpora. Safe for several threads.
+
+    names, sources: in the order of the configuration. The order may know more names: those of sources that earlier parts
+                    of a resumed run used, and that are not configured any more
+    bases:          (S + 1,), position of each source's first token in the joined corpora
+    num_rows:       places of an epoch
+    caps:           rows that each source may give in the run
+    given:          the stages of the configuration: first place, and weights in rows
+    """
+
+    is_uniform = True
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        sources: Sequence[RowSource],
+        bases: Int64Array,
+        order: MixtureOrder,
+        num_rows: int,
+        caps: Mapping[str, int],
+        given: Sequence[tuple[int, Mapping[str, Fraction]]],
+    ) -> None:
+        self.names, self.sources, self.bases = tuple(names), tuple(sources), bases
+        self.order, self.num_rows, self.caps, self.given = order, num_rows, dict(caps), tuple(given)
+        first = self.sources[0]
+        self.seq_len = self.stride = first.seq_len
+        self.row_tokens = max(source.row_tokens for source in self.sources)
+        self.num_tokens = sum(source.num_tokens for source in self.sources)
+        self.first_token, self.span = 0, int(bases[-1])
+        self.in_pieces = first.in_pieces
+        assert all(source.in_pieces == self.in_pieces for source in self.sources), "rows of pieces beside others"
+        self.order_name = f"{MIXTURE_ORDER_NAME}, {first.order_name}"
+        planned = [source.most_planned for source in self.sources if source.most_planned is not None]
+        self.most_planned = min(planned, default=None)
+        self._epoch, self._first = 0, 0  # an epoch and its first place: later ones follow it
+
+    def first_place(self, epoch: int) -> int:
+        """The place of the run at which an epoch begins."""
+        first = self._first + (epoch - self._epoch) * self.num_rows
+        if first < 0:
+            raise ConfigError(
+                f"epoch {epoch:,} cannot be located: the run was resumed in epoch {self._epoch:,} with another total"
+            )
+        return first
+
+    def begin_at(self, epoch: int, first_place: int) -> None:
+        """Let an epoch begin at a place: where a run goes on whose earlier epochs had another length."""
+        self._epoch, self._first = epoch, first_place
+
+    def count(self, epoch: int, at_least: int | None = None) -> int:
+        end = self.order.end
+        if end is None:
+            return self.num_rows
+        return min(self.num_rows, max(0, end - self.first_place(epoch)))
+
+    def count_by_now(self, epoch: int) -> tuple[int, bool]:
+        return self.count(epoch), True
+
+    def is_counted(self, epoch: int) -> bool:
+        return True
+
+    def estimate(self, epoch: int) -> int:
+        return self.count(epoch)
+
+    def left_out(self) -> LeftOut | None:
+        """The sum over the sources."""
+        parts = [part for source in self.sources if (part := source.left_out()) is not None]
+        tokens = sum(part.tokens for part in parts)
+        if not tokens:
+            return None
+        share = tokens / self.num_tokens
+        return LeftOut(sum(part.documents for part in parts), tokens, share, all(part.is_exact for part in parts))
+
+    def plan(self, epoch: int, places: Int64Array) -> Rows:
+        """A padding row shows the first tokens of the joined corpora, without pieces where rows are cut into those."""
+        is_real = places != PADDING
+        here = np.flatnonzero(is_real)
+        sources = np.full(len(places), PADDING)
+        starts = np.full(len(places), -1 if self.in_pieces else 0)
+        sources[here], counts = self.order.rows(places[here] + self.first_place(epoch))
+        parts: list[tuple[Int64Array, Pieces]] = []
+        for number, whose in _groups(sources[here]):
+            rows, base = self._source(number), int(self.bases[number])
+            passes, own_places = rows.at(counts[whose])
+            for pass_number, same in _groups(passes):
+                rising = same[np.argsort(own_places[same], kind="stable")]
+                planned = rows.plan(pass_number, own_places[rising])
+                at = here[whose[rising]]
+                starts[at] = planned.starts + base
+                if planned.pieces is not None:
+                    pieces = planned.pieces
+                    parts.append(
+                        (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
+                    )
+        return Rows(starts, _merged(len(places), parts) if self.in_pieces else None, sources)
+
+    def plan_next(self, epoch: int, place: int) -> None:
+        """Plan what each source needs after the rows of the next places, so that later calls do not wait. May block."""
+        if self.most_planned is None:
+            return
+        ahead = self.first_place(epoch) + place + self.most_planned
+        for number, count in enumerate(self.order.counts_before(ahead).tolist()):
+            source = self.sources[number] if number < len(self.sources) else None
+            if source is not None and source.most_planned is not None and count:
+                passes, own_places = source.at(np.array([count - 1]))
+                source.plan_next(int(passes[0]), int(own_places[0]))
+
+    def formula(self, epoch: int) -> KeyedRange | None:
+        """None: a mixture is not one keyed range."""
+        return None
+
+    def widths(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array | None:
+        return None
+
+    def places_of(self, epoch: int, position: int) -> list[int] | None:
+        """Places of an epoch whose rows read a position of the joined corpora; None where the source is repeated often."""
+        number = int(np.searchsorted(self.bases, position, side="right")) - 1
+        source, first = self._source(number), self.first_place(epoch)
+        begin, end = (int(self.order.counts_before(at)[number]) for at in (first, first + self.count(epoch)))
+        if begin == end:
+            return []
+        passes, _ = source.at(np.array([begin, end - 1]))
+        if not source.is_uniform or int(passes[1] - passes[0]) >= _MOST_PASSES_NAMED:
+            return [] if int(passes[0]) == int(passes[1]) else None
+        places = []
+        for pass_number in range(int(passes[0]), int(passes[1]) + 1):
+            of_pass = source.places_of(pass_number, position - int(self.bases[number]))
+            if of_pass is None:
+                return None
+            for own_place in of_pass:
+                count = pass_number * source.count(pass_number) + own_place
+                place = self.order.place_of(number, count) if begin <= count < end else None
+                if place is not None:
+                    places.append(place - first)
+        return places
+
+    def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
+        """What each source reads for its rows, by targets rising."""
+        if not self.in_pieces:
+            return Reads(rows.starts, np.full(len(rows.starts), self.row_tokens), row_begins[:-1])
+        assert rows.pieces is not None and rows.sources is not None
+        parts = []
+        for number, whose in _groups(rows.sources):
+            if number == PADDING:
+                continue
+            base = int(self.bases[number])
+            pieces = chosen_rows(rows.pieces, whose)
+            own = Rows(
+                rows.starts[whose] - base,
+                pieces._replace(starts=pieces.starts - base, document_ends=pieces.document_ends - base),
+            )
+            starts, lengths, targets = self._source(number).reads(own, np.append(row_begins[whose], 0))
+            parts.append((starts + base, lengths, targets))
+        empty = np.zeros(0, np.int64)
+        starts, lengths, targets = (
+            [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [empty, empty, empty]
+        )
+        rising = np.argsort(targets, kind="stable")
+        return Reads(starts[rising], lengths[rising], targets[rising])
+
+    def mark(self, epoch: int, place: int) -> WindowMark | None:
+        """None: `marks` says where each source stands."""
+        return None
+
+    def seek(self, epoch: int, place: int, mark: WindowMark) -> bool:
+        return False
+
+    def place(self, epoch: int, rows: int) -> int:
+        """The place of the run after the first `rows` rows of an epoch."""
+        return self.first_place(epoch) + rows
+
+    def marks(self, place: int) -> dict[str, list[int]]:
+        """For each source the rows used before a place, and its own mark of the next one."""
+        counts = self.order.counts_before(place).tolist()
+        marks = {name: [count] for name, count in zip(self.order.names, counts, strict=True)}
+        for name, source in zip(self.names, self.sources, strict=True):
+            marks[name] += source.mark_count(marks[name][0])
+        return marks
+
+    def seek_marks(self, marks: Mapping[str, Sequence[int]]) -> str | None:
+        """Let every source go on from its mark. The name of the first whose mark cannot be right, else None."""
+        for name, source in zip(self.names, self.sources, strict=True):
+            if name in marks and not source.seek_count(marks[name][0], marks[name][1:]):
+                return name
+        return None
+
+    def usage(self, place: int) -> dict[str, Usage]:
+        """What the rows before a place use of each source that is configured."""
+        counts = self.order.counts_before(place).tolist()
+        used = {}
+        for name, source, count in zip(self.names, self.sources, counts, strict=False):
+            pass_rows = source.rows_of_pass()
+            used[name] = Usage(count, count / pass_rows, pass_rows)
+        return used
+
+    def set_order(self, order: MixtureOrder) -> None:
+        """Take rows from another order from now on; plans made before have to be dropped."""
+        self.order = order
+
+    def next_stratum(self, place: int) -> int:
+        """The first place, at or after `place`, from which weights can change."""
+        return -(-place // STRATUM) * STRATUM
+
+    def _source(self, number: int) -> RowSource:
+        if number >= len(self.sources):
+            raise ConfigError(
+                f"source {self.order.names[number]!r} gave rows to an earlier part of this run, but it is not in the "
+                "mixture any more; add it with weight 0 to locate those rows"
+            )
+        return self.sources[number]
+
+
+def _groups(values: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    """Each distinct value, and where it stands."""
+    order = np.argsort(values, kind="stable")
+    borders = np.flatnonzero(np.diff(values[order], prepend=values.min(initial=0) - 1)).tolist()
+    for first, end in zip(borders, [*borders[1:], len(order)], strict=True):
+        yield int(values[order[first]]), order[first:end]
+
+
+def _merged(num_rows: int, parts: Sequence[tuple[Int64Array, Pieces]]) -> Pieces:
+    """The pieces of rows that were planned in parts: for each part, which rows it has, and their pieces."""
+    counts = np.zeros(num_rows, np.int64)
+    for at, pieces in parts:
+        counts[at] = np.diff(pieces.row_offsets)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    columns = [np.empty(int(offsets[-1]), np.int64) for _ in range(3)]
+    for at, pieces in parts:
+        sizes = np.diff(pieces.row_offsets)
+        targets = np.repeat(offsets[at] - pieces.row_offsets[:-1], sizes) + np.arange(len(pieces.starts))
+        for column, values in zip(columns, pieces[1:], strict=True):
+            column[targets] = values
+    return Pieces(offsets, *columns)

@@ -6,6 +6,10 @@ A pass is one full run through the corpus, in its own order; a place is the numb
 other modules use only the methods here, never the kind of a source.
 """
 
+import hashlib
+import json
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +26,25 @@ SEQUENTIAL = "sequential-v1"
 
 PADDING = -1
 """The place of a row that only fills a batch."""
+
+
+def order_key(*what: object) -> int:
+    """A 64-bit key, drawn with SHA-256 from what it is for."""
+    text = " ".join(map(str, ("dali_pipes", *what)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def key_names(name: str | None) -> tuple[str, ...]:
+    """What the name of a source adds to its keys. Quoted: all other parts are words and numbers without quotes."""
+    return () if name is None else (json.dumps(name),)
+
+
+def kept(share: Fraction | None, count: int) -> int | None:
+    """How many of `count` windows or documents a share keeps, at least one; None: all, in their own order."""
+    if share is None or share == 1:
+        return None
+    assert 0 < share < 1, share
+    return max(1, count * share.numerator // share.denominator)
 
 
 class Rows(NamedTuple):
@@ -131,3 +154,31 @@ class RowSource(Protocol):
 
     def seek(self, pass_number: int, place: int, mark: WindowMark, /) -> bool:
         """Count on from a saved mark. False if `place` cannot be there. May plan documents."""
+
+    def at(self, counts: Int64Array, /) -> tuple[Int64Array, Int64Array]:
+        """Passes and places of the rows numbered `counts` (C,), where a source numbers its rows on from pass to pass.
+
+        Any order, repeats allowed. May plan documents, at most up to the highest of these rows.
+        """
+
+    def mark_count(self, count: int, /) -> tuple[int, ...]:
+        """Where in its plans a source stands that has handed out `count` rows over all passes; integers for a state.
+
+        Does not block for rows that have been planned.
+        """
+
+    def seek_count(self, count: int, mark: Sequence[int], /) -> bool:
+        """Go on from what `mark_count` returned: later rows do not need the plans of earlier passes.
+
+        Earlier rows stay available, counted from pass 0. False if the mark cannot be that of `count`. May plan
+        documents.
+        """
+
+    def rows_of_pass(self) -> int:
+        """Rows of a pass, for arithmetic on passes: exact if `is_uniform`, else an estimate from the start of pass 0.
+
+        The same on every rank and after every resume. May plan documents.
+        """
+
+    def mean_tokens(self) -> Fraction:
+        """Tokens of the corpus in a row, on average over the rows that `rows_of_pass` looks at. May plan documents."""

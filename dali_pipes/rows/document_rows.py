@@ -9,12 +9,12 @@ goes on plans the windows it needs and no others. How many rows a window makes i
 state therefore says in which window it is and how many rows came before it.
 """
 
-import hashlib
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import Literal
 
@@ -25,7 +25,7 @@ from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
 from dali_pipes.operators.permute import ORDER_NAME
-from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows
+from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows, kept, key_names, order_key
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
     LeftOut,
@@ -37,6 +37,7 @@ from dali_pipes.rows.packing import (
     pack,
     rows_of_documents,
 )
+from dali_pipes.rows.pass_begins import PassBegin, PassBegins
 from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
 
 Int64Array = npt.NDArray[np.int64]
@@ -44,6 +45,8 @@ RowMode = Literal["pack", "pad"]
 
 _MOST_LENGTHS, _RUNS = 1 << 21, 64
 """The lengths of at most 2,097,152 documents, sampled in 64 runs, estimate what long documents lose."""
+_MOST_KEPT_LENGTHS = 1 << 16
+"""The same for a share of the documents: they are anywhere in the corpus, in random order, and slower to look up."""
 
 _WINDOWS_KEPT = 6
 """A step of 65,536 packed rows may span this many windows; with fewer, some would be planned again after counting."""
@@ -91,6 +94,10 @@ class DocumentRows:
     Known results are returned immediately, even while another thread plans: saving a state never waits for a plan.
 
     offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
+    name: makes the orders of this source its own; None: those of a corpus without a name.
+    share: keeps floor(share * D) documents, at least one, which depend on the name alone. Without a shuffle they come
+    in a fixed order, the same in every pass, but not in that of the corpus.
+    num_documents: those that are kept.
     """
 
     in_pieces = True
@@ -110,16 +117,21 @@ class DocumentRows:
         shuffle: bool,
         seed: int,
         buckets: LengthBuckets | None = None,
+        name: str | None = None,
+        share: Fraction | None = None,
     ) -> None:
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
         self.num_tokens, self.order_name = self.span, ORDER_NAME if shuffle else SEQUENTIAL
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
-        self._shuffle, self._seed = shuffle, seed
-        self.num_documents = len(offsets) - 1
+        self._shuffle, self._seed, self._names = shuffle, seed, key_names(name)
+        num_kept = kept(share, len(offsets) - 1)
+        self._kept_key = None if num_kept is None else order_key("share", *self._names)
+        self.num_documents = len(offsets) - 1 if num_kept is None else num_kept
         self.num_windows = -(-self.num_documents // window_documents)
         self._counts = WindowCounts()
+        self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
         self._lock = threading.Lock()  # of the counts and plans; never held while a window is planned
         self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
@@ -166,6 +178,57 @@ class DocumentRows:
         with self._lock:
             self._counts.begin(self._numbered(epoch), mark, row)
         return True
+
+    def at(self, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Passes are counted one after another, from that of the last saved mark on where the rows come after it."""
+        passes, places = np.empty_like(counts), np.empty_like(counts)
+        begins = self._from_mark
+        after = counts >= begins.first.rows_before
+        for known, which in ((begins, after), (self._from_pass_0, ~after)):
+            if which.any():
+                rows = counts[which]
+                self._pass_of(known, int(rows.max()))
+                passes[which], places[which] = known.split(rows)
+        return passes, places
+
+    def mark_count(self, count: int) -> tuple[int, ...]:
+        """The pass of the row before, the rows before that pass, and its `mark`.
+
+        The same whatever else has been planned; the row after may belong to a pass that has not been planned.
+        """
+        if count == 0:
+            return (0, 0, 0, 0)
+        begins = self._from_mark if count > self._from_mark.first.rows_before else self._from_pass_0
+        begin = self._pass_of(begins, count - 1)
+        return (*begin, *self.mark(begin.number, count - begin.rows_before))
+
+    def seek_count(self, count: int, mark: Sequence[int]) -> bool:
+        if len(mark) != 4 or not all(isinstance(number, int) and 0 <= number <= count for number in mark[1::2]):
+            return False
+        begin, window = PassBegin(*mark[:2]), WindowMark(*mark[2:])
+        # Every pass has a row at least.
+        if not isinstance(begin.number, int) or not 0 <= begin.number <= begin.rows_before:
+            return False
+        if (begin.number == 0 and begin.rows_before) or self._from_pass_0.begins_with(begin) is False:
+            return False
+        if not isinstance(window.window, int) or not self.seek(begin.number, count - begin.rows_before, window):
+            return False
+        with self._lock:
+            if not self._from_mark.begins_with(begin):
+                self._from_mark = PassBegins(begin)
+        return True
+
+    def rows_of_pass(self) -> int:
+        """The rows of window 0 of pass 0, scaled to all documents and rounded down; at least one.
+
+        If the documents of that window make no rows, those of the next windows are added.
+        """
+        documents, rows, _ = self._first_rows()
+        return max(1, rows * self.num_documents // documents)
+
+    def mean_tokens(self) -> Fraction:
+        _, rows, tokens = self._first_rows()
+        return Fraction(tokens, rows)
 
     def plan(self, epoch: int, row_ids: Int64Array) -> Rows:
         """Rows (rising; -1, at the end, is a row without pieces) of an epoch. Plans their windows, which blocks."""
@@ -273,19 +336,24 @@ class DocumentRows:
 
         Takes milliseconds.
         """
-        count = self.num_documents
-        run = count if count <= _MOST_LENGTHS else _MOST_LENGTHS // _RUNS
-        firsts = [0] if run == count else [number * (count - run) // (_RUNS - 1) for number in range(_RUNS)]
+        count, most, runs = self.num_documents, _MOST_LENGTHS, _RUNS
+        if self._kept_key is not None:
+            most, runs = _MOST_KEPT_LENGTHS, 1
+        run = count if count <= most else most // runs
+        firsts = [number * (count - run) // max(1, runs - 1) for number in range(1 if run == count else runs)]
         documents = tokens = looked_at = 0
         for first in firsts:
-            bounds = self.offsets[first : first + run + 1]
-            more, lost = left_out(np.diff(bounds), self.seq_len, self._long_documents)
-            documents, tokens, looked_at = documents + more, tokens + lost, looked_at + int(bounds[-1] - bounds[0])
+            if self._kept_key is None:
+                lengths = np.diff(self.offsets[first : first + run + 1])
+            else:
+                lengths = self._lengths(self._kept(np.arange(first, first + run)))
+            more, lost = left_out(lengths, self.seq_len, self._long_documents)
+            documents, tokens, looked_at = documents + more, tokens + lost, looked_at + int(lengths.sum())
         share = tokens / looked_at if looked_at else 0.0
         if run == count:
             return LeftOut(documents, tokens, share, True)
-        total = int(self.offsets[-1] - self.offsets[0])
-        return LeftOut(documents * count // (_RUNS * run), round(share * total), share, False)
+        total = looked_at * count // run if self._kept_key is not None else int(self.offsets[-1] - self.offsets[0])
+        return LeftOut(documents * count // (runs * run), round(share * total), share, False)
 
     def plan_bytes(self) -> int:
         """Bytes of the plans that are kept, at most six windows."""
@@ -306,11 +374,10 @@ class DocumentRows:
             counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
             if advance is not None:
                 advance(1)
-        lengths_total = int(self.offsets[-1] - self.offsets[0])
         return PlanReport(
             epoch=epoch,
             documents=self.num_documents,
-            tokens=lengths_total,
+            tokens=pieces_tokens + counts.dropped_tokens,
             rows=rows,
             padding_tokens=places - pieces_tokens,
             fill=pieces_tokens / places if places else 0.0,
@@ -323,6 +390,37 @@ class DocumentRows:
     def _numbered(self, epoch: int) -> int:
         """The number that an epoch's plan is known by: without a shuffle all epochs are one."""
         return epoch if self._shuffle else 0
+
+    def _pass_of(self, begins: PassBegins, row: int) -> PassBegin:
+        """The pass that holds the source's row `row`, not before the first of `begins`. Counts passes up to it."""
+        while True:
+            begin, is_settled = begins.of(row)
+            place = row - begin.rows_before
+            if is_settled or self._counts.known(self._numbered(begin.number), place + 1) is not None:
+                return begin
+            rows = self.count(begin.number, place + 1)
+            if place < rows:
+                return begin
+            if rows == 0:
+                raise self._no_rows()
+            with self._lock:
+                begins.note(PassBegin(begin.number + 1, begin.rows_before + rows))
+
+    def _first_rows(self) -> tuple[int, int, int]:
+        """Documents, rows and tokens in rows of the first windows of pass 0 that have rows; mostly of window 0."""
+        for window in range(self.num_windows):
+            packing = self._plan(0, window)
+            if packing.num_rows:
+                documents = min((window + 1) * self._window_documents, self.num_documents)
+                return documents, packing.num_rows, int(packing.piece_lengths.sum())
+        raise self._no_rows()
+
+    def _no_rows(self) -> ConfigError:
+        return ConfigError(
+            f"none of the {self.num_documents:,} documents makes a row of seq_len = {self.seq_len} "
+            f'(long_documents = "{self._long_documents}"): they are empty or dropped; use more documents, '
+            'a longer seq_len or long_documents = "split"'
+        )
 
     def _counted_to(self, epoch: int, row: int) -> WindowCount:
         """A count of an epoch in which the rows before `row` have been counted, as far as it has that many."""
@@ -368,9 +466,17 @@ class DocumentRows:
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
         if self._shuffle:
             documents = permute(documents, self.num_documents, self._key("order", epoch))
-        packing = self._ordered(self._pack(self.offsets[documents + 1] - self.offsets[documents]), epoch, window)
-        whose = narrow(documents, self.num_documents)[packing.piece_documents]
+        documents = self._kept(documents)
+        packing = self._ordered(self._pack(self._lengths(documents)), epoch, window)
+        whose = narrow(documents, len(self.offsets) - 1)[packing.piece_documents]
         return packing._replace(piece_documents=whose)
+
+    def _kept(self, numbers: Int64Array) -> Int64Array:
+        """Documents of the split by their numbers among those that are kept."""
+        return numbers if self._kept_key is None else permute(numbers, len(self.offsets) - 1, self._kept_key)
+
+    def _lengths(self, documents: Int64Array) -> Int64Array:
+        return self.offsets[documents + 1] - self.offsets[documents]
 
     def _pack(self, lengths: Int64Array) -> Packing:
         if self._mode == "pack":
@@ -397,5 +503,4 @@ class DocumentRows:
         return int(self.buckets.widths(packing.piece_lengths).sum())
 
     def _key(self, *what: object) -> int:
-        text = " ".join(map(str, ("dali_pipes", self._seed, *what)))
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+        return order_key(self._seed, *self._names, *what)

@@ -8,8 +8,9 @@ stride 4, a stream of 12 tokens has two windows; the tokens after the last windo
     window 1          4 5 6 7|8                 (8 is a label only; 9, 10 and 11 are unused)
 """
 
-import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
 from dali_pipes.operators.permute import ORDER_NAME, preimage
-from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows
+from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows, kept, key_names, order_key
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 
@@ -107,7 +108,14 @@ class WindowCuts:
 class WindowRows:
     """Rows that are windows of the stream: a `RowSource` of closed formulas, which plans nothing ahead.
 
+        place  ─▶  order of the pass  ─▶  kept windows, with a share  ─▶  window number  ─▶  first token
+
     label_shift: whether a row reads one token more than it shows, for its last label; `cuts` say it for pieces.
+    name: makes the orders of this source its own; None: those of a corpus without a name.
+    share: keeps floor(share * windows) windows, at least one, which depend on the name alone. Without a shuffle they
+    come in a fixed order, the same in every pass, but not in that of the corpus, which is not a closed formula.
+    random_offset: the windows of each pass begin at an offset in [0, stride), drawn from (seed, name, pass); there are
+    as many as fit at the largest offset.
     """
 
     is_uniform = True
@@ -121,34 +129,49 @@ class WindowRows:
         seed: int = 0,
         label_shift: bool = True,
         cuts: WindowCuts | None = None,
+        name: str | None = None,
+        share: Fraction | None = None,
+        random_offset: bool = False,
     ) -> None:
-        self.windows, self._seed, self._cuts = windows, seed, cuts
+        self._seed, self._cuts, self._names, self._random_offset = seed, cuts, key_names(name), random_offset
         self.order_name, self.in_pieces = ORDER_NAME if shuffle else SEQUENTIAL, cuts is not None
         self.seq_len, self.stride = windows.seq_len, windows.stride
         self.num_tokens, self.first_token = windows.num_tokens, windows.first
         self.row_tokens = windows.seq_len + (label_shift if cuts is None else cuts.lookahead)
-        self.span = windows.span
+        self.span, self._num_windows = windows.span, windows.count
+        if random_offset:
+            self._num_windows = _windows_at_any_offset(windows)
+            self.span = (self._num_windows - 1) * windows.stride + windows.seq_len + windows.stride
         if cuts is not None:
-            self.span = min(windows.span + cuts.lookahead - 1, cuts.limit - windows.first)
+            self.span = min(self.span + cuts.lookahead - 1, cuts.limit - windows.first)
+        num_kept = kept(share, self._num_windows)
+        self._kept_key = None if num_kept is None else order_key("share", *self._names)
+        self._num_rows = self._num_windows if num_kept is None else num_kept
 
     def key(self, pass_number: int) -> int | None:
-        """The 64-bit key of a pass's order, drawn from (seed, pass) with SHA-256; None for the order of the corpus."""
+        """The 64-bit key of a pass's order, drawn from (seed, name, pass); None for the order of the corpus."""
         if self.order_name == SEQUENTIAL:
             return None
-        digest = hashlib.sha256(f"dali_pipes order {self._seed} {pass_number}".encode()).digest()
-        return int.from_bytes(digest[:8], "little")
+        return order_key("order", self._seed, *self._names, pass_number)
+
+    def first_of(self, pass_number: int) -> int:
+        """The token that window 0 of a pass begins at."""
+        if not self._random_offset:
+            return self.first_token
+        # A stride below 2**24 makes the offsets' chances differ by less than one part in 2**40.
+        return self.first_token + order_key("offset", self._seed, *self._names, pass_number) % self.stride
 
     def count(self, pass_number: int, at_least: int | None = None) -> int:
-        return self.windows.count
+        return self._num_rows
 
     def count_by_now(self, pass_number: int) -> tuple[int, bool]:
-        return self.windows.count, True
+        return self._num_rows, True
 
     def is_counted(self, pass_number: int) -> bool:
         return True
 
     def estimate(self, pass_number: int) -> int:
-        return self.windows.count
+        return self._num_rows
 
     def left_out(self) -> LeftOut | None:
         return None
@@ -157,17 +180,19 @@ class WindowRows:
         """A padding row shows the first row of the pass, without pieces if rows are cut into those."""
         numbers, key = np.maximum(places, 0), self.key(pass_number)
         if key is not None:
-            numbers = permute(numbers, self.windows.count, key)
-        starts = numbers * self.windows.stride + self.windows.first
+            numbers = permute(numbers, self._num_rows, key)
+        if self._kept_key is not None:
+            numbers = permute(numbers, self._num_windows, self._kept_key)
+        starts = numbers * self.stride + self.first_of(pass_number)
         return Rows(starts, None if self._cuts is None else self._cuts.pieces(starts, places >= 0, self.seq_len))
 
     def plan_next(self, pass_number: int, place: int) -> None:
         pass
 
     def formula(self, pass_number: int) -> KeyedRange | None:
-        if self.in_pieces:
+        if self.in_pieces or self._kept_key is not None:
             return None
-        return KeyedRange(self.windows.count, self.key(pass_number), self.windows.first, self.windows.stride)
+        return KeyedRange(self._num_rows, self.key(pass_number), self.first_of(pass_number), self.stride)
 
     def widths(self, pass_number: int, first: int, end: int, step_rows: int) -> Int64Array | None:
         return None
@@ -176,10 +201,13 @@ class WindowRows:
         """Tokens on the border of two windows are read for both, and more often where windows overlap."""
         if self.row_tokens > _MOST_OVERLAPPING_ROWS * self.stride:
             return None
-        offset, key = position - self.windows.first, self.key(pass_number)
+        offset, key = position - self.first_of(pass_number), self.key(pass_number)
         lowest, highest = -((self.row_tokens - 1 - offset) // self.stride), offset // self.stride
-        numbers = range(max(0, lowest), min(highest, self.windows.count - 1) + 1)
-        return [number if key is None else preimage(number, self.windows.count, key) for number in numbers]
+        numbers: Iterable[int] = range(max(0, lowest), min(highest, self._num_windows - 1) + 1)
+        if self._kept_key is not None:
+            kept_numbers = (preimage(number, self._num_windows, self._kept_key) for number in numbers)
+            numbers = [number for number in kept_numbers if number < self._num_rows]
+        return [number if key is None else preimage(number, self._num_rows, key) for number in numbers]
 
     def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
         lengths = np.full(len(rows.starts), self.row_tokens)
@@ -193,3 +221,31 @@ class WindowRows:
 
     def seek(self, pass_number: int, place: int, mark: WindowMark) -> bool:
         return False
+
+    def at(self, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+        passes, places = np.divmod(counts, self._num_rows)
+        return passes, places
+
+    def mark_count(self, count: int) -> tuple[int, ...]:
+        return ()
+
+    def seek_count(self, count: int, mark: Sequence[int]) -> bool:
+        return count >= 0 and len(mark) == 0
+
+    def rows_of_pass(self) -> int:
+        return self._num_rows
+
+    def mean_tokens(self) -> Fraction:
+        return Fraction(self.seq_len)
+
+
+def _windows_at_any_offset(windows: Windows) -> int:
+    """Windows that fit wherever in the first `stride` tokens the first one begins."""
+    count = (windows.num_tokens - windows.seq_len) // windows.stride
+    if count < 1:
+        raise ConfigError(
+            f"random_offset = True starts the rows of an epoch up to {windows.stride - 1:,} tokens into the split, and "
+            f"a row reads {windows.seq_len + 1:,}, but the split has {windows.num_tokens:,} tokens; use at least "
+            f"{windows.seq_len + windows.stride:,} tokens, a shorter seq_len or stride, or random_offset = False"
+        )
+    return count

@@ -54,6 +54,10 @@ _WORD = 2**64 - 1
 # From this many elements on, a vectorized pass (30-50 us of call overhead) is cheaper than Python integers (5 us each).
 _VECTOR_MINIMUM = 8
 
+# Elements that `permute_each` takes together: its working arrays, 25 words a key among them, stay in the cache.
+_EACH_PART = 2**14
+_POWERS_OF_TWO = np.left_shift(1, np.arange(63, dtype=np.int64))
+
 _THREADS = 256
 _BLOCKS_MAXIMUM = 4096
 
@@ -86,6 +90,89 @@ def permute(indices: Array, n: int, key: int) -> Array:
         position = int(np.argmax(indices == wrong))
         raise ValueError(f"permute: indices[{position}] is {wrong}, expected 0 <= index < n = {n}")
     return _permute_numpy(indices, n, key)
+
+
+def permute_each(
+    indices: NDArray[np.int64], sizes: NDArray[np.int64] | int, keys: NDArray[np.uint64] | int
+) -> NDArray[np.int64]:
+    """`permute` with a size and a key for each index: element i is the image of indices[i] in (sizes[i], keys[i]).
+
+    indices: int64 (R,), 0 <= indices[i] < sizes[i]. sizes: int64 (R,) or one, 1 <= size < 2**63. keys: uint64 (R,) or
+    one. Returns int64 (R,), a new array. NumPy only; needs no more memory for more keys.
+    """
+    for name, array, dtype in (("indices", indices, np.int64), ("sizes", sizes, np.int64), ("keys", keys, np.uint64)):
+        if isinstance(array, np.ndarray) and array.dtype != dtype:
+            raise TypeError(f"permute_each: {name} have dtype {array.dtype}, expected {np.dtype(dtype)}")
+    if indices.ndim != 1:
+        raise ValueError(f"permute_each: indices have shape {indices.shape}, expected one axis")
+    each_size = np.broadcast_to(np.asarray(sizes, np.int64), indices.shape)
+    each_key = np.broadcast_to(np.asarray(keys, np.uint64), indices.shape)
+    wrong = (indices < 0) | (indices >= each_size)
+    if wrong.any():
+        position = int(np.argmax(wrong))
+        raise ValueError(
+            f"permute_each: indices[{position}] is {indices[position]}, "
+            f"expected 0 <= index < sizes[{position}] = {each_size[position]}"
+        )
+    images = indices.astype(np.uint64)
+    for first in range(0, indices.size, _EACH_PART):
+        part = slice(first, first + _EACH_PART)
+        images[part] = _permute_part(images[part], each_size[part], each_key[part])
+    return images.view(np.int64)
+
+
+def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The output function of splitmix64, a bijection of 64-bit words, for each of `words`."""
+    words = (words ^ (words >> _constant(30))) * _constant(_SPLITMIX_MULTIPLIERS[0])
+    words = (words ^ (words >> _constant(27))) * _constant(_SPLITMIX_MULTIPLIERS[1])
+    return words ^ (words >> _constant(31))
+
+
+def _permute_part(
+    images: NDArray[np.uint64], sizes: NDArray[np.int64], keys: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    distinct, key_numbers = np.unique(keys, return_inverse=True)
+    counters = np.arange(1, _ROUNDS + 2, dtype=np.uint64) * _constant(_SPLITMIX_STEP)
+    outputs = mix(counters[:, None] + distinct)
+    # The number of powers of two up to n - 1 is its bit length.
+    bits = np.maximum(np.searchsorted(_POWERS_OF_TWO, sizes - 1, side="right"), 4).astype(np.uint64)
+    ends = sizes.astype(np.uint64)
+    images = _encrypt_each(images, bits, outputs, key_numbers)
+    outside = np.flatnonzero(images >= ends)
+    while outside.size:
+        images[outside] = _encrypt_each(images[outside], bits[outside], outputs, key_numbers[outside])
+        outside = outside[images[outside] >= ends[outside]]
+    return images
+
+
+def _encrypt_each(
+    values: NDArray[np.uint64], bits: NDArray[np.uint64], outputs: NDArray[np.uint64], key_numbers: NDArray[np.intp]
+) -> NDArray[np.uint64]:
+    """One pass of the rounds, as `_encrypt`; value i is in a domain of bits[i] and has column key_numbers[i]."""
+    one = _constant(1)
+    left_bits = bits >> one
+    right_bits = bits - left_bits
+    spare = right_bits - left_bits
+    multiplier, high_word = _constant(_MULTIPLIER) << spare, _constant(32) + spare
+    left_mask, right_mask = (one << left_bits) - one, (one << right_bits) - one
+    left, right = values >> right_bits, values & right_mask
+    product = np.empty_like(left)
+    round_keys = outputs[:_ROUNDS] >> _constant(32)
+    for of_round in round_keys:
+        np.multiply(left, multiplier, product)
+        np.right_shift(product, high_word, left)
+        left ^= right
+        left ^= of_round[key_numbers]
+        left &= left_mask
+        product &= right_mask
+        # The right half keeps no bits above r, so this is its spare bit, or nothing.
+        right >>= left_bits
+        product |= right
+        right, product = product, right
+    image = (left << right_bits) | right
+    image += outputs[_ROUNDS][key_numbers]
+    image &= (one << bits) - one
+    return image
 
 
 def preimage(image: int, n: int, key: int) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from dali_pipes.operators import permute
-from dali_pipes.operators.permute import ORDER_NAME, preimage
+from dali_pipes.operators.permute import ORDER_NAME, permute_each, preimage
 
 settings_with_backend = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -238,3 +238,46 @@ def test_index_shape(xp: Backend) -> None:
 def test_other_arrays_are_refused_naming_both_kinds() -> None:
     with pytest.raises(TypeError, match=r"indices must be a numpy\.ndarray or a cupy\.ndarray, not builtins\.list"):
         permute([1, 2, 3], 10, 0)
+
+
+@given(data=st.data())
+def test_each_element_has_its_own_size_and_key(data: st.DataObject) -> None:
+    sizes_used = data.draw(st.lists(sizes, min_size=1, max_size=30))
+    distinct = data.draw(st.lists(keys, min_size=1, max_size=3))
+    keys_used = [data.draw(st.sampled_from(distinct)) for _ in sizes_used]
+    indices = [data.draw(st.one_of(st.integers(0, n - 1), st.just(n - 1))) for n in sizes_used]
+    images = permute_each(np.array(indices, np.int64), np.array(sizes_used, np.int64), np.array(keys_used, np.uint64))
+    expected = [
+        int(permute(np.array([index]), n, key)[0])
+        for index, n, key in zip(indices, sizes_used, keys_used, strict=True)
+    ]
+    assert images.dtype == np.int64
+    assert images.tolist() == expected
+
+
+@given(n=st.integers(1, 300), key=keys)
+def test_one_size_and_key_for_all_elements(n: int, key: int) -> None:
+    indices = np.arange(n)
+    assert permute_each(indices, n, key).tolist() == permute(indices, n, key).tolist()
+
+
+def test_parts_of_many_elements_join_to_the_same_images() -> None:
+    random = np.random.default_rng(15)
+    indices, sizes = random.integers(0, 1000, 40_000), random.integers(1000, 5000, 40_000)
+    every_key = random.integers(0, 2**64, 40_000, np.uint64)
+    images = permute_each(indices, sizes, every_key)
+    for position in range(0, 40_000, 997):
+        one = slice(position, position + 1)
+        assert images[one].tolist() == permute(indices[one], int(sizes[position]), int(every_key[position])).tolist()
+    assert permute_each(indices[:0], 5, 3).tolist() == []
+
+
+@pytest.mark.parametrize(("index", "size"), [(-1, 5), (5, 5), (0, 0)])
+def test_an_index_outside_its_own_size_is_named(index: int, size: int) -> None:
+    with pytest.raises(ValueError, match=rf"indices\[1\] is {index}, .* = {size}"):
+        permute_each(np.array([0, index]), np.array([3, size]), 7)
+
+
+def test_other_types_are_named() -> None:
+    with pytest.raises(TypeError, match="keys have dtype int64, expected uint64"):
+        permute_each(np.array([0]), 3, np.array([7]))  # type: ignore[arg-type]

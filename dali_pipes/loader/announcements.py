@@ -24,8 +24,12 @@ from dali_pipes.monitoring.stats import LoaderStats
 from dali_pipes.runtime.messages import say_once
 from dali_pipes.runtime.ranks import process_group
 from dali_pipes.schedule import Position, Schedule
+from dali_pipes.schedule.mixed_rows import MixedRows
+from dali_pipes.schedule.mixture_report import mixture_report
 
 COLUMNS = 120
+_MOST_SOURCES = 12
+"""Sources of a mixture that get a line at the start."""
 WINDOW_S = 10.0
 """Seconds of iteration over which waiting is measured, at least."""
 WINDOW_BATCHES = 50
@@ -51,7 +55,14 @@ def say_start(config: LoaderConfig, summary: Callable[[], str], warning: str | N
             say_once(warning)
 
 
-def start_text(config: LoaderConfig, corpus: Corpus, schedule: Schedule, state: Mapping[str, Any], where: str) -> str:
+def start_text(
+    config: LoaderConfig,
+    corpora: Mapping[str, Corpus],
+    schedule: Schedule,
+    state: Mapping[str, Any],
+    where: str,
+    mixture: MixedRows | None = None,
+) -> str:
     """Lines of at most `COLUMNS` columns: the data, its order, what long documents lose (if anything), and where
     batches come from; then the notes on the corpus, a line each. Reads no data.
 
@@ -59,17 +70,42 @@ def start_text(config: LoaderConfig, corpus: Corpus, schedule: Schedule, state: 
     and epoch are shown. Rows made from documents are counted as they are planned, so their number is an estimate,
     "about", until then.
     """
-    fingerprint = f", fingerprint {corpus.fingerprint[:8]}"
-    data = corpus_text(corpus, COLUMNS - len("dali_pipes: ") - len(fingerprint)) + fingerprint
     epoch = int(state["epoch"])
+    if mixture is None:
+        corpus = corpora[""]
+        fingerprint = f", fingerprint {corpus.fingerprint[:8]}"
+        data = [corpus_text(corpus, COLUMNS - len("dali_pipes: ") - len(fingerprint)) + fingerprint]
+    else:
+        data = mixture_lines(corpora, mixture, epoch)
     schedule.interleave.estimate(epoch)  # plans a window of documents, if none has been
     split = " of validation" if config.split == "validation" else ""
-    mask = corpus.loss_mask
-    masks = "" if mask is None else f"; loss masks of {mask.num_files:,} of {len(corpus.files):,} files"
+    masked = [corpus for corpus in corpora.values() if corpus.loss_mask is not None]
+    masks = ""
+    if masked:
+        files = sum(corpus.loss_mask.num_files for corpus in masked if corpus.loss_mask is not None)
+        masks = f"; loss masks of {files:,} of {sum(len(corpus.files) for corpus in corpora.values()):,} files"
     order = f"epoch{split}: {steps_text(config, schedule, epoch)}{masks}; order {state['order']}"
     lost = lost_text(config, schedule)
     lines = [_shown(f"  {line}", COLUMNS) for line in (order, *([lost] if lost else []), where)]
-    return "\n".join((data, *lines, *(f"  {_shown(note, len(note))}" for note in corpus.notes)))
+    notes = [f"{f'{name}: ' if name else ''}{note}" for name, corpus in corpora.items() for note in corpus.notes]
+    return "\n".join((*data, *lines, *(f"  {_shown(note, len(note))}" for note in notes)))
+
+
+def mixture_lines(corpora: Mapping[str, Corpus], mixture: MixedRows, epoch: int) -> list[str]:
+    """A line for the mixture, and one for each of its first sources: its share of the epoch's tokens, passes, and data."""
+    first = mixture.first_place(epoch)
+    before, after = (mixture_report(mixture, place) for place in (first, first + mixture.count(epoch)))
+    tokens = after.tokens - before.tokens
+    lines = [f"mixture of {len(corpora):,} sources: {tokens:,} tokens in epoch {epoch:,}"]
+    for begin, end in list(zip(before.sources, after.sources, strict=True))[:_MOST_SOURCES]:
+        about = "" if end.is_exact else "about "
+        share = (end.tokens - begin.tokens) / tokens if tokens else 0.0
+        passes = f"{about}{begin.passes:.3g} to {end.passes:.3g}" if begin.passes else f"{about}{end.passes:.3g}"
+        text = f"  {end.name}: {share:.2%} of the tokens, {passes} passes; "
+        lines.append(text + corpus_text(corpora[end.name], max(40, COLUMNS - len(text))))
+    if len(corpora) > _MOST_SOURCES:
+        lines.append(f"  and {len(corpora) - _MOST_SOURCES:,} more: see loader.mixture_report()")
+    return lines
 
 
 def corpus_text(corpus: Corpus, columns: int) -> str:

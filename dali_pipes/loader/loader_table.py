@@ -34,12 +34,15 @@ def loader_table(
 
     `stats` needs only what the loader itself counts.
     """
-    corpus, schedule = built.rows.corpus, built.schedule
+    schedule, corpora = built.schedule, built.corpora
     epoch, step = position.epoch, schedule.step_number(position.rows)
     split = " of validation" if config.split == "validation" else ""
     where = f"epoch {epoch}, step {step:,}"
     rows = [
-        ("corpus", corpus_text(corpus, _COLUMNS - _NAMES)),
+        *(
+            (f"source {name}" if name else "corpus", corpus_text(corpus, _COLUMNS - _NAMES))
+            for name, corpus in corpora.items()
+        ),
         (f"epoch{split}", steps_text(config, schedule, epoch)),
         ("next batch", f"the first of the next epoch; epoch {epoch} was left at step {step:,}" if was_left else where),
         ("device", f"{built.device_name}, placement {built.placement}"),

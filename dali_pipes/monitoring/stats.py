@@ -1,7 +1,7 @@
 """Statistics of a loader: how long the trainer waited for data, why, and which setting to change."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from dali_pipes.monitoring.display import ShownAsTable, Table

@@ -228,7 +228,7 @@ def test_three_lines_of_120_columns(
         skip_steps=(),
     )
     state = {"epoch": 0, "order": "philox24-v1"}
-    text = announce.start_text(config, corpus, schedule, state, f"cuda:0, placement host: {reason}")
+    text = announce.start_text(config, {"": corpus}, schedule, state, f"cuda:0, placement host: {reason}")
     lines = f"dali_pipes: {text}".split("\n")
     assert lines[3:] == ["  labels: 5 of 10 tokens are learned", "  a?b: not used"] * notes
     assert max(map(len, lines)) <= announce.COLUMNS

@@ -121,19 +121,18 @@ def permute_each(
     return images.view(np.int64)
 
 
-def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of splitmix64, a bijection of 64-bit words, for each of `words`."""
+def splitmix64(seeds: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Outputs of splitmix64, by seed and number, counted from 1; the two are broadcast."""
+    words: NDArray[np.uint64] = seeds + numbers * _constant(_SPLITMIX_STEP)
     words = (words ^ (words >> _constant(30))) * _constant(_SPLITMIX_MULTIPLIERS[0])
     words = (words ^ (words >> _constant(27))) * _constant(_SPLITMIX_MULTIPLIERS[1])
-    return words ^ (words >> _constant(31))
+    words ^= words >> _constant(31)
+    return words
 
 
-def _permute_part(
-    images: NDArray[np.uint64], sizes: NDArray[np.int64], keys: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
+def _permute_part(images: NDArray[np.uint64], sizes: NDArray[np.int64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     distinct, key_numbers = np.unique(keys, return_inverse=True)
-    counters = np.arange(1, _ROUNDS + 2, dtype=np.uint64) * _constant(_SPLITMIX_STEP)
-    outputs = mix(counters[:, None] + distinct)
+    outputs = splitmix64(distinct, np.arange(1, _ROUNDS + 2, dtype=np.uint64)[:, None])
     # The number of powers of two up to n - 1 is its bit length.
     bits = np.maximum(np.searchsorted(_POWERS_OF_TWO, sizes - 1, side="right"), 4).astype(np.uint64)
     ends = sizes.astype(np.uint64)

@@ -248,8 +248,7 @@ def test_each_element_has_its_own_size_and_key(data: st.DataObject) -> None:
     indices = [data.draw(st.one_of(st.integers(0, n - 1), st.just(n - 1))) for n in sizes_used]
     images = permute_each(np.array(indices, np.int64), np.array(sizes_used, np.int64), np.array(keys_used, np.uint64))
     expected = [
-        int(permute(np.array([index]), n, key)[0])
-        for index, n, key in zip(indices, sizes_used, keys_used, strict=True)
+        int(permute(np.array([index]), n, key)[0]) for index, n, key in zip(indices, sizes_used, keys_used, strict=True)
     ]
     assert images.dtype == np.int64
     assert images.tolist() == expected

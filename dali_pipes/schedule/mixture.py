@@ -1,0 +1,374 @@
+"""The order of a mixture: which source each place takes its row from, and how many-th row of that source it is.
+
+    place          0   1   2  ...  127 | 128  ...    a stratum is 128 places
+    k              5  90  17  ...    3 | 201  ...    the places of a stratum, permuted by a key of its own
+    source, count  row k of a tree over the sources
+
+    all: k rows ─┬─ a .2
+                 └─ .8 ─┬─ b .3
+                        └─ c .5
+
+Of its first k rows, a node gives (k p + 2^63) >> 64 to its first half, with p = floor(2^64 first / (first + second)) of
+the weights, and the others to its second half. What k comes to at a leaf is the count of that source's rows so far.
+
+The sources of a stage with a weight above 0 stand sorted by weight, lowest first, ties by name. A node is cut where the
+weights of its two halves are nearest; of two equally near cuts, the one with fewer sources in the first half wins. A
+cut adds at most half a row to what the sources below it are off their shares, and what a node is off reaches each half
+in proportion to its weight. So the sum stays small after any number of rows. A cut by the number of sources, or a
+product that is rounded down, is off by several rows.
+
+Everything here is integer arithmetic on weights that are fractions. No floats take part, so the order is the same on
+every machine. It is fixed under MIXTURE_ORDER_NAME, which saved states contain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.operators.permute import permute_each, splitmix64
+
+Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
+Weights = Mapping[str, Fraction | int]
+
+MIXTURE_ORDER_NAME = "mixture128-v1"
+STRATUM = 128
+MOST_PLACES = 2**62
+"""Places from here on are in no order; a multiple of a stratum."""
+
+_HALF = 2**63
+_LOW = np.array(2**32 - 1, np.uint64)
+_SHIFT = np.array(32, np.uint64)
+_SIGN = np.array(63, np.uint64)
+
+
+class Exhausted(NamedTuple):
+    """A source that left because its next stratum would need more rows than its cap."""
+
+    name: str
+    place: int
+    rows_used: int
+    cap: int
+
+
+class MixtureOrder:
+    """The interleave of named sources: `names[i]` is source i. Holds a tree for each stage, and nothing that grows.
+
+    stages: (place, weights of all sources), in rising places, the first at 0. A stage begins at the next start of a
+    stratum at or after its place; of two that begin at the same place, the later counts.
+    caps: most rows of a source. A source leaves at the start of the first stratum that would need more than its cap.
+    on_exhausted: "drop": the others go on with their weights; "stop": the order ends there.
+
+    stages: what is in effect, (place, weights), with the sources that left at weight 0.
+    exhausted: the sources that left, in the order of their places.
+    end: places in the order, a multiple of 128; None: it does not end.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        stages: Sequence[tuple[int, Weights]],
+        *,
+        seed: int,
+        caps: Mapping[str, int] | None = None,
+        on_exhausted: Literal["drop", "stop"] = "drop",
+    ) -> None:
+        self.names = tuple(names)
+        self.seed = seed
+        self.caps = dict(caps or {})
+        self.on_exhausted = on_exhausted
+        self.given_stages = _checked(self.names, stages, self.caps, on_exhausted)
+        self.stages: list[tuple[int, dict[str, Fraction]]] = []
+        self.exhausted: list[Exhausted] = []
+        self.end: int | None = None
+        self._trees: list[_Tree] = []
+        self._bases: list[list[int]] = []
+        self._lay_out()
+        self._pack()
+        digest = hashlib.sha256(f"dali_pipes mixture {seed}".encode()).digest()
+        self._key = np.array(int.from_bytes(digest[:8], "little"), np.uint64)
+
+    def rows(self, places: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Source number, and number of the row among all rows of that source, counted from 0, for each place (R,)."""
+        end = MOST_PLACES if self.end is None else self.end
+        wrong = (places < 0) | (places >= end)
+        if wrong.any():
+            raise ValueError(f"place {places[np.argmax(wrong)]:,} is outside the mixture's places 0 to {end:,}")
+        strata, inside = places >> 7, places & (STRATUM - 1)
+        keys = splitmix64(self._key, (strata + 1).view(np.uint64))
+        stage = np.searchsorted(self._starts, places, side="right") - 1
+        permuted = (strata << 7) + permute_each(inside, STRATUM, keys)
+        k = (permuted - self._starts[stage]).view(np.uint64)
+        node = self._roots[stage]
+        while True:
+            share = self._shares[node]
+            if not share.any():
+                break
+            high, low = _product(k, share)
+            left = high + (low >> _SIGN)
+            next_low = low + share
+            # The k-th row is the left half's if the first k + 1 rows give it one more than the first k.
+            goes_left = high + (next_low < low) + (next_low >> _SIGN) > left
+            k = np.where(goes_left, left, k - left)
+            node = np.where(goes_left, self._lefts[node], self._rights[node])
+        sources = self._sources[node]
+        return sources, k.view(np.int64) + self._base_array[stage, sources]
+
+    def counts_before(self, place: int) -> Int64Array:
+        """Rows of each source (S,) in the places before `place`, which may be the order's end."""
+        end = MOST_PLACES if self.end is None else self.end
+        if not 0 <= place <= end:
+            raise ValueError(f"place {place:,} is outside the mixture's places 0 to {end:,}")
+        number = bisect_right(self.stages, place, key=lambda stage: stage[0]) - 1
+        counts = np.array(self._bases[max(number, 0)], np.int64)
+        if place == 0:
+            return counts
+        whole = place - place % STRATUM
+        for source, rows in self._trees[number].counts(whole - self.stages[number][0]):
+            counts[source] += rows
+        if whole < place:
+            counts += np.bincount(self.rows(np.arange(whole, place))[0], minlength=len(self.names))
+        return counts
+
+    def place_of(self, source: int, count: int) -> int | None:
+        """The place of a source's row, by its number among all of that source; None if no place takes that row."""
+        number = bisect_right(self._bases, count, key=lambda base: base[source]) - 1
+        if not 0 <= number < len(self._trees):
+            return None
+        # The source's rows before this stage are at most `count`, and those before the next one are more.
+        start, tree, wanted = self.stages[number][0], self._trees[number], count - self._bases[number][source]
+        strata = range((MOST_PLACES - start) // STRATUM)
+        after = bisect_right(strata, wanted, key=lambda stratum: tree.count_of(source, stratum * STRATUM))
+        places = np.arange(STRATUM) + (start + (after - 1) * STRATUM)
+        sources, counts = self.rows(places)
+        return int(places[(sources == source) & (counts == count)][0])
+
+    def with_stage(self, place: int, weights: Weights, *, keep_later: bool = False) -> MixtureOrder:
+        """This order up to the next start of a stratum at or after `place`, and other weights from there on.
+
+        The given stages that begin there or later are dropped; `keep_later` keeps those that begin later.
+        """
+        start = _stratum_start(place)
+        before = [stage for stage in self.given_stages if stage[0] < start]
+        later = [stage for stage in self.given_stages if stage[0] > start] if keep_later else []
+        return MixtureOrder(
+            self.names,
+            [*before, (start, weights), *later],
+            seed=self.seed,
+            caps=self.caps,
+            on_exhausted=self.on_exhausted,
+        )
+
+    def _lay_out(self) -> None:
+        """Turn the given stages into those in effect, each with its tree and the rows of each source before it."""
+        base = [0] * len(self.names)
+        caps = {source: self.caps[name] for source, name in enumerate(self.names) if name in self.caps}
+        left: set[int] = set()
+
+        def leave(sources: Sequence[int], place: int) -> None:
+            left.update(sources)
+            for source in sources:
+                self.exhausted.append(Exhausted(self.names[source], place, base[source], caps[source]))
+            if sources and self.on_exhausted == "stop":
+                self.end = place
+
+        stops = [start for start, _ in self.given_stages[1:]] + [MOST_PLACES]
+        for (start, given), stop in zip(self.given_stages, stops, strict=True):
+            while start < stop and self.end is None:
+                asked = [source for source, name in enumerate(self.names) if given[name] and source not in left]
+                leave([source for source in asked if source in caps and base[source] >= caps[source]], start)
+                weights = {source: given[self.names[source]] for source in asked if source not in left}
+                if not weights:
+                    self.end = start
+                if self.end is not None:
+                    break
+                tree = _Tree(weights, self.names)
+                rows_left = {source: caps[source] - base[source] for source in weights if source in caps}
+                strata = tree.strata_within(rows_left, (stop - start) // STRATUM)
+                if strata:
+                    in_effect = {name: weights.get(source, Fraction(0)) for source, name in enumerate(self.names)}
+                    self.stages.append((start, in_effect))
+                    self._trees.append(tree)
+                    self._bases.append(list(base))
+                    for source, rows in tree.counts(strata * STRATUM):
+                        base[source] += rows
+                    start += strata * STRATUM
+                if start < stop:
+                    after_next = tree.counts((strata + 1) * STRATUM)
+                    leave([source for source, rows in after_next if rows > rows_left.get(source, rows)], start)
+        self._bases.append(base)
+
+    def _pack(self) -> None:
+        """Join the trees' nodes. A leaf has share 0 and itself as its right half, where rows stay."""
+        self._starts = np.array([start for start, _ in self.stages], np.int64)
+        firsts = np.cumsum([0, *(len(tree.shares) for tree in self._trees)])
+        self._roots = firsts[:-1].astype(np.int64)
+        lefts, rights, shares, sources = [], [], [], []
+        for tree, first in zip(self._trees, firsts[:-1], strict=True):
+            lefts.append(np.array(tree.lefts, np.int64) + first)
+            rights.append(np.array(tree.rights, np.int64) + first)
+            shares.append(np.array(tree.shares, np.uint64))
+            sources.append(np.array(tree.sources, np.int64))
+        none = np.zeros(0, np.int64)
+        self._lefts, self._rights = np.concatenate([none, *lefts]), np.concatenate([none, *rights])
+        self._shares = np.concatenate([np.zeros(0, np.uint64), *shares])
+        self._sources = np.concatenate([none, *sources])
+        self._base_array = np.array(self._bases, np.int64)
+
+
+class _Tree:
+    """The binary tree of one stage. Node 0 is the root, and every node stands before its halves.
+
+    shares: of the left half, in 2**64ths; 0 for a leaf. sources: of a leaf; -1 for another node.
+    """
+
+    def __init__(self, weights: Mapping[int, Fraction], names: Sequence[str]) -> None:
+        positive = [source for source, weight in weights.items() if weight]
+        scale = math.lcm(*(weights[source].denominator for source in positive))
+        whole = {source: int(weights[source] * scale) for source in positive}
+        order = sorted(positive, key=lambda source: (whole[source], names[source]))
+        sums = [0]
+        for source in order:
+            sums.append(sums[-1] + whole[source])
+        self.lefts, self.rights, self.shares, self.sources, self._parents = [0], [0], [0], [-1], [-1]
+        self._leaf_of: dict[int, int] = {}
+        self.weights, self.weight = whole, sums[-1]
+        unfinished = [(0, 0, len(order))]
+        while unfinished:
+            node, first, end = unfinished.pop()
+            if end - first == 1:
+                self.lefts[node] = self.rights[node] = node
+                self.sources[node] = order[first]
+                self._leaf_of[order[first]] = node
+                continue
+            cut = _nearest_cut(sums, first, end)
+            self.shares[node] = ((sums[cut] - sums[first]) << 64) // (sums[end] - sums[first])
+            self.lefts[node], self.rights[node] = len(self.lefts), len(self.lefts) + 1
+            for half in ((self.lefts[node], first, cut), (self.rights[node], cut, end)):
+                for array, value in zip(
+                    (self.lefts, self.rights, self.shares, self.sources, self._parents),
+                    (0, 0, 0, -1, node),
+                    strict=True,
+                ):
+                    array.append(value)
+                unfinished.append(half)
+
+    def counts(self, rows: int) -> list[tuple[int, int]]:
+        """How many of the first `rows` rows each source with a weight gets."""
+        of_node = [0] * len(self.shares)
+        of_node[0] = rows
+        counts = []
+        for node, share in enumerate(self.shares):
+            here = of_node[node]
+            if self.sources[node] >= 0:
+                counts.append((self.sources[node], here))
+                continue
+            left = (here * share + _HALF) >> 64
+            of_node[self.lefts[node]], of_node[self.rights[node]] = left, here - left
+        return counts
+
+    def count_of(self, source: int, rows: int) -> int:
+        """How many of the first `rows` rows a source gets."""
+        if source not in self._leaf_of:
+            return 0
+        path = []
+        node = self._leaf_of[source]
+        while node:
+            path.append(node)
+            node = self._parents[node]
+        for child in reversed(path):
+            left = (rows * self.shares[node] + _HALF) >> 64
+            rows = left if child == self.lefts[node] else rows - left
+            node = child
+        return rows
+
+    def strata_within(self, rows_left: Mapping[int, int], most: int) -> int:
+        """The most strata, up to `most`, in which no source takes more rows than it has left."""
+        if not rows_left:
+            return most
+
+        def fit(strata: int) -> bool:
+            return all(rows <= rows_left.get(source, rows) for source, rows in self.counts(strata * STRATUM))
+
+        # The source that runs out first, by its share, says about where; widen from there until both sides are known.
+        about = min(left * self.weight // (self.weights[source] * STRATUM) for source, left in rows_left.items())
+        fits, width = max(min(about, most), 0), 1
+        while fits > 0 and not fit(fits):
+            fits, width = max(fits - width, 0), width * 2
+        too_many, width = fits + 1, 1
+        while too_many <= most and fit(too_many):
+            fits, too_many, width = too_many, too_many + width, width * 2
+        too_many = min(too_many, most + 1)
+        return fits + bisect_left(range(fits + 1, too_many), True, key=lambda strata: not fit(strata))
+
+
+def _nearest_cut(sums: list[int], first: int, end: int) -> int:
+    """Where to cut the sources first to end - 1, given the running sums of their weights."""
+    both = sums[first] + sums[end]
+    cut = bisect_left(sums, both, first + 1, end - 1, key=lambda total: 2 * total)
+    if cut > first + 1 and both - 2 * sums[cut - 1] <= 2 * sums[cut] - both:
+        return cut - 1
+    return cut
+
+
+def _product(k: UInt64Array, share: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
+    """High and low word of the products, by halves of 32 bits. No sum here reaches 2**64."""
+    k_high, k_low = k >> _SHIFT, k & _LOW
+    share_high, share_low = share >> _SHIFT, share & _LOW
+    middle = k_high * share_low + ((k_low * share_low) >> _SHIFT)
+    other = k_low * share_high + (middle & _LOW)
+    return k_high * share_high + (middle >> _SHIFT) + (other >> _SHIFT), k * share
+
+
+def _stratum_start(place: int) -> int:
+    return -(-place // STRATUM) * STRATUM
+
+
+def _checked(
+    names: tuple[str, ...], stages: Sequence[tuple[int, Weights]], caps: Mapping[str, int], on_exhausted: str
+) -> list[tuple[int, dict[str, Fraction]]]:
+    """The stages by the places where they begin, with all weights as fractions."""
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"a mixture needs sources of different names, not {list(names)}")
+    if on_exhausted not in ("drop", "stop"):
+        raise ValueError(f"on_exhausted={on_exhausted!r} is neither 'drop' nor 'stop'")
+    unknown = set(caps) - set(names)
+    if unknown:
+        raise ValueError(f"caps name {sorted(unknown)}, which the mixture's sources {list(names)} do not include")
+    negative = {name: cap for name, cap in caps.items() if cap < 0}
+    if negative:
+        raise ValueError(f"caps are numbers of rows, 0 or more, not {negative}")
+    places = [place for place, _ in stages]
+    if not places or places[0] != 0 or any(later <= earlier for earlier, later in pairwise(places)):
+        raise ValueError(f"stages begin at rising places, the first at 0, not at {places}")
+    checked: list[tuple[int, dict[str, Fraction]]] = []
+    for place, weights in stages:
+        where = f"the stage at place {place:,}"
+        if set(weights) != set(names):
+            missing, extra = sorted(set(names) - set(weights)), sorted(set(weights) - set(names))
+            raise ValueError(f"{where} needs a weight for each source; it lacks {missing} and has others, {extra}")
+        for name, weight in weights.items():
+            if not isinstance(weight, int | Fraction):
+                raise TypeError(
+                    f"{where} gives source {name!r} the weight {weight!r}; weights are fractions or integers"
+                )
+            if weight < 0:
+                raise ValueError(f"{where} gives source {name!r} the weight {weight}, which is below 0")
+        if not any(weights.values()):
+            raise ValueError(f"{where} gives every source the weight 0")
+        start = _stratum_start(place)
+        if start >= MOST_PLACES:
+            raise ValueError(f"{where} is beyond the last place of an order, {MOST_PLACES - 1:,}")
+        if checked and checked[-1][0] == start:
+            checked.pop()
+        checked.append((start, {name: Fraction(weights[name]) for name in names}))
+    return checked

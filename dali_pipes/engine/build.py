@@ -57,6 +57,7 @@ class BuiltSource:
                 "it, or use a TokenLoader without graph"
             )
         self._config = config
+        assert config.corpus is not None
         corpus = open_corpus(
             config.corpus,
             format=config.format,

@@ -28,7 +28,7 @@ from dali_pipes.loader.state_change import MAY_CHANGE, StateChange, changed_sett
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.schedule import Position, Schedule
 
-OnChange = Literal["refuse", "nearest"]
+OnChange = Literal["refuse", "nearest", "mixture"]
 VERSION = 1
 _MAY_BE_MISSING = ("window", "check", "step_rows")  # entries of one kind of rows, and those older states lack
 _MOST_BYTES = 1 << 16

@@ -398,8 +398,7 @@ class LoaderConfig(BaseModel):
             )
         if self.placement not in ("auto", "host") and self.device == "cpu":
             raise ValueError(f'placement = "{self.placement}" needs device = "cuda", but device is "cpu"')
-        if self.mixture is not None:
-            self._check_each_source()
+        _ = self.sources  # refuses what a loader of one source would refuse
         return self
 
     def _check_mixture(self) -> None:
@@ -443,14 +442,6 @@ class LoaderConfig(BaseModel):
                 "in the sources of mixture"
             )
 
-    def _check_each_source(self) -> None:
-        """What a loader of one source would refuse; the whole mixture has been checked."""
-        for name in self.mixture or ():
-            try:
-                self._source(name)
-            except ConfigError as error:
-                raise ValueError(f"{_place(('mixture', name))}: {error}") from None
-
     def _check_buckets(self, widths: tuple[int, ...]) -> None:
         if self.rows != "pad":
             raise ValueError(f'length_buckets needs rows = "pad" (one document in each row), but rows = "{self.rows}"')
@@ -479,17 +470,27 @@ class LoaderConfig(BaseModel):
 
         Labels are masked at boundaries as in the whole mixture. `share` and `max_epochs` are left out.
         """
-        return {name: self._source(name) for name in self.mixture or ()}
-
-    def _source(self, name: str) -> "LoaderConfig":
-        assert self.mixture is not None
-        settings = {setting: getattr(self, setting) for setting in type(self).model_fields}
-        for setting in ("mixture", "skip_steps", *MIXTURE_FIELDS):
-            del settings[setting]
-        settings |= {"mask_boundaries": self.masks_boundaries, **self.mixture[name].overrides()}
-        if settings["rows"] != "stream":
-            settings |= {"stride": None, "random_offset": False}
-        return type(self)(**settings)
+        shared = {name: getattr(self, name) for name in type(self).model_fields}
+        for name in ("mixture", "skip_steps", *MIXTURE_FIELDS):
+            del shared[name]
+        shared["mask_boundaries"] = self.masks_boundaries
+        checked: dict[tuple[tuple[str, Any], ...], LoaderConfig] = {}
+        """By the settings that need to be checked together: most of many sources have the same."""
+        sources = {}
+        for name, source in (self.mixture or {}).items():
+            overrides = source.overrides()
+            data = {"corpus": source.corpus, "loss_masks": overrides.pop("loss_masks", self.loss_masks)}
+            kind = tuple(overrides.items())
+            if kind not in checked:
+                settings = {**shared, **overrides, **data}
+                if settings["rows"] != "stream":
+                    settings |= {"stride": None, "random_offset": False}
+                try:
+                    checked[kind] = type(self)(**settings)
+                except ConfigError as error:
+                    raise ConfigError(f"{_place(('mixture', name))}: {error}") from None
+            sources[name] = checked[kind].model_copy(update=data)
+        return sources
 
     @property
     def weights(self) -> dict[str, Fraction | Literal["size"]]:

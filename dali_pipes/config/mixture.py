@@ -116,8 +116,10 @@ class SourceSettings(BaseModel):
         return ((name, value) for name, value in self.model_dump(exclude_none=True).items())
 
 
-OVERRIDES = tuple(name for name in SourceSettings.model_fields if name not in ("weight", "max_epochs", "share"))
-"""Settings of a loader that a source may have to itself."""
+OVERRIDES = tuple(
+    name for name in SourceSettings.model_fields if name not in ("corpus", "weight", "max_epochs", "share")
+)
+"""Settings of a loader, other than the corpus, that a source may have to itself."""
 
 
 class Stage(BaseModel):

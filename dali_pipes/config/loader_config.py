@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from dali_pipes.config.aliases import unknown_setting
+from dali_pipes.config.aliases import unknown_in_source, unknown_setting
 from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.config.mixture import (
     Count,
@@ -377,11 +377,10 @@ class LoaderConfig(BaseModel):
                 "model too: choose any id of the vocabulary (its labels are ignored and attention_mask excludes it)"
             )
         if "stream" not in self._row_modes:
+            modes = " or ".join(f'"{mode}"' for mode in sorted(self._row_modes))
             for name in ("stride", "random_offset"):
                 if value := getattr(self, name):
-                    raise ValueError(
-                        f'{name} = {value} applies to rows = "stream" only; remove it with rows = "{self.rows}"'
-                    )
+                    raise ValueError(f'{name} = {value} applies to rows = "stream" only; remove it with rows = {modes}')
         if self.random_offset and self.split == "validation":
             raise ValueError('random_offset applies to training only: remove it with split = "validation"')
         if self.mtp >= self.seq_len:
@@ -670,10 +669,11 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
 def _unknown_in_table(place: Sequence[Any]) -> str:
     """What to answer to an unknown name in a source or a stage."""
     name = place[-1]
-    if place[0] == "mixture" and name in LoaderConfig.model_fields:
+    if place[0] == "stages":
+        return f"unknown setting {shown(name)}; a stage has {', '.join(Stage.model_fields)}"
+    if name in LoaderConfig.model_fields and name != "repeat":
         return f"all sources share this setting: set {name} outside of the sources of mixture"
-    table: type[BaseModel] = SourceSettings if place[0] == "mixture" else Stage
-    return unknown_setting(name, table.model_fields)
+    return unknown_in_source(name, SourceSettings.model_fields)
 
 
 def _place(names: Sequence[Any]) -> str:

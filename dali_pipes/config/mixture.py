@@ -38,12 +38,14 @@ def _number(value: Any, *, zero: bool = False, most: int | None = None) -> Fract
 
 
 def _weight(value: Any) -> Fraction | Literal["size"]:
-    if isinstance(value, str) and value == "size":
+    if not isinstance(value, str):
+        return _number(value, zero=True)
+    if value == "size":
         return "size"
     try:
         return _number(value, zero=True)
     except ValueError as error:
-        raise ValueError(f'{error}; or use "size" for weights in proportion to tokens') from None
+        raise ValueError(f'{error}; for weights in proportion to tokens, use "size"') from None
 
 
 def _plain_weight(weight: Fraction | Literal["size"]) -> int | float | str:

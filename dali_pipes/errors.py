@@ -15,7 +15,9 @@ Each message says what was found (file, position, value), what was expected, and
 """
 
 EMPTY_PATH = "the path is empty; expected a file, folder or glob ('.' is the current folder)"
-NO_WEIGHTS = "weighted mixtures of sources are not supported yet; pass only paths, each of them once"
+WEIGHTS_IN_MIXTURE = (
+    'to mix corpora by weight, use mixture instead, such as mixture = {web = {corpus = "web/*.bin", weight = 0.7}, ...}'
+)
 
 
 class DaliPipesError(Exception):

@@ -5,22 +5,25 @@ and the names of other loaders in configuration.md, the commands in cli.md.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
+from pydantic import BaseModel
 
 from dali_pipes import LoaderConfig
 from dali_pipes.config.aliases import alias_rows
+from dali_pipes.config.mixture import OVERRIDES, SourceSettings, Stage
 from dali_pipes.tools.cli import app
 
 HERE = Path(__file__).parent
 SETTINGS = {
     "corpus": "corpus format dtype token_column vocab_size loss_masks tokenizer text_key split validation_fraction",
+    "mixture": "mixture total_tokens total_rows total_steps temperature on_exhausted proxy stages",
     "documents": "eos_id document_start_id documents_end_at_files",
-    "rows": "batch_size seq_len stride rows long_documents length_buckets window_documents",
+    "rows": "batch_size seq_len stride random_offset rows long_documents length_buckets window_documents",
     "order": "shuffle seed drop_last repeat skip_steps on_change",
     "outputs": "outputs label_shift mask_boundaries pad_id mtp",
     "ranks": "rank world_size context_parallel context_split",
@@ -34,14 +37,19 @@ SETTINGS = {
 """Settings by table of configuration.md; a setting that is missing here fails the test of the manual."""
 
 
-def settings_table(names: str) -> str:
+def settings_table(names: Iterable[str], table: type[BaseModel]) -> str:
     """Settings with their defaults and meanings."""
     lines = ["| setting | default | meaning |", "| --- | --- | --- |"]
-    for name in names.split():
-        field = LoaderConfig.model_fields[name]
+    for name in names:
+        field = table.model_fields[name]
         default = "required" if field.is_required() else f"`{_as_code(field.default)}`"
         lines.append(f"| `{name}` | {default} | {_cell(field.description or '')} |")
     return "\n".join(lines)
+
+
+def overrides_list() -> str:
+    """The settings of a loader that a source of a mixture may have to itself."""
+    return ", ".join(f"`{name}`" for name in OVERRIDES)
 
 
 def aliases_table() -> str:
@@ -102,9 +110,16 @@ def _cell(text: str, *, separators: bool = False) -> str:
     return lines if separators else lines.replace("|", r"\|")
 
 
+SOURCE_SETTINGS = tuple(name for name in SourceSettings.model_fields if name not in OVERRIDES)
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "configuration.md": {
-        **{f"settings: {group}": partial(settings_table, names) for group, names in SETTINGS.items()},
+        **{
+            f"settings: {group}": partial(settings_table, names.split(), LoaderConfig)
+            for group, names in SETTINGS.items()
+        },
+        "settings of a source": partial(settings_table, SOURCE_SETTINGS, SourceSettings),
+        "settings of the loader in a source": overrides_list,
+        "settings of a stage": partial(settings_table, tuple(Stage.model_fields), Stage),
         "aliases": aliases_table,
     },
     "cli.md": {"commands": commands, "exit status": exit_status},

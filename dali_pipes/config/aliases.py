@@ -4,11 +4,10 @@ The names are those of torch's DataLoader, Hugging Face Trainer, Megatron, Mosai
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from dali_pipes.config.validators import shown
-from dali_pipes.errors import NO_WEIGHTS
 
 
 class Alias(NamedTuple):
@@ -60,9 +59,37 @@ ALIASES = (
     ),
     _alias(
         "corpus",
-        "a file, folder or glob pattern, or a list of them, on a local or mounted disk",
+        "a file, folder or glob pattern, or a list of them, on a local or mounted disk; with weights, use mixture",
         "data_path data_paths data_prefix data_dir data_files path paths data dataset dataset_path train_data "
         "train_data_path train_file train_files file_pattern local remote",
+    ),
+    _alias(
+        "mixture",
+        "a table for each source, with its corpus, its weight and, if it is limited, max_epochs",
+        "blend data_blend data_mix data_mixture mix mixtures streams weights data_weights train_weights "
+        "dataset_weights source_weights sampling_weights probabilities probs proportion proportions datasets interleave_datasets "
+        "per_split_data_args_path",
+    ),
+    _alias(
+        "on_exhausted",
+        '"error", "drop" or "stop", for a source of a mixture that has been read max_epochs times',
+        "stopping_strategy on_exhaustion exhausted_strategy",
+    ),
+    _alias(
+        "total_tokens",
+        'the length of an epoch of a mixture, such as "300B"',
+        "train_tokens training_tokens total_training_tokens num_train_tokens num_tokens token_budget",
+    ),
+    _alias("total_rows", "the length of an epoch of a mixture in rows of all ranks", "train_samples"),
+    _alias(
+        "stages",
+        "weights of a mixture that change during the run; for a curriculum, make each difficulty a source",
+        "curriculum curriculum_learning data_stages phases annealing",
+    ),
+    _alias(
+        "random_offset",
+        "begins the rows of each epoch at another offset; every epoch still has every token once",
+        "random_crop random_start",
     ),
     _alias(
         "world_size",
@@ -187,13 +214,14 @@ ALIASES = (
     ),
     _alias(
         NOT_NEEDED,
-        "the training loop decides when to stop; repeat = true yields batches endlessly",
+        "the training loop decides when to stop; repeat = true yields batches endlessly, and total_steps is the length "
+        "of an epoch of a mixture",
         "max_steps max_iters train_iters num_iterations num_steps",
     ),
     _alias(
         NOT_NEEDED,
         "each `for` over the loader is one epoch; repeat = true yields all of them in one",
-        "epochs num_epochs max_epochs num_train_epochs",
+        "epochs num_epochs num_train_epochs",
     ),
     _alias(
         NOT_NEEDED,
@@ -213,12 +241,6 @@ ALIASES = (
     ),
     _alias(
         NOT_SUPPORTED,
-        "every epoch is shuffled as a whole; shuffle = false keeps corpus order, and each phase of a run can use "
-        "another loader",
-        "curriculum curriculum_learning",
-    ),
-    _alias(
-        NOT_SUPPORTED,
         "rows are served as they are in the corpus; change batches in the training loop, or in the pipeline with "
         "TokenLoader(config, graph=...)",
         "transform transforms augment map map_fn operations preprocess",
@@ -232,12 +254,6 @@ ALIASES = (
         NOT_SUPPORTED,
         "an epoch serves every row once; use repeat = true to continue with the next epoch",
         "replacement sampling_method",
-    ),
-    _alias(
-        NOT_SUPPORTED,
-        "rows start at fixed positions, so an epoch has every token once; use a stride below seq_len for overlapping "
-        "rows",
-        "random_crop random_offset",
     ),
     _alias(NOT_SUPPORTED, "padding is always at the end of a row", "padding_side"),
     _alias(
@@ -263,14 +279,21 @@ ALIASES = (
     ),
     _alias(
         ELSEWHERE,
-        NO_WEIGHTS,
-        "blend data_blend streams mixture weights data_weights train_weights probabilities proportion datasets",
+        "an epoch is the whole split; use fewer files, or break out of the loop. With mixture, set total_rows or "
+        "total_steps",
+        "epoch_size steps_per_epoch num_samples max_samples max_train_samples",
     ),
     _alias(
         ELSEWHERE,
-        "an epoch is the whole split; use fewer files, or break out of the loop",
-        "epoch_size steps_per_epoch num_samples max_samples max_train_samples",
+        "each `for` over the loader is one epoch; in a source of mixture, max_epochs limits the passes over it",
+        "max_epochs",
     ),
+    _alias(
+        ELSEWHERE,
+        "it belongs in a source of mixture, and is the part of the source that is used",
+        "share",
+    ),
+    _alias(ELSEWHERE, "it belongs in a source of mixture, next to its corpus", "weight"),
     _alias(
         ELSEWHERE,
         "set rank and world_size, which count processes and are detected automatically under a launcher",
@@ -307,6 +330,13 @@ ALIASES = (
     ),
 )
 """In the order of the manual's table."""
+
+_IN_SOURCES = {
+    **dict.fromkeys(("proportion", "probability", "prob", "ratio", "fraction", "sampling_weight"), "weight"),
+    **dict.fromkeys(("repeat", "epochs", "num_epochs", "repetitions", "upsample"), "max_epochs"),
+    **dict.fromkeys(("subset", "choose", "limit"), "share"),
+}
+"""Names elsewhere for the settings of a source of a mixture, where they differ from those for a loader."""
 
 _BY_NAME = {name: alias for alias in ALIASES for name in alias.names}
 
@@ -348,6 +378,12 @@ def unknown_setting(name: object, known: Iterable[str]) -> str:
         verb = "was" if alias.here == REMOVED else "is"
         return f"{name} {verb} {alias.here}: {alias.note}{'; remove it' * (alias.here == NOT_NEEDED)}"
     return f"{unknown}; did you mean {alias.here!r}? ({alias.note})"
+
+
+def unknown_in_source(name: object, known: Collection[str]) -> str:
+    """As `unknown_setting`, for the settings of a source of a mixture."""
+    here = _IN_SOURCES.get(name.lower()) if isinstance(name, str) and len(name) <= _LONGEST else None
+    return f"unknown setting {shown(name)}; did you mean {here!r}?" if here else unknown_setting(name, known)
 
 
 def drop_removed(settings: dict[str, object]) -> dict[str, object]:

@@ -4,6 +4,8 @@
     config = LoaderConfig(corpus="data/*.bin", batch_size=16, seq_len=1024)
     print(config.to_toml())
 
+A mixture takes `mixture` instead of `corpus`; `config.sources` has a configuration for each of its sources.
+
 Relative corpus paths are resolved against the working directory of the process. An unknown key is an error that names
 the setting with a similar spelling, or what a name from another loader is called here.
 """
@@ -11,6 +13,7 @@ the setting with a similar spelling, or what a name from another loader is calle
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,8 +28,18 @@ from pydantic import (
     model_validator,
 )
 
-from dali_pipes.config.aliases import unknown_setting
+from dali_pipes.config.aliases import unknown_in_source, unknown_setting
 from dali_pipes.config.context_parallel import shared_ranges
+from dali_pipes.config.mixture import (
+    Count,
+    Positive,
+    SourceSettings,
+    Stage,
+    Subset,
+    check_sources,
+    check_stages,
+    parse_sources,
+)
 from dali_pipes.config.outputs import OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
@@ -36,7 +49,7 @@ from dali_pipes.config.settings_files import (
     name_sources,
     read_file,
     read_preset,
-    toml_value,
+    toml_text,
 )
 from dali_pipes.config.skip_steps import SkippedRange, parse_ranges
 from dali_pipes.config.validators import (
@@ -65,6 +78,9 @@ DOCUMENT_ORDER_FIELDS = (
 )
 """Settings that decide which tokens are in which row, and the order of rows: a state is rejected when they differ."""
 
+MIXTURE_FIELDS = ("total_tokens", "total_rows", "total_steps", "temperature", "on_exhausted", "proxy", "stages")
+"""Settings that need `mixture`."""
+
 
 class LoaderConfig(BaseModel):
     """The settings of a loader, validated and immutable. Invalid settings raise `ConfigError`.
@@ -77,8 +93,11 @@ class LoaderConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
 
-    corpus: tuple[str, ...] = Field(
-        description="Files, folders or glob patterns; or `synthetic:10B` for generated tokens.", min_length=1
+    corpus: tuple[str, ...] | None = Field(
+        None,
+        description="Files, folders or glob patterns; or `synthetic:10B` for generated tokens. Required, except with "
+        "`mixture`.",
+        min_length=1,
     )
     format: str = Field("auto", description="Corpus format. `auto` detects it from the content of the files.")
     dtype: str | None = Field(
@@ -118,6 +137,35 @@ class LoaderConfig(BaseModel):
         0.0, ge=0.0, lt=1.0, description="Fraction of the tokens, at the end of the corpus, reserved for validation."
     )
 
+    mixture: dict[str, SourceSettings] | None = Field(
+        None, description="Instead of `corpus`: a table of settings for each source, by name. See below."
+    )
+    total_tokens: Count | None = Field(
+        None,
+        description="Length of an epoch of the mixture in tokens, such as `300B`. None: until the first source has "
+        "been read `max_epochs` times, once by default.",
+    )
+    total_rows: Count | None = Field(None, description="The same in rows.")
+    total_steps: Count | None = Field(None, description="The same in steps of all ranks.")
+    temperature: Positive | None = Field(
+        None,
+        description='Flattens weights of `"size"`: they are proportional to tokens to the power of 1 / `temperature`. '
+        "None: 1.",
+    )
+    on_exhausted: Literal["error", "drop", "stop"] = Field(
+        "error",
+        description="What to do when a source would exceed its `max_epochs`. `error`: raise an error at the start; "
+        "`drop`: continue with the other sources; `stop`: end the epoch.",
+    )
+    proxy: Subset | None = Field(
+        None,
+        description="Use this part of each source, such as `1/16`, the same for every seed: a small run then repeats "
+        "its data as often as the whole run. None: all.",
+    )
+    stages: tuple[Stage, ...] = Field(
+        (), description="Weights that change during the run: a list of tables with `at` and `weights`. See below."
+    )
+
     batch_size: int = Field(gt=0, description="Rows in a batch of one rank (B).")
     seq_len: int = Field(
         gt=0, description="Tokens in a row (T). A row reads T + 1 tokens from the corpus to shift the labels."
@@ -126,6 +174,11 @@ class LoaderConfig(BaseModel):
         None,
         gt=0,
         description="Distance in tokens between the starts of consecutive rows. None: `seq_len`, no overlap.",
+    )
+    random_offset: bool = Field(
+        False,
+        description='With `rows = "stream"`, begin the rows of each epoch at another offset below `stride`, so that '
+        "tokens change their positions in rows.",
     )
     rows: Literal["stream", "pack", "pad"] = Field(
         "stream",
@@ -166,10 +219,11 @@ class LoaderConfig(BaseModel):
         'over all ranks, `{rows = [first, end]}`, or tokens, `{tokens = ["10B", "10.1B"], epoch = 1}`. The other steps '
         "keep their numbers and data.",
     )
-    on_change: Literal["refuse", "nearest"] = Field(
+    on_change: Literal["refuse", "nearest", "mixture"] = Field(
         "refuse",
-        description="What to do with a state saved with another `seq_len`, `stride` or `length_buckets`. `refuse`: "
-        "raise an error; `nearest`: resume at the row nearest to the same number of tokens.",
+        description="What to do with a state saved with other settings. `refuse`: raise an error; `nearest`: with "
+        "another `seq_len`, `stride` or `length_buckets`, resume at the row nearest to the same number of tokens; "
+        "`mixture`: with other sources or weights, continue every source where it was.",
     )
     outputs: tuple[str, ...] = Field(
         ("input_ids", "labels"), description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}."
@@ -246,22 +300,43 @@ class LoaderConfig(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            problems = first_problem_of_each((".".join(map(str, e["loc"])), _message(e)) for e in error.errors())
+            problems = first_problem_of_each((_place(e["loc"]), _message(e)) for e in error.errors())
+        else:
+            problems = ()
+        if settings.get("corpus") is None and settings.get("mixture") is None:
+            problem = "expected a path or a list of paths" if "corpus" in settings else MISSING
+            problems = (("corpus", problem), *(found for found in problems if found[0]))
+        if problems:
             refused = ConfigError("; ".join(f"{name}: {problem}" if name else problem for name, problem in problems))
             refused.problems = problems
-            raise refused from None
+            raise refused
 
     @field_validator("corpus", "loss_masks", mode="before")
     @classmethod
     def _paths_as_tuple(cls, value: Any, info: ValidationInfo) -> Any:
-        setting = str(info.field_name)
-        return None if value is None and setting == "loss_masks" else parse_paths(value, setting)
+        return None if value is None else parse_paths(value, str(info.field_name))
 
     _in_range = field_validator("*", mode="before")(refuse_huge_number)
     _finite_lists = field_validator("outputs", "length_buckets", "context_parallel", mode="before")(parse_list)
     _ranges_merged = field_validator("skip_steps", mode="before")(parse_ranges)
     _device_as_name = field_validator("device", mode="before")(parse_device)
     _dtype_as_name = field_validator("dtype", mode="before")(parse_dtype)
+
+    _sources_as_dicts = field_validator("mixture", mode="before")(parse_sources)
+    _stages_as_list = field_validator("stages", mode="before")(parse_list)
+
+    @field_validator("mixture")
+    @classmethod
+    def _check_sources(cls, sources: dict[str, SourceSettings] | None) -> dict[str, SourceSettings] | None:
+        if sources is not None:
+            check_sources(sources)
+        return sources
+
+    @field_validator("stages")
+    @classmethod
+    def _check_stages(cls, stages: tuple[Stage, ...], info: ValidationInfo) -> tuple[Stage, ...]:
+        sources = info.data.get("mixture")
+        return stages if sources is None else check_stages(stages, sources)
 
     @field_serializer("skip_steps")
     def _ranges_spelled(self, ranges: tuple[SkippedRange, ...]) -> list[Any]:
@@ -281,6 +356,7 @@ class LoaderConfig(BaseModel):
                 raise ValueError(f"context_parallel = [{rank}, {size}]: expected (rank, size) with 0 <= rank < size")
             for width in self.bucket_widths or (self.seq_len,):
                 shared_ranges(width, rank, size, self.context_split)
+        self._check_mixture()
         if self.split == "validation" and self.validation_fraction == 0.0:
             raise ValueError(
                 'split = "validation" needs a validation_fraction above 0 (0.01 reserves 1% of the tokens). To '
@@ -300,10 +376,13 @@ class LoaderConfig(BaseModel):
                 f"pad_id = {self.pad_id} must be below vocab_size = {self.vocab_size}, because padding goes into the "
                 "model too: choose any id of the vocabulary (its labels are ignored and attention_mask excludes it)"
             )
-        if self.rows != "stream" and self.stride is not None:
-            raise ValueError(
-                f'stride = {self.stride} applies to rows = "stream" only; remove it with rows = "{self.rows}"'
-            )
+        if "stream" not in self._row_modes:
+            modes = " or ".join(f'"{mode}"' for mode in sorted(self._row_modes))
+            for name in ("stride", "random_offset"):
+                if value := getattr(self, name):
+                    raise ValueError(f'{name} = {value} applies to rows = "stream" only; remove it with rows = {modes}')
+        if self.random_offset and self.split == "validation":
+            raise ValueError('random_offset applies to training only: remove it with split = "validation"')
         if self.mtp >= self.seq_len:
             raise ValueError(
                 f"mtp = {self.mtp} needs labels {self.mtp} tokens ahead, but a row has only seq_len = {self.seq_len} "
@@ -318,7 +397,49 @@ class LoaderConfig(BaseModel):
             )
         if self.placement not in ("auto", "host") and self.device == "cpu":
             raise ValueError(f'placement = "{self.placement}" needs device = "cuda", but device is "cpu"')
+        _ = self.sources  # refuses what a loader of one source would refuse
         return self
+
+    def _check_mixture(self) -> None:
+        """What goes with `mixture` and what does not."""
+        if self.mixture is None:
+            for name in MIXTURE_FIELDS:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name} = {shown(self._plain(name))} applies to a mixture only: remove it, or set mixture "
+                        "instead of corpus"
+                    )
+            return
+        if self.corpus is not None:
+            raise ValueError(
+                f"corpus = {shown(list(self.corpus))} and mixture are both set: each source of a mixture has its own "
+                "corpus, so remove one of the two"
+            )
+        totals = [name for name in MIXTURE_FIELDS if name.startswith("total_") and getattr(self, name) is not None]
+        if len(totals) > 1:
+            values = " and ".join(f"{name} = {getattr(self, name):,}" for name in totals)
+            raise ValueError(f"{values} are both set: set the length of an epoch once")
+        if self.total_tokens is not None and self.total_tokens < self.seq_len:
+            raise ValueError(
+                f"total_tokens = {self.total_tokens:,} is less than a row: expected at least seq_len = {self.seq_len:,}"
+            )
+        if self.temperature is not None and any(source.weight != "size" for source in self.mixture.values()):
+            raise ValueError(
+                f'temperature = {self._plain("temperature")} flattens weights of "size" only: set weight = "size" in '
+                "every source, or remove temperature"
+            )
+        if self.split == "validation":
+            raise ValueError(
+                'split = "validation" does not work with mixture: use loader.validation_loaders() of the training '
+                "loader, which returns a loader for each source"
+            )
+        if self.length_buckets is not None:
+            raise ValueError("length_buckets does not work with mixture, whose batches all have one width: remove it")
+        if self.loss_masks:
+            raise ValueError(
+                f"loss_masks = {shown(list(self.loss_masks))} does not say which source it belongs to: set loss_masks "
+                "in the sources of mixture"
+            )
 
     def _check_buckets(self, widths: tuple[int, ...]) -> None:
         if self.rows != "pad":
@@ -343,10 +464,48 @@ class LoaderConfig(BaseModel):
         return self.outputs + tuple(name for name, spec in OUTPUTS.items() if spec.with_field in self.outputs)
 
     @property
+    def sources(self) -> dict[str, "LoaderConfig"]:
+        """The sources of a mixture, each as the configuration of a loader of its own; empty without a mixture.
+
+        Labels are masked at boundaries as in the whole mixture. `share` and `max_epochs` are left out.
+        """
+        shared = {name: getattr(self, name) for name in type(self).model_fields}
+        for name in ("mixture", "skip_steps", *MIXTURE_FIELDS):
+            del shared[name]
+        shared["mask_boundaries"] = self.masks_boundaries
+        checked: dict[tuple[tuple[str, Any], ...], LoaderConfig] = {}
+        """By the settings that need to be checked together: most of many sources have the same."""
+        sources = {}
+        for name, source in (self.mixture or {}).items():
+            overrides = source.overrides()
+            data = {"corpus": source.corpus, "loss_masks": overrides.pop("loss_masks", self.loss_masks)}
+            kind = tuple(overrides.items())
+            if kind not in checked:
+                settings = {**shared, **overrides, **data}
+                if settings["rows"] != "stream":
+                    settings |= {"stride": None, "random_offset": False}
+                try:
+                    checked[kind] = type(self)(**settings)
+                except ConfigError as error:
+                    raise ConfigError(f"{_place(('mixture', name))}: {error}") from None
+            sources[name] = checked[kind].model_copy(update=data)
+        return sources
+
+    @property
+    def weights(self) -> dict[str, Fraction | Literal["size"]]:
+        """The weights at the start, by source; empty without a mixture."""
+        return {name: source.weight for name, source in (self.mixture or {}).items()}
+
+    @property
+    def _row_modes(self) -> set[str]:
+        """The values of `rows`, those of all sources of a mixture."""
+        return {self.rows} if self.mixture is None else {source.rows or self.rows for source in self.mixture.values()}
+
+    @property
     def uses_documents(self) -> bool:
-        """Whether rows, labels or outputs depend on where documents begin and end."""
+        """Whether rows, labels or outputs depend on where documents begin and end; of any source of a mixture."""
         return (
-            self.rows != "stream"
+            self._row_modes != {"stream"}
             or self.masks_boundaries
             or any(OUTPUTS[name].tells_documents for name in self.outputs)
         )
@@ -354,7 +513,9 @@ class LoaderConfig(BaseModel):
     @property
     def masks_boundaries(self) -> bool:
         """Whether labels that cross into the next document are ignored."""
-        return self.rows != "stream" or self.mtp > 0 if self.mask_boundaries is None else self.mask_boundaries
+        if self.mask_boundaries is not None:
+            return self.mask_boundaries
+        return self._row_modes != {"stream"} or self.mtp > 0
 
     @property
     def uses_pieces(self) -> bool:
@@ -363,6 +524,11 @@ class LoaderConfig(BaseModel):
         A corpus with a loss mask needs that too.
         """
         return self.uses_documents or self.mtp > 0 or any(OUTPUTS[name].needs_pieces for name in self.outputs)
+
+    @property
+    def mixture_uses_pieces(self) -> bool:
+        """Whether the rows of every source are assembled from pieces, because those of one are."""
+        return self.mixture is not None and self.uses_pieces
 
     @classmethod
     def from_file(cls, *paths: str | os.PathLike[str], **overrides: Any) -> Self:
@@ -426,6 +592,14 @@ class LoaderConfig(BaseModel):
             "loader from it"
         )
 
+    def __eq__(self, other: object) -> bool:
+        # The order of the sources is part of it: it numbers them.
+        return super().__eq__(other) and list(self.mixture or ()) == list(getattr(other, "mixture", None) or ())
+
+    def __hash__(self) -> int:
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return hash(tuple(tuple(value.items()) if isinstance(value, dict) else value for value in values))
+
     def __str__(self) -> str:
         return repr(self)
 
@@ -434,6 +608,8 @@ class LoaderConfig(BaseModel):
         for name, field in type(self).model_fields.items():
             value = self.__dict__.get(name)
             if field.is_required() or value != field.default:
+                if name in ("mixture", *MIXTURE_FIELDS):
+                    value = self._plain(name)
                 yield name, value[0] if name == "corpus" and value is not None and len(value) == 1 else Shown(value)
 
     def replace(self, **changes: Any) -> Self:
@@ -441,10 +617,15 @@ class LoaderConfig(BaseModel):
         return type(self)(**{**self.model_dump(), **changes})
 
     def order_settings(self) -> dict[str, Any]:
-        """The settings that decide the order of the data, JSON-serializable. A saved state must match them."""
+        """The settings that decide the order of the data, JSON-serializable. A saved state must match them.
+
+        Of a mixture, those of all sources; `sources` has the others, and weights are not among them.
+        """
         settings = {name: getattr(self, name) for name in ORDER_FIELDS}
         settings["stride"] = self.stride if self.stride is not None else self.seq_len
-        if self.rows != "stream":
+        if self.random_offset:  # states of releases without this setting leave it out
+            settings["random_offset"] = True
+        if self.rows != "stream" and self.mixture is None:
             settings |= {name: getattr(self, name) for name in DOCUMENT_ORDER_FIELDS}
             if not self.documents_end_at_files:  # states of releases without this setting leave it out
                 del settings["documents_end_at_files"]
@@ -454,8 +635,11 @@ class LoaderConfig(BaseModel):
 
     def to_toml(self) -> str:
         """The configuration as TOML, including defaults but not settings that are None."""
-        values = self.model_dump(mode="json", exclude_none=True)
-        return "".join(f"{name} = {toml_value(value)}\n" for name, value in values.items())
+        return toml_text(self.model_dump(mode="json", exclude_none=True))
+
+    def _plain(self, name: str) -> Any:
+        """A setting as a configuration spells it."""
+        return self.model_dump(include={name}, exclude_none=True)[name]
 
 
 _WORDS = {
@@ -466,8 +650,14 @@ _WORDS = {
     "a valid boolean": "true or false",
     "a valid string": "text",
     "a valid tuple": "a list",
+    "a valid dictionary or instance of SourceSettings": "a table with corpus and weight",
+    "a valid dictionary or instance of Stage": "a table with at and weights",
+    "a valid dictionary": "a table",
 }
 """Phrases of pydantic's messages and what a user reads instead; "" cuts the rest off."""
+
+_LONGEST_PLACE = 200
+"""Letters of a name in the place of an error."""
 
 
 def _refuse_unknown(settings: Mapping[str, Any]) -> None:
@@ -476,7 +666,26 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
             raise ConfigError(unknown_setting(name, LoaderConfig.model_fields))
 
 
+def _unknown_in_table(place: Sequence[Any]) -> str:
+    """What to answer to an unknown name in a source or a stage."""
+    name = place[-1]
+    if place[0] == "stages":
+        return f"unknown setting {shown(name)}; a stage has {', '.join(Stage.model_fields)}"
+    if name in LoaderConfig.model_fields and name != "repeat":
+        return f"all sources share this setting: set {name} outside of the sources of mixture"
+    return unknown_in_source(name, SourceSettings.model_fields)
+
+
+def _place(names: Sequence[Any]) -> str:
+    """Where a wrong setting is, such as `mixture.web.weight`; short."""
+    return ".".join(
+        text if len(text := str(name)) <= _LONGEST_PLACE else f"{text[:_LONGEST_PLACE]}..." for name in names
+    )
+
+
 def _message(error: Mapping[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return _unknown_in_table(error["loc"])
     if error["type"] == "missing":
         return MISSING
     if error["type"] == "value_error":

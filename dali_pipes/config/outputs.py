@@ -98,6 +98,11 @@ OUTPUTS = {
         ),
         OutputSpec("row_ids", Axes.ROWS, "place of each row in the order of its epoch; -1 for a padding row"),
         OutputSpec(
+            "source_ids",
+            Axes.ROWS,
+            "number of the source of each row, in the order of `mixture`; -1 for a padding row",
+        ),
+        OutputSpec(
             "num_segments",
             Axes.NUMBER,
             "documents in the batch, including the padding of rows",

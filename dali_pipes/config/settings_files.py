@@ -7,8 +7,9 @@ Source("", {"seed": 7})                               keyword arguments, which n
 
 import importlib.resources
 import json
+import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ from dali_pipes.errors import ConfigError
 CONFIG_SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 MISSING = "is missing"
 """The problem of a required setting that was not set."""
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Source(NamedTuple):
@@ -56,10 +60,30 @@ def read_file(path: Path) -> Source:
     return Source(str(path), drop_removed(settings))
 
 
+def toml_text(settings: Mapping[str, Any]) -> str:
+    """Settings of JSON's types, but None, as TOML: tables last, because values after them would belong to them."""
+    lines, tables = [], []
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            tables += [(f"[{name}.{toml_key(key)}]", table) for key, table in value.items()]
+        elif name == "stages" and value:
+            tables += [(f"[[{name}]]", table) for table in value]
+        else:
+            lines.append(f"{name} = {toml_value(value)}\n")
+    for header, table in tables:
+        lines += [f"\n{header}\n", *(f"{name} = {toml_value(value)}\n" for name, value in table.items())]
+    return "".join(lines)
+
+
+def toml_key(name: str) -> str:
+    """A name, in quotes where TOML needs them."""
+    return name if _BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+
+
 def toml_value(value: Any) -> str:
     """A value of JSON's types, but None, as TOML on one line."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name} = {toml_value(entry)}' for name, entry in value.items())}}}"
+        return f"{{{', '.join(f'{toml_key(name)} = {toml_value(entry)}' for name, entry in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans are written as in JSON
@@ -85,8 +109,22 @@ def read_preset(name: str) -> Source:
 
 
 def merged(sources: Sequence[Source]) -> dict[str, Any]:
-    """All settings. Later sources override earlier ones."""
-    return {name: value for source in sources for name, value in source.settings.items()}
+    """All settings. Later sources override earlier ones; the tables of `mixture` are merged, name by name."""
+    settings: dict[str, Any] = {}
+    for source in sources:
+        tables = settings.get("mixture")
+        settings |= source.settings
+        if isinstance(tables, Mapping) and isinstance(settings["mixture"], Mapping):
+            settings["mixture"] = _merged_tables(tables, settings["mixture"])
+    return settings
+
+
+def _merged_tables(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    tables = dict(earlier)
+    for name, table in later.items():
+        before = tables.get(name)
+        tables[name] = {**before, **table} if isinstance(before, Mapping) and isinstance(table, Mapping) else table
+    return tables
 
 
 def name_sources(
@@ -96,21 +134,40 @@ def name_sources(
 
     check: returns the problems of other settings, in the form of `error.problems`
 
-    The source is the last one that sets the invalid setting; all of them if a setting is missing; and if settings
-    contradict each other, those of the settings whose removal would solve the problem.
+    The source is the last one that sets the invalid setting; all of them if a setting is missing, or all that set the
+    table in which it is missing; and if settings contradict each other, those of the settings whose removal would solve
+    the problem.
     """
     parts: dict[str, list[str]] = {}
     for setting, problem in error.problems:
-        names = {setting.partition(".")[0]} if setting else _settings_to_blame(problem, sources, check)
-        text = f"{setting}: {problem}" if setting else problem
-        parts.setdefault(_source_names(names, sources), []).append(text)
+        if setting:
+            found = _sources_of(setting, sources, every=problem == MISSING)
+            text = f"{setting}: {problem}"
+        else:
+            names = _settings_to_blame(problem, sources, check)
+            found = sorted({number for name in names for number in _sources_of(name, sources)})
+            text = problem
+        place = ", ".join(dict.fromkeys(sources[number].name for number in found if sources[number].name))
+        parts.setdefault(place, []).append(text)
     return ConfigError("; ".join(f"{place}: " * bool(place) + "; ".join(texts) for place, texts in parts.items()))
 
 
-def _source_names(names: Collection[str], sources: Sequence[Source]) -> str:
-    last = {name: number for number, source in enumerate(sources) for name in source.settings if name in names}
-    found = sorted(set(last.values())) or range(len(sources))
-    return ", ".join(dict.fromkeys(sources[number].name for number in found if sources[number].name))
+def _sources_of(place: str, sources: Sequence[Source], *, every: bool = False) -> list[int]:
+    """Numbers of the sources that set what a place such as `mixture.web.weight` names, or the table around it.
+
+    The last one, or every one; and all sources if none of them sets it.
+    """
+    depths = [_depth(place, source.settings) for source in sources]
+    found = [number for number, depth in enumerate(depths) if depth == max(depths)]
+    return found if every or not max(depths) else found[-1:]
+
+
+def _depth(place: str, settings: Mapping[Any, Any]) -> int:
+    """How many names of a place settings have, from its beginning."""
+    for name, value in settings.items():
+        if place == name or place.startswith(f"{name}."):
+            return 1 + (_depth(place[len(name) + 1 :], value) if isinstance(value, Mapping) else 0)
+    return 0
 
 
 def _settings_to_blame(

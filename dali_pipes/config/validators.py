@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MappingView
 from numbers import Integral
 from typing import Any
 
-from dali_pipes.errors import EMPTY_PATH, NO_WEIGHTS, ConfigError
+from dali_pipes.errors import EMPTY_PATH, WEIGHTS_IN_MIXTURE, ConfigError
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _OTHER_DEVICES = {
@@ -156,10 +156,12 @@ def _mapping_error(value: Mapping[Any, Any], setting: str) -> str:
     first = next(iter(value.items()), None)
     if first is None or isinstance(first[1], int | float):
         return (
-            f"{shown(first)} is not a path: {NO_WEIGHTS}"
+            f"{shown(first)} is not a path: {WEIGHTS_IN_MIXTURE}"
             if first
             else f"expected a path or a list of paths{_found(value)}"
         )
+    if isinstance(first[1], Mapping):
+        return f"expected a list of paths, found a dict of tables: {WEIGHTS_IN_MIXTURE}"
     if isinstance(first[1], str | os.PathLike):
         split = f"{setting} = ...[{first[0]!r}]"
         return f"expected a list of paths, found a dict of splits: pass the paths of one split, {split}"
@@ -173,7 +175,7 @@ def _entry_error(value: Collection[Any], entry: Any, setting: str) -> str:
     others = any(isinstance(other, str | os.PathLike) for other in value)
     has_one = isinstance(entry, list | tuple) and any(isinstance(part, str | os.PathLike) for part in entry)
     if setting != "corpus" or others or has_one or isinstance(entry, float):
-        return f"{shown(entry)} is not a path: {NO_WEIGHTS}"
+        return f"{shown(entry)} is not a path: {WEIGHTS_IN_MIXTURE}"
     if isinstance(entry, Integral):
         return _in_memory_error(value, 'np.save("tokens.npy", ids)', "tokens.npy")
     if isinstance(entry, Mapping):

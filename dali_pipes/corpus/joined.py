@@ -110,9 +110,7 @@ class _JoinedMasks:
                 mask.read_pieces(*columns, out)
 
 
-def _read_wider(
-    corpus: Corpus, columns: tuple[Int64Array, Int64Array, Int64Array], out: npt.NDArray[Any]
-) -> None:
+def _read_wider(corpus: Corpus, columns: tuple[Int64Array, Int64Array, Int64Array], out: npt.NDArray[Any]) -> None:
     """Read pieces through memory of the corpus's own type."""
     starts, lengths, targets = columns
     places = np.cumsum(lengths) - lengths

@@ -145,7 +145,9 @@ def _total_rows(config: LoaderConfig) -> int | None:
     if config.total_tokens is not None:
         rows, setting = config.total_tokens // config.seq_len, f"total_tokens = {config.total_tokens:,}"
         if not rows:
-            raise ConfigError(f"{setting} is less than a row of seq_len = {config.seq_len:,} tokens; set a larger total")
+            raise ConfigError(
+                f"{setting} is less than a row of seq_len = {config.seq_len:,} tokens; set a larger total"
+            )
         return rows
     if config.total_steps is not None:
         return config.total_steps * config.batch_size * (config.world_size or 1)

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from dali_pipes.errors import ConfigError, StateError
+from dali_pipes.errors import StateError
 from dali_pipes.loader.state_change import is_count, short
 from dali_pipes.schedule.mixed_rows import MixedRows
-from dali_pipes.schedule.mixture import MixtureOrder
 
 Stages = list[tuple[int, dict[str, Fraction]]]
 
@@ -51,7 +50,7 @@ def changed_weights(mixture: MixedRows, entry: Mapping[str, Any]) -> list[str]:
 
 
 def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, rows: int, *, changed: bool) -> None:
-    """Let a mixture go on where a state says, with the weights that were in force; May plan windows of documents.
+    """Let a mixture go on where a state says, with the weights that were in force. May plan windows of documents.
 
     changed: whether sources or weights differ from the saved ones: those of the configuration then begin at the next
              stratum. Raises `StateError` for an entry that cannot be right.
@@ -71,8 +70,8 @@ def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, row
         weights = [weights for first, weights in mixture.given if first <= place][-1]
         stages = [stage for stage in stages if stage[0] < begin] + [(begin, dict(weights))]
     stages += [(first, dict(weights)) for first, weights in mixture.given if first > max(place, stages[-1][0])]
-    old = mixture.order
-    order = old.with_stages(names, [(first, {name: weights.get(name, Fraction(0)) for name in names}) for first, weights in stages])
+    everywhere = [(first, {name: weights.get(name, Fraction(0)) for name in names}) for first, weights in stages]
+    order = mixture.order.resumed(names, everywhere, mixture.next_stratum(place))
     counts = dict(zip(order.names, order.counts_before(place).tolist(), strict=True))
     for name, count in counts.items():
         found = marks.get(name, [0])[0]

@@ -36,7 +36,12 @@ from dali_pipes.schedule.mixed_rows import MixedRows
 
 OnChange = Literal["refuse", "nearest", "mixture"]
 VERSION = 1
-_MAY_BE_MISSING = ("window", "check", "step_rows", "mixture")  # entries of one kind of rows, and those older states lack
+_MAY_BE_MISSING = (
+    "window",
+    "check",
+    "step_rows",
+    "mixture",
+)  # entries of one kind of rows, and those older states lack
 _MOST_BYTES = 1 << 16
 _OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS)
 """Settings that each source of a mixture has for itself, of those that a state records."""
@@ -172,8 +177,12 @@ class States:
         of_mixture += [f"mixture.{name}: in the saved run only" for name in saved if name not in now]
         of_mixture += changed_weights(mixture, entry)
         if differences or (of_mixture and on_change != "mixture"):
-            allowed = "" if differences else (
-                ', or set on_change = "mixture" to go on with these sources and weights from the next 128 rows on'
+            allowed = (
+                ""
+                if differences
+                else (
+                    ', or set on_change = "mixture" to go on with these sources and weights from the next 128 rows on'
+                )
             )
             raise StateError(
                 "the state does not fit this loader; resuming would change the data order:\n  "
@@ -325,9 +334,7 @@ def about_sources(config: LoaderConfig, corpora: Mapping[str, Corpus]) -> dict[s
     }
 
 
-def _source_differences(
-    name: str, saved: Mapping[str, Any], now: Mapping[str, Any], corpus: Corpus
-) -> list[str]:
+def _source_differences(name: str, saved: Mapping[str, Any], now: Mapping[str, Any], corpus: Corpus) -> list[str]:
     """A line for each thing that differs in one source of a mixture."""
     lines = [*_differences("", _flat(saved), _flat(now)).values()]
     if saved.get("fingerprint") != now.get("fingerprint"):

@@ -297,9 +297,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         place = mixture.place(*position)
         refuse_differing_ranks((place, {name: str(weight) for name, weight in given.items()}))
         begin = mixture.next_stratum(place)
-        later = [stage for stage in mixture.given if stage[0] > begin]
         sources = dict(zip(mixture.names, mixture.sources, strict=True))
-        order = mixture.order.with_stage(begin, in_rows(given, sources), later)
+        order = mixture.order.with_stage(begin, in_rows(given, sources), keep_later=True)
         check_caps(self.config, mixture, mixture.first_place(position.epoch), order)
         mixture.set_order(order)
         self._source.forget_plans()
@@ -319,7 +318,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             base = self._schedule.counted_from(self._resumed, epoch)
             first = self._schedule.step_number(base)
             if step < first:
-                raise ConfigError(f"step {step:,} of epoch {epoch:,} does not exist in this run, which began at {first:,}")
+                raise ConfigError(
+                    f"step {step:,} of epoch {epoch:,} does not exist in this run, which began at {first:,}"
+                )
             rows = base + (step - first) * self._schedule.global_rows
         return mixture_report(mixture, mixture.place(epoch, rows))
 

@@ -70,9 +70,7 @@ def _window_rows(
     )
 
 
-def _document_rows(
-    config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, source: Named | None
-) -> RowSource:
+def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, source: Named | None) -> RowSource:
     assert offsets is not None
     assert config.rows != "stream"
     return DocumentRows(

@@ -32,7 +32,9 @@ _MOST_BYTES = 1 << 16
 def reports_of(source: Source, settings: Mapping[str, Any]) -> "PlanReports | None":
     """The reports of a source whose rows are planned; None where rows are a formula. `settings`: see `PlanReports`."""
     rows, corpus = source.rows, source.corpus
-    return PlanReports(rows, corpus, settings) if isinstance(rows, DocumentRows) and isinstance(corpus, Corpus) else None
+    return (
+        PlanReports(rows, corpus, settings) if isinstance(rows, DocumentRows) and isinstance(corpus, Corpus) else None
+    )
 
 
 class PlanReports:

@@ -65,6 +65,7 @@ class MixtureOrder:
 
     stages: (place, weights of all sources), in rising places, the first at 0. A stage begins at the next start of a
     stratum at or after its place; of two that begin at the same place, the later counts.
+    settled: places before this have been used, and no source leaves there: their stages say which had left.
     caps: most rows of a source. A source leaves at the start of the first stratum that would need more than its cap.
     on_exhausted: "drop": the others go on with their weights; "stop": the order ends there.
 
@@ -81,8 +82,9 @@ class MixtureOrder:
         seed: int,
         caps: Mapping[str, int] | None = None,
         on_exhausted: Literal["drop", "stop"] = "drop",
+        settled: int = 0,
     ) -> None:
-        self.names = tuple(names)
+        self.names, self.settled = tuple(names), settled
         self.seed = seed
         self.caps = dict(caps or {})
         self.on_exhausted = on_exhausted
@@ -166,6 +168,13 @@ class MixtureOrder:
             seed=self.seed,
             caps=self.caps,
             on_exhausted=self.on_exhausted,
+            settled=self.settled,
+        )
+
+    def resumed(self, names: Sequence[str], stages: Sequence[tuple[int, Weights]], settled: int) -> MixtureOrder:
+        """With the same seed and caps, the order of a run that has used the places before `settled` in these stages."""
+        return MixtureOrder(
+            names, stages, seed=self.seed, caps=self.caps, on_exhausted=self.on_exhausted, settled=settled
         )
 
     def _lay_out(self) -> None:
@@ -185,7 +194,8 @@ class MixtureOrder:
         for (start, given), stop in zip(self.given_stages, stops, strict=True):
             while start < stop and self.end is None:
                 asked = [source for source, name in enumerate(self.names) if given[name] and source not in left]
-                leave([source for source in asked if source in caps and base[source] >= caps[source]], start)
+                if start >= self.settled:
+                    leave([source for source in asked if source in caps and base[source] >= caps[source]], start)
                 weights = {source: given[self.names[source]] for source in asked if source not in left}
                 if not weights:
                     self.end = start
@@ -193,7 +203,9 @@ class MixtureOrder:
                     break
                 tree = _Tree(weights, self.names)
                 rows_left = {source: caps[source] - base[source] for source in weights if source in caps}
-                strata = tree.strata_within(rows_left, (stop - start) // STRATUM)
+                most = (stop - start) // STRATUM
+                strata = tree.strata_within(rows_left, most)
+                strata = max(strata, min(most, -((start - self.settled) // STRATUM)))
                 if strata:
                     in_effect = {name: weights.get(source, Fraction(0)) for source, name in enumerate(self.names)}
                     self.stages.append((start, in_effect))

@@ -28,7 +28,7 @@ from dali_pipes.corpus.discovery.file_names import data_paths, finished_name, is
 from dali_pipes.corpus.discovery.globs import list_folder, matches_of
 from dali_pipes.corpus.discovery.shard_sets import find_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
-from dali_pipes.errors import EMPTY_PATH, NO_WEIGHTS, ConfigError, CorpusError, CorpusReadError
+from dali_pipes.errors import EMPTY_PATH, WEIGHTS_IN_MIXTURE, ConfigError, CorpusError, CorpusReadError
 from dali_pipes.storage.retries import tried_again
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -78,14 +78,14 @@ def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     if isinstance(paths, (str, os.PathLike)):
         return [_entry(paths, setting)]
     if not isinstance(paths, Iterable) or isinstance(paths, (bytes, set, frozenset, dict)):
-        weights = f": {NO_WEIGHTS}" if isinstance(paths, dict) else ""
+        weights = f": {WEIGHTS_IN_MIXTURE}" if isinstance(paths, dict) else ""
         raise ConfigError(
             f"{setting}: {paths!r} is a {type(paths).__name__}, expected a path or a list of paths{weights}"
         )
     entries: list[str] = []
     for path in paths:
         if not isinstance(path, (str, os.PathLike)):
-            raise ConfigError(f"{setting}: {path!r} is not a path: {NO_WEIGHTS}")
+            raise ConfigError(f"{setting}: {path!r} is not a path: {WEIGHTS_IN_MIXTURE}")
         entries.append(_entry(path, setting))
     if not entries:
         raise ConfigError(f"{setting}: an empty list of paths; name at least one file, folder or glob")
@@ -103,7 +103,7 @@ def meant_as(entry: str) -> str:
     """For a message about an entry that does not exist: its likely meaning and what to do, or an empty text."""
     if _ADDRESS.match(entry):
         return ": only local and mounted paths can be read; mount the bucket, or copy the files first"
-    return f": {NO_WEIGHTS}" if _NUMBER.fullmatch(entry.strip()) else ""
+    return f": {WEIGHTS_IN_MIXTURE}" if _NUMBER.fullmatch(entry.strip()) else ""
 
 
 def natural_key(path: Path) -> tuple[list[list[str | int]], str]:

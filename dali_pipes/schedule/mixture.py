@@ -12,10 +12,13 @@ Of its first k rows, a node gives (k p + 2^63) >> 64 to its first half, with p =
 the weights, and the others to its second half. What k comes to at a leaf is the count of that source's rows so far.
 
 The sources of a stage with a weight above 0 stand sorted by weight, lowest first, ties by name. A node is cut where the
-weights of its two halves are nearest; of two equally near cuts, the one with fewer sources in the first half wins. A
-cut adds at most half a row to what the sources below it are off their shares, and what a node is off reaches each half
-in proportion to its weight. So the sum stays small after any number of rows. A cut by the number of sources, or a
-product that is rounded down, is off by several rows.
+weights of its two halves are nearest; of two equally near cuts, the one with fewer sources in the first half wins.
+
+No source is two rows off its share, after any whole number of strata of a stage: a cut adds at most half a row to what
+the sources below it are off, and what a node is off reaches each half in proportion to its weight. A half of several
+sources has at most 2/3 of its node's weight, because otherwise the next cut would be nearer. So such a half is off by
+at most 1/2 + 2/3 of what its node is off, hence never by more than 1.5, and a source by less than 2. Random weights
+have shown up to 1.3 rows. (The shares' 64 bits add less than 10^-4 rows a cut below 10^15 places.)
 
 Everything here is integer arithmetic on weights that are fractions. No floats take part, so the order is the same on
 every machine. It is fixed under MIXTURE_ORDER_NAME, which saved states contain.

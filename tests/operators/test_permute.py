@@ -279,4 +279,4 @@ def test_an_index_outside_its_own_size_is_named(index: int, size: int) -> None:
 
 def test_other_types_are_named() -> None:
     with pytest.raises(TypeError, match="keys have dtype int64, expected uint64"):
-        permute_each(np.array([0]), 3, np.array([7]))  # type: ignore[arg-type]
+        permute_each(np.array([0]), 3, np.array([7]))

@@ -120,7 +120,7 @@ def test_that_all_were_dropped_is_explained(tmp_path: Path, tokenizer: Path, lea
     arguments = ["--tokenizer", tokenizer, "--out", tmp_path / "out", "--chat-template", "chatml", "--learn", learn]
     result = tokenize(path, *arguments)
     assert result.exit_code == 2
-    assert re.search(f"1 documents, 0 .*empty, 1 dropped.* {what} ", result.stderr.splitlines()[-1])
+    assert re.search(f"1 document, 0 .*empty, 1 dropped.* {what} ", result.stderr.splitlines()[-1])
 
 
 def test_a_table_of_conversations_gives_the_same(tmp_path: Path, tokenizer: Path) -> None:

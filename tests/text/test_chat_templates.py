@@ -123,7 +123,8 @@ def test_chatml_has_a_name() -> None:
     ("source", "markers"),
     [
         ("<|a|>{{ '<|b_1|>' + messages[0].content }}{% set c = '<|c|>' %}{{ c }}", {"<|a|>", "<|b_1|>", "<|c|>"}),
-        ("{% if true %}{{ '<|a|>x<|b|>' if true else '<\uff5cUser\uff5c>' }}{% endif %}", {"<|a|>", "<|b|>", "<\uff5cUser\uff5c>"}),
+        ("{% if true %}{{ '<|a|>x<|b|>' if true else messages }}{% endif %}", {"<|a|>", "<|b|>"}),
+        ("<\uff5cUser\uff5c>{{ messages[0].content }}<\uff5cmixed|>", {"<\uff5cUser\uff5c>"}),
         ("{% for m in messages %}{% generation %}{{ m ~ '<|end|>' }}{% endgeneration %}{% endfor %}", {"<|end|>"}),
         ("{# <|a|> #}{% if '<|b|>' in messages[0].content %}[INST]<think> <|c d|> <|> a <b|c>{% endif %}", set()),
     ],

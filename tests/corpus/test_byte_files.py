@@ -105,9 +105,9 @@ def test_side_files_are_found_where_the_data_is(tmp_path: Path, kind: str, monke
     WRITERS[kind](tmp_path / "data")
     if kind == "flat":
         (tmp_path / "data" / "a.bin.loss").write_bytes(bytes([0, 1] * (sum(map(len, DOCUMENTS)) // 2)))
-        manifest = {"settings": {"format": "flat", "eos_id": 9}, "files": []}
         size = (tmp_path / "data" / "a.bin").stat().st_size
-        manifest["files"] = [{"name": "a.bin", "bytes": size, "sha256": ""}]
+        listed_file = {"name": "a.bin", "bytes": size, "sha256": ""}
+        manifest = {"settings": {"format": "flat", "eos_id": 9}, "files": [listed_file]}
         (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest))
     index = tmp_path / "data" / ("a.bin" if kind == "flat" else "index.json")
     with open_corpus(index) as corpus:

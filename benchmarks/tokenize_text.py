@@ -123,7 +123,7 @@ def run_command(source: Path, out: Path) -> float:
 
 
 def run_library(tokenizer: Any, method: str, texts: list[str]) -> float:
-    """Seconds of encoding all texts; what it gives is let go behind the clock."""
+    """Seconds of encoding all texts; the result is released after the clock has stopped."""
     encode = tokenizer.encode_batch if method == LIBRARY else tokenizer.encode_batch_fast
     count = _BATCH_TEXTS if method == LIBRARY_BATCHES else len(texts)
     seconds = 0.0

@@ -36,7 +36,7 @@ class Loader(Protocol):
         """
 
     def state_after(self, work: Work, batches: int) -> Any:
-        """A state as taken after `batches` batches of the first epoch; None where the loader has no state."""
+        """A state as taken after `batches` batches of the first epoch; None for a loader without state."""
 
 
 @dataclass(frozen=True)

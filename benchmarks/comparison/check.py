@@ -86,7 +86,7 @@ class Checker:
         expected = self._windows[windows]
         whole = np.array_equal(expected[:, :-1], inputs) and np.array_equal(expected[:, -1], targets[:, -1])
         if whole and not self._seen[windows].any() and len(set(windows.tolist())) == len(windows):
-            self._seen[windows] = True  # all rows at once; what follows is for windows alike, and for the message
+            self._seen[windows] = True  # all rows together; what follows is for equal windows, and for the message
             return
         for row, (low, high) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
             equal = [

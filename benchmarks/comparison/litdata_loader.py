@@ -22,7 +22,7 @@ class LitData:
             return
         unfinished = target.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        piece = max(1, _CHUNK_TOKENS // _PIECES_IN_CHUNK // (work.seq_len + 1))  # windows written at once
+        piece = max(1, _CHUNK_TOKENS // _PIECES_IN_CHUNK // (work.seq_len + 1))  # windows written in one call
         optimize(
             fn=functools.partial(_pieces, work=work, piece=piece),
             inputs=list(range(0, work.windows, piece)),

@@ -107,7 +107,7 @@ def _watch_memory(stream: Iterator[Pair], memory: MemoryWatch) -> None:
 
 
 def _resume(loader: Loader, work: Work, figures: dict[str, Any]) -> Pair | None:
-    """Time from a fresh object to the batch at 80 % of the epoch. `resume_s` is None where there is no state."""
+    """Time from a fresh object to the batch at 80 % of the epoch. `resume_s` is None without a state."""
     state = loader.state_after(work, work.resume_batch)
     figures["resume_s"] = None
     if state is None:

@@ -74,7 +74,7 @@ def _first_error(batches: Any) -> str:
 
 
 def _fork(loader: Any, batches: Any) -> None:
-    """A forked child has no CUDA: it must get an error, at once and in words, and the parent must not notice."""
+    """A forked child, where CUDA does not work, must get an error immediately, and the parent must not notice."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -73,7 +73,7 @@ def _refused(settings: dict[str, Any]) -> str:
 
 
 def exception_in_the_loop(session: Session) -> None:
-    """The same iterator goes on behind it; so does a new loader from the state; a new `for` is the next epoch."""
+    """The same iterator continues after it; so does a new loader from the state; a new `for` is the next epoch."""
     for on_gpu in ON_GPU:
         settings = _settings(session) | on_gpu
         with TokenLoader(**settings) as loader:
@@ -96,7 +96,7 @@ def exception_in_the_loop(session: Session) -> None:
 
 
 def exits_and_forks(session: Session) -> None:
-    """All at once, so that their imports overlap."""
+    """All together, so that their imports overlap."""
     settings = _settings(session)
     wanted = {
         "first": (0, ""),

@@ -24,7 +24,7 @@ _LONG_S, _SHORT_S = 5e-3, 2e-4
 
 
 def segments_equal_numpy(session: Session) -> None:
-    """Every output at once, for each dtype: rows without pieces, masks, several labels, labels across boundaries."""
+    """All outputs together, for each dtype: rows without pieces, masks, several labels, labels across boundaries."""
     session.machine.synchronize()  # makes the machine; in a dry run it brings what `import cupy` finds
     import cupy
 
@@ -81,7 +81,7 @@ def _pieces(generator: np.random.Generator, count: int, seq_len: int, longest: i
             left -= lengths[-1]
         rows.append(lengths)
     lengths_of_all = np.array([*itertools.chain(*rows)], np.int64)
-    ahead = generator.integers(0, 4, len(lengths_of_all))  # tokens of the document behind the piece
+    ahead = generator.integers(0, 4, len(lengths_of_all))  # tokens of the document after the piece
     ends = np.cumsum(lengths_of_all + ahead)
     starts = ends - ahead - lengths_of_all
     tables = {
@@ -164,13 +164,13 @@ def bad_ids_in_documents(session: Session) -> None:
         problem = "" if got == expected else f"{got}, on the CPU {expected}"
         session.verify(f"bad id, {on_gpu['placement']}, {' '.join(rows)} {rows['rows']}", problem)
     tokens[len(tokens) // 2] = 1
-    tokens[settings["seq_len"] * 2] = 300  # the first token of a row, and before that the label behind another
+    tokens[settings["seq_len"] * 2] = 300  # the first token of a row, and before that the label after another
     tokens.tofile(folder / "tokens.bin")
     settings |= {"rows": "stream", "shuffle": False, "batch_size": 1, "batches_per_run": 1}
     for on_gpu in ON_GPU:
         got, expected = until_error(settings | on_gpu), until_error(settings | {"device": "cpu"})
         problem = "" if got == expected else f"{got}, on the CPU {expected}"
-        session.verify(f"bad label behind a row, {on_gpu['placement']}", problem)
+        session.verify(f"bad label after a row, {on_gpu['placement']}", problem)
 
 
 def slow_consumer_of_documents(session: Session) -> None:
@@ -201,7 +201,7 @@ def ranges_for_a_profiler(session: Session) -> None:
 
 
 def beyond_two_to_the_31(session: Session) -> None:
-    """The last rows of a corpus, and of its mask, that lie behind 2^31 tokens; the files have holes before them."""
+    """The last rows of a corpus, and of its mask, that are after 2^31 tokens; the files have holes before them."""
     tokens = session.pick(2**31 + 2**20, 2**12)
     last = np.random.default_rng(8).integers(1, 50257, 2**11, dtype=np.uint16)
     mask = np.random.default_rng(9).integers(0, 2, 2**11, dtype=np.uint8)
@@ -232,7 +232,7 @@ def _with_hole(path: Path, count: int, last: np.ndarray[Any, Any]) -> None:
 
 
 def dali_by_hand(session: Session) -> None:
-    """`build_pipeline` under DALI's own iterator, and DALI operators behind a loader; on the CPU in a dry run."""
+    """`build_pipeline` under DALI's own iterator, and DALI operators in a loader; on the CPU in a dry run."""
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     machine = session.machine

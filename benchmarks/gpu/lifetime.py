@@ -1,7 +1,7 @@
 """Part 4: a batch is right when it is handed out and stays so for as long as it is held, whatever runs meanwhile.
 
 Every check compares with what the CPU placement delivers. Most copy what a batch holds into `seen` by work that is
-queued behind a long kernel, and drop the batch at once: if its memory were given away too early, `seen` would show
+queued behind a long kernel, and drop the batch immediately: if its memory were given away too early, `seen` would show
 what came after it.
 """
 

@@ -242,7 +242,7 @@ class Dry(Machine):
         sys.path.insert(0, str(_TESTS))
         import gpu_stand_in
 
-        # "early": work runs when it is queued, so that arrays may be dropped right behind a launch, as CuPy allows.
+        # "early": work runs when it is queued, so that arrays may be dropped right after a launch, as CuPy allows.
         self._installed = gpu_stand_in.installed("early")
         self._installed.__enter__()
         self.device = torch.device("cpu")

@@ -222,7 +222,7 @@ def two_epochs(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def run(settings: Mapping[str, Any], state: Any, count: int) -> tuple[list[dict[str, Any]], Any]:
-    """`count` batches behind a state, or from the start, and the state behind them."""
+    """`count` batches after a state, or from the start, and the state after them."""
     with TokenLoader(**settings) as loader:
         if state is not None:
             loader.load_state_dict(state)

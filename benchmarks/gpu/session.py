@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 class Session:
-    """One part's run. `emit` takes each record at once, so that what was found before a crash is kept."""
+    """One part's run. `emit` takes each record immediately, so that what was found before a crash is kept."""
 
     def __init__(self, folder: Path, *, dry: bool, limit_s: float, emit: Callable[[Record], None]) -> None:
         self.folder = folder

@@ -10,6 +10,7 @@ from typing import Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.messages import counted
 
 SHIFTED = "labels_are_shifted"
 """Attribute of a hook that expects shifted labels: the label at position t is for the logits at t."""
@@ -54,7 +55,7 @@ def _refuse_shared_rows(trainer: Any, config: LoaderConfig) -> None:
     if tensor_parallel > 1 and (config.world_size or 1) * tensor_parallel != processes:
         raise ConfigError(
             f"tensor parallelism: each group of {tensor_parallel} of the {processes} ranks shares its rows, but the "
-            f"loader has {config.world_size or 1} ranks; set mesh and data_dims, or rank and world_size = "
+            f"loader has {counted(config.world_size or 1, 'rank')}; set mesh and data_dims, or rank and world_size = "
             f"{processes // tensor_parallel}"
         )
 

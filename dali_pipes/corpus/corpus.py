@@ -26,6 +26,7 @@ from dali_pipes.corpus.id_types import StoredType, stored_types
 from dali_pipes.corpus.notes import notes_on
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
 from dali_pipes.monitoring.stats import CacheStats
+from dali_pipes.runtime.messages import counted
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.storage.file_pool import FilePool
 from dali_pipes.storage.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
@@ -260,10 +261,10 @@ class Corpus:
         self.close()
 
     def __repr__(self) -> str:
-        documents = "" if self.num_documents is None else f", {self.num_documents} documents"
+        documents = "" if self.num_documents is None else f", {counted(self.num_documents, 'document')}"
         return (
-            f"<Corpus {self.format} {self.dtype.name}: {self.num_tokens} tokens{documents}, {len(self.files)} files, "
-            f"fingerprint {self.fingerprint}>"
+            f"<Corpus {self.format} {self.dtype.name}: {counted(self.num_tokens, 'token')}{documents}, "
+            f"{counted(len(self.files), 'file')}, fingerprint {self.fingerprint}>"
         )
 
     def _check_range(self, lowest: int, highest: int, count: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.messages import counted
 from dali_pipes.storage.decoded_cache import ChunkCache
 
 _CGROUPS = (  # limit, use, and statistics with the part that the kernel can reclaim
@@ -40,7 +41,7 @@ def decode_all(files: Sequence[DataFile], cache: ChunkCache) -> None:
             f"({available / 2**30:.3g} GiB) of memory are available. Set eager = False, which keeps at most "
             "decoded_cache_bytes of it in memory, or convert the corpus to a flat format."
         )
-    print(f"dali_pipes: eager: decoding {len(files):,} files into {needed:,} bytes of memory", file=sys.stderr)
+    print(f"dali_pipes: eager: decoding {counted(len(files), 'file')} into {needed:,} bytes of memory", file=sys.stderr)
     chunks = [
         (number, file.decode, int(chunk), int(count) * file.stored.itemsize)
         for number, file in enumerate(files)

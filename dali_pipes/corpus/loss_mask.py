@@ -22,7 +22,7 @@ from dali_pipes.corpus.discovery.find_files import find_files
 from dali_pipes.corpus.formats import npy
 from dali_pipes.corpus.formats.token_run import Layout, token_run
 from dali_pipes.errors import ConfigError, CorpusFormatError
-from dali_pipes.storage.byte_file import open_file
+from dali_pipes.storage.byte_file import is_listed, open_file
 
 SUFFIX = ".loss"
 _STORED = np.dtype(np.uint8)
@@ -114,7 +114,7 @@ def open_loss_mask(
         return None
     if named is None:
         beside = [file.path.with_name(file.path.name + SUFFIX) for file in files]
-        paths: list[Path | None] = [path if os.path.lexists(path) else None for path in beside]
+        paths: list[Path | None] = [path if is_listed(path) else None for path in beside]
         twice = next((f for f, path in zip(files, paths, strict=True) if path is not None and f.loss_mask), None)
         if twice is not None:
             raise CorpusFormatError(

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.corpus.data_file import DataFile
+from dali_pipes.runtime.messages import counted
 
 
 def notes_on(files: Sequence[DataFile], dtype: np.dtype[Any]) -> tuple[str, ...]:
@@ -26,7 +27,9 @@ def _on_columns(files: Sequence[DataFile]) -> list[str]:
         rows = sum(file.columns.rows for file in packed)
         documents = sum(file.num_documents or 0 for file in packed)
         names = _names([file.columns.packing for file in packed])
-        notes.append(f"{names}: rows are already packed: {rows:,} rows are read as {documents:,} documents")
+        notes.append(
+            f"{names}: rows are already packed: {counted(rows, 'row')} read as {counted(documents, 'document')}"
+        )
     padded = [file for file in files if file.columns.padding]
     if padded:
         removed, kept = (

@@ -21,7 +21,7 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.loader.state_change import StateChange
 from dali_pipes.monitoring.stats import LoaderStats
-from dali_pipes.runtime.messages import say_once
+from dali_pipes.runtime.messages import counted, say_once
 from dali_pipes.runtime.ranks import process_group
 from dali_pipes.schedule import Position, Schedule
 from dali_pipes.schedule.mixed_rows import MixedRows
@@ -112,7 +112,7 @@ def corpus_text(corpus: Corpus, columns: int) -> str:
     """The files of a corpus, their format and tokens, in at most `columns` columns."""
     more = len(corpus.files) - 1
     files = f" and {more:,} more file{'s' * (more > 1)}" if more else ""
-    about = f"{files}: {corpus.format}, {corpus.num_tokens:,} tokens"
+    about = f"{files}: {corpus.format}, {counted(corpus.num_tokens, 'token')}"
     return _shown(str(corpus.files[0]), columns - len(about), keep_end=True) + about
 
 
@@ -122,13 +122,14 @@ def steps_text(config: LoaderConfig, schedule: Schedule, epoch: int) -> str:
     all_steps = schedule.steps_of(rows)
     steps = schedule.left_of(all_steps, epoch)
     left_out = f" ({all_steps - steps:,} skipped)" if schedule.skip_steps else ""
-    ranks = f"{schedule.world_size:,} rank{'s' * (schedule.world_size > 1)}"
+    ranks = counted(schedule.world_size, "rank")
     share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
     shape = f"{ranks} x ({config.batch_size}, {config.seq_len}{share})"
     if not rows:
         return "not planned yet"
+    about = "about " * (not is_exact)
     return (
-        f"{'about ' * (not is_exact)}{rows:,} rows, {steps if is_exact else max(1, steps):,} steps{left_out} of {shape}"
+        f"{about}{counted(rows, 'row')}, {counted(steps if is_exact else max(1, steps), 'step')}{left_out} of {shape}"
     )
 
 
@@ -140,8 +141,8 @@ def lost_text(config: LoaderConfig, schedule: Schedule) -> str:
     documents, tokens, share, is_exact = left_out
     per_cent = f"{100 * share:.1f}%" if share >= 0.0005 else "less than 0.1%"
     return (
-        f'long_documents = "{config.long_documents}" drops {"about " * (not is_exact)}{tokens:,} tokens '
-        f"({per_cent}) of {documents:,} documents"
+        f'long_documents = "{config.long_documents}" drops {"about " * (not is_exact)}{counted(tokens, "token")} '
+        f"({per_cent}) of {counted(documents, 'document')}"
     )
 
 
@@ -153,9 +154,9 @@ def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change
     if not place.rows or saved_rows in (None, schedule.global_rows):
         return ""
     return (
-        f"resuming epoch {place.epoch} at row {place.rows:,} with a global batch of {schedule.global_rows:,} rows "
-        f"(saved with {saved_rows}): the next step is step {schedule.step_number(place.rows):,} of the epoch, which "
-        "differs from a step count kept by the trainer"
+        f"resuming epoch {place.epoch} at row {place.rows:,} with a global batch of "
+        f"{counted(schedule.global_rows, 'row')} (saved with {saved_rows}): the next step is step "
+        f"{schedule.step_number(place.rows):,} of the epoch, which differs from a step count kept by the trainer"
     )
 
 

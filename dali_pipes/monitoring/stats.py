@@ -239,7 +239,7 @@ class LoaderStats(ShownAsTable):
         return f"{line} ({self.advice})" if self.advice else line
 
     def _table(self) -> Table:
-        blocks = f"{self.queue_depth:,} ready, {self.batches_per_run:,} batches each"
+        blocks = f"{self.queue_depth:,} ready, {self.batches_per_run:,} batch{'es' * (self.batches_per_run > 1)} each"
         rows = [
             ("batches", f"{self.batches:,} (rank {self.rank})"),
             ("tokens", f"{self.tokens:,}, {self.tokens_per_s:,.0f} per second"),

@@ -1,4 +1,4 @@
-"""Messages on standard error."""
+"""Messages: lines on standard error, and numbers with their nouns."""
 
 import contextlib
 import functools
@@ -12,3 +12,8 @@ def say_once(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"dali_pipes: {text}\n")
             sys.stderr.flush()
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `1,203 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -45,13 +45,8 @@ class MixtureReport(ShownAsTable):
         for use in self.sources:
             about = "" if use.is_exact else "about "
             left = "" if use.rows_left is None else f", {about}{use.rows_left:,} rows left"
-            rows.append(
-                (
-                    use.name,
-                    f"asked {use.weight:.2%}, had {use.share:.2%}: {about}{use.tokens:,} tokens, "
-                    f"{about}{use.passes:.3g} passes{left}",
-                )
-            )
+            used = f"{about}{use.tokens:,} tokens, {about}{use.passes:.3g} passes{left}"
+            rows.append((use.name, f"asked {use.weight:.2%}, had {use.share:.2%}: {used}"))
         return Table(f"MixtureReport after {self.place:,} rows, {self.tokens:,} tokens", rows)
 
 

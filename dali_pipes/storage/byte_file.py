@@ -71,6 +71,11 @@ def file_size(path: Path) -> int | None:
     return local.file_size(path)
 
 
+def is_listed(path: Path) -> bool:
+    """Whether something is at `path`; also a link to a missing file, which cannot be opened. Blocks for a look-up."""
+    return local.is_listed(path)
+
+
 def check_unchanged(path: Path, expected: str | None, found: str | None = None) -> None:
     """Raise CorpusReadError for a file whose identity is not the `expected` one, even if its size is.
 

@@ -144,6 +144,11 @@ def file_size(path: Path) -> int | None:
         raise CorpusReadError(f"{path}: cannot be accessed: {error.strerror}") from error
 
 
+def is_listed(path: Path) -> bool:
+    """As `byte_file.is_listed`."""
+    return os.path.lexists(path)
+
+
 def _open(path: Path) -> tuple[int, int, str]:
     """A descriptor, and size and identity of the file. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -123,7 +123,9 @@ def _data_files(candidates: Sequence[Path], where: str, notes: list[str]) -> lis
     others = len(files) - len(rows)
     if rows and others:  # earlier releases left them out
         suffixes = " or ".join(DATA_SUFFIXES)
-        notes.append(f"{where}: {len(rows):,} {suffixes} files are read as tables, along with {others:,} other files")
+        notes.append(
+            f"{where}: {suffixes} files are read as tables, along with other files: {len(rows):,} and {others:,}"
+        )
     if not files:
         raise CorpusError(
             f"{where} does not contain any text file; to read subfolders, use a pattern such as 'folder/**/*.jsonl'"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import ConfigError, CorpusError, CorpusWriteError
+from dali_pipes.runtime.messages import counted
 from dali_pipes.text.encoder import Encoded, Encoder
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.notes import Notes
@@ -127,7 +128,7 @@ def check_has_tokens(manifest: Mapping[str, Any], inputs: Sequence[TextFile]) ->
         names = ", ".join(str(file.path) for file in inputs[:_MOST_NAMES])
         more = f" and {len(inputs) - _MOST_NAMES:,} more" if len(inputs) > _MOST_NAMES else ""
         raise CorpusError(
-            f"{names}{more}: the inputs do not contain any tokens: {manifest['documents']:,} documents, "
+            f"{names}{more}: the inputs do not contain any tokens: {counted(manifest['documents'], 'document')}, "
             f"{manifest['empty']:,} of them empty, {manifest['dropped']:,} dropped{_drop_reason(manifest)}"
             + "".join(f". {line}" for line in Notes.from_json(manifest.get("notes", {})).lines())
         )

@@ -7,6 +7,7 @@ after the text, and it is not stripped, truncated or padded.
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from dali_pipes.runtime.optional import optional_package
 from dali_pipes.text.lost_characters import can_lose_characters
 
 END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "<EOT>")
+
+_HUB_NAME = re.compile(r"[\w.-]*\w(/[\w.-]*\w)?(?<!\.json)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +68,23 @@ def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
 
 def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
     """The absolute path and the content of a `tokenizer.json`, or of the one in a folder. Raises ConfigError."""
-    file = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+    given = os.fspath(path)
+    if not given:
+        raise ConfigError(
+            "tokenizer: the path is empty; expected a tokenizer.json or its folder ('.' is the current one)"
+        )
+    file = Path(os.path.abspath(os.path.expanduser(given)))
     if file.is_dir():
         file /= "tokenizer.json"
     try:
         return file, file.read_bytes()
+    except FileNotFoundError as error:
+        model = given if _HUB_NAME.fullmatch(given) and not os.path.exists(given) else "MODEL"
+        raise ConfigError(
+            f"tokenizer: {file} does not exist (given as {given!r}); expected the path of a tokenizer.json or of its "
+            f"folder, not a name on the Hugging Face Hub. To get the file of a model, run `hf download {model} "
+            "tokenizer.json --local-dir .`"
+        ) from error
     except OSError as error:
         raise ConfigError(f"tokenizer: {file} cannot be read: {error.strerror or error}") from error
 

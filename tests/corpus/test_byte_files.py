@@ -1,5 +1,7 @@
 """Every format reads through `ByteFile`: files that are elsewhere than on a disk give the same corpus."""
 
+import json
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +13,7 @@ from shard_files import write_datatrove, write_litdata, write_mds
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes.corpus import Corpus, open_corpus
+from dali_pipes.corpus.discovery import find_files
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage import local
 from dali_pipes.storage.byte_file import ByteFile, Range
@@ -93,6 +96,41 @@ def test_a_file_without_a_descriptor_gives_the_same_corpus(
         MemoryFile.ranges = 0
         assert facts(open_corpus(tmp_path)) == expected
         assert MemoryFile.ranges > 0
+
+
+@pytest.mark.parametrize("kind", ["flat", "mds", "litdata"])
+def test_side_files_are_found_where_the_data_is(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks, manifests and the indexes of sets: one that was not looked for in the storage would be left out."""
+    (tmp_path / "data").mkdir()
+    WRITERS[kind](tmp_path / "data")
+    if kind == "flat":
+        (tmp_path / "data" / "a.bin.loss").write_bytes(bytes([0, 1] * (sum(map(len, DOCUMENTS)) // 2)))
+        size = (tmp_path / "data" / "a.bin").stat().st_size
+        listed_file = {"name": "a.bin", "bytes": size, "sha256": ""}
+        manifest = {"settings": {"format": "flat", "eos_id": 9}, "files": [listed_file]}
+        (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest))
+    index = tmp_path / "data" / ("a.bin" if kind == "flat" else "index.json")
+    with open_corpus(index) as corpus:
+        expected = corpus.fingerprint, corpus.eos_id, corpus.mask_digests
+    assert (kind == "flat") == (corpus.eos_id == 9) == bool(corpus.mask_digests)
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "data").rename(elsewhere)
+
+    def moved(path: Path) -> Path:
+        return elsewhere / path.relative_to(tmp_path / "data")
+
+    class MovedFile(MemoryFile):
+        def __init__(self, path: Path, retries: ReadRetries | None = None) -> None:
+            super().__init__(moved(path), retries)
+            self.path = path
+
+    size_of, listed = local.file_size, local.is_listed
+    monkeypatch.setattr(local, "LocalFile", MovedFile)
+    monkeypatch.setattr(local, "file_size", lambda path: size_of(moved(path)))
+    monkeypatch.setattr(local, "is_listed", lambda path: listed(moved(path)))
+    monkeypatch.setattr(find_files, "_mode", lambda path: stat.S_IFREG)  # what a folder lists is not asked here
+    with open_corpus(index) as corpus:
+        assert (corpus.fingerprint, corpus.eos_id, corpus.mask_digests) == expected
 
 
 def test_both_are_byte_files(tmp_path: Path) -> None:

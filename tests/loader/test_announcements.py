@@ -45,6 +45,10 @@ def load(corpus: Any, **settings: Any) -> TokenLoader:
             {"rank": 0, "world_size": 3, "context_parallel": (0, 2)},
             "epoch: 50 rows, 4 steps of 3 ranks x (4, 8 / 2); order philox24-v1",
         ),
+        (
+            {"batch_size": 1, "seq_len": 400},
+            "epoch: 1 row, 1 step of 1 rank x (1, 400); order philox24-v1",
+        ),
         ({"shuffle": False}, "epoch: 50 rows, 12 steps of 1 rank x (4, 8); order sequential-v1"),
         (
             {"split": "validation", "validation_fraction": 0.5},
@@ -233,8 +237,8 @@ def test_three_lines_of_120_columns(
     assert lines[3:] == ["  labels: 5 of 10 tokens are learned", "  a?b: not used"] * notes
     assert max(map(len, lines)) <= announce.COLUMNS
     assert all(line.isprintable() for line in lines)
-    assert lines[0].endswith(f": flat, {tokens:,} tokens, fingerprint 01234567")
-    assert f"{rows:,} rows" in lines[1]
+    assert lines[0].endswith(f": flat, {tokens:,} token{'s' * (tokens > 1)}, fingerprint 01234567")
+    assert f" {rows:,} row{'s' * (rows > 1)}, {rows:,} step{'s' * (rows > 1)} of " in lines[1]
     assert lines[1].endswith(("order philox24-v1", "..."))
     assert (masks is not None) == ("; loss masks of" in lines[1])
     if masks is None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from dali_pipes import TokenLoader, open_corpus
 from dali_pipes.text.chat import ChatEncoder, TurnsToLearn, load_template, parse_conversation
+from dali_pipes.text.chat.template import CHATML
 from dali_pipes.tools.cli import app
 
 
@@ -66,17 +67,22 @@ def test_the_samples(tmp_path: Path, tokenizer: Path, kind: str, learn: TurnsToL
 
 
 @pytest.mark.parametrize("known", [[], ["<|im_start|>"], ["<|im_end|>"], ["<|im_start|>", "<|im_end|>"]])
-def test_chatml_markers_that_are_no_tokens_are_named(tmp_path: Path, known: list[str]) -> None:
+@pytest.mark.parametrize("source", ["chatml", "a file"])
+def test_markers_of_a_template_that_are_no_tokens_are_named(tmp_path: Path, known: list[str], source: str) -> None:
     """And become ordinary text: the run goes on."""
     markers = ["<|im_start|>", "<|im_end|>"]
     words = words_tokenizer(tmp_path / "t.json", {"?": 0}, {name: 1 + at for at, name in enumerate(known)})
     path = write_records(tmp_path / "in.jsonl", samples()["messages"][:2])
-    result = tokenize(path, "--tokenizer", words, "--out", tmp_path / "out", "--chat-template", "chatml")
+    template = tmp_path / "mine.jinja"
+    template.write_text(CHATML)
+    chosen = "chatml" if source == "chatml" else str(template)
+    result = tokenize(path, "--tokenizer", words, "--out", tmp_path / "out", "--chat-template", chosen)
     assert result.exit_code == 0, result.stderr
-    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: --chat-template")]
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: the chat template")]
     assert len(warnings) == (known != markers)
     for marker in markers:
         assert all((marker in line) == (marker not in known) for line in warnings)
+    assert all(chosen in line and str(words) in line for line in warnings)
     assert "warning" not in result.stdout
 
 
@@ -114,7 +120,7 @@ def test_that_all_were_dropped_is_explained(tmp_path: Path, tokenizer: Path, lea
     arguments = ["--tokenizer", tokenizer, "--out", tmp_path / "out", "--chat-template", "chatml", "--learn", learn]
     result = tokenize(path, *arguments)
     assert result.exit_code == 2
-    assert re.search(f"1 documents, 0 .*empty, 1 dropped.* {what} ", result.stderr.splitlines()[-1])
+    assert re.search(f"1 document, 0 .*empty, 1 dropped.* {what} ", result.stderr.splitlines()[-1])
 
 
 def test_a_table_of_conversations_gives_the_same(tmp_path: Path, tokenizer: Path) -> None:

@@ -119,6 +119,21 @@ def test_chatml_has_a_name() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "markers"),
+    [
+        ("<|a|>{{ '<|b_1|>' + messages[0].content }}{% set c = '<|c|>' %}{{ c }}", {"<|a|>", "<|b_1|>", "<|c|>"}),
+        ("{% if true %}{{ '<|a|>x<|b|>' if true else messages }}{% endif %}", {"<|a|>", "<|b|>"}),
+        ("<\uff5cUser\uff5c>{{ messages[0].content }}<\uff5cmixed|>", {"<\uff5cUser\uff5c>"}),
+        ("{% for m in messages %}{% generation %}{{ m ~ '<|end|>' }}{% endgeneration %}{% endfor %}", {"<|end|>"}),
+        ("{# <|a|> #}{% if '<|b|>' in messages[0].content %}[INST]<think> <|c d|> <|> a <b|c>{% endif %}", set()),
+    ],
+)  # fmt: skip
+def test_markers_are_what_a_template_writes_between_bars(source: str, markers: set[str]) -> None:
+    assert ChatTemplate("t", {"default": source}, {}, NOW).markers == markers
+    assert load_template(None, "chatml").markers == {"<|im_start|>", "<|im_end|>"}
+
+
 def test_the_places_that_were_looked_at_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--chat-template FILE.*chatml"):
         load_template(None)

@@ -131,12 +131,42 @@ def test_the_end_of_text_is_found_where_there_is_one_alone(
 
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"gone\.json .*No such file"):
-        load_tokenizer(tmp_path / "gone.json")
     for content in (b"", b"{}", b"\xff\xfe", b'{"model": {"type": "BPE"}}'):
         (tmp_path / "bad.json").write_bytes(content)
         with pytest.raises(ConfigError, match=r"bad\.json "):
             load_tokenizer(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "file", "model"),
+    [
+        ("gpt2", "gpt2", "gpt2"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("gone.json", "gone.json", "MODEL"),
+        ("/gone/a/tokenizer.json", "/gone/a/tokenizer.json", "MODEL"),
+        ("folder", "folder/tokenizer.json", "MODEL"),
+    ],
+)
+def test_a_missing_tokenizer_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, file: str, model: str
+) -> None:
+    """Names on the Hub are what people try first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError) as refused:
+        load_tokenizer(given)
+    for text in (str(tmp_path / file), repr(given), "tokenizer.json", f"hf download {model} tokenizer.json "):
+        assert text in str(refused.value)
+
+
+def test_an_empty_tokenizer_path_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpt2: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(gpt2.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer(".").path == tmp_path / "tokenizer.json"
+    with pytest.raises(ConfigError, match="tokenizer: "):
+        load_tokenizer("")
 
 
 def test_an_eos_that_the_tokenizer_does_not_have_is_refused(gpt2: Path) -> None:

@@ -29,6 +29,7 @@ from dali_pipes.corpus.discovery.globs import list_folder, matches_of
 from dali_pipes.corpus.discovery.shard_sets import find_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
 from dali_pipes.errors import EMPTY_PATH, WEIGHTS_IN_MIXTURE, ConfigError, CorpusError, CorpusReadError
+from dali_pipes.runtime.messages import counted
 from dali_pipes.storage.retries import tried_again
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -182,14 +183,14 @@ def _data_files(candidates: Iterable[Path], where: str, setting: str, notes: lis
         sets = [folder.name for folder in folders if find_index(folder) is not None]
         if sets:
             raise CorpusError(
-                f"{where} does not contain data files, only folders of {len(sets)} sets, such as splits{some(sets)}; "
+                f"{where} does not contain data files, only folders of sets, such as splits{some(sets)}; "
                 "name one of them, or list the ones to use"
             )
         names = [folder.name for folder in folders]
         raise CorpusError(
-            f"{where} does not contain data files, only {len(side)} auxiliary files{some(side)} and {len(folders)} "
-            f"folders{some(names)}. Name files in full, or use a pattern that includes subfolders, such as "
-            "'folder/**/*.bin'."
+            f"{where} does not contain data files, only {counted(len(side), 'auxiliary file')}{some(side)} and "
+            f"{counted(len(folders), 'folder')}{some(names)}. Name files in full, or use a pattern that includes "
+            "subfolders, such as 'folder/**/*.bin'."
         )
     return files
 

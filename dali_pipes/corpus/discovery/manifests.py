@@ -5,7 +5,6 @@
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.discovery.file_names import utf8_name
 from dali_pipes.errors import ConfigError, CorpusFormatError, CorpusReadError
-from dali_pipes.storage.byte_file import open_file
+from dali_pipes.storage.byte_file import is_listed, open_file
 
 MANIFEST = "manifest.json"
 _MASK_SUFFIX, _INDEX_SUFFIX = ".loss", ".idx"
@@ -51,7 +50,7 @@ class Manifests:
                 index = file.path.with_suffix(_INDEX_SUFFIX)
                 wanted.append((index, f"to read only {file.path.name}, set format = 'flat' and dtype"))
             for path, otherwise in wanted:
-                if utf8_name(path.name) in self._beside(file).names and not os.path.lexists(path):
+                if utf8_name(path.name) in self._beside(file).names and not is_listed(path):
                     raise CorpusFormatError(
                         f"{path}: is missing, but {folder / MANIFEST} lists it. Copy it here, or recreate the data; "
                         f"{otherwise}."
@@ -79,7 +78,7 @@ class Manifests:
     def _beside(self, file: DataFile) -> Manifest:
         path = file.path.parent / MANIFEST
         if path not in self._read:
-            content = _read(path) if os.path.lexists(path) else {}
+            content = _read(path) if is_listed(path) else {}
             settings = content.get("settings")
             end_id = None
             if isinstance(settings, dict) and settings.get("format") == "flat" and type(settings.get("eos_id")) is int:

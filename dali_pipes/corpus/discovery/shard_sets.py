@@ -8,8 +8,8 @@ Hugging Face          state.json with "_data_files", dataset_dict.json with "spl
 import json
 from pathlib import Path
 
-from dali_pipes.errors import CorpusFormatError, CorpusReadError
-from dali_pipes.storage.byte_file import open_file
+from dali_pipes.errors import CorpusFormatError
+from dali_pipes.storage.byte_file import file_size, open_file
 
 _HEAD_BYTES = 1 << 16
 _MARKS = {
@@ -30,11 +30,8 @@ def kind_of_index(path: Path) -> str | None:
     Raises CorpusReadError, and CorpusFormatError for an `index.json` that is not valid JSON: it may be half written.
     """
     marks = _MARKS.get(path.name)
-    try:
-        if marks is None or not path.is_file():
-            return None
-    except OSError as error:  # a name that is too long, for example
-        raise CorpusReadError(f"{path}: cannot be accessed: {error.strerror or error}") from error
+    if marks is None or file_size(path) is None:
+        return None
     with open_file(path) as file:
         head = file.read(0, min(file.size, _HEAD_BYTES))
     kind = next((kind for mark, kind in marks.items() if mark in head), None)

@@ -3,10 +3,9 @@
 from dali_pipes.text.chat.chat_encoder import ChatEncoder, TurnsToLearn
 from dali_pipes.text.chat.conversation import Conversation, parse_conversation, template_settings
 from dali_pipes.text.chat.conversation_encoder import ConversationEncoder
-from dali_pipes.text.chat.template import CHATML_MARKERS, ChatTemplate, load_template
+from dali_pipes.text.chat.template import ChatTemplate, load_template
 
 __all__ = [
-    "CHATML_MARKERS",
     "ChatEncoder",
     "ChatTemplate",
     "Conversation",

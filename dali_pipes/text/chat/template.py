@@ -8,6 +8,7 @@ changed, `trim_blocks` and `lstrip_blocks`, `break` and `continue`, a `tojson` t
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -32,7 +33,8 @@ CHATML = """\
 {%- endif %}
 """
 """Its hash is among the settings of runs: any change would refuse to continue them."""
-CHATML_MARKERS = ("<|im_start|>", "<|im_end|>")
+_MARKER = re.compile(r"<([|\uff5c])[^<>|\uff5c\s]+\1>")
+"""`<|im_start|>` and the like, also with DeepSeek's wide bars."""
 OPEN, CLOSE = "\U000b0010", "\U000b0011"
 """Mark a `{% generation %}` block. Code points of a plane without characters, so they do not occur in text."""
 
@@ -56,7 +58,8 @@ class ChatTemplate:
     tokens: texts of `bos_token`, `eos_token` and so on, for the template. now: the time that `strftime_now` returns.
 
     variables: names that the sources read but do not set. names: every attribute, key and string in them: a key of a
-    message that is not among these is shown only if the message is shown as a whole.
+    message that is not among these is shown only if the message is shown as a whole. markers: the texts such as
+    `<|im_start|>` that they write; a vocabulary has a token for each, if it is the one of the template's model.
 
     Raises BackendError without jinja2, ConfigError for invalid Jinja source, and for a name that does not exist.
     """
@@ -84,6 +87,7 @@ class ChatTemplate:
         self._with_generation = set()
         self.variables: set[str] = set()
         self.names: set[str] = set()
+        self.markers: set[str] = set()
         for key, source in used.items():
             try:
                 tree = environment.parse(source)
@@ -92,6 +96,7 @@ class ChatTemplate:
                 raise ConfigError(f"chat template: {name}, line {error.lineno}: {error.message}") from None
             self.variables |= meta.find_undeclared_variables(tree)
             self.names |= _names_in(tree)
+            self.markers |= _markers_in(tree)
             if any(node.name == "_generated" for node in tree.find_all(nodes.ExtensionAttribute)):
                 self._with_generation.add(key)
         chosen = [dict(sources), self.tokens, *([] if selected is None else [selected])]
@@ -175,6 +180,15 @@ def _names_in(tree: Any) -> set[str]:
 
     attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
     return attributes | {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+
+
+def _markers_in(tree: Any) -> set[str]:
+    from jinja2 import nodes
+
+    written = [part for node in tree.find_all((nodes.Output, nodes.Assign)) for part in node.find_all(nodes.Expr)]
+    texts = [part.data for part in written if isinstance(part, nodes.TemplateData)]
+    texts += [part.value for part in written if isinstance(part, nodes.Const) and isinstance(part.value, str)]
+    return {match[0] for text in texts for match in _MARKER.finditer(text)}
 
 
 def _with_thoughts(message: Message) -> Message:

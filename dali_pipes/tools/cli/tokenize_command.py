@@ -20,6 +20,7 @@ import typer
 from dali_pipes import __version__
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.fields import TEMPLATE_OWN
+from dali_pipes.runtime.messages import counted
 from dali_pipes.text import (
     Encoder,
     Job,
@@ -31,7 +32,6 @@ from dali_pipes.text import (
     tokenize_files,
 )
 from dali_pipes.text.chat import (
-    CHATML_MARKERS,
     ChatTemplate,
     ConversationEncoder,
     TurnsToLearn,
@@ -46,7 +46,7 @@ from dali_pipes.text.tokenize import SHARD_TOKENS
 from dali_pipes.text.tokenizer import LoadedTokenizer, end_of_text
 from dali_pipes.tools.cli.endings import INTERRUPTED, errors_as_one_line
 from dali_pipes.tools.cli.flags import FLAG
-from dali_pipes.tools.terminal import counted, printable
+from dali_pipes.tools.terminal import printable
 
 _NEWLINE = r"in a shell, write a newline as $'\n'"
 
@@ -153,8 +153,8 @@ def tokenize(
             template = load_template(loaded.path, chat_template, name=chat_template_name)
         variables = _template_variables(chat_template_kwargs, template)
         eos, ending = _end_of_documents(eos, no_eos, loaded, template)
-        if chat and chat_template == "chatml":
-            _warn_of_text_as_markers(loaded)
+        if template is not None:
+            _warn_of_text_as_markers(loaded, template)
         notes: list[str] = []
         files = find_text_files(inputs, notes)
         for note in notes:
@@ -271,13 +271,13 @@ def _interrupts_as_one_line() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _warn_of_text_as_markers(tokenizer: LoadedTokenizer) -> None:
-    known = {token.content for token in tokenizer.library.get_added_tokens_decoder().values()}
-    missing = [marker for marker in CHATML_MARKERS if marker not in known]
+def _warn_of_text_as_markers(tokenizer: LoadedTokenizer, template: ChatTemplate) -> None:
+    missing = sorted(text for text in template.markers if tokenizer.library.token_to_id(text) is None)
     if missing:
         typer.echo(
-            f"warning: --chat-template chatml: {tokenizer.path} does not have a token for {' or '.join(missing)}, so "
-            "these markers are encoded as ordinary text, several ids each",
+            f"warning: the chat template {template.name} writes {', '.join(missing)}, but {tokenizer.path} does not "
+            f"have {'tokens' if len(missing) > 1 else 'a token'} for {'these' if len(missing) > 1 else 'this'}: "
+            "each is encoded as ordinary text, in several ids. Use the tokenizer of the template's model",
             err=True,
         )
 

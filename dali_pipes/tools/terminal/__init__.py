@@ -1,12 +1,11 @@
 """Shows reports as text or JSON. Control characters in names and texts are escaped, never sent to the terminal."""
 
 from dali_pipes.tools.terminal.batch_text import show_preview, show_row, show_step
-from dali_pipes.tools.terminal.console import counted, printable, show_json
+from dali_pipes.tools.terminal.console import printable, show_json
 from dali_pipes.tools.terminal.corpus_text import show_check, show_corpus
 from dali_pipes.tools.terminal.preset_text import show_presets
 
 __all__ = [
-    "counted",
     "printable",
     "show_check",
     "show_corpus",

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
+from dali_pipes.runtime.messages import counted
 from dali_pipes.tools.reports import (
     BatchPreview,
     PieceOrigin,
@@ -11,7 +12,7 @@ from dali_pipes.tools.reports import (
     RowOrigin,
     StepReport,
 )
-from dali_pipes.tools.terminal.console import counted, output, printable
+from dali_pipes.tools.terminal.console import output, printable
 
 _MASKED = ("⟦", "⟧")
 _MASKED_ASCII = ("[[", "]]")
@@ -20,7 +21,9 @@ _MASKED_ASCII = ("[[", "]]")
 def show_step(step: StepReport) -> None:
     """Totals, then a line for each row and for each piece of it."""
     console = output()
-    ranks = f"all {step.world_size:,} ranks" if step.rank is None else f"rank {step.rank} of {step.world_size:,}"
+    ranks = f"rank {step.rank} of {step.world_size:,}"
+    if step.rank is None:
+        ranks = "all " * (step.world_size > 1) + counted(step.world_size, "rank")
     console.print(f"step {step.step:,} of epoch {step.epoch}, {ranks}")
     if step.is_skipped:
         console.print(Text("skipped: this step is listed in skip_steps", style="bold"))

@@ -21,11 +21,6 @@ def show_json(report: dict[str, Any]) -> None:
     print(json.dumps(report, allow_nan=False))
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `1,203 rows`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def printable(text: str) -> str:
     """`text` with escapes for what is not printable: control characters, newlines, surrogates, invisible marks."""
     if text.isprintable():

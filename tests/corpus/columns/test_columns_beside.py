@@ -283,7 +283,7 @@ def test_rows_packed_before_are_said(tmp_path: Path, kind: str) -> None:
     with open_corpus(path) as corpus:
         assert [len(document) for document in documents_of(corpus)] == [2, 4, 4]
         (note,) = corpus.notes
-        assert note == "seq_lengths, position_ids: rows are already packed: 2 rows are read as 3 documents"
+        assert note == "seq_lengths, position_ids: rows are already packed: 2 rows read as 3 documents"
     assert note in check_corpus([str(path)]).notes
 
 

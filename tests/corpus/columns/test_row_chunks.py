@@ -154,7 +154,7 @@ def test_many_threads_read_at_once(tmp_path: Path, kind: str, cache_bytes: int) 
 def test_eager(tmp_path: Path, decodes: list[int], capfd: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "parquet")
     with open_corpus(path, eager=True, cache_bytes=10) as corpus:
-        assert f"eager: decoding 1 files into {2 * len(IDS)} bytes of memory" in capfd.readouterr().err
+        assert f"eager: decoding 1 file into {2 * len(IDS)} bytes of memory" in capfd.readouterr().err
         decodes.clear()
         for _ in range(3):
             assert corpus.tokens(0, len(IDS)).tolist() == IDS

@@ -181,7 +181,7 @@ def test_folder_and_glob_without_data_say_what_is_there(tmp_path: Path) -> None:
     make(tmp_path / "below", ["s_1"])
     (tmp_path / "a.json").write_text("{}")
     for entry in (tmp_path, str(tmp_path / "*")):
-        with pytest.raises(CorpusError, match=r"1 auxiliary files \(a\.json\) and 1 folders \(below\)"):
+        with pytest.raises(CorpusError, match=r"1 auxiliary file \(a\.json\) and 1 folder \(below\)"):
             find_files(entry)
 
 

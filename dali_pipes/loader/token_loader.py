@@ -85,6 +85,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     """What `on_change = "nearest"` changed when the last state was loaded; None if that state fitted."""
     _consumed: Position | tuple[StepRange, int]  # up to the last batch handed out: a place, or steps and how many
     _last_epoch: int | None  # of the last batch handed out, since a state was loaded
+    _begun: bool  # this object has begun the epoch of `_position`, and it is not complete
     _batches = _tokens = 0
     _weights_changed = False  # since the last batch: what has been read ahead is of the old order
     _wait_s = _wall_s = 0.0

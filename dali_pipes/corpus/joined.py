@@ -56,7 +56,7 @@ class JoinedCorpora:
     def in_corpora(
         self, starts: Int64Array, lengths: Int64Array, targets: Int64Array
     ) -> Iterator[tuple[int, tuple[Int64Array, Int64Array, Int64Array]]]:
-        """The pieces in each corpus by its own positions, corpus by corpus: cut where corpora end, empty ones left out."""
+        """The pieces in each corpus by its own positions: cut where corpora end, without the empty ones."""
         firsts = np.searchsorted(self.bases, starts, side="right") - 1
         counts = np.maximum(np.searchsorted(self.bases, starts + lengths, side="left") - firsts, 0)
         counts[lengths == 0] = 0

@@ -176,7 +176,8 @@ def check_caps(
 ) -> None:
     """Raise `ConfigError` if a source gives more rows than `max_epochs` allows before the epoch at `first_place` ends.
 
-    order: that of the mixture, unless another one is to be tried. Only with `on_exhausted = "error"`; the message says which passes, total or weight would fit.
+    order: that of the mixture, unless another one is to be tried. Only with `on_exhausted = "error"`; the message says
+           which passes, total or weight would fit.
     """
     if config.on_exhausted != "error":
         return
@@ -195,7 +196,7 @@ def check_caps(
         weight = [weights for first, weights in order.stages if first <= fits][-1][name]
         raise ConfigError(
             f"mixture.{name}: max_epochs = {float(cap / source.rows_of_pass()):g} ({about}{cap:,} rows) is used up "
-            f"after {fits * config.seq_len:,} of {end * config.seq_len:,} tokens, with {float(weight):.2%} of the rows. "
+            f"after {fits * config.seq_len:,} of {end * config.seq_len:,} tokens, at {float(weight):.2%} of the rows. "
             f"Set max_epochs = {math.ceil(100 * needed) / 100:g} or more, total_tokens = {fits * config.seq_len} or "
             f"less, a smaller weight (about {float(weight * cap / counts[number]):.2%} of the rows), or on_exhausted = "
             '"drop" or "stop"'

@@ -92,7 +92,7 @@ def start_text(
 
 
 def mixture_lines(corpora: Mapping[str, Corpus], mixture: MixedRows, epoch: int) -> list[str]:
-    """A line for the mixture, and one for each of its first sources: its share of the epoch's tokens, passes, and data."""
+    """A line for the mixture, and one for each of its first sources: share of the epoch's tokens, passes, and data."""
     first = mixture.first_place(epoch)
     before, after = (mixture_report(mixture, place) for place in (first, first + mixture.count(epoch)))
     tokens = after.tokens - before.tokens

@@ -1,6 +1,6 @@
 """The part of a state that says where a mixture stands, and how a run goes on from it.
 
-    "mixture": {"place": 1280000, "given": [[0, {"web": "7/10", ...}]], "stages": [...], "marks": {"web": [896000], ...}}
+    "mixture": {"place": 1280000, "given": [[0, {"web": "7/10", ...}]], "stages": [...], "marks": {"web": [896000]}}
 
 place:  rows of the whole run, over all epochs and ranks
 given:  the stages of the configuration that began before it: first place, and weights in rows
@@ -58,8 +58,8 @@ def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, row
     place, marks = entry["place"], entry["marks"]
     if rows > mixture.num_rows:
         raise StateError(
-            f"the state is {rows:,} rows into an epoch, but the mixture's total now ends it after {mixture.num_rows:,}; "
-            "set a total that is not before the saved position"
+            f"the state is {rows:,} rows into an epoch, but the total now ends it after {mixture.num_rows:,}; set a "
+            "total that is not before the saved position"
         )
     saved = _read(entry["stages"])
     former = [name for _, weights in saved for name in weights if name not in mixture.names]

@@ -35,13 +35,13 @@ from dali_pipes.loader.batches import (
 )
 from dali_pipes.loader.dataset_guards import DatasetGuards, refuse_workers
 from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
+from dali_pipes.loader.ranks_agree import refuse_differing_ranks
 from dali_pipes.loader.state import OnChange, States, order_settings
 from dali_pipes.loader.state_change import StateChange
 from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import CacheStats, LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.rows.plan_reports import reports_of
-from dali_pipes.loader.ranks_agree import refuse_differing_ranks
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit
 from dali_pipes.schedule import Position, StepRange

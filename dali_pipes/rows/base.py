@@ -78,7 +78,7 @@ class KeyedRange(NamedTuple):
 
 
 class ReadableRows(Protocol):
-    """Planned rows, of one corpus or of a mixture, as those who read their tokens see them; members as of `RowSource`."""
+    """Planned rows, of one corpus or of a mixture, for those who read their tokens; members as of `RowSource`."""
 
     row_tokens: int
     first_token: int

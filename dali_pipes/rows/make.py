@@ -29,7 +29,8 @@ class Named(NamedTuple):
 def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None) -> tuple[RowSource, str | None]:
     """The rows of a corpus, and what the user should know about its documents. Blocks where documents must be found.
 
-    source: in a mixture, which one this is. Raises `ConfigError` for settings that do not go with the corpus, and what `find_documents` raises.
+    source: in a mixture, which one this is. Raises `ConfigError` for settings that do not go with the corpus, and what
+            `find_documents` raises.
     """
     if corpus.loss_mask is not None and not config.label_shift:
         raise ConfigError(

@@ -39,10 +39,10 @@ class Usage(NamedTuple):
 
 
 class MixedRows:
-    """An `Interleave` of several sources; its rows lie in the positions of the joined corpora. Safe for several threads.
+    """An `Interleave` of several sources, whose rows lie in the positions of the joined corpora. Thread-safe.
 
-    names, sources: in the order of the configuration. The order may know more names: those of sources that earlier parts
-                    of a resumed run used, and that are not configured any more
+    names, sources: in the order of the configuration. The order may know more names: of sources that earlier parts of a
+                    resumed run used, and that are not configured any more
     bases:          (S + 1,), position of each source's first token in the joined corpora
     num_rows:       places of an epoch
     caps:           rows that each source may give in the run
@@ -154,7 +154,7 @@ class MixedRows:
         return None
 
     def places_of(self, epoch: int, position: int) -> list[int] | None:
-        """Places of an epoch whose rows read a position of the joined corpora; None where the source is repeated often."""
+        """Places of an epoch whose rows read a position of the joined corpora; None: too many to be named."""
         number = int(np.searchsorted(self.bases, position, side="right")) - 1
         source, first = self._source(number), self.first_place(epoch)
         begin, end = (int(self.order.counts_before(at)[number]) for at in (first, first + self.count(epoch)))
@@ -179,7 +179,8 @@ class MixedRows:
         """What each source reads for its rows, by targets rising."""
         if not self.in_pieces:
             return Reads(rows.starts, np.full(len(rows.starts), self.row_tokens), row_begins[:-1])
-        assert rows.pieces is not None and rows.sources is not None
+        assert rows.pieces is not None
+        assert rows.sources is not None
         parts = []
         for number, whose in _groups(rows.sources):
             if number == PADDING:

@@ -1,0 +1,401 @@
+"""Mixtures end to end: whatever ranks, batch sizes, blocks and restarts there are, the rows are those of an oracle that
+knows the interleave and each source's own order, and nothing of loaders.
+"""
+
+import json
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from profiles import examples
+
+from dali_pipes import TokenLoader
+from dali_pipes.errors import ConfigError, StateError, TokenRangeError
+from dali_pipes.schedule.mixture import MixtureOrder
+
+SEQ_LEN = 16
+SIZES = {"web": 6_000, "code": 1_500, "math": 700}
+FIRST_IDS = {"web": 0, "code": 20_000, "math": 40_000}
+DTYPES = {"web": "uint16", "code": "uint32", "math": "int32"}
+NAMES = list(SIZES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three files of ids that tell their source and place: id = first id of the source + position."""
+    folder = tmp_path_factory.mktemp("mixture")
+    for name, size in SIZES.items():
+        ids = np.arange(size) + FIRST_IDS[name]
+        if name == "math":  # documents of 7 tokens, which end with one id
+            ids[6::7] = 50_000
+        ids.astype(DTYPES[name]).tofile(folder / f"{name}.bin")
+    return folder
+
+
+def mixture(folder: Path, **weights: Any) -> dict[str, dict[str, Any]]:
+    weights = weights or {"web": 0.6, "code": 0.3, "math": 0.1}
+    return {
+        name: {"corpus": folder / f"{name}.bin", "dtype": DTYPES[name], "weight": weight}
+        for name, weight in weights.items()
+    }
+
+
+def loader(folder: Path, **settings: Any) -> TokenLoader:
+    defaults: dict[str, Any] = {
+        "mixture": mixture(folder),
+        "total_rows": 900,
+        "batch_size": 4,
+        "seq_len": SEQ_LEN,
+        "outputs": ("input_ids", "labels", "row_ids", "source_ids"),
+        "quiet": True,
+        "seed": 5,
+    }
+    return TokenLoader(**{**defaults, **settings})
+
+
+def rows_of(batches: Any) -> dict[int, tuple[int, int]]:
+    """Source and first position of each row, by its place in the epoch; the tokens and labels are checked."""
+    found = {}
+    for batch in batches:
+        for place, source, ids, labels in zip(
+            batch["row_ids"].tolist(), batch["source_ids"].tolist(), batch["input_ids"], batch["labels"], strict=True
+        ):
+            if place < 0:
+                assert source == -1
+                assert (labels == -100).all()
+                continue
+            base = FIRST_IDS[NAMES[source]]
+            known = ids[ids != 50_000]
+            assert (known >= base).all()
+            assert (known < base + SIZES[NAMES[source]]).all()
+            at = torch.nonzero(ids != 50_000)[0, 0]
+            start = int(ids[at]) - int(at)
+            expected = torch.arange(start, start + SEQ_LEN + 1)
+            assert (ids[ids != 50_000] == expected[:-1][ids != 50_000]).all()
+            kept = (labels != -100) & (labels != 50_000)
+            assert (labels[kept] == expected[1:][kept]).all()
+            assert place not in found
+            found[place] = (source, start - base)
+    return found
+
+
+def expected_rows(weights: dict[str, Any], num_rows: int, seed: int = 5, first: int = 0) -> dict[int, tuple[int, int]]:
+    """By the interleave alone, and the order of a loader over one source."""
+    order = MixtureOrder(NAMES, [(0, {name: Fraction(str(weights.get(name, 0))) for name in NAMES})], seed=seed)
+    sources, counts = order.rows(np.arange(first, first + num_rows))
+    rows = {}
+    for place, (source, count) in enumerate(zip(sources.tolist(), counts.tolist(), strict=True)):
+        rows[place] = (source, own_start(NAMES[source], count, seed))
+    return rows
+
+
+def own_start(name: str, count: int, seed: int) -> int:
+    """First position of the row number `count` of a source, from its key."""
+    import hashlib
+
+    from dali_pipes.operators import permute
+
+    windows = (SIZES[name] - 1) // SEQ_LEN
+    pass_number, place = divmod(count, windows)
+    text = f"dali_pipes order {seed} {json.dumps(name)} {pass_number}"
+    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+    return int(permute(np.array([place]), windows, key)[0]) * SEQ_LEN
+
+
+def test_rows_are_those_of_the_formula(folder: Path) -> None:
+    with loader(folder) as whole:
+        assert rows_of(whole) == expected_rows({"web": 0.6, "code": 0.3, "math": 0.1}, 900)
+
+
+def test_a_second_epoch_goes_on(folder: Path) -> None:
+    with loader(folder) as whole:
+        list(whole)
+        assert rows_of(whole) == expected_rows({"web": 0.6, "code": 0.3, "math": 0.1}, 900, first=900)
+
+
+def test_a_mixture_of_one_source_is_that_source(folder: Path) -> None:
+    with loader(folder, mixture=mixture(folder, code=1), outputs=("input_ids",)) as alone:
+        starts = [int(ids[0]) - FIRST_IDS["code"] for batch in alone for ids in batch["input_ids"]]
+    order = MixtureOrder(["code"], [(0, {"code": 1})], seed=5)
+    counts = order.rows(np.arange(900))[1].tolist()
+    assert starts == [own_start("code", count, 5) for count in counts]
+
+
+@hypothesis_settings(max_examples=examples(20))
+@given(
+    weights=st.lists(st.integers(0, 20), min_size=3, max_size=3).filter(any),
+    ranks=st.integers(1, 5),
+    batch_size=st.integers(1, 7),
+    batches_per_run=st.integers(1, 9),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 2**40),
+    documents=st.booleans(),
+)
+def test_ranks_blocks_and_threads_change_no_row(
+    folder: Path,
+    weights: list[int],
+    ranks: int,
+    batch_size: int,
+    batches_per_run: int,
+    threads: int,
+    seed: int,
+    documents: bool,
+) -> None:
+    by_name = dict(zip(NAMES, weights, strict=True))
+    found: dict[int, tuple[int, int]] = {}
+    outputs = ("input_ids", "labels", "row_ids", "source_ids", *(["attention_mask"] if documents else []))
+    for rank in range(ranks):
+        with loader(
+            folder,
+            mixture=mixture(folder, **by_name),
+            eos_id=50_000,
+            rank=rank,
+            world_size=ranks,
+            batch_size=batch_size,
+            batches_per_run=batches_per_run,
+            num_threads=threads,
+            seed=seed,
+            total_rows=150,
+            drop_last=False,
+            outputs=outputs,
+        ) as part:
+            rows = rows_of(part)
+            assert not rows.keys() & found.keys()
+            found |= rows
+    assert found == expected_rows(by_name, 150, seed)
+
+
+@hypothesis_settings(max_examples=examples(20))
+@given(
+    steps=st.integers(0, 100),
+    after=st.sampled_from([(1, 4), (2, 2), (4, 1), (2, 3), (3, 5)]),
+    modes=st.lists(st.sampled_from(["stream", "pack", "pad"]), min_size=3, max_size=3),
+)
+def test_every_resume_goes_on_exactly(folder: Path, steps: int, after: tuple[int, int], modes: list[str]) -> None:
+    sources = mixture(folder)
+    for source, mode in zip(sources.values(), modes, strict=True):
+        source |= {"rows": mode, "window_documents": 20}
+    given_settings: dict[str, Any] = {
+        "mixture": sources,
+        "eos_id": 50_000,
+        "outputs": ("input_ids", "labels", "row_ids", "source_ids"),
+        "total_rows": 500,
+    }
+    with loader(folder, **given_settings) as whole:
+        batches, state = [], whole.state_dict()
+        for number, batch in enumerate(whole):
+            batches.append(batch)
+            if number + 1 == steps:
+                state = json.loads(json.dumps(whole.state_dict()))
+    expected = {
+        place: (ids, labels, source)
+        for batch in batches
+        for place, ids, labels, source in zip(
+            batch["row_ids"].tolist(),
+            batch["input_ids"].tolist(),
+            batch["labels"].tolist(),
+            batch["source_ids"].tolist(),
+            strict=True,
+        )
+    }
+    ranks, batch_size = after
+    found = {}
+    for rank in range(ranks):
+        with loader(folder, **{**given_settings, "rank": rank, "world_size": ranks, "batch_size": batch_size}) as part:
+            part.load_state_dict(state)
+            for batch in part:
+                for place, ids, labels, source in zip(
+                    batch["row_ids"].tolist(),
+                    batch["input_ids"].tolist(),
+                    batch["labels"].tolist(),
+                    batch["source_ids"].tolist(),
+                    strict=True,
+                ):
+                    found[place] = (ids, labels, source)
+    begin = 4 * steps if steps <= 100 else 0
+    whole_steps = (500 - begin) // (ranks * batch_size) * ranks * batch_size
+    if begin == 500:  # the state is that of the next epoch
+        return
+    assert found == {place: row for place, row in expected.items() if begin <= place < begin + whole_steps}
+
+
+def test_located_rows_are_the_rows(folder: Path) -> None:
+    with loader(folder) as whole:
+        for step, batch in enumerate(whole):
+            for row in range(4):
+                place = whole.locate(step, row)
+                name = NAMES[int(batch["source_ids"][row])]
+                assert (place.source_name, place.file.name) == (name, f"{name}.bin")
+                assert place.offset == place.position
+                assert int(batch["input_ids"][row, 0]) in (place.offset + FIRST_IDS[name], 50_000)
+
+
+@pytest.mark.parametrize("change_at", [0, 1, 31, 32, 33, 100, 224])
+def test_new_weights_change_no_row_before_them(folder: Path, change_at: int) -> None:
+    old = expected_rows({"web": 0.6, "code": 0.3, "math": 0.1}, 900)
+    begins, batches, states = [], [], []
+    with loader(folder, batches_per_run=7) as live:
+        for step, batch in enumerate(live):
+            if step == change_at:
+                begins.append(live.set_weights({"web": 0.1, "code": 0.9, "math": 0}))
+            batches.append(batch)
+            states.append(json.loads(json.dumps(live.state_dict())))
+    rows, (begin,) = rows_of(batches), begins
+    assert begin == -(-4 * (change_at + 1) // 128) * 128
+    assert len(rows) == 900
+    assert all(rows[place] == old[place] for place in range(min(900, begin)))
+    later = Counter(rows[place][0] for place in range(begin, 900))
+    assert later[2] == 0
+    assert begin > 700 or later[1] > 5 * later[0]
+    for cut in (change_at, 150):  # a state from after the change has it, one from before does not
+        with loader(folder) as resumed:
+            resumed.load_state_dict(states[cut])
+            again = rows_of(resumed)
+        if cut >= change_at:
+            assert again == {place: row for place, row in rows.items() if place >= 4 * (cut + 1)}
+
+
+def test_stages_begin_at_their_tokens(folder: Path) -> None:
+    stages = [{"at": 300 * SEQ_LEN, "weights": {"web": 0, "code": 1, "math": 0}}]
+    with loader(folder, stages=stages) as staged:
+        rows = rows_of(staged)
+    old = expected_rows({"web": 0.6, "code": 0.3, "math": 0.1}, 900)
+    assert all(rows[place] == old[place] for place in range(384))
+    assert {rows[place][0] for place in range(384, 900)} == {1}
+
+
+def test_sources_come_and_go_on_resume(folder: Path) -> None:
+    before = mixture(folder, web=0.7, code=0.3)
+    with loader(folder, mixture=before) as first:
+        early = []
+        for batch in first:
+            early.append(batch)
+            if len(early) == 50:
+                break
+        state = first.state_dict()
+    with loader(folder) as other, pytest.raises(StateError, match=r"mixture\.math"):
+        other.load_state_dict(state)
+    with loader(folder, on_change="mixture") as other:
+        other.load_state_dict(state)
+        late = rows_of(other)
+        again = other.state_dict()
+    have = rows_of(early)
+    assert sorted([*have, *late]) == list(range(900))
+    for number, name in enumerate(NAMES[:2]):  # each source goes on where it was: every row once a pass
+        windows = (SIZES[name] - 1) // SEQ_LEN
+        of_source = [
+            start for rows in (have, late) for place, (source, start) in sorted(rows.items()) if source == number
+        ]
+        passes = Counter(of_source)
+        assert max(passes.values()) - min([passes[start * SEQ_LEN] for start in range(windows)]) <= 1
+    assert any(source == 2 for source, _ in late.values())
+    with loader(folder, mixture=mixture(folder, code=0.5, math=0.5), on_change="mixture") as fewer:
+        fewer.load_state_dict(again)
+        assert {source for batch in fewer for source in batch["source_ids"].tolist()} <= {0, 1}
+
+
+def test_a_changed_weight_is_not_taken_silently(folder: Path) -> None:
+    with loader(folder) as first:
+        next(iter(first))
+        state = first.state_dict()
+    changed = loader(folder, mixture=mixture(folder, web=0.5, code=0.4, math=0.1))
+    with changed, pytest.raises(StateError, match=r"mixture\.web.*0\.6.*0\.5"):
+        changed.load_state_dict(state)
+
+
+def test_caps_that_cannot_be_met_name_what_would_fit(folder: Path) -> None:
+    sources = mixture(folder)
+    sources["math"]["max_epochs"] = 1.5
+    with pytest.raises(ConfigError, match=r"mixture\.math.*max_epochs.*total_tokens = (\d+)") as refused:
+        loader(folder, mixture=sources)
+    fits = int(str(refused.value).split("total_tokens = ")[1].split()[0])
+    with loader(folder, mixture=sources, total_rows=None, total_tokens=fits) as fitting:
+        assert Counter(source for source, _ in rows_of(fitting).values())[2] <= 1.5 * ((SIZES["math"] - 1) // SEQ_LEN)
+    with loader(folder, mixture=sources, on_exhausted="drop") as dropping:
+        used = Counter(source for source, _ in rows_of(dropping).values())
+        assert used[2] <= 64 < used[0]
+        assert sum(used.values()) == 900
+    with loader(folder, mixture=sources, on_exhausted="stop") as stopping:
+        rows = rows_of(stopping)
+        assert 0 < len(rows) < 900
+        assert list(rows) == list(range(len(rows)))
+
+
+def test_without_a_total_an_epoch_ends_with_the_first_source(folder: Path) -> None:
+    with loader(folder, total_rows=None, batch_size=1) as shortest:
+        rows = rows_of(shortest)
+    used = Counter(source for source, _ in rows.values())
+    whole = {number: (SIZES[name] - 1) // SEQ_LEN for number, name in enumerate(NAMES)}
+    assert any(used[number] == whole[number] for number in whole)
+    assert all(used[number] <= whole[number] for number in whole)
+
+
+def test_damaged_states_are_refused(folder: Path) -> None:
+    with loader(folder) as first:
+        next(iter(first))
+        state = first.state_dict()
+        for change in ("place", "marks", "stages", "given"):
+            broken = json.loads(json.dumps(state))
+            broken["mixture"][change] = {"place": 77, "marks": {"web": [1]}, "stages": [], "given": 3}[change]
+            with pytest.raises(StateError):
+                first.load_state_dict(broken)
+        broken = {**state, "mixture": None}
+        with pytest.raises(StateError):
+            first.load_state_dict(broken)
+        first.load_state_dict(state)
+    with TokenLoader(folder / "web.bin", dtype="uint16", batch_size=4, seq_len=SEQ_LEN, quiet=True) as single:
+        with pytest.raises(StateError):
+            single.load_state_dict(state)
+        other = single.state_dict()
+    with loader(folder) as mixed, pytest.raises(StateError):
+        mixed.load_state_dict(other)
+
+
+def test_a_bad_id_names_its_source(folder: Path) -> None:
+    with loader(folder, vocab_size=30_000) as mixed, pytest.raises(TokenRangeError, match=r"mixture\.math.*math\.bin"):
+        list(mixed)
+
+
+def test_one_file_in_two_sources_is_refused(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "again.bin"
+    link.hardlink_to(folder / "web.bin")
+    sources = mixture(folder)
+    sources["code"] = {"corpus": link, "dtype": "uint16", "weight": 1}
+    with pytest.raises(ConfigError, match=r"'web' and 'code'"):
+        loader(folder, mixture=sources)
+
+
+def test_loss_masks_of_one_source(folder: Path, tmp_path: Path) -> None:
+    mask = (np.arange(SIZES["code"]) % 3 != 0).astype(np.uint8)
+    path = tmp_path / "code.loss"
+    mask.tofile(path)
+    sources = mixture(folder)
+    sources["code"]["loss_masks"] = [path]
+    with loader(folder, mixture=sources) as masked:
+        for batch in masked:
+            for source, ids, labels in zip(
+                batch["source_ids"].tolist(), batch["input_ids"], batch["labels"], strict=True
+            ):
+                positions = ids.numpy() + 1 - FIRST_IDS["code"]
+                learned = mask[positions].astype(bool) if NAMES[source] == "code" else np.ones(SEQ_LEN, bool)
+                assert ((labels != -100).numpy() == learned).all()
+
+
+def test_reports_and_validation(folder: Path) -> None:
+    with loader(folder, validation_fraction=0.1) as mixed:
+        report = mixed.mixture_report(step=225)
+        rows = rows_of(mixed)
+        used = Counter(source for source, _ in rows.values())
+        assert [source.rows for source in report.sources] == [used[number] for number in range(3)]
+        loaders = mixed.validation_loaders()
+        for name, one in loaders.items():
+            with one:
+                tokens = torch.cat([batch["input_ids"].reshape(-1) for batch in one])
+                assert len(tokens) == (int(SIZES[name] * 0.1) - 1) // SEQ_LEN * SEQ_LEN

@@ -113,7 +113,10 @@ class States:
         if on_change not in ("refuse", "nearest", "mixture"):
             raise ConfigError(f'on_change = {on_change!r}: expected "refuse", "nearest" or "mixture"')
         if not isinstance(state, Mapping) or "version" not in state:
-            raise StateError(f"this is not a loader state: expected a dict from state_dict(), got {short(state)}")
+            entries = state.items() if isinstance(state, Mapping) else ()
+            inside = [name for name, entry in entries if isinstance(entry, Mapping) and "version" in entry]
+            hint = f"; pass its entry {inside[0]!r}" if inside else ""
+            raise StateError(f"this is not a loader state: expected a dict from state_dict(), got {short(state)}{hint}")
         state = plain(state)
         if state["version"] != VERSION:
             raise StateError(

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import PADDING
+from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule.interleave import Interleave
 
 Int64Array = npt.NDArray[np.int64]
@@ -68,13 +69,13 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.steps(most=1) == 0:
             raise ConfigError(
-                f"{self.rows_known(0):,} rows are fewer than one step: {self.global_rows:,} rows "
-                f"({self.world_size:,} ranks "
-                f"x batch_size {self.batch_size:,}); use more data, a smaller batch_size, or drop_last = False"
+                f"{counted(self.rows_known(0), 'row')} {'is' if self.rows_known(0) == 1 else 'are'} fewer than one step: "
+                f"{counted(self.global_rows, 'row')} ({counted(self.world_size, 'rank')} x batch_size "
+                f"{self.batch_size:,}); use more data, a smaller batch_size, or drop_last = False"
             )
         if self.normalize(Position(0, 0)).epoch > 0:
             raise ConfigError(
-                f"skip_steps skips all {self.steps():,} steps of epoch 0 ({self.world_size:,} ranks x batch_size "
+                f"skip_steps skips all {counted(self.steps(), 'step')} of epoch 0 ({counted(self.world_size, 'rank')} x batch_size "
                 f"{self.batch_size:,}): {[list(steps) for steps in self.skip_steps]}; skip fewer steps"
             )
 
@@ -179,8 +180,7 @@ class Schedule:
             if self.interleave.is_uniform and not self.skipped(epoch):
                 return Position(epoch, rows)
         raise ConfigError(
-            f"epochs {position.epoch:,} to {epoch:,} do not contain a single step of {self.global_rows:,} rows to hand "
-            "out; "
+            f"epochs {position.epoch:,} to {epoch:,} do not contain a single step of {self.global_rows:,} rows to hand out; "
             "use more data, a smaller batch_size, or drop_last = False"
         )
 

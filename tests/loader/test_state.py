@@ -128,6 +128,11 @@ def test_what_is_not_a_state_is_refused(counting: Callable[..., Any], state: Any
         loader.load_state_dict(state)
 
 
+def test_a_whole_checkpoint_names_the_entry_to_pass(counting: Callable[..., Any]) -> None:
+    with load(counting(101)) as loader, pytest.raises(StateError, match="'data'"):
+        loader.load_state_dict({"model": {"w": 1}, "data": loader.state_dict()})
+
+
 def test_an_incomplete_state_names_what_is_missing(counting: Callable[..., Any]) -> None:
     with load(counting(101)) as loader:
         state = loader.state_dict()

@@ -160,7 +160,7 @@ def _until_one_ends(config: LoaderConfig, order: MixtureOrder, rows: Mapping[str
     ends = []
     for number, (name, source) in enumerate(config.mixture.items()):
         passes = Fraction(1) if source.max_epochs is None else source.max_epochs
-        end = order.place_of(number, math.floor(passes * rows[name].rows_of_pass()))
+        end = order.places_for(number, math.floor(passes * rows[name].rows_of_pass()))
         if end is not None:
             ends.append(end)
     if not ends:
@@ -182,7 +182,7 @@ def check_caps(
     if config.on_exhausted != "error":
         return
     order = mixture.order if order is None else order
-    end = first_place + mixture.num_rows
+    end = first_place + mixture.total
     counts = order.counts_before(end).tolist()
     for number, name in enumerate(mixture.names):
         cap = mixture.caps.get(name)
@@ -190,8 +190,9 @@ def check_caps(
             continue
         source = mixture.sources[number]
         about = "" if source.is_uniform else "about "
-        fits = order.place_of(number, cap)
-        assert fits is not None, "a source that exceeds its cap reaches it"
+        over = order.places_for(number, cap + 1)
+        assert over is not None, "a source that exceeds its cap reaches it"
+        fits = over - 1
         needed = Fraction(counts[number], source.rows_of_pass())
         weight = [weights for first, weights in order.stages if first <= fits][-1][name]
         raise ConfigError(

@@ -5,7 +5,7 @@
     pass, place          0,7   0,2   0,1   0,9   0,0          the source's own order (`RowSource.at`, `plan`)
     position             7168  ...                            in the corpora joined end to end (`corpus.joined`)
 
-An epoch is one `for`: `num_rows` places, whatever the ranks are, and the next one goes on where it ended.
+An epoch is one `for`: `total` places, whatever the ranks are, and the next one goes on where it ended.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class MixedRows:
     names, sources: in the order of the configuration. The order may know more names: of sources that earlier parts of a
                     resumed run used, and that are not configured any more
     bases:          (S + 1,), position of each source's first token in the joined corpora
-    num_rows:       places of an epoch
+    total:          places of an epoch
     caps:           rows that each source may give in the run
     given:          the stages of the configuration: first place, and weights in rows
     """
@@ -57,12 +57,12 @@ class MixedRows:
         sources: Sequence[RowSource],
         bases: Int64Array,
         order: MixtureOrder,
-        num_rows: int,
+        total: int,
         caps: Mapping[str, int],
         given: Sequence[tuple[int, Mapping[str, Fraction]]],
     ) -> None:
         self.names, self.sources, self.bases = tuple(names), tuple(sources), bases
-        self.order, self.num_rows, self.caps, self.given = order, num_rows, dict(caps), tuple(given)
+        self.order, self.total, self.caps, self.given = order, total, dict(caps), tuple(given)
         first = self.sources[0]
         self.seq_len = self.stride = first.seq_len
         self.row_tokens = max(source.row_tokens for source in self.sources)
@@ -75,9 +75,14 @@ class MixedRows:
         self.most_planned = min(planned, default=None)
         self._epoch, self._first = 0, 0  # an epoch and its first place: later ones follow it
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch: the total, or fewer where the order ends before, because sources are exhausted."""
+        return self.total if self.order.end is None else max(0, min(self.total, self.order.end - self._first))
+
     def first_place(self, epoch: int) -> int:
         """The place of the run at which an epoch begins."""
-        first = self._first + (epoch - self._epoch) * self.num_rows
+        first = self._first + (epoch - self._epoch) * self.total
         if first < 0:
             raise ConfigError(
                 f"epoch {epoch:,} cannot be located: the run was resumed in epoch {self._epoch:,} with another total"
@@ -89,10 +94,7 @@ class MixedRows:
         self._epoch, self._first = epoch, first_place
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
-        end = self.order.end
-        if end is None:
-            return self.num_rows
-        return min(self.num_rows, max(0, end - self.first_place(epoch)))
+        return self.num_rows
 
     def count_by_now(self, epoch: int) -> tuple[int, bool]:
         return self.count(epoch), True
@@ -118,7 +120,14 @@ class MixedRows:
         here = np.flatnonzero(is_real)
         sources = np.full(len(places), PADDING)
         starts = np.full(len(places), -1 if self.in_pieces else 0)
-        sources[here], counts = self.order.rows(places[here] + self.first_place(epoch))
+        places_of_run = places[here] + self.first_place(epoch)
+        if self.order.end is not None and len(here) and int(places_of_run.max()) >= self.order.end:
+            names = ", ".join(sorted(repr(source.name) for source in self.order.exhausted))
+            raise ConfigError(
+                f"mixture: the run has {self.order.end:,} rows, and epoch {epoch:,} needs more: {names} had all passes "
+                "of max_epochs; raise max_epochs, or end the training"
+            )
+        sources[here], counts = self.order.rows(places_of_run)
         parts: list[tuple[Int64Array, Pieces]] = []
         for number, whose in _groups(sources[here]):
             rows, base = self._source(number), int(self.bases[number])

@@ -157,6 +157,21 @@ class MixtureOrder:
         sources, counts = self.rows(places)
         return int(places[(sources == source) & (counts == count)][0])
 
+    def places_for(self, source: int, rows: int) -> int | None:
+        """The fewest places, from the first on, in which a source has `rows` rows; None if it never has so many.
+
+        They are not always its first ones: those of a stratum are permuted.
+        """
+        if rows == 0:
+            return 0
+        last = self.place_of(source, rows - 1)
+        if last is None:
+            return None
+        start = last - last % STRATUM
+        missing = rows - int(self.counts_before(start)[source])
+        sources, _ = self.rows(np.arange(start, start + STRATUM))
+        return start + int(np.flatnonzero(sources == source)[missing - 1]) + 1
+
     def with_stage(self, place: int, weights: Weights, *, keep_later: bool = False) -> MixtureOrder:
         """This order up to the next start of a stratum at or after `place`, and other weights from there on.
 

@@ -17,7 +17,7 @@ from dali_pipes import TokenLoader
 from dali_pipes.config import OUTPUT_NAMES
 from dali_pipes.errors import ConfigError
 
-ALL = tuple(name for name in OUTPUT_NAMES if name != "row_ids")
+ALL = tuple(name for name in OUTPUT_NAMES if name not in ("row_ids", "source_ids"))
 DEVICES: dict[str, dict[str, str]] = {
     "cpu": {"device": "cpu"},
     "host": {"device": "cuda", "placement": "host"},

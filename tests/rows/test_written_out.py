@@ -16,8 +16,9 @@ import torch
 from corpus_files import write_megatron
 
 from dali_pipes import TokenLoader
-from dali_pipes.config import OUTPUT_NAMES
+from dali_pipes.config import OUTPUT_NAMES as ALL_OUTPUTS
 
+OUTPUT_NAMES = tuple(name for name in ALL_OUTPUTS if name != "source_ids")  # 0 without a mixture
 X = -100
 DEVICES: dict[str, dict[str, str]] = {
     "cpu": {"device": "cpu"},

@@ -100,8 +100,9 @@ def check_as_written(block: Block) -> None:
         ended = subprocess.run(["bash", "-n", "-c", block.code], capture_output=True, text=True, check=False)
         assert ended.returncode == 0, f"{block.place}: {ended.stderr}"
     elif block.language == "toml":
-        required = {"corpus": "data/*.bin", "batch_size": 8, "seq_len": 1024}
-        LoaderConfig(**{**required, **tomllib.loads(block.code)})
+        settings = tomllib.loads(block.code)
+        required = {"batch_size": 8, "seq_len": 1024} | ({} if "mixture" in settings else {"corpus": "data/*.bin"})
+        LoaderConfig(**{**required, **settings})
     elif block.language == "json":
         json.loads(block.code)
     elif block.language == "yaml":

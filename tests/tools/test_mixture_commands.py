@@ -154,3 +154,28 @@ def test_errors_name_the_setting(config: Path, tmp_path: Path) -> None:
     assert "mixture" in one_line_error("mixture", plain)
     assert "--at 1.5" in one_line_error("mixture", config, "--at", "1.5")
     assert "--at -5" in one_line_error("mixture", config, "--at=-5")
+
+
+def test_ranks_of_a_mixture_of_streams_without_documents(config: Path) -> None:
+    """All ranks of a step together, of rows that are single windows."""
+    streams = config.with_name("streams.toml")
+    text = config.read_text().replace(f"eos_id = {END}\n", "").replace('rows = "pack"\n', "")
+    streams.write_text(text.replace(f"total_tokens = {TOTAL}", f"total_tokens = {TOTAL - 2 * SEQ_LEN}"))
+    steps = -(-(TOTAL // SEQ_LEN - 2) // (3 * BATCH))
+    ranks = []
+    for rank in range(3):
+        settings: dict[str, Any] = {"device": "cpu", "rank": rank, "world_size": 3, "outputs": ["input_ids", "row_ids"]}
+        with TokenLoader(LoaderConfig.from_file(streams, **settings)) as loader:
+            ranks.append([batch["input_ids"].tolist() for batch in loader])
+    assert {len(batches) for batches in ranks} == {steps}
+    for step in (0, steps - 1):
+        report = run_json("explain", streams, "--step", step, "--world-size", 3)
+        assert report["documents"] is None
+        for row in report["rows"]:
+            ids = ranks[row["rank"]][step][row["row"]]
+            if row["is_padding"]:
+                assert (row["source"], row["source_name"], row["pieces"]) == (None, None, [])
+                continue
+            assert [token for piece in row["pieces"] for token in ids_of(piece, row["source_name"], config)] == ids
+    assert report["padding_rows"]
+    assert "source" in run_well("preview", streams, "--world-size", 3, "--rank", 1)

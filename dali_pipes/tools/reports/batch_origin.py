@@ -180,8 +180,8 @@ class RowCutters:
         self._seq_len, self._is_mixture = config.seq_len, built.mixture is not None
 
     def origin(self, plan: Plan, number: int, row: int) -> RowOrigin:
-        """Where row `number` of a plan comes from, which is row `row` of its batch."""
-        if plan.row_ids[number] == PADDING:
+        """Where row `number` of a plan comes from, which is row `row` of its batch. Rows after the plan's are padding."""
+        if number >= len(plan.row_ids) or plan.row_ids[number] == PADDING:
             return RowOrigin(row, PADDING, (), source=None if self._is_mixture else 0)
         source = 0 if plan.rows.sources is None else int(plan.rows.sources[number])
         pieces = tuple(self._cutters[source].row(plan, number, self._seq_len, self.bases[source]))

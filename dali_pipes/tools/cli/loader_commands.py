@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from dali_pipes.config import LoaderConfig
+from dali_pipes.config.amounts import parse_count
 from dali_pipes.config.settings_files import Source, presets
+from dali_pipes.errors import ConfigError
 from dali_pipes.tools import reports, terminal
 from dali_pipes.tools.cli.endings import errors_as_one_line
 from dali_pipes.tools.cli.flags import Json
@@ -93,6 +95,40 @@ def explain(
             terminal.show_json(report.as_dict())
         else:
             terminal.show_step(report)
+
+
+def mixture(
+    given: Given,
+    at: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Tokens of the run, such as 250B; by default, an epoch.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a figure of shares and passes over the run, such as mixture.png.")
+    ] = None,
+    world_size: WorldSize = None,
+    batch_size: BatchSize = None,
+    seq_len: SeqLen = None,
+    assignments: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a run uses of each source of a mixture: share, tokens, passes, rows left, and stages. No GPU."""
+    with errors_as_one_line():
+        rank = None if world_size is None else 0  # the report covers all ranks
+        options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
+        checked = of_one_rank(settings_given(given, assignments, options, "mixture"))
+        try:
+            tokens = None if at is None else int(parse_count(at))
+            if tokens is not None and tokens < 0:
+                raise ValueError("expected 0 or more tokens")
+        except ValueError as error:
+            raise ConfigError(f"--at {at}: {error}") from None
+        plan = reports.plan_mixture(checked, tokens, with_course=plot is not None)
+        if plot is not None:
+            reports.plot_mixture(plan, plot)
+        if as_json:
+            terminal.show_json(plan.as_dict())
+        else:
+            terminal.show_mixture(plan)
 
 
 def preview(

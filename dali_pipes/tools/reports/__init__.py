@@ -4,6 +4,7 @@ from dali_pipes.tools.reports.batch_origin import BatchOrigin, PieceOrigin, RowO
 from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
 from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus
 from dali_pipes.tools.reports.document_lengths import LengthReport
+from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plot_mixture
 from dali_pipes.tools.reports.preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
 from dali_pipes.tools.reports.problem import Problem
 from dali_pipes.tools.reports.step_report import StepReport, explain_step
@@ -15,6 +16,7 @@ __all__ = [
     "CheckReport",
     "CorpusReport",
     "LengthReport",
+    "MixturePlan",
     "PieceOrigin",
     "PreviewPiece",
     "PreviewRow",
@@ -27,5 +29,7 @@ __all__ = [
     "inspect_corpus",
     "locate_batch",
     "one_row",
+    "plan_mixture",
+    "plot_mixture",
     "preview_batch",
 ]

@@ -6,7 +6,7 @@ pieces         columns 0 to 4: a.bin, token 4091, document 7 from its token 120 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -39,7 +39,7 @@ class PieceOrigin:
     offset: int
     """Of the first token, in tokens from the start of the file's data."""
     position: int
-    """Of the first token, in the corpus as one stream."""
+    """Of the first token, in the corpus of its source as one stream."""
     document: int | None = None
     document_offset: int | None = None
     """Of the first token, in its document."""
@@ -58,6 +58,10 @@ class RowOrigin:
     row_id: int
     """Place in the epoch's order; -1 for a padding row."""
     pieces: tuple[PieceOrigin, ...]
+    source: int | None = 0
+    """Number of the source, in the order of `mixture`; 0 for the only one, None for a padding row."""
+    source_name: str | None = None
+    """None without a mixture."""
 
     @property
     def is_padding(self) -> bool:
@@ -73,7 +77,8 @@ class RowOrigin:
             "is_padding": self.is_padding,
             "file": None if first is None else str(first.file),
             "offset": None if first is None else first.offset,
-            "source": 0,
+            "source": self.source,
+            "source_name": self.source_name,
             "position": None if first is None else first.position,
             "pieces": [piece.as_dict() for piece in self.pieces],
         }
@@ -113,17 +118,18 @@ def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | 
 def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int, base: int) -> BatchOrigin:
     """As `locate_batch`, of what has been built for `config`, with steps counted from row `base`."""
     plan = plan_step(built.schedule, epoch, step, base)
-    cutter = RowCutter(built.corpus, known_offsets(built, config))
-    rows = tuple(
-        RowOrigin(row, int(row_id), tuple(cutter.row(plan, row, config.seq_len)))
-        for row, row_id in enumerate(plan.row_ids)
-    )
+    cutters = RowCutters(built, config)
+    rows = tuple(cutters.origin(plan, row, row) for row in range(len(plan.row_ids)))
     return BatchOrigin(epoch, step, built.schedule.rank, built.schedule.world_size, config.seq_len, rows)
 
 
-def known_offsets(built: BuiltSource, config: LoaderConfig) -> Int64Array | None:
+def source_configs(built: BuiltSource, config: LoaderConfig) -> Mapping[str, LoaderConfig]:
+    """The configuration of each source by name, in the order of the built corpora."""
+    return {"": config} if built.mixture is None else config.sources
+
+
+def known_offsets(corpus: Corpus, config: LoaderConfig) -> Int64Array | None:
     """Where documents begin, and the end, (D + 1,): from the format, or found where the configuration needs them."""
-    corpus = built.corpus
     if corpus.document_offsets is None and config.uses_documents:
         return find_documents(
             corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files
@@ -158,6 +164,30 @@ def one_row(origin: BatchOrigin, row: int) -> RowOrigin:
     return origin.rows[row]
 
 
+class RowCutters:
+    """The origins of the rows of plans: each row is cut in the corpus of its own source.
+
+    offsets: where documents begin in each source's corpus; None where they are not known
+    """
+
+    def __init__(self, built: BuiltSource, config: LoaderConfig) -> None:
+        configs = source_configs(built, config)
+        self.names = list(configs)
+        self.corpora = [built.corpora[name] for name in self.names]
+        self.bases = [0] if built.mixture is None else built.mixture.bases.tolist()
+        self.offsets = [known_offsets(built.corpora[name], own) for name, own in configs.items()]
+        self._cutters = list(map(RowCutter, self.corpora, self.offsets))
+        self._seq_len, self._is_mixture = config.seq_len, built.mixture is not None
+
+    def origin(self, plan: Plan, number: int, row: int) -> RowOrigin:
+        """Where row `number` of a plan comes from, which is row `row` of its batch. Rows after the plan's are padding."""
+        if number >= len(plan.row_ids) or plan.row_ids[number] == PADDING:
+            return RowOrigin(row, PADDING, (), source=None if self._is_mixture else 0)
+        source = 0 if plan.rows.sources is None else int(plan.rows.sources[number])
+        pieces = tuple(self._cutters[source].row(plan, number, self._seq_len, self.bases[source]))
+        return RowOrigin(row, int(plan.row_ids[number]), pieces, source, self.names[source] or None)
+
+
 class RowCutter:
     """Cuts a row into pieces at the ends of documents and files."""
 
@@ -165,17 +195,15 @@ class RowCutter:
         self._corpus, self._offsets = corpus, offsets
         self._extents, _ = corpus.extents
 
-    def row(self, plan: Plan, row: int, seq_len: int) -> Iterator[PieceOrigin]:
-        """The pieces of one row of a plan."""
-        if plan.row_ids[row] == PADDING:
-            return
+    def row(self, plan: Plan, row: int, seq_len: int, base: int) -> Iterator[PieceOrigin]:
+        """The pieces of one row of a plan, in which the first token of this corpus is at position `base`."""
         spans = [(int(plan.starts[row]), seq_len)]
         if plan.pieces is not None:
             part = slice(*plan.pieces.row_offsets[row : row + 2].tolist())
             spans = list(zip(plan.pieces.starts[part].tolist(), plan.pieces.lengths[part].tolist(), strict=True))
         column = 0
         for start, length in spans:
-            for piece in self._in_documents(start, length):
+            for piece in self._in_documents(start - base, length):
                 yield replace(piece, column=column + piece.column)
             column += length
 

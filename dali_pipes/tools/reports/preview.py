@@ -6,7 +6,7 @@ With `context_parallel` each rank gets a share of every row; here a row of eight
     columns             9 2     | 4 4          columns 0 to 1 are positions 0 to 1, and 2 to 3 are 6 to 7
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -28,6 +28,7 @@ from dali_pipes.tools.reports.batch_origin import (
     batch_origin,
     built_on_cpu,
     counted_from,
+    source_configs,
 )
 from dali_pipes.tools.reports.token_text import TokenText
 
@@ -146,12 +147,19 @@ def preview_batch(
         ranges: Ranges = ((0, width),)
         if config.context_parallel is not None:
             ranges = shared_ranges(width, *config.context_parallel, config.context_split)
-        if config.document_start_id is None:  # else the user's start id separates documents
-            config = config.replace(eos_id=built.corpus.eos_id)
-        writer = _RowWriter(config, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer)
+        configs = source_configs(built, config)
+        # The user's start id separates documents, if there is one.
+        delimiters = [
+            (own.eos_id if own.document_start_id is not None else built.corpora[name].eos_id, own.document_start_id)
+            for name, own in configs.items()
+        ]
+        row_mode = ", ".join(dict.fromkeys(own.rows for own in configs.values()))
+        writer = _RowWriter(
+            delimiters, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer
+        )
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
         how = config.context_parallel, config.context_split
-        return BatchPreview(batch, config.rows, shown, tokens, built.warning, width, *how, ranges)
+        return BatchPreview(batch, row_mode, shown, tokens, built.warning, width, *how, ranges)
 
 
 def _outputs_shown(config: LoaderConfig) -> tuple[str, ...]:
@@ -177,18 +185,38 @@ def _part(piece: PieceOrigin, begin: int, end: int, column: int) -> PieceOrigin:
     return replace(piece, column=column, length=end - begin, offset=offset, position=position, document_offset=inside)
 
 
+def _at_delimiters(
+    piece: PieceOrigin, ids: Int64Array, end_id: int | None, start_id: int | None
+) -> Iterator[PieceOrigin]:
+    """The piece of a row of ids, cut at delimiter ids if its document is not known."""
+    own = ids[piece.column : piece.column + piece.length]
+    cuts: list[int] = []
+    if piece.document is None and end_id is not None:
+        cuts = (np.flatnonzero(own == end_id) + 1).tolist()
+    elif piece.document is None and start_id is not None:
+        cuts = np.flatnonzero(own == start_id).tolist()
+    begin = 0
+    for end in [*cuts, piece.length]:
+        if end > begin:
+            yield _part(piece, begin, end, piece.column + begin)
+            begin = end
+
+
 class _RowWriter:
-    """Describes rows of a batch, whose outputs are in `arrays`, for whole rows."""
+    """Describes rows of a batch, whose outputs are in `arrays`, for whole rows.
+
+    delimiters: of each source, the ids that end and that start a document
+    """
 
     def __init__(
         self,
-        config: LoaderConfig,
+        delimiters: Sequence[tuple[int | None, int | None]],
         arrays: dict[str, Int64Array],
         ranges: Ranges,
         tokens: int,
         tokenizer: TokenText | None,
     ) -> None:
-        self._config, self._ranges, self._tokens, self._tokenizer = config, ranges, tokens, tokenizer
+        self._delimiters, self._ranges, self._tokens, self._tokenizer = delimiters, ranges, tokens, tokenizer
         self._arrays = {
             name: np.concatenate([array[:, first:end] for first, end in ranges], 1) for name, array in arrays.items()
         }
@@ -200,7 +228,8 @@ class _RowWriter:
         shared = sorted(
             (part for piece in origin.pieces for part in _in_share(piece, self._ranges)), key=lambda part: part.column
         )
-        pieces = [part for piece in shared for part in self._at_delimiters(piece, arrays["input_ids"])]
+        ids, delimiters = arrays["input_ids"], self._delimiters[origin.source or 0]
+        pieces = [part for piece in shared for part in _at_delimiters(piece, ids, *delimiters)]
         return PreviewRow(
             replace(origin, pieces=tuple(shared)),
             tuple(self._piece(piece, arrays, is_masked) for piece in pieces),
@@ -208,21 +237,6 @@ class _RowWriter:
             len(labels) - sum(piece.length for piece in pieces),
             int(np.count_nonzero(is_masked)),
         )
-
-    def _at_delimiters(self, piece: PieceOrigin, ids: Int64Array) -> Iterator[PieceOrigin]:
-        """The piece, cut at delimiter ids if its document is not known."""
-        end_id, start_id = self._config.eos_id, self._config.document_start_id
-        own = ids[piece.column : piece.column + piece.length]
-        cuts: list[int] = []
-        if piece.document is None and end_id is not None:
-            cuts = (np.flatnonzero(own == end_id) + 1).tolist()
-        elif piece.document is None and start_id is not None:
-            cuts = np.flatnonzero(own == start_id).tolist()
-        begin = 0
-        for end in [*cuts, piece.length]:
-            if end > begin:
-                yield _part(piece, begin, end, piece.column + begin)
-                begin = end
 
     def _piece(
         self, origin: PieceOrigin, arrays: dict[str, Int64Array], is_masked: npt.NDArray[np.bool_]

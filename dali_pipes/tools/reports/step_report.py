@@ -17,7 +17,7 @@ from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.engine.build import BuiltSource
 from dali_pipes.schedule import PADDING
 from dali_pipes.schedule.plans import Plan, plan_step
-from dali_pipes.tools.reports.batch_origin import RowCutter, RowOrigin, built_on_cpu, counted_from, known_offsets
+from dali_pipes.tools.reports.batch_origin import RowCutters, RowOrigin, built_on_cpu, counted_from
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -45,7 +45,7 @@ class StepReport:
     row_ids: tuple[int, int]
     """First and last, as places in the epoch's order; one rank of several gets only some of those in between."""
     documents: int | None
-    """Documents with a token in the step; None if documents are not known."""
+    """Documents with a token in the step; None if those of a source in it are not known."""
     num_files: int
     files: tuple[Path, ...]
     """The first files with a token in the step."""
@@ -84,24 +84,20 @@ def explain_step(
 def _step_report(
     built: BuiltSource, config: LoaderConfig, step: int, epoch: int, all_ranks: bool, most: int, state: Path | None
 ) -> StepReport:
-    own, corpus = built.schedule, built.corpus
+    own = built.schedule
     base = counted_from(state, config, built, epoch)
     schedule = replace(own, rank=0, world_size=1, batch_size=own.global_rows) if all_ranks else own
     plan = plan_step(schedule, epoch, step, base)
     real = plan.row_ids[plan.row_ids != PADDING]
     rows = -(-len(real) // own.world_size) * own.world_size if all_ranks else len(plan.row_ids)
-    offsets = known_offsets(built, config)
+    cutters = RowCutters(built, config)
     starts, lengths = _spans(plan, config.seq_len)
-    extents, file_numbers = corpus.extents
-    files = np.unique(file_numbers[_met(extents, starts, lengths)])
+    files, documents = _files_and_documents(cutters, starts, lengths)
     width = config.seq_len if plan.widths is None else int(plan.widths[0])
-    cutter = RowCutter(corpus, offsets)
     shown = []
     for number in range(min(rows, most)):
         rank, row = (number % own.world_size, number // own.world_size) if all_ranks else (own.rank, number)
-        is_real = number < len(real)
-        pieces = tuple(cutter.row(plan, number, config.seq_len)) if is_real else ()
-        shown.append((rank, RowOrigin(row, int(real[number]) if is_real else PADDING, pieces)))
+        shown.append((rank, cutters.origin(plan, number, row)))
     tokens = int(lengths.sum())
     left_out = in_steps(config.skip_steps, own.global_rows, config.seq_len, start=(epoch, base))
     return StepReport(
@@ -116,9 +112,9 @@ def _step_report(
         tokens=tokens,
         padding=rows * width - tokens,
         row_ids=(int(real[0]), int(real[-1])) if len(real) else (PADDING, PADDING),
-        documents=None if offsets is None else len(_met(offsets, starts, lengths)),
+        documents=documents,
         num_files=len(files),
-        files=tuple(corpus.files[number] for number in files[:most].tolist()),
+        files=tuple(files[:most]),
         rows=tuple(shown),
     )
 
@@ -129,6 +125,25 @@ def _spans(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:
         return plan.pieces.starts, plan.pieces.lengths
     starts = plan.starts[plan.row_ids != PADDING]
     return starts, np.full(len(starts), seq_len)
+
+
+def _files_and_documents(cutters: RowCutters, starts: Int64Array, lengths: Int64Array) -> tuple[list[Path], int | None]:
+    """The files with a token in a span, source by source, and the number of documents; None if some are not known."""
+    files: list[Path] = []
+    documents: int | None = 0
+    whose = np.searchsorted(cutters.bases[: len(cutters.corpora)], starts, side="right") - 1
+    for number, corpus in enumerate(cutters.corpora):
+        own_starts, own_lengths = starts[whose == number] - cutters.bases[number], lengths[whose == number]
+        if not len(own_starts):
+            continue
+        extents, file_numbers = corpus.extents
+        files += [corpus.files[file] for file in np.unique(file_numbers[_met(extents, own_starts, own_lengths)])]
+        offsets = cutters.offsets[number]
+        if offsets is None or documents is None:
+            documents = None
+        else:
+            documents += len(_met(offsets, own_starts, own_lengths))
+    return files, documents
 
 
 def _met(bounds: Int64Array, starts: Int64Array, lengths: Int64Array) -> Int64Array:

@@ -3,6 +3,7 @@
 from dali_pipes.tools.terminal.batch_text import show_preview, show_row, show_step
 from dali_pipes.tools.terminal.console import printable, show_json
 from dali_pipes.tools.terminal.corpus_text import show_check, show_corpus
+from dali_pipes.tools.terminal.mixture_text import show_mixture
 from dali_pipes.tools.terminal.preset_text import show_presets
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "show_check",
     "show_corpus",
     "show_json",
+    "show_mixture",
     "show_presets",
     "show_preview",
     "show_row",

@@ -40,7 +40,9 @@ def show_step(step: StepReport) -> None:
         console.print(Text(f"{name:<9} {value}"), soft_wrap=True)
     for rank, row in step.rows:
         remark = ": padding row, all labels ignored" if row.is_padding else ""
-        console.print(Text(f"rank {rank}, row {row.row}, row id {row.row_id:,}{remark}", style="bold"))
+        source = "" if row.source_name is None else f", {_source(row)}"
+        about = f"rank {rank}, row {row.row}, row id {row.row_id:,}{source}{remark}"
+        console.print(Text(about, style="bold"))
         for piece in row.pieces:
             console.print(Text(f"-- {_piece(piece)}"), soft_wrap=True)
     if step.rows_left_out:
@@ -53,7 +55,7 @@ def show_row(row: RowOrigin) -> None:
     facts = {
         "file": str(first.file),
         "offset": f"{first.offset:,}",
-        "source": "0",
+        "source": _source(row).removeprefix("source "),
         "position": f"{first.position:,}",
         "row_id": f"{row.row_id:,}",
     }
@@ -86,7 +88,10 @@ def show_preview(preview: BatchPreview) -> None:
 
 def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
     console.print()
-    about = f"row {row.origin.row}, row id {row.origin.row_id:,}: {row.masked} of {preview.columns} labels ignored"
+    source = "" if row.origin.source_name is None else f", {_source(row.origin)}"
+    about = (
+        f"row {row.origin.row}, row id {row.origin.row_id:,}{source}: {row.masked} of {preview.columns} labels ignored"
+    )
     console.print(Text(about, style="bold"))
     for piece in row.pieces:
         about = _piece(piece.origin)
@@ -137,6 +142,10 @@ def _piece(piece: PieceOrigin) -> str:
     columns = f"columns {piece.column} to {piece.column + piece.length - 1}"
     document = "" if piece.document is None else f"document {_document(piece)}, "
     return f"{columns}: {document}{printable(str(piece.file))} token {piece.offset:,}"
+
+
+def _source(row: RowOrigin) -> str:
+    return str(row.source) if row.source_name is None else f"source {row.source}, {printable(row.source_name)}"
 
 
 def _document(piece: PieceOrigin) -> str:

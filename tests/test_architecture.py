@@ -43,7 +43,7 @@ ROOMS = {
     "adapters": "torch transformers",
     "huggingface": "",
     "attention": "",
-    "tools": "numpy rich typer",
+    "tools": "matplotlib numpy rich typer",
     "__main__": "",
     "__init__": "",
 }

@@ -279,7 +279,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         return loader_table(self.config, self._built, stats, self._position, was_left=left, is_closed=closed)
 
     def set_weights(self, weights: Mapping[str, Any]) -> int:
-        """Change the weights of a mixture, from the next 128 rows on that the trainer has not had; the row it begins at.
+        """Change the weights of a mixture from the next 128 rows on. Returns the row at which they begin.
 
         weights: for every source its new share of the tokens, as in `mixture`; 0 pauses a source, which later goes on
                  where it stopped. They hold until the next of `stages`, if there is one. A running `for` goes on: what

@@ -67,8 +67,8 @@ def range_error(
     _, name, _ = source.origin(position)
     whose = "" if name is None else f"mixture.{name}: "
     return TokenRangeError(
-        f"{whose}{place.file}: token {place.offset:,} (corpus position {position:,}) is {token}, expected {expected}; it "
-        f"is in step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} of epoch {plan.steps.epoch}"
+        f"{whose}{place.file}: token {place.offset:,} (corpus position {position:,}) is {token}, expected {expected}; "
+        f"it is in step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} of epoch {plan.steps.epoch}"
         f"{' and in others' if others is None else ''}. Check vocab_size, which must include added tokens, and the "
         f"file's dtype, which was read as {source.dtype}"
     )

@@ -45,7 +45,7 @@ def test_hand_written(tmp_path: Path) -> None:
     ) as loader:
         places = [loader.locate(step, row) for step, row in ((0, 0), (0, 1), (1, 0))]
         a, b = tmp_path / "a.bin", tmp_path / "b.bin"
-        assert places == [(a, 0, 0, 0, 0), (a, 3, 0, 3, 1), (b, 2, 0, 6, 2)]
+        assert places == [(a, 0, 0, 0, 0, None), (a, 3, 0, 3, 1, None), (b, 2, 0, 6, 2, None)]
         with pytest.raises(ConfigError, match="row 1"):
             loader.locate(1, 1)
         with pytest.raises(ConfigError, match="step 2"):

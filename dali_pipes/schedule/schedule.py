@@ -69,14 +69,14 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.steps(most=1) == 0:
             raise ConfigError(
-                f"{counted(self.rows_known(0), 'row')} {'is' if self.rows_known(0) == 1 else 'are'} fewer than one step: "
-                f"{counted(self.global_rows, 'row')} ({counted(self.world_size, 'rank')} x batch_size "
+                f"{counted(self.rows_known(0), 'row')} {'is' if self.rows_known(0) == 1 else 'are'} fewer than one "
+                f"step: {counted(self.global_rows, 'row')} ({counted(self.world_size, 'rank')} x batch_size "
                 f"{self.batch_size:,}); use more data, a smaller batch_size, or drop_last = False"
             )
         if self.normalize(Position(0, 0)).epoch > 0:
             raise ConfigError(
-                f"skip_steps skips all {counted(self.steps(), 'step')} of epoch 0 ({counted(self.world_size, 'rank')} x batch_size "
-                f"{self.batch_size:,}): {[list(steps) for steps in self.skip_steps]}; skip fewer steps"
+                f"skip_steps skips all {counted(self.steps(), 'step')} of epoch 0 ({counted(self.world_size, 'rank')} x "
+                f"batch_size {self.batch_size:,}): {[list(steps) for steps in self.skip_steps]}; skip fewer steps"
             )
 
     def rows_known(self, epoch: int, at_least: int | None = None) -> int:
@@ -180,8 +180,8 @@ class Schedule:
             if self.interleave.is_uniform and not self.skipped(epoch):
                 return Position(epoch, rows)
         raise ConfigError(
-            f"epochs {position.epoch:,} to {epoch:,} do not contain a single step of {self.global_rows:,} rows to hand out; "
-            "use more data, a smaller batch_size, or drop_last = False"
+            f"epochs {position.epoch:,} to {epoch:,} do not contain a single step of {self.global_rows:,} rows to hand "
+            "out; use more data, a smaller batch_size, or drop_last = False"
         )
 
     def after(self, steps: StepRange, count: int) -> Position:

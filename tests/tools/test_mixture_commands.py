@@ -179,3 +179,10 @@ def test_ranks_of_a_mixture_of_streams_without_documents(config: Path) -> None:
             assert [token for piece in row["pieces"] for token in ids_of(piece, row["source_name"], config)] == ids
     assert report["padding_rows"]
     assert "source" in run_well("preview", streams, "--world-size", 3, "--rank", 1)
+
+
+@pytest.mark.parametrize("command", ["inspect", "check"])
+def test_commands_on_data_refuse_a_configuration(config: Path, command: str) -> None:
+    error = one_line_error(command, config)
+    assert str(config) in error
+    assert "mixture" in error

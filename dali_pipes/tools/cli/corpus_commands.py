@@ -1,11 +1,15 @@
 """The commands that look at a corpus: `inspect` at its headers and a sample of its ids, `check` at all of it."""
 
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dali_pipes.config.settings_files import CONFIG_SUFFIXES
 from dali_pipes.corpus import FORMATS, open_corpus
+from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.progress import progress_bar
 from dali_pipes.tools import reports, terminal
 from dali_pipes.tools.cli.endings import PROBLEMS_FOUND, errors_as_one_line
@@ -40,7 +44,12 @@ def inspect(
     with (
         errors_as_one_line(),
         open_corpus(
-            paths, format=format, dtype=dtype, eos_id=eos, token_column=token_column, vocab_size=vocab_size
+            _data(paths, "inspect"),
+            format=format,
+            dtype=dtype,
+            eos_id=eos,
+            token_column=token_column,
+            vocab_size=vocab_size,
         ) as corpus,
     ):
         width = corpus.dtype.itemsize
@@ -67,7 +76,7 @@ def check(
     """Read a whole corpus and list its problems: ids out of range, damaged indexes, wrong documents, bad checksums."""
     with errors_as_one_line():
         report = reports.check_corpus(
-            paths,
+            _data(paths, "check"),
             format=format,
             dtype=dtype,
             eos_id=eos,
@@ -82,3 +91,14 @@ def check(
             terminal.show_check(report)
     if not report.is_clean:
         raise typer.Exit(PROBLEMS_FOUND)
+
+
+def _data(paths: Sequence[str], command: str) -> Sequence[str]:
+    """The paths. Raises `ConfigError` if one names a configuration, which would be read as ids."""
+    for path in paths:
+        if Path(path).suffix in CONFIG_SUFFIXES and Path(path).suffix != ".json":  # .json: an index of shards, too
+            raise ConfigError(
+                f"{path}: this is a configuration, and {command} takes data; pass the paths of its corpus, or those of "
+                "each source of its mixture in a command of its own"
+            )
+    return paths

@@ -69,8 +69,12 @@ class RowOrigin:
         return self.row_id == PADDING
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able. `file`, `offset` and `position` are those of the first token, None for a padding row."""
+        """JSON-able. `file`, `offset` and `position` are those of the first token, None for a padding row.
+
+        `source_name` only with a mixture.
+        """
         first = self.pieces[0] if self.pieces else None
+        is_mixture = self.source_name is not None or self.source is None
         return {
             "row": self.row,
             "row_id": self.row_id,
@@ -78,7 +82,7 @@ class RowOrigin:
             "file": None if first is None else str(first.file),
             "offset": None if first is None else first.offset,
             "source": self.source,
-            "source_name": self.source_name,
+            **({"source_name": self.source_name} if is_mixture else {}),
             "position": None if first is None else first.position,
             "pieces": [piece.as_dict() for piece in self.pieces],
         }
@@ -180,7 +184,7 @@ class RowCutters:
         self._seq_len, self._is_mixture = config.seq_len, built.mixture is not None
 
     def origin(self, plan: Plan, number: int, row: int) -> RowOrigin:
-        """Where row `number` of a plan comes from, which is row `row` of its batch. Rows after the plan's are padding."""
+        """Where row `number` of a plan comes from, row `row` of its batch. Rows after the plan's are padding."""
         if number >= len(plan.row_ids) or plan.row_ids[number] == PADDING:
             return RowOrigin(row, PADDING, (), source=None if self._is_mixture else 0)
         source = 0 if plan.rows.sources is None else int(plan.rows.sources[number])

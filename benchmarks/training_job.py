@@ -63,7 +63,7 @@ class Job:
     def to_dict(self) -> dict[str, Any]:
         """Plain values. Corpus paths are made absolute, so that a resume works from any folder."""
         loader = self.loader.model_dump(mode="json")
-        loader["corpus"] = [os.path.abspath(path) for path in self.loader.corpus]
+        loader["corpus"] = [os.path.abspath(path) for path in self.loader.corpus or ()]
         return {"model": str(self.model), "plan": asdict(self.plan), "loader": loader}
 
     def shape(self) -> ModelShape:

@@ -422,6 +422,7 @@ def test_what_may_come_first(tmp_path: Path, kind: str) -> None:
     if kind == "keywords alone":
         settings["corpus"] = paths
     expected = LoaderConfig(corpus=paths[:1] if kind in ("text", "Path") else paths, **SHAPE)
+    assert expected.corpus is not None
     assert LoaderConfig.of(first, settings) == expected
     with TokenLoader(*[] if first is None else [first], **settings, quiet=True) as loader:
         assert loader.config == expected.replace(quiet=True, rank=0, world_size=1)

@@ -179,14 +179,14 @@ def check_caps(
     order: that of the mixture, unless another one is to be tried. Only with `on_exhausted = "error"`; the message says
            which passes, total or weight would fit.
     """
-    if config.on_exhausted != "error":
+    if config.on_exhausted != "error" or _total_rows(config) is None:  # without a total, passes end epochs
         return
     order = mixture.order if order is None else order
     end = first_place + mixture.total
     counts = order.counts_before(end).tolist()
     for number, name in enumerate(mixture.names):
         cap = mixture.caps.get(name)
-        if cap is None or counts[number] <= cap or (_total_rows(config) is None and first_place == 0):
+        if cap is None or counts[number] <= cap:
             continue
         source = mixture.sources[number]
         about = "" if source.is_uniform else "about "

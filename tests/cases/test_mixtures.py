@@ -316,6 +316,8 @@ def test_caps_that_cannot_be_met_name_what_would_fit(folder: Path) -> None:
     fits = int(str(refused.value).split("total_tokens = ")[1].split()[0])
     with loader(folder, mixture=sources, total_rows=None, total_tokens=fits) as fitting:
         assert Counter(source for source, _ in rows_of(fitting).values())[2] <= 1.5 * ((SIZES["math"] - 1) // SEQ_LEN)
+        with pytest.raises(ConfigError, match=r"mixture\.math.*max_epochs"):  # a second epoch would exceed it
+            next(iter(fitting))
     with loader(folder, mixture=sources, on_exhausted="drop") as dropping:
         used = Counter(source for source, _ in rows_of(dropping).values())
         assert used[2] <= 64 < used[0]

@@ -393,9 +393,6 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             self._check_current(run)
             self._check_ranks()
             start, self._weights_changed = self._next(), False
-            mixture = self._built.mixture
-            if mixture is not None and start.epoch:  # the first epoch has been checked
-                check_caps(self.config, mixture, mixture.first_place(start.epoch))
             self._stream.seek(start)
             while True:
                 if self._weights_changed:  # in the loop's body: blocks beyond the last batch are planned anew

@@ -14,6 +14,7 @@ import operator
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self
 
@@ -24,6 +25,7 @@ from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.eager_decoding import decode_all, decoded_bytes
 from dali_pipes.corpus.id_types import StoredType, stored_types
 from dali_pipes.corpus.notes import notes_on
+from dali_pipes.corpus.spans import cut_at, read_through
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
 from dali_pipes.monitoring.stats import CacheStats
 from dali_pipes.runtime.messages import counted
@@ -300,7 +302,7 @@ class Corpus:
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]
     ) -> None:
         """Read pieces of files of several types: type by type, through memory of that type."""
-        positions, lengths, targets, extents = self._in_extents(positions, lengths, targets)
+        positions, lengths, targets, extents = cut_at(self._starts, positions, lengths, targets)
         numbers = self._type_numbers[self._file_numbers[extents]]
         for number in np.unique(numbers).tolist():
             stored, here = self._types[number], numbers == number
@@ -308,11 +310,7 @@ class Corpus:
             if stored.served == self.dtype:
                 self._read_type(stored, starts, sizes, ends, out)
                 continue
-            places = np.cumsum(sizes) - sizes
-            part = np.empty(int(sizes.sum()), stored.served)
-            self._read_type(stored, starts, sizes, places, part)
-            for end, place, size in zip(ends.tolist(), places.tolist(), sizes.tolist(), strict=True):
-                out[end : end + size] = part[place : place + size]
+            read_through(partial(self._read_type, stored), stored.served, starts, sizes, ends, out)
 
     def _read_type(
         self,
@@ -344,7 +342,7 @@ class Corpus:
         self, stored: StoredType, positions: Int64Array, lengths: Int64Array, targets: Int64Array, view: memoryview
     ) -> None:
         width = stored.native.itemsize
-        positions, lengths, targets, extents = self._in_extents(positions, lengths, targets)
+        positions, lengths, targets, extents = cut_at(self._starts, positions, lengths, targets)
         if self._is_decoded is not None:
             decoded = self._is_decoded[extents]
             self._copy_decoded(width, positions[decoded], lengths[decoded], targets[decoded], extents[decoded], view)
@@ -354,20 +352,6 @@ class Corpus:
         if len(positions):
             offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * width
             stored.raw.read(view, targets, lengths, self._file_numbers[extents].astype(np.int64), offsets)
-
-    def _in_extents(
-        self, positions: Int64Array, lengths: Int64Array, targets: Int64Array
-    ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """The pieces cut at the ends of extents, and the extent of each; in the order of the files."""
-        firsts = np.searchsorted(self._starts, positions, side="right") - 1
-        counts = np.maximum(np.searchsorted(self._starts, positions + lengths, side="left") - firsts, 0)
-        piece = np.repeat(np.arange(len(positions)), counts)
-        extents = np.arange(len(piece)) + (firsts - np.cumsum(counts) + counts)[piece]
-        begins = np.maximum(self._starts[extents], positions[piece])
-        ends = np.minimum(self._starts[extents + 1], (positions + lengths)[piece])
-        places = targets[piece] + begins - positions[piece]
-        order = np.argsort(begins)
-        return begins[order], (ends - begins)[order], places[order], extents[order]
 
     def _copy_decoded(
         self,

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.corpus import Corpus, TokenLocation, TokenMask
+from dali_pipes.corpus.spans import cut_at, read_through
 from dali_pipes.errors import ConfigError
+from dali_pipes.storage.linux_aio import runs_of_equal
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -33,7 +35,6 @@ class JoinedCorpora:
             types = ", ".join(f"{name}: {corpus.dtype}" for name, corpus in corpora.items())
             raise ConfigError(f"mixture: no integer type holds the ids of all sources ({types}); convert one of them")
         self.bases: Int64Array = np.cumsum([0, *(corpus.num_tokens for corpus in self.corpora)])
-        self.num_tokens = int(self.bases[-1])
         masks = [corpus.loss_mask for corpus in self.corpora]
         self.loss_mask = None if not any(mask is not None for mask in masks) else _JoinedMasks(self, masks)
 
@@ -51,25 +52,17 @@ class JoinedCorpora:
             if corpus.dtype == self.dtype:
                 corpus.read_pieces(*columns, out)
             else:
-                _read_wider(corpus, columns, out)
+                read_through(corpus.read_pieces, corpus.dtype, *columns, out)
 
     def in_corpora(
         self, starts: Int64Array, lengths: Int64Array, targets: Int64Array
     ) -> Iterator[tuple[int, tuple[Int64Array, Int64Array, Int64Array]]]:
-        """The pieces in each corpus by its own positions: cut where corpora end, without the empty ones."""
-        firsts = np.searchsorted(self.bases, starts, side="right") - 1
-        counts = np.maximum(np.searchsorted(self.bases, starts + lengths, side="left") - firsts, 0)
-        counts[lengths == 0] = 0
-        piece = np.repeat(np.arange(len(starts)), counts)
-        numbers = np.arange(len(piece)) + (firsts - np.cumsum(counts) + counts)[piece]
-        begins = np.maximum(self.bases[numbers], starts[piece])
-        sizes = np.minimum(self.bases[numbers + 1], (starts + lengths)[piece]) - begins
-        places = targets[piece] + begins - starts[piece]
-        order = np.argsort(numbers, kind="stable")
-        borders = np.flatnonzero(np.diff(numbers[order], prepend=-1)).tolist()
-        for first, end in zip(borders, [*borders[1:], len(order)], strict=True):
-            here = order[first:end]
-            number = int(numbers[here[0]])
+        """The pieces in each corpus by its own positions: cut where corpora end."""
+        begins, sizes, places, numbers = cut_at(self.bases, starts, lengths, targets)
+        if not len(numbers):
+            return
+        for first, count in zip(*(column.tolist() for column in runs_of_equal(numbers)), strict=True):
+            here, number = slice(first, first + count), int(numbers[first])
             yield number, (begins[here] - self.bases[number], sizes[here], places[here])
 
     def tokens(self, start: int, count: int) -> npt.NDArray[Any]:
@@ -108,13 +101,3 @@ class _JoinedMasks:
             mask = self._masks[number]
             if mask is not None:
                 mask.read_pieces(*columns, out)
-
-
-def _read_wider(corpus: Corpus, columns: tuple[Int64Array, Int64Array, Int64Array], out: npt.NDArray[Any]) -> None:
-    """Read pieces through memory of the corpus's own type."""
-    starts, lengths, targets = columns
-    places = np.cumsum(lengths) - lengths
-    part = np.empty(int(lengths.sum()), corpus.dtype)
-    corpus.read_pieces(starts, lengths, places, part)
-    for target, place, length in zip(targets.tolist(), places.tolist(), lengths.tolist(), strict=True):
-        out[target : target + length] = part[place : place + length]

@@ -465,7 +465,7 @@ class LoaderConfig(BaseModel):
 
     @property
     def sources(self) -> dict[str, "LoaderConfig"]:
-        """The sources of a mixture, each as the configuration of a loader of its own; empty without a mixture.
+        """The configuration of each source of a mixture, as for a loader over it alone; empty without a mixture.
 
         Labels are masked at boundaries as in the whole mixture. `share` and `max_epochs` are left out.
         """
@@ -524,11 +524,6 @@ class LoaderConfig(BaseModel):
         A corpus with a loss mask needs that too.
         """
         return self.uses_documents or self.mtp > 0 or any(OUTPUTS[name].needs_pieces for name in self.outputs)
-
-    @property
-    def mixture_uses_pieces(self) -> bool:
-        """Whether the rows of every source are assembled from pieces, because those of one are."""
-        return self.mixture is not None and self.uses_pieces
 
     @classmethod
     def from_file(cls, *paths: str | os.PathLike[str], **overrides: Any) -> Self:

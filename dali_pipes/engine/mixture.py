@@ -143,12 +143,7 @@ def _base_weights(config: LoaderConfig, rows: Mapping[str, RowSource]) -> dict[s
 def _total_rows(config: LoaderConfig) -> int | None:
     """Rows of an epoch over all ranks, where a total is given."""
     if config.total_tokens is not None:
-        rows, setting = config.total_tokens // config.seq_len, f"total_tokens = {config.total_tokens:,}"
-        if not rows:
-            raise ConfigError(
-                f"{setting} is less than a row of seq_len = {config.seq_len:,} tokens; set a larger total"
-            )
-        return rows
+        return config.total_tokens // config.seq_len
     if config.total_steps is not None:
         return config.total_steps * config.batch_size * (config.world_size or 1)
     return config.total_rows
@@ -194,7 +189,7 @@ def check_caps(
         assert over is not None, "a source that exceeds its cap reaches it"
         fits = over - 1
         needed = Fraction(counts[number], source.rows_of_pass())
-        weight = [weights for first, weights in order.stages if first <= fits][-1][name]
+        weight = order.weights_at(fits)[name]
         raise ConfigError(
             f"mixture.{name}: max_epochs = {float(cap / source.rows_of_pass()):g} ({about}{cap:,} rows) is used up "
             f"after {fits * config.seq_len:,} of {end * config.seq_len:,} tokens, at {float(weight):.2%} of the rows. "

@@ -10,7 +10,6 @@ An epoch is one `for`: `total` places, whatever the ranks are, and the next one 
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +25,6 @@ Int64Array = npt.NDArray[np.int64]
 
 _MOST_PASSES_NAMED = 4
 """Passes of a source in one epoch up to which an error names every step that reads a token."""
-
-
-class Usage(NamedTuple):
-    """What a mixture uses of one source, from the start of the run to some place."""
-
-    rows: int
-    passes: float
-    """Full runs through the source; an estimate where rows hold documents."""
-    pass_rows: int
-    """Rows of one pass; an estimate where rows hold documents."""
 
 
 class MixedRows:
@@ -116,8 +105,7 @@ class MixedRows:
 
     def plan(self, epoch: int, places: Int64Array) -> Rows:
         """A padding row shows the first tokens of the joined corpora, without pieces where rows are cut into those."""
-        is_real = places != PADDING
-        here = np.flatnonzero(is_real)
+        here = np.flatnonzero(places != PADDING)
         sources = np.full(len(places), PADDING)
         starts = np.full(len(places), -1 if self.in_pieces else 0)
         places_of_run = places[here] + self.first_place(epoch)
@@ -234,15 +222,6 @@ class MixedRows:
             if name in marks and not source.seek_count(marks[name][0], marks[name][1:]):
                 return name
         return None
-
-    def usage(self, place: int) -> dict[str, Usage]:
-        """What the rows before a place use of each source that is configured."""
-        counts = self.order.counts_before(place).tolist()
-        used = {}
-        for name, source, count in zip(self.names, self.sources, counts, strict=False):
-            pass_rows = source.rows_of_pass()
-            used[name] = Usage(count, count / pass_rows, pass_rows)
-        return used
 
     def set_order(self, order: MixtureOrder) -> None:
         """Take rows from another order from now on; plans made before have to be dropped."""

@@ -1,7 +1,7 @@
 """The order of a mixture: which source each place takes its row from, and how many-th row of that source it is.
 
     place          0   1   2  ...  127 | 128  ...    a stratum is 128 places
-    k              5  90  17  ...    3 | 201  ...    the places of a stratum, permuted by a key of its own
+    k              5  90  17  ...    3 | 201  ...    the places of a stratum, permuted with its own key
     source, count  row k of a tree over the sources
 
     all: k rows ─┬─ a .2
@@ -157,8 +157,12 @@ class MixtureOrder:
         sources, counts = self.rows(places)
         return int(places[(sources == source) & (counts == count)][0])
 
+    def weights_at(self, place: int) -> Mapping[str, Fraction]:
+        """The weights in effect at a place, or of the last stage where the order has ended."""
+        return self.stages[max(bisect_right(self.stages, place, key=lambda stage: stage[0]) - 1, 0)][1]
+
     def places_for(self, source: int, rows: int) -> int | None:
-        """The fewest places, from the first on, in which a source has `rows` rows; None if it never has so many.
+        """The fewest places, from the first on, in which a source has `rows` rows; None if it never has that many.
 
         They are not always its first ones: those of a stratum are permuted.
         """

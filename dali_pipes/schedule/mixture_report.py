@@ -53,7 +53,7 @@ class MixtureReport(ShownAsTable):
 def mixture_report(mixture: MixedRows, place: int) -> MixtureReport:
     """The report before a place. Plans one window of each source whose rows hold documents."""
     counts = dict(zip(mixture.order.names, mixture.order.counts_before(place).tolist(), strict=True))
-    weights = [weights for first, weights in mixture.order.stages if first <= place][-1]
+    weights = mixture.order.weights_at(place)
     means = {name: source.mean_tokens() for name, source in zip(mixture.names, mixture.sources, strict=True)}
     tokens = {name: round(counts[name] * mean) for name, mean in means.items()}
     asked = {name: weights.get(name, 0) * mean for name, mean in means.items()}

@@ -329,7 +329,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         """A loader for the validation split of each source of a mixture, by name: every row once over all ranks.
 
         Needs `validation_fraction`. Not shuffled, the last step is kept; `settings` change others, such as
-        `batch_size`. Each is a loader of its own: close it after use. Raises as `TokenLoader`.
+        `batch_size`. Close each one after use. Raises as `TokenLoader`.
         """
         self._mixture("validation_loaders()")
         if not self.config.validation_fraction:

@@ -221,7 +221,7 @@ class DocumentRows:
     def rows_of_pass(self) -> int:
         """The rows of window 0 of pass 0, scaled to all documents and rounded down; at least one.
 
-        If the documents of that window make no rows, those of the next windows are added.
+        If the documents of that window do not make a row, those of the next windows are added.
         """
         documents, rows, _ = self._first_rows()
         return max(1, rows * self.num_documents // documents)

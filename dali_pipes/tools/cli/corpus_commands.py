@@ -99,6 +99,6 @@ def _data(paths: Sequence[str], command: str) -> Sequence[str]:
         if Path(path).suffix in CONFIG_SUFFIXES and Path(path).suffix != ".json":  # .json: an index of shards, too
             raise ConfigError(
                 f"{path}: this is a configuration, and {command} takes data; pass the paths of its corpus, or those of "
-                "each source of its mixture in a command of its own"
+                "each source of its mixture in a separate command"
             )
     return paths

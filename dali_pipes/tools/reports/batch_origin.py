@@ -169,7 +169,7 @@ def one_row(origin: BatchOrigin, row: int) -> RowOrigin:
 
 
 class RowCutters:
-    """The origins of the rows of plans: each row is cut in the corpus of its own source.
+    """The origins of the rows of plans: each row is cut in the corpus of its source.
 
     offsets: where documents begin in each source's corpus; None where they are not known
     """

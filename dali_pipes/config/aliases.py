@@ -67,8 +67,8 @@ ALIASES = (
         "mixture",
         "a table for each source, with its corpus, its weight and, if it is limited, max_epochs",
         "blend data_blend data_mix data_mixture mix mixtures streams weights data_weights train_weights "
-        "dataset_weights source_weights sampling_weights probabilities probs proportion proportions datasets interleave_datasets "
-        "per_split_data_args_path",
+        "dataset_weights source_weights sampling_weights probabilities probs proportion proportions datasets "
+        "interleave_datasets per_split_data_args_path",
     ),
     _alias(
         "on_exhausted",

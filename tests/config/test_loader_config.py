@@ -431,9 +431,9 @@ def test_what_may_come_first(tmp_path: Path, kind: str) -> None:
     assert LoaderConfig.of(first, settings) == expected
     with TokenLoader(*[] if first is None else [first], **settings, quiet=True) as loader:
         assert loader.config == expected.replace(quiet=True, rank=0, world_size=1)
-        assert loader.corpus.files == tuple(Path(path) for path in expected.corpus)
+        assert loader.corpus.files == tuple(Path(path) for path in expected.corpus or ())
     pipe = build_pipeline(*[] if first is None else [first], **settings)
-    assert pipe._block_source.rows.corpus.files == tuple(Path(path) for path in expected.corpus)
+    assert pipe._block_source.rows.corpus.files == tuple(Path(path) for path in expected.corpus or ())
 
 
 @pytest.mark.parametrize("make", [TokenLoader, build_pipeline])

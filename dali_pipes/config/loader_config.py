@@ -371,7 +371,7 @@ class LoaderConfig(BaseModel):
                 f"outputs = {list(self.outputs)}: expected one or more distinct names from {', '.join(OUTPUT_NAMES)}"
                 + (f"; {unknown[0]!r} is not one of them" if unknown else "")
             )
-        if self.vocab_size is not None and self.rows != "stream" and self.pad_id >= self.vocab_size:
+        if self.vocab_size is not None and self._row_modes != {"stream"} and self.pad_id >= self.vocab_size:
             raise ValueError(
                 f"pad_id = {self.pad_id} must be below vocab_size = {self.vocab_size}, because padding goes into the "
                 "model too: choose any id of the vocabulary (its labels are ignored and attention_mask excludes it)"

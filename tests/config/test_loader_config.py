@@ -97,23 +97,28 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"packing": True}, r"did you mean 'rows'\? \(.*\"pack\""),
         ({"global_batch_size": 512}, "'global_batch_size': .*batch_size.* divide"),
         ({"tokens_per_batch": 512}, "batch_size.* divide .* by seq_len"),
-        ({"blend": "a"}, r"'blend'; did you mean 'mixture'"),
-        ({"streams": "a"}, r"'streams'; did you mean 'mixture'"),
-        ({"weights": "a"}, r"'weights'; did you mean 'mixture'"),
-        ({"curriculum": "a"}, r"'curriculum'; did you mean 'stages'"),
-        ({"random_crop": "a"}, r"'random_crop'; did you mean 'random_offset'"),
+        ({"blend": "a"}, "'blend'; did you mean 'mixture'"),
+        ({"weights": "a"}, "'weights'; did you mean 'mixture'"),
+        ({"probabilities": [0.7, 0.3]}, "'probabilities'; did you mean 'mixture'"),
+        ({"streams": []}, "'streams'; did you mean 'mixture'"),
+        ({"data_path": [0.7, "a.bin"]}, "'data_path'; did you mean 'corpus'.* with weights, use mixture"),
+        ({"stopping_strategy": "all_exhausted"}, "did you mean 'on_exhausted'"),
+        ({"train_samples": 1}, "did you mean 'total_rows'"),
+        ({"curriculum": "a"}, "did you mean 'stages'"),
+        ({"random_crop": True}, "did you mean 'random_offset'"),
+        ({"corpus": {"web": {"corpus": "a.bin", "weight": 1}}}, "corpus: .* mixture = "),
         ({"val_data_path": "a"}, "'val_data_path': .* shuffle = false and drop_last = false"),
         ({"seq_len": 0}, "seq_len: .*found 0"),
         ({"batch_size": "many"}, "batch_size: .*found 'many'"),
         ({"corpus": []}, "corpus"),
         (
             {"corpus": [0.7, "a.bin"]},
-            r"corpus: 0\.7 is not a path: .* '?mixture\b",
+            r"corpus: 0\.7 is not a path: .* mixture = ",
         ),
-        ({"corpus": [["a.bin", 1]]}, r"corpus: \['a\.bin', 1\] is not a path: .* '?mixture\b"),
+        ({"corpus": [["a.bin", 1]]}, r"corpus: \['a\.bin', 1\] is not a path: .* mixture = "),
         (
             {"corpus": {"a.bin": 0.7}},
-            r"corpus: \('a\.bin', 0\.7\) is not a path: .* '?mixture\b",
+            r"corpus: \('a\.bin', 0\.7\) is not a path: .* mixture = ",
         ),
         ({"loss_masks": [1, "a.loss"]}, "loss_masks: 1 is not a path"),
         ({"seed": -1}, "seed"),
@@ -240,6 +245,7 @@ MEANT = {
     "collate_fn": "listed in outputs",
     "worker_init_fn": "there are no worker processes",
     "mlm_probability": "mask a copy of input_ids",
+    "max_epochs": "in a source of mixture",
     "num_epochs": "each `for` over the loader is one epoch",
     "mesh": "TokenLoader(config, mesh=...)",
 }
@@ -426,9 +432,9 @@ def test_what_may_come_first(tmp_path: Path, kind: str) -> None:
     assert LoaderConfig.of(first, settings) == expected
     with TokenLoader(*[] if first is None else [first], **settings, quiet=True) as loader:
         assert loader.config == expected.replace(quiet=True, rank=0, world_size=1)
-        assert loader.corpus.files == tuple(Path(path) for path in expected.corpus)
+        assert loader.corpus.files == tuple(Path(path) for path in expected.corpus or ())
     pipe = build_pipeline(*[] if first is None else [first], **settings)
-    assert pipe._block_source.rows.corpus.files == tuple(Path(path) for path in expected.corpus)
+    assert pipe._block_source.rows.corpus.files == tuple(Path(path) for path in expected.corpus or ())
 
 
 @pytest.mark.parametrize("make", [TokenLoader, build_pipeline])

@@ -196,10 +196,14 @@ def test_a_bad_source_is_named(source: dict[str, Any], names: list[str]) -> None
     assert all(name in said for name in names)
 
 
+NOT_SOURCES: list[Any] = [{}, [], [0.7, "a.bin"], "web.bin", 5]
+
+
 @pytest.mark.parametrize(
     "mixture",
     [
-        *({}, [], [0.7, "a.bin"], "web.bin", 5, {"web": "web.bin"}, {"web": 0.7}, {"web": None}, {"web": []}),
+        *NOT_SOURCES,
+        *({"web": "web.bin"}, {"web": 0.7}, {"web": None}, {"web": []}),
         *({"": WEB}, {" ": WEB}, {1: WEB}, {None: WEB}, {"a\nb": WEB}, {"a\0": WEB}, {"\ud800": WEB}, {"x" * 201: WEB}),
         *({"web": {"corpus": "a.bin"}}, {"web": {"weight": 1}}, {"web": {**WEB, 1: 2}}, {"web": {**WEB, "weight": 0}}),
     ],

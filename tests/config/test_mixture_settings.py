@@ -196,18 +196,16 @@ def test_a_bad_source_is_named(source: dict[str, Any], names: list[str]) -> None
     assert all(name in said for name in names)
 
 
-NOT_SOURCES: list[Any] = [{}, [], [0.7, "a.bin"], "web.bin", 5]
+NOT_SOURCES: list[Any] = [
+    *([], [0.7, "a.bin"], "web.bin", 5),
+    {},
+    *({"web": table} for table in ("web.bin", 0.7, None, [])),
+    *({name: WEB} for name in ("", " ", 1, None, "a\nb", "a\0", "\ud800", "x" * 201)),
+    *({"web": table} for table in ({"corpus": "a.bin"}, {"weight": 1}, {**WEB, 1: 2}, {**WEB, "weight": 0})),
+]
 
 
-@pytest.mark.parametrize(
-    "mixture",
-    [
-        *NOT_SOURCES,
-        *({"web": "web.bin"}, {"web": 0.7}, {"web": None}, {"web": []}),
-        *({"": WEB}, {" ": WEB}, {1: WEB}, {None: WEB}, {"a\nb": WEB}, {"a\0": WEB}, {"\ud800": WEB}, {"x" * 201: WEB}),
-        *({"web": {"corpus": "a.bin"}}, {"web": {"weight": 1}}, {"web": {**WEB, 1: 2}}, {"web": {**WEB, "weight": 0}}),
-    ],
-)
+@pytest.mark.parametrize("mixture", NOT_SOURCES)
 def test_what_is_not_a_table_of_sources_is_refused(mixture: Any) -> None:
     assert problem_of(mixture=mixture).startswith("mixture")
 

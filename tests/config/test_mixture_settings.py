@@ -196,12 +196,17 @@ def test_a_bad_source_is_named(source: dict[str, Any], names: list[str]) -> None
     assert all(name in said for name in names)
 
 
+WRONG_NAMES: list[Any] = ["", " ", 1, None, "a\nb", "a\0", "\ud800", "x" * 201]
+NUMBERED: dict[Any, Any] = {**WEB, 1: 2}
+WRONG_TABLES: list[Any] = [
+    *("web.bin", 0.7, None, []),
+    *({"corpus": "a.bin"}, {"weight": 1}, NUMBERED, {**WEB, "weight": 0}),
+]
 NOT_SOURCES: list[Any] = [
     *([], [0.7, "a.bin"], "web.bin", 5),
     {},
-    *({"web": table} for table in ("web.bin", 0.7, None, [])),
-    *({name: WEB} for name in ("", " ", 1, None, "a\nb", "a\0", "\ud800", "x" * 201)),
-    *({"web": table} for table in ({"corpus": "a.bin"}, {"weight": 1}, {**WEB, 1: 2}, {**WEB, "weight": 0})),
+    *({"web": table} for table in WRONG_TABLES),
+    *({name: WEB} for name in WRONG_NAMES),
 ]
 
 

@@ -75,8 +75,9 @@ class Schedule:
             )
         if self.normalize(Position(0, 0)).epoch > 0:
             raise ConfigError(
-                f"skip_steps skips all {counted(self.steps(), 'step')} of epoch 0 ({counted(self.world_size, 'rank')} "
-                f"x batch_size {self.batch_size:,}): {[list(steps) for steps in self.skip_steps]}; skip fewer steps"
+                f"skip_steps skips all steps of epoch 0 ({counted(self.steps(), 'step')} of "
+                f"{counted(self.world_size, 'rank')} x batch_size {self.batch_size:,}): "
+                f"{[list(steps) for steps in self.skip_steps]}; skip fewer steps"
             )
 
     def rows_known(self, epoch: int, at_least: int | None = None) -> int:

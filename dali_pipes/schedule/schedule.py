@@ -75,8 +75,8 @@ class Schedule:
             )
         if self.normalize(Position(0, 0)).epoch > 0:
             raise ConfigError(
-                f"skip_steps skips all steps of epoch 0 ({counted(self.steps(), 'step')} of "
-                f"{counted(self.world_size, 'rank')} x batch_size {self.batch_size:,}): "
+                f"skip_steps skips {self.steps():,} of {self.steps():,} steps of epoch 0 "
+                f"({counted(self.world_size, 'rank')} x batch_size {self.batch_size:,}): "
                 f"{[list(steps) for steps in self.skip_steps]}; skip fewer steps"
             )
 

@@ -53,7 +53,7 @@ def _is_unfit(value: Any) -> bool:
     """Whether a value is a truth value, or has too many digits to become text."""
     if isinstance(value, bool) or not isinstance(value, Rational):
         return isinstance(value, bool)
-    return abs(int(value.numerator)) > _LARGEST or int(value.denominator) > _LARGEST
+    return max(int(value.numerator).bit_length(), int(value.denominator).bit_length()) > _LONGEST * 4
 
 
 def plain_fraction(number: Fraction) -> int | float | str:

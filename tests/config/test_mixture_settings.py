@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dali_pipes.config import DOCUMENT_ORDER_FIELDS, ORDER_FIELDS, LoaderConfig
@@ -126,6 +126,7 @@ def test_a_weight_is_the_decimal_that_was_written(given: Any, expected: Any) -> 
 
 
 @given(st.integers(0, 2**64) | st.floats(0, 2**64) | st.fractions(0, 2**64, max_denominator=10**9))
+@example(Fraction(2**64 + 1, 2))
 def test_any_number_comes_back(number: int | float | Fraction) -> None:
     try:
         exact = parse_fraction(number)

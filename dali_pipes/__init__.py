@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dali_pipes.engine.dali import build_pipeline
     from dali_pipes.loader.token_loader import TokenLoader
     from dali_pipes.monitoring.stats import LoaderStats
+    from dali_pipes.schedule.mixture_report import MixtureReport, SourceUse
     from dali_pipes.schedule.plans import RowLocation
 
 __version__ = "0.1.0"
@@ -25,7 +26,9 @@ _MODULES = {
     "Corpus": "corpus",
     "LoaderConfig": "config",
     "LoaderStats": "monitoring.stats",
+    "MixtureReport": "schedule.mixture_report",
     "RowLocation": "schedule.plans",
+    "SourceUse": "schedule.mixture_report",
     "TokenLoader": "loader.token_loader",
     "build_pipeline": "engine.dali",
     "open_corpus": "corpus_or_text",
@@ -35,7 +38,9 @@ __all__ = [
     "Corpus",
     "LoaderConfig",
     "LoaderStats",
+    "MixtureReport",
     "RowLocation",
+    "SourceUse",
     "TokenLoader",
     "build_pipeline",
     "open_corpus",

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.data_file import DataFile, Int64Array
+from dali_pipes.corpus.discovery.manifests import StatedTokenizer
 from dali_pipes.corpus.eager_decoding import decode_all, decoded_bytes
 from dali_pipes.corpus.id_types import StoredType, stored_types
 from dali_pipes.corpus.notes import notes_on
@@ -72,6 +73,7 @@ class Corpus:
     eos_id:        as given to `open_corpus`; else the id that ends documents of a synthetic corpus, or the one in the
                    manifest of flat files
     eos_id_from:   that manifest; None if the id has another origin
+    tokenizers:    what the ids were made with, where manifests state that
     files:         data files in reading order, absolute; of a synthetic corpus its name
     file_types:    integer type of the ids of each file as stored
     ending_in_zeros: numbers of the files whose last ids are all 0
@@ -96,6 +98,7 @@ class Corpus:
         *,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         eos_id_from: Path | None = None,
+        tokenizers: Sequence[StatedTokenizer] = (),
         notes: Sequence[str] = (),
     ) -> None:
         # There may be as many extents as documents: 28 bytes for each, and no copies in the files.
@@ -131,6 +134,7 @@ class Corpus:
         self.format: Final = files[0].format
         self.eos_id: Final = eos_id
         self.eos_id_from: Final = eos_id_from
+        self.tokenizers: Final = tuple(tokenizers)
         self.files: Final = tuple(file.path for file in files)
         self.file_types: Final = tuple(file.stored for file in files)
         self.extents: Final = (self._starts, self._file_numbers)

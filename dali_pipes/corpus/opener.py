@@ -129,7 +129,15 @@ def _open_corpus(
     recorded = manifests.end_id(files, eos_id) if files[0].format == "flat" else None
     end_id, manifest = recorded if recorded is not None and eos_id is None else (eos_id, None)
     cache_bytes = max(cache_bytes, decoded_bytes(files)) if eager else cache_bytes
-    corpus = Corpus(files, end_id, mask, cache_bytes=cache_bytes, eos_id_from=manifest, notes=notes)
+    corpus = Corpus(
+        files,
+        end_id,
+        mask,
+        cache_bytes=cache_bytes,
+        eos_id_from=manifest,
+        tokenizers=manifests.tokenizers(files),
+        notes=notes,
+    )
     if eager:
         corpus.decode_all()
     return corpus

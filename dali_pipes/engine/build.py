@@ -9,7 +9,7 @@ from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.joined import JoinedCorpora
 from dali_pipes.engine.block_source import BlockSource
-from dali_pipes.engine.mixture import check_caps, mix, open_corpora
+from dali_pipes.engine.mixture import mix, open_corpora
 from dali_pipes.engine.profiling import open_ranges
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.monitoring.stats import BlockLimits
@@ -76,7 +76,7 @@ class BuiltSource:
                 interleave = self.mixture
             self.schedule = make_schedule(config, interleave)
             if self.mixture is not None:
-                check_caps(config, self.mixture)
+                self.mixture.check_caps(self.mixture.total)
             self.outputs = make_outputs(config, in_pieces=in_pieces)
             self.device, self.device_reason = choose_device(
                 config.device, environment_number("LOCAL_RANK"), gpu_problem

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ def open_corpora(config: LoaderConfig) -> dict[str, Corpus]:
                     raise
                 raise type(error)(f"mixture.{name}: {error}") from error
         _refuse_shared_files(corpora)
+        _refuse_other_vocabularies(corpora)
     except BaseException:
         for corpus in corpora.values():
             corpus.close()
@@ -74,6 +76,20 @@ def _refuse_shared_files(corpora: Mapping[str, Corpus]) -> None:
                 )
 
 
+def _refuse_other_vocabularies(corpora: Mapping[str, Corpus]) -> None:
+    """With two vocabularies, one id stands for different text. Only what manifests state is known."""
+    stated = [(name, tokenizer) for name, corpus in corpora.items() if name for tokenizer in corpus.tokenizers]
+    distinct = {(tokenizer.sha256, tokenizer.vocabulary): (name, tokenizer) for name, tokenizer in reversed(stated)}
+    for (other, theirs), (name, tokenizer) in combinations(reversed(distinct.values()), 2):
+        if tokenizer.differs(theirs):
+            sources = f"sources {other!r} and {name!r}" if name != other else f"files of source {name!r}"
+            raise ConfigError(
+                f"mixture: {sources} were tokenized with different vocabularies: tokenizer {theirs.sha256[:12]} "
+                f"according to {theirs.manifest}, and {tokenizer.sha256[:12]} according to {tokenizer.manifest}. "
+                "Tokenize all with the same tokenizer.json, or remove one of them"
+            )
+
+
 def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) -> tuple[MixedRows, str | None]:
     """The rows of a mixture, and what the user should know about the documents of its sources. May block."""
     assert config.mixture is not None
@@ -81,11 +97,8 @@ def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) 
     rows: dict[str, RowSource] = {}
     warnings = []
     for name, own in config.sources.items():
-        share = config.mixture[name].share
-        if config.proxy is not None:
-            share = config.proxy * (1 if share is None else share)
         try:
-            rows[name], warning = make_rows(own, corpora[name], Named(name, share, in_pieces))
+            rows[name], warning = make_rows(own, corpora[name], Named(name, share_of(config, name), in_pieces))
         except (ConfigError, CorpusError) as error:
             raise type(error)(f"mixture.{name}: {error}") from error
         if warning is not None:
@@ -98,6 +111,7 @@ def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) 
     total = _total_rows(config)
     stages = stages_in_rows(config, rows)
     may_end = total is not None and config.on_exhausted != "error"
+    may_be_exceeded = total is not None and not may_end  # without a total, passes end epochs
     order = MixtureOrder(
         tuple(rows),
         stages,
@@ -107,7 +121,17 @@ def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) 
     )
     if total is None:
         total = _until_one_ends(config, order, rows)
-    return MixedRows(tuple(rows), tuple(rows.values()), bases, order, total, caps, stages), "\n".join(warnings) or None
+    mixture = MixedRows(
+        tuple(rows), tuple(rows.values()), bases, order, total, caps, stages, keeps_caps=may_be_exceeded
+    )
+    return mixture, "\n".join(warnings) or None
+
+
+def share_of(config: LoaderConfig, name: str) -> Fraction | None:
+    """The part of a source that is used, with `proxy`; None: all."""
+    assert config.mixture is not None
+    parts = [part for part in (config.mixture[name].share, config.proxy) if part is not None]
+    return math.prod(parts, start=Fraction(1)) if parts else None
 
 
 def stages_in_rows(config: LoaderConfig, rows: Mapping[str, RowSource]) -> list[tuple[int, dict[str, Fraction]]]:
@@ -164,36 +188,3 @@ def _until_one_ends(config: LoaderConfig, order: MixtureOrder, rows: Mapping[str
             "total_steps"
         )
     return min(ends)
-
-
-def check_caps(
-    config: LoaderConfig, mixture: MixedRows, first_place: int = 0, order: MixtureOrder | None = None
-) -> None:
-    """Raise `ConfigError` if a source gives more rows than `max_epochs` allows before the epoch at `first_place` ends.
-
-    order: that of the mixture, unless another one is to be tried. Only with `on_exhausted = "error"`; the message says
-           which passes, total or weight would fit.
-    """
-    if config.on_exhausted != "error" or _total_rows(config) is None:  # without a total, passes end epochs
-        return
-    order = mixture.order if order is None else order
-    end = first_place + mixture.total
-    counts = order.counts_before(end).tolist()
-    for number, name in enumerate(mixture.names):
-        cap = mixture.caps.get(name)
-        if cap is None or counts[number] <= cap:
-            continue
-        source = mixture.sources[number]
-        about = "" if source.is_uniform else "about "
-        over = order.places_for(number, cap + 1)
-        assert over is not None, "a source that exceeds its cap reaches it"
-        fits = over - 1
-        needed = Fraction(counts[number], source.rows_of_pass())
-        weight = order.weights_at(fits)[name]
-        raise ConfigError(
-            f"mixture.{name}: max_epochs = {float(cap / source.rows_of_pass()):g} ({about}{cap:,} rows) is used up "
-            f"after {fits * config.seq_len:,} of {end * config.seq_len:,} tokens, at {float(weight):.2%} of the rows. "
-            f"Set max_epochs = {math.ceil(100 * needed) / 100:g} or more, total_tokens = {fits * config.seq_len} or "
-            f"less, a smaller weight (about {float(weight * cap / counts[number]):.2%} of the rows), or on_exhausted = "
-            '"drop" or "stop"'
-        )

@@ -6,14 +6,19 @@ place:  rows of the whole run, over all epochs and ranks
 given:  the stages of the configuration that began before it: first place, and weights in rows
 stages: those that were in force, with what `set_weights` and exhausted sources changed
 marks:  rows used of each source, and for rows of documents where their plan stands
+
+Weights are kept in rows. The mean tokens of a row, by which weights in tokens are divided, are not kept: they are those
+of the first packing window of pass 0, which depends on the corpus, the seed, the name of the source and the settings of
+its rows alone. A state with others of these is refused, so a resumed run finds the same means; and stages that have
+begun go on with their saved weights in rows, whatever it finds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from dali_pipes.errors import StateError
-from dali_pipes.loader.state_change import is_count, short
+from dali_pipes.loader.state_change import MixtureChange, is_count, short
 from dali_pipes.schedule.mixed_rows import MixedRows
 
 Stages = list[tuple[int, dict[str, Fraction]]]
@@ -49,11 +54,15 @@ def changed_weights(mixture: MixedRows, entry: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, rows: int, *, changed: bool) -> None:
+def resume_mixture(
+    mixture: MixedRows, entry: Mapping[str, Any], epoch: int, rows: int, other_sources: Collection[str] | None
+) -> MixtureChange | None:
     """Let a mixture go on where a state says, with the weights that were in force. May plan windows of documents.
 
-    changed: whether sources or weights differ from the saved ones: those of the configuration then begin at the next
-             stratum. Raises `StateError` for an entry that cannot be right.
+    other_sources: the sources of the saved run, if they or their weights differ: those of the configuration then begin
+                   at the next stratum, and what that changes is returned; None: they are the same.
+
+    Raises `StateError` for an entry that cannot be right.
     """
     place, marks = entry["place"], entry["marks"]
     if rows > mixture.num_rows:
@@ -64,10 +73,15 @@ def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, row
     saved = _read(entry["stages"])
     former = [name for _, weights in saved for name in weights if name not in mixture.names]
     names = (*mixture.names, *dict.fromkeys(former))
-    stages = [*saved]
-    if changed:
+    stages, change = [*saved], None
+    if other_sources is not None:
         begin = mixture.next_stratum(place)
         weights = [weights for first, weights in mixture.given if first <= place][-1]
+        was, now = _shares(saved[-1][1], other_sources), _shares(weights, mixture.names)
+        shares = {name: (was.get(name), now.get(name)) for name in (*mixture.names, *other_sources)}
+        settings = {f"mixture.{name}": pair for name, pair in shares.items() if pair[0] != pair[1]}
+        tokens = rows * mixture.stride
+        change = MixtureChange(settings, epoch, rows, rows, tokens, tokens, True, begin)
         stages = [stage for stage in stages if stage[0] < begin] + [(begin, dict(weights))]
     stages += [(first, dict(weights)) for first, weights in mixture.given if first > max(place, stages[-1][0])]
     everywhere = [(first, {name: weights.get(name, Fraction(0)) for name in names}) for first, weights in stages]
@@ -88,6 +102,13 @@ def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, row
         )
     mixture.set_order(order)
     mixture.begin_at(epoch, place - rows)
+    return change
+
+
+def _shares(weights: Mapping[str, Fraction], names: Collection[str]) -> dict[str, float]:
+    """Of the rows, for each name."""
+    total = sum(weights.values()) or Fraction(1)
+    return {name: float(weights.get(name, Fraction(0)) / total) for name in names}
 
 
 def check_entry(entry: Any) -> None:

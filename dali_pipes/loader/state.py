@@ -26,10 +26,19 @@ from typing import Any, Literal, NamedTuple
 from dali_pipes.config import DOCUMENT_ORDER_FIELDS, LoaderConfig
 from dali_pipes.config.skip_steps import SkippedRange, in_steps
 from dali_pipes.corpus import Corpus
+from dali_pipes.engine.mixture import share_of
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.corpus_growth import growth_advice
 from dali_pipes.loader.mixture_state import changed_weights, check_entry, mixture_entry, resume_mixture
-from dali_pipes.loader.state_change import MAY_CHANGE, StateChange, changed_settings, is_count, nearest_position, short
+from dali_pipes.loader.state_change import (
+    MAY_CHANGE,
+    MixtureChange,
+    StateChange,
+    changed_settings,
+    is_count,
+    nearest_position,
+    short,
+)
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.schedule import Position, Schedule
 from dali_pipes.schedule.mixed_rows import MixedRows
@@ -193,8 +202,8 @@ class States:
                 + "\nUse the corpora and settings that the state was saved with, or start without the state"
                 + allowed
             )
-        resume_mixture(mixture, entry, epoch, rows, changed=bool(of_mixture))
-        return Saved(Position(epoch, rows), None, step_rows)
+        change = resume_mixture(mixture, entry, epoch, rows, set(saved) if of_mixture else None)
+        return Saved(Position(epoch, rows), change, step_rows)
 
     def check_steps(self, saved: Saved) -> None:
         """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.
@@ -202,6 +211,8 @@ class States:
         Of all that is refused this alone depends on the number of ranks.
         """
         now = self._schedule.global_rows
+        if isinstance(saved.change, MixtureChange):  # rows have the same length
+            saved = saved._replace(change=None)
         if saved.step_rows != now or saved.change is not None:
             for steps in self._skip_steps:
                 if steps.unit == "steps" and _may_be_ahead(steps, saved, now):
@@ -322,7 +333,7 @@ def about_sources(config: LoaderConfig, corpora: Mapping[str, Corpus]) -> dict[s
     assert config.mixture is not None
     sources: dict[str, Any] = {}
     for name, own in config.sources.items():
-        share = config.mixture[name].share
+        share = share_of(config, name)
         of_rows = {key: value for key, value in order_settings(own, corpora[name]).items() if key in _OF_A_SOURCE}
         sources[name] = {
             **about_corpus(corpora[name]),

@@ -51,6 +51,32 @@ class StateChange:
         )
 
 
+@dataclass(frozen=True)
+class MixtureChange(StateChange):
+    """How `on_change = "mixture"` resumed with other sources or weights: every source goes on where it was.
+
+    `settings` has "mixture.NAME" for each source that came, went or has another weight: its share of the rows, 0 to 1,
+    before and from `begin` on, None where it was or is not in the mixture. Rows and tokens stay as they were saved.
+    """
+
+    begin: int
+    """Row of the run, over all epochs and ranks, from which on the new sources and weights hold."""
+
+    def differences(self) -> str:
+        """The sources that differ, as text for a message."""
+        return ", ".join(
+            f"{name} {'removed' if now is None else f'{now:.2%}'} ({'new' if saved is None else f'was {saved:.2%}'})"
+            for name, (saved, now) in self.settings.items()
+        )
+
+    def line(self) -> str:
+        """All of it, in one line for a log."""
+        return (
+            f"the state was saved with another mixture; from row {self.begin:,} of the run on, the shares of the rows "
+            f"are: {self.differences()}"
+        )
+
+
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings of `MAY_CHANGE` that differ: what was saved, and what is set now.
 

@@ -21,7 +21,7 @@ from dali_pipes.config.mixture import parse_weights
 from dali_pipes.corpus import Corpus
 from dali_pipes.engine.block_stream import Batches, BlockStream
 from dali_pipes.engine.build import BuiltSource, Graph
-from dali_pipes.engine.mixture import check_caps, in_rows
+from dali_pipes.engine.mixture import in_rows
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.loader.announcements import WaitWatch, say_resumed, say_start, start_text
 from dali_pipes.loader.batches import (
@@ -82,7 +82,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     """
 
     state_change: StateChange | None
-    """What `on_change = "nearest"` changed when the last state was loaded; None if that state fitted."""
+    """What `on_change` changed when the last state was loaded: a `MixtureChange` with "mixture", else a `StateChange`.
+    None if that state fitted.
+    """
     _consumed: Position | tuple[StepRange, int]  # up to the last batch handed out: a place, or steps and how many
     _last_epoch: int | None  # of the last batch handed out, since a state was loaded
     _begun: bool  # this object has begun the epoch of `_position`, and it is not complete
@@ -293,14 +295,21 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._check_open()
         self._check_ranks()
         mixture = self._mixture("set_weights()")
-        given = parse_weights(weights, mixture.names)
         position = self._position
         place = mixture.place(*position)
-        refuse_differing_ranks((place, {name: str(weight) for name, weight in given.items()}))
+        given, problem = {}, None
+        try:
+            given = parse_weights(weights, mixture.names)
+        except ConfigError as error:  # the other ranks wait for an answer from this one, too
+            problem = error
+        told = str(problem) if problem is not None else {name: str(weight) for name, weight in given.items()}
+        refuse_differing_ranks((place, told))
+        if problem is not None:
+            raise problem
         begin = mixture.next_stratum(place)
         sources = dict(zip(mixture.names, mixture.sources, strict=True))
         order = mixture.order.with_stage(begin, in_rows(given, sources), keep_later=True)
-        check_caps(self.config, mixture, mixture.first_place(position.epoch), order)
+        mixture.check_caps(mixture.first_place(position.epoch) + mixture.total, order)
         mixture.set_order(order)
         self._source.forget_plans()
         self._stream.read_again()

@@ -8,6 +8,7 @@
 An epoch is one `for`: `total` places, whatever the ranks are, and the next one goes on where it ended.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
@@ -36,6 +37,7 @@ class MixedRows:
     total:          places of an epoch
     caps:           rows that each source may give in the run
     given:          the stages of the configuration: first place, and weights in rows
+    keeps_caps:     whether an epoch that needs more rows than the caps allow is an error; else the order ends before
     """
 
     is_uniform = True
@@ -49,6 +51,8 @@ class MixedRows:
         total: int,
         caps: Mapping[str, int],
         given: Sequence[tuple[int, Mapping[str, Fraction]]],
+        *,
+        keeps_caps: bool = False,
     ) -> None:
         self.names, self.sources, self.bases = tuple(names), tuple(sources), bases
         self.order, self.total, self.caps, self.given = order, total, dict(caps), tuple(given)
@@ -63,6 +67,8 @@ class MixedRows:
         planned = [source.most_planned for source in self.sources if source.most_planned is not None]
         self.most_planned = min(planned, default=None)
         self._epoch, self._first = 0, 0  # an epoch and its first place: later ones follow it
+        self._keeps_caps = keeps_caps
+        self._checked: tuple[int, MixtureOrder] | None = None  # up to where, in which order
 
     @property
     def num_rows(self) -> int:
@@ -105,6 +111,7 @@ class MixedRows:
 
     def plan(self, epoch: int, places: Int64Array) -> Rows:
         """A padding row shows the first tokens of the joined corpora, without pieces where rows are cut into those."""
+        self._check_epoch(epoch)
         here = np.flatnonzero(places != PADDING)
         sources = np.full(len(places), PADDING)
         starts = np.full(len(places), -1 if self.in_pieces else 0)
@@ -222,6 +229,42 @@ class MixedRows:
             if name in marks and not source.seek_count(marks[name][0], marks[name][1:]):
                 return name
         return None
+
+    def check_caps(self, end: int, order: MixtureOrder | None = None) -> None:
+        """Raise `ConfigError` if a source gives more rows than its cap before the place `end`, unless they may end.
+
+        order: another one to be tried. The message says which passes, total or weight would fit.
+        """
+        if not self._keeps_caps:
+            return
+        order = self.order if order is None else order
+        counts = order.counts_before(end).tolist()
+        for number, name in enumerate(self.names):
+            cap = self.caps.get(name)
+            if cap is None or counts[number] <= cap:
+                continue
+            source = self.sources[number]
+            about = "" if source.is_uniform else "about "
+            over = order.places_for(number, cap + 1)
+            assert over is not None, "a source that exceeds its cap reaches it"
+            fits = over - 1
+            needed = Fraction(counts[number], source.rows_of_pass())
+            weight = order.weights_at(fits)[name]
+            shorter = f"total_tokens = {fits * self.seq_len} or less" if end == self.total else "fewer epochs"
+            raise ConfigError(
+                f"mixture.{name}: max_epochs = {float(cap / source.rows_of_pass()):g} ({about}{cap:,} rows) is used up "
+                f"after {fits * self.seq_len:,} of {end * self.seq_len:,} tokens, at {float(weight):.2%} of the rows. "
+                f"Set max_epochs = {math.ceil(100 * needed) / 100:g} or more, {shorter}, a smaller weight (about "
+                f'{float(weight * cap / counts[number]):.2%} of the rows), or on_exhausted = "drop" or "stop"'
+            )
+
+    def _check_epoch(self, epoch: int) -> None:
+        """Before the first batch of an epoch, also after other weights came: `check_caps` up to its end."""
+        end = self.first_place(epoch) + self.total
+        order = self.order
+        if self._checked != (end, order):
+            self.check_caps(end, order)
+            self._checked = end, order
 
     def set_order(self, order: MixtureOrder) -> None:
         """Take rows from another order from now on; plans made before have to be dropped."""

@@ -74,6 +74,7 @@ class TextEncoder:
         self.largest_id = tokenizer.largest_id
         self.settings: Mapping[str, str | int | None] = {
             "tokenizer": tokenizer.sha256,
+            "vocabulary": tokenizer.vocabulary,
             "eos_id": eos_id,
             "text_key": text_key,
         }

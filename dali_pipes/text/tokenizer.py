@@ -33,6 +33,14 @@ class LoadedTokenizer:
     largest_id: int
     can_lose_characters: bool
 
+    @property
+    def vocabulary(self) -> str:
+        """SHA-256 of the texts and ids of the model, without added tokens: the same for copies of a file that differ
+        in other settings, and for the tokenizers of a base model and of its chat model.
+        """
+        entries = sorted(self.library.get_vocab(with_added_tokens=False).items())
+        return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
 
 def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
     """Load a `tokenizer.json`, or the one in a folder.

@@ -1,6 +1,6 @@
 """Manifests next to the data: `manifest*.json`, as `dali-pipes tokenize` writes them.
 
-{"settings": {"format": "flat", "eos_id": 0}, "shards": [{"files": {"tokens-00000-0000.bin": {"bytes": 2048, ...}}}]}
+{"settings": {"format": "flat", "eos_id": 0, "tokenizer": "5f2c..."}, "shards": [{"files": {...}}]}
 {"files": [{"name": "tokens-00000-0000.bin", "sha256": "9f86..."}]}
 """
 
@@ -18,6 +18,20 @@ MANIFEST = "manifest.json"
 _MASK_SUFFIX, _INDEX_SUFFIX = ".loss", ".idx"
 
 
+class StatedTokenizer(NamedTuple):
+    """What ids were made with: SHA-256 of the `tokenizer.json`, and of its vocabulary if that is stated, too."""
+
+    manifest: Path
+    sha256: str
+    vocabulary: str | None
+
+    def differs(self, other: "StatedTokenizer") -> bool:
+        """Whether the same id may stand for other text."""
+        if self.vocabulary is None or other.vocabulary is None:
+            return self.sha256 != other.sha256
+        return self.vocabulary != other.vocabulary
+
+
 class Manifest(NamedTuple):
     """The content of one. end_id: the id that ends every document of its files, if they are flat; None: not stated."""
 
@@ -25,6 +39,7 @@ class Manifest(NamedTuple):
     names: Mapping[str, int | None]
     """Bytes of each listed file, by name."""
     end_id: int | None
+    tokenizer: StatedTokenizer | None
 
 
 class Manifests:
@@ -75,15 +90,32 @@ class Manifests:
         same = None not in found and len({entry[0] for entry in found if entry is not None}) == 1
         return min(entry for entry in found if entry is not None) if same else None
 
+    def tokenizers(self, files: Sequence[DataFile]) -> tuple[StatedTokenizer, ...]:
+        """The tokenizers of the files, each once, where manifests state them and files did not change later."""
+        beside = [(file, self._beside(file)) for file in files]
+        return tuple(
+            dict.fromkeys(
+                manifest.tokenizer
+                for file, manifest in beside
+                if manifest.tokenizer is not None and manifest.names.get(utf8_name(file.path.name)) == file.size
+            )
+        )
+
     def _beside(self, file: DataFile) -> Manifest:
         path = file.path.parent / MANIFEST
         if path not in self._read:
             content = _read(path) if is_listed(path) else {}
-            settings = content.get("settings")
+            found = content.get("settings")
+            settings = found if isinstance(found, dict) else {}
             end_id = None
-            if isinstance(settings, dict) and settings.get("format") == "flat" and type(settings.get("eos_id")) is int:
+            if settings.get("format") == "flat" and type(settings.get("eos_id")) is int:
                 end_id = settings["eos_id"]
-            self._read[path] = Manifest(path, {name: facts.get("bytes") for name, facts in _listed(content)}, end_id)
+            sha256, vocabulary = settings.get("tokenizer"), settings.get("vocabulary")
+            tokenizer = None
+            if isinstance(sha256, str):
+                tokenizer = StatedTokenizer(path, sha256, vocabulary if isinstance(vocabulary, str) else None)
+            names = {name: facts.get("bytes") for name, facts in _listed(content)}
+            self._read[path] = Manifest(path, names, end_id, tokenizer)
         return self._read[path]
 
 

@@ -53,6 +53,7 @@ class ConversationEncoder:
         self.settings: Mapping[str, str | int | None] = {
             **({} if learn_thoughts else {"learn_thoughts": False}),
             "tokenizer": tokenizer.sha256,
+            "vocabulary": tokenizer.vocabulary,
             "eos_id": None if template else eos_id,
             "learn": learn,
             "chat_template": template.sha256 if template else None,

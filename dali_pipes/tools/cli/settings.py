@@ -1,6 +1,7 @@
 """The settings of a loader from the arguments and options of a command: files, presets, data, and single settings.
 
 dali-pipes preview base.toml h100 --set seed=7         a file, a preset, and one setting that overrides both
+dali-pipes preview base.toml --set mixture.web.weight=0.5
 dali-pipes preview data/*.bin --batch-size 8 --seq-len 1024
 dali-pipes preview gpt2_124m data/*.bin                data instead of the preset's
 """
@@ -31,7 +32,9 @@ Given = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; can be repeated."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one setting, such as mixture.web.weight=0.5; can be repeated."
+    ),
 ]
 BatchSize = Annotated[int | None, typer.Option(help="Rows per batch on each rank.")]
 SeqLen = Annotated[int | None, typer.Option(help="Tokens per row.")]
@@ -98,7 +101,25 @@ def _assigned(item: str) -> Source:
     name, equals, text = item.partition("=")
     if not equals:
         raise ConfigError(f"--set {item}: expected key=value, such as batch_size=32")
-    return Source(f"--set {item}", {name.strip(): _value(text.strip())})
+    value = _value(text.strip())
+    for key in reversed(_keys(name.strip())):
+        value = {key: value}
+    return Source(f"--set {item}", value)
+
+
+def _keys(name: str) -> list[str]:
+    """The keys of a name: of `mixture."my web".weight` three, as in TOML. Only mixture has tables in tables."""
+    if not name.startswith("mixture."):
+        return [name]
+    try:
+        table: Any = tomllib.loads(f"{name} = 0")
+    except tomllib.TOMLDecodeError:
+        return name.split(".")
+    keys = []
+    while isinstance(table, dict):
+        ((key, table),) = table.items()
+        keys.append(key)
+    return keys
 
 
 def _value(text: str) -> Any:

@@ -75,7 +75,7 @@ class BuiltSource:
                 self.rows, in_pieces = Source(joined, self.mixture), self.mixture.in_pieces
                 interleave = self.mixture
             self.schedule = make_schedule(config, interleave)
-            if self.mixture is not None:
+            if self.mixture is not None and config.on_change != "mixture":  # else a state may come with other weights
                 self.mixture.check_caps(self.mixture.total)
             self.outputs = make_outputs(config, in_pieces=in_pieces)
             self.device, self.device_reason = choose_device(

@@ -179,14 +179,15 @@ class MixtureOrder:
     def with_stage(self, place: int, weights: Weights, *, keep_later: bool = False) -> MixtureOrder:
         """This order up to the next start of a stratum at or after `place`, and other weights from there on.
 
-        The given stages that begin there or later are dropped; `keep_later` keeps those that begin later.
+        Sources without a weight get 0: former ones of a resumed run. The given stages that begin there or later are
+        dropped; `keep_later` keeps those that begin later.
         """
         start = _stratum_start(place)
         before = [stage for stage in self.given_stages if stage[0] < start]
         later = [stage for stage in self.given_stages if stage[0] > start] if keep_later else []
         return MixtureOrder(
             self.names,
-            [*before, (start, weights), *later],
+            [*before, (start, {**dict.fromkeys(self.names, 0), **weights}), *later],
             seed=self.seed,
             caps=self.caps,
             on_exhausted=self.on_exhausted,

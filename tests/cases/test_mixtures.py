@@ -16,8 +16,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from dali_pipes import TokenLoader
+from dali_pipes import LoaderConfig, TokenLoader
+from dali_pipes.engine.block_source import BlockInfo
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import ConfigError, StateError, TokenRangeError
+from dali_pipes.loader.state_change import MixtureChange
 from dali_pipes.schedule.mixture import MixtureOrder
 
 SEQ_LEN = 16
@@ -397,3 +400,139 @@ def test_reports_and_validation(folder: Path) -> None:
             with one:
                 tokens = torch.cat([batch["input_ids"].reshape(-1) for batch in one])
                 assert len(tokens) == (int(SIZES[name] * 0.1) - 1) // SEQ_LEN * SEQ_LEN
+
+
+def capped(folder: Path, **settings: Any) -> TokenLoader:
+    """An epoch of 256 rows, 26 of them of math, which may give 43."""
+    sources = mixture(folder)
+    sources["math"]["max_epochs"] = 1
+    return loader(folder, mixture=sources, total_rows=256, **settings)
+
+
+EXCEEDED = r"mixture\.math: max_epochs = 1 \(43 rows\).* of 8,192 tokens.*max_epochs = 1\.\d+ or more, fewer epochs"
+
+
+def test_an_epoch_beyond_max_epochs_is_refused_before_its_first_batch(folder: Path) -> None:
+    with capped(folder) as twice:
+        rows = rows_of(twice)
+        assert len(rows) == 256
+        state = twice.state_dict()
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=EXCEEDED):
+                next(iter(twice))
+        assert twice.state_dict() == state
+        twice.load_state_dict(state)
+        with pytest.raises(ConfigError, match=EXCEEDED):
+            next(iter(twice))
+    with capped(folder, repeat=True, batches_per_run=5) as endless:
+        batches = iter(endless)
+        assert rows_of(next(batches) for _ in range(64)) == rows
+        with pytest.raises(ConfigError, match=EXCEEDED):
+            next(batches)
+    with capped(folder) as left:  # which ends the epoch, as it does without a mixture
+        next(iter(left))
+        state = left.state_dict()
+        with pytest.raises(ConfigError, match=EXCEEDED):
+            next(iter(left))
+    with capped(folder) as resumed:  # goes on within the epoch
+        resumed.load_state_dict(state)
+        assert rows_of(resumed) == {place: row for place, row in rows.items() if place >= 4}
+        with pytest.raises(ConfigError, match=EXCEEDED):
+            next(iter(resumed))
+        with pytest.raises(ConfigError, match=EXCEEDED):
+            resumed.locate(0, 0, epoch=1)
+
+
+def test_weights_that_come_with_a_state_are_checked(folder: Path) -> None:
+    with capped(folder) as first:
+        batches = iter(first)
+        for _ in range(8):
+            next(batches)
+        state = first.state_dict()
+    for weight, passes, fits in ((0.5, 1.8, True), (0.5, 1.7, False), (0.9, 2.98, True), (0.9, 2.95, False)):
+        sources = mixture(folder, web=1 - weight, code=0, math=weight)  # from row 128 on, after 13 rows of math
+        sources["math"]["max_epochs"] = passes
+        with pytest.raises(ConfigError, match=r"mixture\.math"):  # from the start on
+            loader(folder, mixture=sources, total_rows=256)
+        with loader(folder, mixture=sources, total_rows=256, on_change="mixture") as other:
+            if not fits:
+                with pytest.raises(ConfigError, match=r"mixture\.math"):
+                    next(iter(other))
+            other.load_state_dict(state)
+            if fits:
+                assert len(rows_of(other)) == 256 - 32
+            else:
+                with pytest.raises(ConfigError, match=r"mixture\.math: max_epochs"):
+                    next(iter(other))
+
+
+def test_without_a_total_passes_end_every_epoch(folder: Path) -> None:
+    sources = mixture(folder)
+    sources["code"]["max_epochs"] = 1
+    with loader(folder, mixture=sources, total_rows=None, batch_size=1) as passes:
+        code = [[source for source, _ in rows_of(passes).values()].count(1) for _ in range(2)]
+    assert code[0] == (SIZES["code"] - 1) // SEQ_LEN == 93
+    assert 80 <= code[1] <= 106  # the second epoch may begin and end within a stratum
+
+
+def test_a_pipeline_is_refused_an_epoch_beyond_max_epochs(folder: Path) -> None:
+    sources = mixture(folder)
+    sources["math"]["max_epochs"] = 1
+    settings: dict[str, Any] = {"mixture": sources, "total_rows": 256, "batch_size": 4, "seq_len": SEQ_LEN}
+    built = BuiltSource(LoaderConfig(**settings, rank=0, world_size=1, device="cpu"), endless=False)
+    try:
+        built.source(BlockInfo(0, 0))
+        with pytest.raises(ConfigError, match=EXCEEDED):
+            built.source(BlockInfo(0, 1))
+    finally:
+        built.close()
+
+
+def test_another_proxy_or_share_is_another_order(folder: Path) -> None:
+    for before, after in (("1/2", "1/4"), ("1/2", None), (None, "1/2")):
+        with loader(folder, proxy=before) as first:
+            next(iter(first))
+            state = first.state_dict()
+        with loader(folder, proxy=after, on_change="mixture") as other, pytest.raises(StateError, match="share"):
+            other.load_state_dict(state)
+        with loader(folder, proxy=before) as same:
+            same.load_state_dict(json.loads(json.dumps(state)))
+
+
+def test_what_a_state_changed_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with loader(folder, mixture=mixture(folder, web=0.7, code=0.3)) as first:
+        batches = iter(first)
+        for _ in range(40):
+            next(batches)
+        state = first.state_dict()
+    now = mixture(folder, code=0.3, math=0.1)
+    with loader(folder, mixture=now, on_change="mixture", quiet=False) as other:
+        capsys.readouterr()
+        other.load_state_dict(state)
+        change, said = other.state_change, capsys.readouterr().err
+        assert isinstance(change, MixtureChange)
+        assert change.settings == {
+            "mixture.code": (pytest.approx(0.3), 0.75),
+            "mixture.math": (None, 0.25),
+            "mixture.web": (pytest.approx(0.7), None),
+        }
+        assert (change.begin, change.epoch, change.rows_before, change.rows) == (256, 0, 160, 160)
+        assert change.line() in said
+        facts = ("row 256", "mixture.code 75.00% (was 30.00%)", "mixture.math 25.00% (new)", "mixture.web removed")
+        assert [fact for fact in facts if fact not in said] == []
+        again = other.state_dict()
+        other.load_state_dict(again)
+        assert other.state_change is None
+        other.set_weights({"code": 0.5, "math": 0.5})
+        live = other.state_dict()
+    more = mixture(folder, code=0.3, math=0.1, web=0.4)
+    with loader(folder, mixture=more, on_change="mixture") as third:
+        third.load_state_dict(live)
+        assert third.state_change is not None
+        assert third.state_change.settings == {
+            "mixture.code": (0.5, pytest.approx(0.375)),
+            "mixture.math": (0.5, 0.125),
+            "mixture.web": (None, 0.5),
+        }
+        third.load_state_dict(live, on_change="mixture")
+        list(third)

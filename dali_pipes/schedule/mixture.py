@@ -28,10 +28,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from functools import cache
+from itertools import accumulate, compress, pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -138,8 +140,8 @@ class MixtureOrder:
         if place == 0:
             return counts
         whole = place - place % STRATUM
-        for source, rows in self._trees[number].counts(whole - self.stages[number][0]):
-            counts[source] += rows
+        tree = self._trees[number]
+        counts[tree.leaves] += tree.counts(whole - self.stages[number][0])
         if whole < place:
             counts += np.bincount(self.rows(np.arange(whole, place))[0], minlength=len(self.names))
         return counts
@@ -213,33 +215,37 @@ class MixtureOrder:
             if sources and self.on_exhausted == "stop":
                 self.end = place
 
+        nothing = Fraction(0)
         stops = [start for start, _ in self.given_stages[1:]] + [MOST_PLACES]
         for (start, given), stop in zip(self.given_stages, stops, strict=True):
+            order, weights = _sorted_whole(given, self.names)
             while start < stop and self.end is None:
-                asked = [source for source, name in enumerate(self.names) if given[name] and source not in left]
+                asked = [source for source in order if source not in left]
                 if start >= self.settled:
-                    leave([source for source in asked if source in caps and base[source] >= caps[source]], start)
-                weights = {source: given[self.names[source]] for source in asked if source not in left}
-                if not weights:
+                    leave(
+                        [source for source in sorted(asked) if source in caps and base[source] >= caps[source]], start
+                    )
+                    asked = [source for source in asked if source not in left]
+                if not asked:
                     self.end = start
                 if self.end is not None:
                     break
-                tree = _Tree(weights, self.names)
-                rows_left = {source: caps[source] - base[source] for source in weights if source in caps}
+                tree = _Tree(asked, weights)
+                limits = [caps[source] - base[source] if source in caps else MOST_PLACES for source in tree.leaves]
                 most = (stop - start) // STRATUM
-                strata = tree.strata_within(rows_left, most)
+                counts = cache(tree.counts)  # the search ends with those that are needed here
+                strata = tree.strata_within(limits, most, counts)
                 strata = max(strata, min(most, -((start - self.settled) // STRATUM)))
                 if strata:
-                    in_effect = {name: weights.get(source, Fraction(0)) for source, name in enumerate(self.names)}
-                    self.stages.append((start, in_effect))
+                    self.stages.append((start, {**given, **{self.names[source]: nothing for source in left}}))
                     self._trees.append(tree)
                     self._bases.append(list(base))
-                    for source, rows in tree.counts(strata * STRATUM):
+                    for source, rows in zip(tree.leaves, counts(strata * STRATUM), strict=True):
                         base[source] += rows
                     start += strata * STRATUM
                 if start < stop:
-                    after_next = tree.counts((strata + 1) * STRATUM)
-                    leave([source for source, rows in after_next if rows > rows_left.get(source, rows)], start)
+                    exceeds = map(operator.gt, counts((strata + 1) * STRATUM), limits)
+                    leave(sorted(compress(tree.leaves, exceeds)), start)
         self._bases.append(base)
 
     def _pack(self) -> None:
@@ -261,62 +267,52 @@ class MixtureOrder:
 
 
 class _Tree:
-    """The binary tree of one stage. Node 0 is the root, and every node stands before its halves.
+    """The binary tree of one stage: node 0 is the root, every node stands before its halves, and all leaves are last.
 
-    shares: of the left half, in 2**64ths; 0 for a leaf. sources: of a leaf; -1 for another node.
+    order:   its sources, lowest weight first. weights: of each source, in proportion; integers
+    lefts, rights: the halves of a node; of a leaf itself
+    shares:  of the left half, in 2**64ths; 0 for a leaf
+    sources: of a leaf; -1 for another node. leaves: those of the leaves alone
     """
 
-    def __init__(self, weights: Mapping[int, Fraction], names: Sequence[str]) -> None:
-        positive = [source for source, weight in weights.items() if weight]
-        scale = math.lcm(*(weights[source].denominator for source in positive))
-        whole = {source: int(weights[source] * scale) for source in positive}
-        order = sorted(positive, key=lambda source: (whole[source], names[source]))
-        sums = [0]
-        for source in order:
-            sums.append(sums[-1] + whole[source])
-        self.lefts, self.rights, self.shares, self.sources, self._parents = [0], [0], [0], [-1], [-1]
-        self._leaf_of: dict[int, int] = {}
-        self.weights, self.weight = whole, sums[-1]
-        unfinished = [(0, 0, len(order))]
+    def __init__(self, order: Sequence[int], weights: Mapping[int, int]) -> None:
+        sums = [0, *accumulate(weights[source] for source in order)]
+        size = 2 * len(order) - 1
+        lefts, rights, shares, parents = list(range(size)), list(range(size)), [0] * size, [-1] * size
+        self.weights, self.weight, self._first_leaf = weights, sums[-1], len(order) - 1
+        self.leaves = list(order[:1]) if len(order) == 1 else []
+        inner, unfinished = 1, [(0, 0, len(order))] if len(order) > 1 else []
         while unfinished:
             node, first, end = unfinished.pop()
-            if end - first == 1:
-                self.lefts[node] = self.rights[node] = node
-                self.sources[node] = order[first]
-                self._leaf_of[order[first]] = node
-                continue
             cut = _nearest_cut(sums, first, end)
-            self.shares[node] = ((sums[cut] - sums[first]) << 64) // (sums[end] - sums[first])
-            self.lefts[node], self.rights[node] = len(self.lefts), len(self.lefts) + 1
-            for half in ((self.lefts[node], first, cut), (self.rights[node], cut, end)):
-                for array, value in zip(
-                    (self.lefts, self.rights, self.shares, self.sources, self._parents),
-                    (0, 0, 0, -1, node),
-                    strict=True,
-                ):
-                    array.append(value)
-                unfinished.append(half)
+            shares[node] = ((sums[cut] - sums[first]) << 64) // (sums[end] - sums[first])
+            for half, begin, stop in ((lefts, first, cut), (rights, cut, end)):
+                if stop - begin == 1:
+                    half[node] = self._first_leaf + len(self.leaves)
+                    self.leaves.append(order[begin])
+                else:
+                    half[node] = inner
+                    unfinished.append((inner, begin, stop))
+                    inner += 1
+                parents[half[node]] = node
+        self.lefts, self.rights, self.shares, self._parents = lefts, rights, shares, parents
+        self.sources = [-1] * self._first_leaf + self.leaves
 
-    def counts(self, rows: int) -> list[tuple[int, int]]:
-        """How many of the first `rows` rows each source with a weight gets."""
-        of_node = [0] * len(self.shares)
-        of_node[0] = rows
-        counts = []
-        for node, share in enumerate(self.shares):
-            here = of_node[node]
-            if self.sources[node] >= 0:
-                counts.append((self.sources[node], here))
-                continue
-            left = (here * share + _HALF) >> 64
-            of_node[self.lefts[node]], of_node[self.rights[node]] = left, here - left
-        return counts
+    def counts(self, rows: int) -> list[int]:
+        """How many of the first `rows` rows each source of `leaves` gets."""
+        of_node = [rows] * len(self.shares)
+        inner = slice(self._first_leaf)
+        for here, share, left, right in zip(of_node, self.shares[inner], self.lefts, self.rights, strict=False):
+            of_node[left] = first = (here * share + _HALF) >> 64
+            of_node[right] = here - first
+        return of_node[self._first_leaf :]
 
     def count_of(self, source: int, rows: int) -> int:
         """How many of the first `rows` rows a source gets."""
-        if source not in self._leaf_of:
+        if source not in self.leaves:
             return 0
         path = []
-        node = self._leaf_of[source]
+        node = self._first_leaf + self.leaves.index(source)
         while node:
             path.append(node)
             node = self._parents[node]
@@ -326,16 +322,15 @@ class _Tree:
             node = child
         return rows
 
-    def strata_within(self, rows_left: Mapping[int, int], most: int) -> int:
-        """The most strata, up to `most`, in which no source takes more rows than it has left."""
-        if not rows_left:
-            return most
+    def strata_within(self, limits: Sequence[int], most: int, counts: Callable[[int], list[int]]) -> int:
+        """The most strata, up to `most`, in which no source of `leaves` takes more than its limit, by `counts`."""
 
         def fit(strata: int) -> bool:
-            return all(rows <= rows_left.get(source, rows) for source, rows in self.counts(strata * STRATUM))
+            return all(map(operator.le, counts(strata * STRATUM), limits))
 
         # The source that runs out first, by its share, says about where; widen from there until both sides are known.
-        about = min(left * self.weight // (self.weights[source] * STRATUM) for source, left in rows_left.items())
+        shares = (self.weights[source] for source in self.leaves)
+        about = min(limit * self.weight // (share * STRATUM) for limit, share in zip(limits, shares, strict=True))
         fits, width = max(min(about, most), 0), 1
         while fits > 0 and not fit(fits):
             fits, width = max(fits - width, 0), width * 2
@@ -349,7 +344,7 @@ class _Tree:
 def _nearest_cut(sums: list[int], first: int, end: int) -> int:
     """Where to cut the sources first to end - 1, given the running sums of their weights."""
     both = sums[first] + sums[end]
-    cut = bisect_left(sums, both, first + 1, end - 1, key=lambda total: 2 * total)
+    cut = bisect_left(sums, (both + 1) // 2, first + 1, end - 1)
     if cut > first + 1 and both - 2 * sums[cut - 1] <= 2 * sums[cut] - both:
         return cut - 1
     return cut
@@ -362,6 +357,14 @@ def _product(k: UInt64Array, share: UInt64Array) -> tuple[UInt64Array, UInt64Arr
     middle = k_high * share_low + ((k_low * share_low) >> _SHIFT)
     other = k_low * share_high + (middle & _LOW)
     return k_high * share_high + (middle >> _SHIFT) + (other >> _SHIFT), k * share
+
+
+def _sorted_whole(weights: Weights, names: Sequence[str]) -> tuple[list[int], dict[int, int]]:
+    """The numbers of the sources with a weight, lowest first, ties by name; and their weights, scaled to integers."""
+    positive = {source: Fraction(weights[name]) for source, name in enumerate(names) if weights[name]}
+    scale = math.lcm(*(weight.denominator for weight in positive.values()))
+    whole = {source: weight.numerator * (scale // weight.denominator) for source, weight in positive.items()}
+    return sorted(whole, key=lambda source: (whole[source], names[source])), whole
 
 
 def _stratum_start(place: int) -> int:

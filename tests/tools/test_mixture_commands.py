@@ -186,3 +186,79 @@ def test_commands_on_data_refuse_a_configuration(config: Path, command: str) -> 
     error = one_line_error(command, config)
     assert str(config) in error
     assert "mixture" in error
+
+
+def test_one_setting_of_one_source_is_set(config: Path) -> None:
+    weights = ["--set", "mixture.web.weight=0.3", "--set", 'mixture."code".weight = "1/2"']
+    weights += ["--set", "mixture.code.max_epochs=none"]
+    found = run_json("config", config, *weights)
+    assert {name: source["weight"] for name, source in found["mixture"].items()} == {
+        "web": 0.3,
+        "code": 0.5,
+        "chat": 0.2,
+    }
+    assert "max_epochs" not in found["mixture"]["code"]
+    assert found["mixture"]["chat"] == run_json("config", config)["mixture"]["chat"]
+    asked = [use["weight"] for use in run_json("mixture", config, *weights, "--at", 0)["sources"]]
+    assert asked == pytest.approx([0.3, 0.5, 0.2])
+    more = ["--set", 'mixture."a.b c".corpus=synthetic:1K', "--set", "mixture.'a.b c'.weight=0"]
+    assert list(run_json("config", config, *more, "--set", "stages=[]")["mixture"]) == [*FIRST_IDS, "a.b c"]
+    for name, facts in {
+        "mixture.web.weight": ["--set mixture.web.weight=-1", "mixture.web.weight: ", "-1"],
+        "mixture.web.wieght": ["--set mixture.web.wieght=-1", "mixture.web.wieght: ", "weight"],
+        "mixture.wbe.weight": ["--set mixture.wbe.weight=-1", "mixture.wbe.corpus: "],
+        "mixture.web": ["--set mixture.web=-1", "mixture.web: "],
+        "mixture.a b.weight": ["--set mixture.a b.weight=-1", "mixture.a b"],
+        "model.web.weight": ["--set model.web.weight=-1", "model.web.weight"],
+    }.items():
+        error = one_line_error("config", config, "--set", f"{name}=-1")
+        assert [fact for fact in facts if fact not in error] == []
+
+
+def test_a_place_that_the_run_cannot_reach(config: Path) -> None:
+    """Where all sources have had their passes, or where one would exceed them."""
+    capped = ["--set", "mixture.web.max_epochs=0.5", "--set", "mixture.chat.max_epochs=2"]
+    error = one_line_error("mixture", config, *capped, "--at", "10M")
+    assert "--at 10,000,000" in error
+    end = int(error.partition("ends after ")[2].split()[0].replace(",", ""))
+    found = run_json("mixture", config, *capped, "--at", end)
+    assert [source["name"] for source in found["exhausted"]] != []
+    assert {source["name"] for source in found["exhausted"]} == set(FIRST_IDS)
+    assert "--at" in one_line_error("mixture", config, *capped, "--at", end + 1)
+    strict = ["--set", "on_exhausted=error", "--set", "mixture.code.max_epochs=1"]
+    assert run_json("mixture", config, *strict, "--at", TOTAL)["place"] == TOTAL // SEQ_LEN
+    strict[-1] = "mixture.web.max_epochs=1"
+    strict += ["--set", "mixture.code.max_epochs=1"]
+    assert "mixture.web: max_epochs = 1" in one_line_error("mixture", config, *strict, "--at", 3 * TOTAL)
+
+
+def test_a_state_of_a_mixture_tells_where_the_run_went_on(config: Path, tmp_path: Path) -> None:
+    """With weights that `set_weights` changed, and another batch size since."""
+    with open_loader(config) as first:
+        batches = iter(first)
+        for step in range(30):
+            next(batches)
+            if step == 10:
+                first.set_weights({"web": 0, "code": 0.5, "chat": 0.5})
+        saved = first.state_dict()
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(saved))
+    options = ["--state", state, "--batch-size", 6]
+    with open_loader(config, batch_size=6) as loader:
+        loader.load_state_dict(saved)
+        step, batch = loader.step, next(iter(loader))
+        places = [loader.locate(step, row) for row in range(6)]
+    assert step == 30 * BATCH // 6
+    report = run_json("explain", config, "--step", step, *options)
+    shown = run_json("preview", config, "--step", step, "--rows", 6, "--tokens", SEQ_LEN, *options)
+    assert [row["input_ids"] for row in shown["rows"]] == batch["input_ids"].tolist()
+    for row, place in enumerate(places):
+        found = run_json("locate", config, "--step", step, "--row", row, *options)
+        assert {"rank": 0, **found} == report["rows"][row]
+        expected = (str(place.file), place.offset, place.source_name, place.row_id)
+        assert (found["file"], found["offset"], found["source_name"], found["row_id"]) == expected
+        assert place.source_name != "web"
+    other = one_line_error("explain", config, "--step", step, *options, "--set", "mixture.web.weight=0.1")
+    assert "mixture.web" in other
+    state.write_text(json.dumps({**saved, "mixture": {**saved["mixture"], "place": 7}}))
+    assert "state" in one_line_error("explain", config, "--step", step, *options)

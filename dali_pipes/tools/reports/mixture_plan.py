@@ -54,7 +54,7 @@ def plan_mixture(config: LoaderConfig, at: int | None = None, *, with_course: bo
     """The plan up to the first place at or after `at` tokens of the run; None: up to the end of the first epoch.
 
     Rank and world size must be in `config`. Blocks to open the corpora, and to plan rows of documents. Raises as
-    `TokenLoader`, and `ConfigError` without a mixture and for an `at` after the end of the order.
+    `TokenLoader`, and `ConfigError` without a mixture and for an `at` that the run cannot reach.
     """
     if config.mixture is None:
         raise ConfigError("mixture: this configuration reads one corpus; list sources in the setting mixture")
@@ -68,6 +68,7 @@ def plan_mixture(config: LoaderConfig, at: int | None = None, *, with_course: bo
                 f"--at {at:,}: the mixture ends after {end * config.seq_len:,} tokens, when its sources reach "
                 "max_epochs; choose fewer tokens"
             )
+        mixture.check_caps(place)
         return MixturePlan(
             mixture_report(mixture, place),
             config.seq_len,

@@ -285,6 +285,8 @@ class MixedRows:
 
 def _groups(values: Int64Array) -> Iterator[tuple[int, Int64Array]]:
     """Each distinct value, and where it stands."""
+    if not len(values):  # rows of padding alone
+        return
     order = np.argsort(values, kind="stable")
     borders = np.flatnonzero(np.diff(values[order], prepend=values.min(initial=0) - 1)).tolist()
     for first, end in zip(borders, [*borders[1:], len(order)], strict=True):

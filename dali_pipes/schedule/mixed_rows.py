@@ -143,7 +143,8 @@ class MixedRows:
         """Plan what each source needs after the rows of the next places, so that later calls do not wait. May block."""
         if self.most_planned is None:
             return
-        ahead = self.first_place(epoch) + place + self.most_planned
+        # No further than the epoch: of a small source, as many rows would be hundreds of passes.
+        ahead = self.first_place(epoch) + min(place + self.most_planned, self.count(epoch))
         for number, count in enumerate(self.order.counts_before(ahead).tolist()):
             source = self.sources[number] if number < len(self.sources) else None
             if source is not None and source.most_planned is not None and count:

@@ -19,7 +19,7 @@ from profiles import examples
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.build import BuiltSource
-from dali_pipes.errors import ConfigError, StateError, TokenRangeError
+from dali_pipes.errors import ConfigError, CorpusError, StateError, TokenRangeError
 from dali_pipes.loader.state_change import MixtureChange
 from dali_pipes.schedule.mixture import MixtureOrder
 
@@ -536,3 +536,132 @@ def test_what_a_state_changed_is_said(folder: Path, capsys: pytest.CaptureFixtur
         }
         third.load_state_dict(live, on_change="mixture")
         list(third)
+
+
+@pytest.mark.parametrize("mode", ["stream", "pack"])
+def test_a_rank_may_have_padding_alone(folder: Path, mode: str) -> None:
+    """9 rows on 4 ranks of 2: the second step has one row for all of them."""
+    places = []
+    for rank in range(4):
+        settings: dict[str, Any] = {"rank": rank, "world_size": 4, "batch_size": 2, "batches_per_run": 1}
+        settings |= {"total_rows": 9, "drop_last": False, "rows": mode, "eos_id": 50_000}
+        with loader(folder, mixture=mixture(folder, math=1), **settings) as part:
+            batches = list(part)
+        assert len(batches) == 2
+        for batch in batches:
+            places += batch["row_ids"].tolist()
+            is_padding = batch["row_ids"] < 0
+            assert (batch["source_ids"] == -is_padding.long()).all()
+            assert ((batch["labels"] == -100).all(1) == is_padding).all()
+    assert sorted(places) == [-1] * 3 + list(range(9))  # the last step is as small as it may be: one row on each rank
+
+
+@pytest.mark.parametrize("mode", ["stream", "pack", "pad"])
+def test_the_rows_of_a_source_do_not_depend_on_the_others(folder: Path, mode: str) -> None:
+    """Its first, second and later rows alone, with others, and with other weights for them."""
+    found: list[dict[int, tuple[list[int], list[int]]]] = []
+    for weights in ({"math": 1}, {"math": 0.3, "web": 0.7}, {"code": 0.5, "math": 0.1, "web": 0.4}):
+        names = list(weights)
+        sources = mixture(folder, **weights)
+        sources["math"] |= {"rows": mode, "window_documents": 30}
+        settings: dict[str, Any] = {"eos_id": 50_000, "total_rows": 896, "mask_boundaries": True}
+        with loader(folder, mixture=sources, **settings) as mixed:
+            batches = list(mixed)
+            sources_of, counts = mixed._built.mixture.order.rows(np.arange(896))  # type: ignore[union-attr]
+        rows = {}
+        for batch in batches:
+            for place, ids, labels in zip(
+                batch["row_ids"].tolist(), batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True
+            ):
+                if names[sources_of[place]] == "math":
+                    rows[int(counts[place])] = (ids, labels)
+        found.append(rows)
+    alone, *others = found
+    assert sorted(alone) == list(range(896))
+    for rows in others:
+        assert len(rows) > 80
+        assert rows == {count: alone[count] for count in rows}
+
+
+def test_stages_before_the_position_stay_and_later_ones_may_change(folder: Path) -> None:
+    with loader(folder, stages=[{"at": 600 * SEQ_LEN, "weights": {"web": 1, "code": 0, "math": 0}}]) as first:
+        batches = iter(first)
+        for _ in range(50):
+            next(batches)
+        state = first.state_dict()
+    other = {"web": 0, "code": 1, "math": 0}
+    with (
+        loader(folder, stages=[{"at": 100 * SEQ_LEN, "weights": other}]) as early,
+        pytest.raises(StateError, match=r"stages: .* row 200") as refused,
+    ):
+        early.load_state_dict(state)
+    assert 'on_change = "mixture"' in str(refused.value)
+    with loader(folder, stages=[{"at": 400 * SEQ_LEN, "weights": other}]) as late:
+        late.load_state_dict(state)
+        rows = rows_of(late)
+    old = expected_rows({"web": 0.6, "code": 0.3, "math": 0.1}, 512)
+    assert {place: row for place, row in rows.items() if place < 512} == {
+        place: old[place] for place in range(200, 512)
+    }
+    assert {row[0] for place, row in rows.items() if place >= 512} == {1}
+
+
+def test_a_source_that_cannot_give_rows_is_named(folder: Path, tmp_path: Path) -> None:
+    short, empty = tmp_path / "short.bin", tmp_path / "empty.bin"
+    np.arange(SEQ_LEN, dtype=np.uint16).tofile(short)  # a row reads one token more
+    empty.touch()
+    for path, more, fact in (
+        (short, {}, f"{SEQ_LEN}"),
+        (empty, {}, "empty.bin"),
+        (tmp_path / "none.bin", {}, "none.bin"),
+    ):
+        sources = mixture(folder)
+        sources["small"] = {"corpus": path, "dtype": "uint16", "weight": 0.1, **more}
+        with pytest.raises((ConfigError, CorpusError), match=r"^mixture\.small: ") as refused:
+            loader(folder, mixture=sources)
+        assert fact in str(refused.value)
+
+
+def test_the_ranks_of_a_run_go_from_one_to_four_to_two(folder: Path) -> None:
+    """With new weights in each life, asked for after a step of chance."""
+    random = np.random.default_rng(6)
+    settings: dict[str, Any] = {"eos_id": 50_000, "batch_size": 3, "total_rows": 888}
+    settings["mixture"] = mixture(folder)
+    settings["mixture"]["math"] |= {"rows": "pack", "window_documents": 25}
+    state: dict[str, Any] | None = None
+    lives = [(ranks, int(random.integers(8, 20)), random.dirichlet([1] * 3).round(3)) for ranks in (1, 4, 2, 1)]
+    found: dict[int, Any] = {}
+
+    def live(ranks: int, rank: int, begin: dict[str, Any] | None, steps: int, weights: Any) -> dict[str, Any]:
+        with loader(folder, **{**settings, "rank": rank, "world_size": ranks}) as part:
+            if begin is not None:
+                part.load_state_dict(begin)
+            batches = iter(part)
+            for step in range(steps):
+                keep(next(batches))
+                if step == steps // 2:
+                    part.set_weights(dict(zip(NAMES, weights.tolist(), strict=True)))
+            return dict(json.loads(json.dumps(part.state_dict())))
+
+    def keep(batch: Any) -> None:
+        columns = (batch[name].tolist() for name in ("row_ids", "source_ids", "input_ids", "labels"))
+        for place, *row in zip(*columns, strict=True):
+            assert found.setdefault(place, row) == row, place
+
+    for ranks, steps, weights in lives:
+        states = [live(ranks, rank, state, steps, weights) for rank in range(ranks)]
+        assert all(one == states[0] for one in states)
+        state = states[0]
+    assert sorted(found) == list(range(3 * sum(ranks * steps for ranks, steps, _ in lives)))
+    with loader(folder, **settings) as whole:  # never stopped; told the same after the same rows
+        changes, place = {}, 0
+        for ranks, steps, weights in lives:
+            changes[place + 3 * ranks * (steps // 2 + 1)] = weights
+            place += 3 * ranks * steps
+        expected = found.copy()
+        found.clear()
+        for step, batch in enumerate(whole):
+            keep(batch)
+            if (weights := changes.get(3 * (step + 1))) is not None:
+                whole.set_weights(dict(zip(NAMES, weights.tolist(), strict=True)))
+    assert {place: found[place] for place in expected} == expected

@@ -37,6 +37,15 @@ class Job(NamedTuple):
     """Rows of a step, over all ranks, in every life; None: another number in each."""
 
 
+MIXTURE: dict[str, Any] = {
+    "mixture": {
+        "stream": {"corpus": "stream.bin", "dtype": "uint16", "weight": 0.6},
+        "packed": {"corpus": "documents.bin", "dtype": "uint16", "weight": 0.4, "rows": "pack", "window_documents": 13},
+    },
+    "total_rows": 150,
+    "seq_len": T,
+    "eos_id": END,
+}
 STREAM: dict[str, Any] = {"corpus": "stream.bin", "dtype": "uint16", "seq_len": T}
 DOCUMENTS: dict[str, Any] = {"corpus": "documents.bin", "dtype": "uint16", "seq_len": 2 * T, "eos_id": END}
 SHORT = ("input_ids", "labels", "row_ids")
@@ -46,6 +55,7 @@ JOBS = {
     "in order": Job({**STREAM, "outputs": SHORT, "shuffle": False, "drop_last": False}),
     "mtp": Job({**DOCUMENTS, "outputs": LONG, "mtp": 2, "drop_last": False, "seed": 1}),
     "pack": Job({**DOCUMENTS, "outputs": LONG, "rows": "pack", "window_documents": 13, "drop_last": False}),
+    "mixture": Job({**MIXTURE, "outputs": (*SHORT, "attention_mask", "source_ids"), "drop_last": False}),
     "pad": Job(
         {**DOCUMENTS, "outputs": LONG, "rows": "pad", "length_buckets": (4, 9), "window_documents": 20}, step_rows=8
     ),
@@ -76,8 +86,14 @@ def live(folder: Path, kills: int, seed: int) -> dict[str, list[Life]]:
 
 def unbroken(folder: Path, job: Job, epochs: int) -> list[list[tuple[str, int]]]:
     """By epoch and row: a hash of what the row holds, and the width of it alone."""
-    settings = {**job.settings, "corpus": str(folder.parent / job.settings["corpus"])}
-    if settings["corpus"].endswith("stream.bin"):  # no loader is asked
+    settings = job.settings
+    if "mixture" in settings:
+        paths = {name: str(folder.parent / source["corpus"]) for name, source in settings["mixture"].items()}
+        sources = {name: {**source, "corpus": paths[name]} for name, source in settings["mixture"].items()}
+        settings = {**settings, "mixture": sources}
+    else:
+        settings = {**settings, "corpus": str(folder.parent / settings["corpus"])}
+    if settings.get("corpus", "").endswith("stream.bin"):  # no loader is asked
         tokens = np.fromfile(settings["corpus"], np.uint16).astype(np.int64)
         order = {"seq_len": T, "shuffle": settings.get("shuffle", True), "seed": settings.get("seed", 0)}
         rows = [list(epoch_batches(tokens, batch_size=1, epoch=epoch, **order)) for epoch in range(epochs)]
@@ -152,7 +168,7 @@ def check_nothing_left(folder: Path, shared_before: set[str]) -> None:
     ("kills", "seed"), [(10, 0), *(pytest.param(20, seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
 )
 def test_kills(tmp_path: Path, kills: int, seed: int) -> None:
-    """Fifty of them, 1 → 4 → 2 ranks; the slow ones are a hundred each, at other moments with other settings."""
+    """Sixty of them, 1 → 4 → 2 ranks; the slow ones are 120 each, at other moments with other settings."""
     before = set(os.listdir("/dev/shm"))
     of_jobs = live(tmp_path, kills, seed)
     for name, job in JOBS.items():

@@ -236,15 +236,20 @@ def chi_square(table: npt.NDArray[np.int64]) -> float:
     return float(((table - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.parametrize("kind", ["halves", *FAMILIES[:-1]])  # millionths are too few rows
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_rank_gets_its_share_of_each_source(ranks: int, seed: int) -> None:
-    """By chance, as far as chi-square tells: neither all of one source, nor as evenly as no random split would."""
+def test_a_rank_gets_its_share_of_each_source(ranks: int, seed: int, kind: str) -> None:
+    """By chance, as far as chi-square tells, also where steps have an even number of rows of two equal weights."""
+    weights = family("equal", 2) if kind == "halves" else family(kind, 6)
     places = np.arange(2**16)
-    sources, _ = order_of({"a": Fraction(1, 2), "b": Fraction(1, 2)}, seed).rows(places)
-    table = np.stack([np.bincount(places[sources == source] % ranks, minlength=ranks) for source in (0, 1)])
-    degrees = ranks - 1
-    # Strata are exact halves, so the statistic is a little below that of a free split. 5 sigma either side.
+    sources, _ = order_of(weights, seed).rows(places)
+    tables = [np.bincount(places[sources == source] % ranks, minlength=ranks) for source in range(len(weights))]
+    # Sources of which a rank has too few rows count as one.
+    few = [table for table in tables if table.sum() < 5 * ranks]
+    table = np.stack([table for table in tables if table.sum() >= 5 * ranks] + ([sum(few)] if few else []))
+    degrees = (len(table) - 1) * (ranks - 1)
+    # Strata hold whole shares, so the statistic is a little below that of a free split. 5 sigma either side.
     assert 0 < chi_square(table) < degrees + 5 * (2 * degrees) ** 0.5 + 5
 
 

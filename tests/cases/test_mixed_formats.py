@@ -33,7 +33,7 @@ def truth_of(samples: Path, path: str) -> tuple[list[int], set[int]]:
 
 def test_rows_of_four_formats_hold_the_true_ids(samples: Path) -> None:
     truths = {name: truth_of(samples, path) for name, (path, _) in SOURCES.items()}
-    truth, starts = ({name: both[part] for name, both in truths.items()} for part in (0, 1))
+    truth, starts = {name: ids for name, (ids, _) in truths.items()}, {name: of for name, (_, of) in truths.items()}
     mixture = {name: {"corpus": samples / path, **settings} for name, (path, settings) in SOURCES.items()}
     outputs = ("input_ids", "labels", "attention_mask", "source_ids")
     settings: dict[str, Any] = {"batch_size": 4, "seq_len": SEQ_LEN, "total_rows": 1024, "outputs": outputs}

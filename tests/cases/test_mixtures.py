@@ -610,13 +610,9 @@ def test_a_source_that_cannot_give_rows_is_named(folder: Path, tmp_path: Path) -
     short, empty = tmp_path / "short.bin", tmp_path / "empty.bin"
     np.arange(SEQ_LEN, dtype=np.uint16).tofile(short)  # a row reads one token more
     empty.touch()
-    for path, more, fact in (
-        (short, {}, f"{SEQ_LEN}"),
-        (empty, {}, "empty.bin"),
-        (tmp_path / "none.bin", {}, "none.bin"),
-    ):
+    for path, fact in ((short, f"{SEQ_LEN}"), (empty, "empty.bin"), (tmp_path / "none.bin", "none.bin")):
         sources = mixture(folder)
-        sources["small"] = {"corpus": path, "dtype": "uint16", "weight": 0.1, **more}
+        sources["small"] = {"corpus": path, "dtype": "uint16", "weight": 0.1}
         with pytest.raises((ConfigError, CorpusError), match=r"^mixture\.small: ") as refused:
             loader(folder, mixture=sources)
         assert fact in str(refused.value)
@@ -662,6 +658,6 @@ def test_the_ranks_of_a_run_go_from_one_to_four_to_two(folder: Path) -> None:
         found.clear()
         for step, batch in enumerate(whole):
             keep(batch)
-            if (weights := changes.get(3 * (step + 1))) is not None:
-                whole.set_weights(dict(zip(NAMES, weights.tolist(), strict=True)))
+            if (told := changes.get(3 * (step + 1))) is not None:
+                whole.set_weights(dict(zip(NAMES, told.tolist(), strict=True)))
     assert {place: found[place] for place in expected} == expected

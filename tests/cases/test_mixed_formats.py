@@ -36,7 +36,7 @@ def test_rows_of_four_formats_hold_the_true_ids(samples: Path) -> None:
     truth, starts = {name: ids for name, (ids, _) in truths.items()}, {name: of for name, (_, of) in truths.items()}
     mixture = {name: {"corpus": samples / path, **settings} for name, (path, settings) in SOURCES.items()}
     outputs = ("input_ids", "labels", "attention_mask", "source_ids")
-    settings: dict[str, Any] = {"batch_size": 4, "seq_len": SEQ_LEN, "total_rows": 1024, "outputs": outputs}
+    settings: dict[str, Any] = {"batch_size": 4, "seq_len": SEQ_LEN, "total_rows": 512, "outputs": outputs}
     used: Counter[str] = Counter()
     with TokenLoader(mixture=mixture, **settings, device="cpu", quiet=True) as loader:
         formats = {name: (corpus.format, corpus.dtype.name) for name, corpus in loader.corpora.items()}
@@ -62,4 +62,4 @@ def test_rows_of_four_formats_hold_the_true_ids(samples: Path) -> None:
         "chat": ("arrow", "int32"),
     }
     shares = {name: tokens / used.total() for name, tokens in used.items()}
-    assert max(abs(shares[name] - SOURCES[name][1]["weight"]) for name in SOURCES) < 0.02
+    assert max(abs(shares[name] - SOURCES[name][1]["weight"]) for name in SOURCES) < 0.03

@@ -129,10 +129,10 @@ def test_any_number_of_ranks_has_every_row_once(
 
 
 def test_a_run_goes_on_from_every_place() -> None:
-    """With other weights asked for after rows 100 and 270, and a source that pauses and comes back."""
-    sizes, total = {"web": 900, "code": 300, "math": 70}, 450
+    """With other weights asked for after rows 100 and 200, and a source that pauses and comes back."""
+    sizes, total = {"web": 900, "code": 300, "math": 70}, 320
     first = {"web": Fraction(6, 10), "code": Fraction(3, 10), "math": Fraction(1, 10)}
-    changes = {100: {"web": Fraction(1), "code": Fraction(4), "math": Fraction(0)}, 270: {**first, "math": Fraction(7)}}
+    changes = {100: {"web": Fraction(1), "code": Fraction(4), "math": Fraction(0)}, 200: {**first, "math": Fraction(7)}}
     run, oracle, stages = mixed(sizes, first, total, 8), Oracle(sizes, 8), [(0, first)]
     rows = oracle.rows(stages, range(total))
     for place in range(total + 1):
@@ -168,7 +168,7 @@ def test_large_runs_with_changing_weights_go_on_from_any_place(
     sizes = {f"s{number}": int(random.integers(10**9, 10**12)) for number in range(count)}
     first = weights_like(kind, list(sizes), random)
     run, oracle, stages = mixed(sizes, first, total, seq_len), Oracle(sizes, seq_len), [(0, first)]
-    for place in sorted(data.draw(st.sets(st.integers(1, total - 1), max_size=4))):
+    for place in sorted(data.draw(st.sets(st.integers(1, total - 1000), max_size=4))):
         begin = -(-place // 128) * 128
         weights = weights_like(data.draw(st.sampled_from(["equal", "zipf", "dirichlet"])), list(sizes), random)
         run.set_order(run.order.with_stage(begin, weights))

@@ -19,7 +19,7 @@ from typing import Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
-from dali_pipes.loader.state_change import StateChange
+from dali_pipes.loader.state_change import MixtureChange, StateChange
 from dali_pipes.monitoring.stats import LoaderStats
 from dali_pipes.runtime.messages import counted, say_once
 from dali_pipes.runtime.ranks import process_group
@@ -147,17 +147,21 @@ def lost_text(config: LoaderConfig, schedule: Schedule) -> str:
 
 
 def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None) -> str:
-    """The line printed when a run resumes with other row lengths or, within an epoch, another global batch; else ""."""
+    """What is printed when a run resumes with other row lengths or another mixture, or, within an epoch, another global
+    batch; else "".
+    """
+    changed = []
     if change is not None:
         is_elsewhere = place != (change.epoch, change.rows)  # steps are skipped, or nothing is left of the epoch
-        return change.line() + f"; the next row is row {place.rows:,} of epoch {place.epoch}" * is_elsewhere
-    if not place.rows or saved_rows in (None, schedule.global_rows):
-        return ""
-    return (
+        changed = [change.line() + f"; the next row is row {place.rows:,} of epoch {place.epoch}" * is_elsewhere]
+    if not isinstance(change, MixtureChange | None) or not place.rows or saved_rows in (None, schedule.global_rows):
+        return "".join(changed)
+    other_batch = (
         f"resuming epoch {place.epoch} at row {place.rows:,} with a global batch of "
         f"{counted(schedule.global_rows, 'row')} (saved with {saved_rows}): the next step is step "
         f"{schedule.step_number(place.rows):,} of the epoch, which differs from a step count kept by the trainer"
     )
+    return "\n".join([*changed, other_batch])
 
 
 def say_resumed(

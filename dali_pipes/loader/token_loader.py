@@ -215,8 +215,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         World size, batch size, block size, threads, device and placement may differ from the saving run. With
         `on_change` "nearest" (None: the setting's value) the lengths of rows may differ too: the run then resumes at
         the row nearest to the same number of tokens, prints a line to standard error, and records the change in
-        `state_change`. Ends an iteration in progress. Raises `StateError` listing the differences if the corpus or the
-        order has changed.
+        `state_change`. With "mixture", sources and weights may differ: every source goes on where it was. Ends an
+        iteration in progress. Raises `StateError` listing the differences if the corpus or the order has changed.
         """
         self._check_open()
         self._check_ranks()

@@ -506,7 +506,7 @@ def test_what_a_state_changed_is_said(folder: Path, capsys: pytest.CaptureFixtur
             next(batches)
         state = first.state_dict()
     now = mixture(folder, code=0.3, math=0.1)
-    with loader(folder, mixture=now, on_change="mixture", quiet=False) as other:
+    with loader(folder, mixture=now, on_change="mixture", quiet=False, batch_size=8) as other:
         capsys.readouterr()
         other.load_state_dict(state)
         change, said = other.state_change, capsys.readouterr().err
@@ -518,7 +518,14 @@ def test_what_a_state_changed_is_said(folder: Path, capsys: pytest.CaptureFixtur
         }
         assert (change.begin, change.epoch, change.rows_before, change.rows) == (256, 0, 160, 160)
         assert change.line() in said
-        facts = ("row 256", "mixture.code 75.00% (was 30.00%)", "mixture.math 25.00% (new)", "mixture.web removed")
+        facts = (
+            "row 256",
+            "global batch of 8 rows",
+            "step 20",
+            "mixture.code 75.00% (was 30.00%)",
+            "mixture.math 25.00% (new)",
+            "mixture.web removed",
+        )
         assert [fact for fact in facts if fact not in said] == []
         again = other.state_dict()
         other.load_state_dict(again)

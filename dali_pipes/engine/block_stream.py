@@ -81,7 +81,7 @@ class BlockStream:
         self._queue: BlockQueue | None = None
         self._next_iteration = 0  # the number by which the source knows the next block to take
         self._error: Exception | None = None
-        batch_tokens = config.batch_size * config.seq_len
+        batch_tokens = config.batch_size * config.row_len
         # Rows that are put together cost more, so their batches are assembled one by one: no `next()` takes long.
         most = 1 if built.outputs.in_pieces else BATCHES_TOKENS // batch_tokens
         self._batches_at_a_time = max(1, min(most, built.source.batches_per_run))
@@ -106,7 +106,7 @@ class BlockStream:
         held, queue = self._built.source.placement.memory(), self._queue
         if self._loans is None or queue is None:
             return held
-        block_bytes = self._built.block_bytes([self._config.seq_len] * self._built.source.batches_per_run)
+        block_bytes = self._built.block_bytes([self._config.row_len] * self._built.source.batches_per_run)
         return replace(held, dali_bytes=queue.in_flight * block_bytes + self._loans.bytes_held)
 
     def seek(self, position: Position) -> None:
@@ -181,7 +181,7 @@ class BlockStream:
         schedule = self._built.schedule
         sizes = [schedule.batch_size] * (steps.num_steps - 1)
         sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))
-        widths = [self._config.seq_len] * len(sizes)
+        widths = [self._config.row_len] * len(sizes)
         if plan is not None and plan.widths is not None:
             widths = plan.widths[np.cumsum(sizes) - 1].tolist()
         if self._loans is not None:

@@ -177,7 +177,7 @@ def make_schedule(config: LoaderConfig, interleave: Interleave) -> Schedule:
         rank=config.rank or 0,
         world_size=world_size,
         drop_last=config.drop_last,
-        skip_steps=in_steps(config.skip_steps, config.batch_size * world_size, config.seq_len),
+        skip_steps=in_steps(config.skip_steps, config.batch_size * world_size, config.row_len),
     )
 
 
@@ -186,7 +186,7 @@ def make_outputs(config: LoaderConfig, *, in_pieces: bool) -> Outputs:
     return Outputs(
         config.batch_names,
         config.batch_size,
-        config.seq_len,
+        config.row_len,
         in_pieces,
         label_shift=config.label_shift,
         pad_id=config.pad_id,
@@ -201,7 +201,7 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -
     Where documents have to be planned, the target is also one of rows, over all ranks, whose plan the first batch waits
     for.
     """
-    batch_tokens = config.batch_size * config.seq_len
+    batch_tokens = config.batch_size * config.row_len
     wanted = (TARGET_GPU_BLOCK_TOKENS if on_gpu else TARGET_BLOCK_TOKENS) // batch_tokens
     if schedule.interleave.most_planned is not None:
         wanted = min(wanted, schedule.interleave.most_planned // schedule.global_rows)
@@ -212,4 +212,4 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -
 
 def _counted_bytes(config: LoaderConfig) -> int:
     """What a batch counts for in max_block_bytes: int64 inputs and labels."""
-    return config.batch_size * config.seq_len * 8 * 2
+    return config.batch_size * config.row_len * 8 * 2

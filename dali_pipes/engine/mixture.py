@@ -113,7 +113,7 @@ def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) 
 def stages_in_rows(config: LoaderConfig, rows: Mapping[str, RowSource]) -> list[tuple[int, dict[str, Fraction]]]:
     """The stages of a configuration: first place, and weights in rows."""
     stages = [(0, in_rows(_base_weights(config, rows), rows))]
-    stages += [(-(-stage.at // config.seq_len), in_rows(stage.weights, rows)) for stage in config.stages]
+    stages += [(-(-stage.at // config.row_len), in_rows(stage.weights, rows)) for stage in config.stages]
     return stages
 
 
@@ -143,7 +143,7 @@ def _base_weights(config: LoaderConfig, rows: Mapping[str, RowSource]) -> dict[s
 def _total_rows(config: LoaderConfig) -> int | None:
     """Rows of an epoch over all ranks, where a total is given."""
     if config.total_tokens is not None:
-        return config.total_tokens // config.seq_len
+        return config.total_tokens // config.row_len
     if config.total_steps is not None:
         return config.total_steps * config.batch_size * (config.world_size or 1)
     return config.total_rows
@@ -192,8 +192,8 @@ def check_caps(
         weight = order.weights_at(fits)[name]
         raise ConfigError(
             f"mixture.{name}: max_epochs = {float(cap / source.rows_of_pass()):g} ({about}{cap:,} rows) is used up "
-            f"after {fits * config.seq_len:,} of {end * config.seq_len:,} tokens, at {float(weight):.2%} of the rows. "
-            f"Set max_epochs = {math.ceil(100 * needed) / 100:g} or more, total_tokens = {fits * config.seq_len} or "
+            f"after {fits * config.row_len:,} of {end * config.row_len:,} tokens, at {float(weight):.2%} of the rows. "
+            f"Set max_epochs = {math.ceil(100 * needed) / 100:g} or more, total_tokens = {fits * config.row_len} or "
             f"less, a smaller weight (about {float(weight * cap / counts[number]):.2%} of the rows), or on_exhausted = "
             '"drop" or "stop"'
         )

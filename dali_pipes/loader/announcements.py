@@ -124,7 +124,7 @@ def steps_text(config: LoaderConfig, schedule: Schedule, epoch: int) -> str:
     left_out = f" ({all_steps - steps:,} skipped)" if schedule.skip_steps else ""
     ranks = counted(schedule.world_size, "rank")
     share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
-    shape = f"{ranks} x ({config.batch_size}, {config.seq_len}{share})"
+    shape = f"{ranks} x ({config.batch_size}, {config.row_len}{share})"
     if not rows:
         return "not planned yet"
     about = "about " * (not is_exact)

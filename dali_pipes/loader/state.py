@@ -71,7 +71,7 @@ class States:
         mixture: MixedRows | None = None,
     ) -> None:
         self._corpora, self._schedule, self._mixture, self._on_change = corpora, schedule, mixture, config.on_change
-        self._skip_steps, self._seq_len = config.skip_steps, config.seq_len
+        self._skip_steps, self._seq_len = config.skip_steps, config.row_len
         self._order = schedule.interleave.order_name
         if mixture is None:
             corpus = corpora[""]

@@ -230,7 +230,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         0, 1, ..., or with `context_parallel` this rank's share of them. For positions within documents use the output
         `position_ids`.
         """
-        return row_positions(self.config.seq_len if width is None else width, self._share)
+        return row_positions(self.config.row_len if width is None else width, self._share)
 
     def locate(self, step: int, row: int, epoch: int | None = None) -> RowLocation:
         """Where row `row` of this rank's batch number `step` comes from.

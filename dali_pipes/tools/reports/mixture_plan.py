@@ -61,20 +61,20 @@ def plan_mixture(config: LoaderConfig, at: int | None = None, *, with_course: bo
     with closing(built_on_cpu(config)) as built:
         assert built.mixture is not None
         mixture = built.mixture
-        place = mixture.count(0) if at is None else -(-at // config.seq_len)
+        place = mixture.count(0) if at is None else -(-at // config.row_len)
         end = MOST_PLACES if mixture.order.end is None else mixture.order.end
         if place > end:
             raise ConfigError(
-                f"--at {at:,}: the mixture ends after {end * config.seq_len:,} tokens, when its sources reach "
+                f"--at {at:,}: the mixture ends after {end * config.row_len:,} tokens, when its sources reach "
                 "max_epochs; choose fewer tokens"
             )
         return MixturePlan(
             mixture_report(mixture, place),
-            config.seq_len,
+            config.row_len,
             tuple(
                 WeightsFrom(
                     first,
-                    first * config.seq_len,
+                    first * config.row_len,
                     {use.name: use.weight for use in mixture_report(mixture, first).sources},
                 )
                 for first, _ in mixture.order.stages

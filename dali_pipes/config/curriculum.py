@@ -1,7 +1,7 @@
 """The settings that change with the tokens of a run: `seq_len` and `global_batch` as lists of [tokens, value].
 
-    seq_len = [[0, 2048], ["20B", 8192]]       # rows of 2,048 tokens, and of 8,192 after 20 billion tokens
-    global_batch = [[0, 256], ["10B", 512]]    # rows of an optimizer step, over all ranks
+seq_len = [[0, 2048], ["20B", 8192]]       # rows of 2,048 tokens, and of 8,192 after 20 billion tokens
+global_batch = [[0, 256], ["10B", 512]]    # rows of an optimizer step, over all ranks
 """
 
 from bisect import bisect_right
@@ -55,7 +55,7 @@ def _parse_steps(value: Any) -> Steps:
 
 
 def _kind(value: Any) -> str:
-    return "stages" if isinstance(value, list | tuple) or getattr(value, "ndim", 0) else "one"
+    return "stages" if isinstance(value, list | tuple) or getattr(value, "ndim", 0) != 0 else "one"
 
 
 def plain_steps(value: int | Steps | None) -> int | list[list[int]] | None:

@@ -477,7 +477,9 @@ class LoaderConfig(BaseModel):
                     )
         if not self.changes_length:
             return
-        given = f"seq_len = {shown(self._plain('seq_len'))}" + f", order_len = {self.order_len}" * (self.order_len is not None)
+        given = f"seq_len = {shown(self._plain('seq_len'))}" + f", order_len = {self.order_len}" * (
+            self.order_len is not None
+        )
         if self.global_batch is None:
             raise ValueError(
                 f"{given} needs global_batch, the rows of an optimizer step over all ranks: lengths change between "
@@ -485,16 +487,25 @@ class LoaderConfig(BaseModel):
             )
         if self._row_modes != {"stream"} or self.stride is not None:
             found = f"stride = {self.stride}" if self.stride is not None else 'rows = "pack" or "pad"'
-            raise ValueError(f'{given} changes the length of rows, which needs rows = "stream" without stride: remove {found}')
+            raise ValueError(
+                f'{given} changes the length of rows, which needs rows = "stream" without stride: remove {found}'
+            )
         for length in values(steps_of(self.seq_len)):
             if self.row_len % length:
                 raise ValueError(
-                    f"{given}: rows of {length:,} tokens are cut from rows of order_len = {self.row_len:,}, which is not "
-                    "a multiple of it; set order_len to a common multiple of all lengths"
+                    f"{given}: rows of {length:,} tokens are cut from rows of order_len = {self.row_len:,}, which is "
+                    "not a multiple of it; set order_len to a common multiple of all lengths"
                 )
         for skipped in self.skip_steps:
             if skipped.unit == "tokens":
-                raise ValueError(f"skip_steps: {skipped} in tokens does not work with a list as seq_len: give it in rows")
+                raise ValueError(
+                    f"skip_steps: {skipped} in tokens does not work with a list as seq_len: give it in rows"
+                )
+
+    @property
+    def has_total(self) -> bool:
+        """Whether the length of an epoch of a mixture is set."""
+        return any(getattr(self, name) is not None for name in MIXTURE_FIELDS if name.startswith("total_"))
 
     @property
     def bucket_widths(self) -> tuple[int, ...] | None:
@@ -512,6 +523,11 @@ class LoaderConfig(BaseModel):
     def changes_length(self) -> bool:
         """Whether rows may be shorter than those of the order, and change their length during the run."""
         return not isinstance(self.seq_len, int) or self.order_len is not None
+
+    @property
+    def varies_width(self) -> bool:
+        """Whether batches may have different widths."""
+        return self.length_buckets is not None or self.changes_length
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -192,7 +192,7 @@ class BlockStream:
             staging = dict(zip(self._built.source.arrays, map(np.from_dlpack, arrays), strict=True))
             return self._built.ranges.each("kernels", self._assembled(staging, plan, sizes, widths))
         named = dict(zip(self._built.source.arrays, arrays, strict=True))
-        is_flat = self._config.length_buckets is not None
+        is_flat = self._config.varies_width
         values = self._host_values(None if plan is None else plan.pieces, sizes, widths)
         return iter([Batches(named, sizes, values, widths, is_flat)])
 
@@ -216,7 +216,7 @@ class BlockStream:
         self, staging: dict[str, npt.NDArray[Any]], plan: Plan, sizes: list[int], widths: list[int]
     ) -> Iterator[Batches]:
         """Batches from the tokens of a block, some at a time."""
-        outputs, row_begins = self._built.outputs, plan.row_begins(self._built.rows.rows.row_tokens)
+        outputs, row_begins = self._built.outputs, plan.row_begins(self._built.rows.rows)
         block_tokens, loss_mask = staging["tokens"], staging.get("loss_mask")
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
         from_tokens = [(name, OUTPUTS[name].dtype) for name in outputs.from_tokens]

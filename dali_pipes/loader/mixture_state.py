@@ -22,9 +22,9 @@ _NEARLY = Fraction(2, 10**9)
 """Weights that a temperature gives are rounded to 9 decimals; machines may differ by one in the last."""
 
 
-def mixture_entry(mixture: MixedRows, epoch: int, rows: int) -> dict[str, Any]:
-    """The entry of a state after the first `rows` rows of an epoch. Does not block for rows that have been planned."""
-    place = mixture.place(epoch, rows)
+def mixture_entry(mixture: MixedRows, epoch: int, places: int) -> dict[str, Any]:
+    """The entry of a state after the first places of an epoch. Does not block for rows that have been planned."""
+    place = mixture.place(epoch, places)
     begun = mixture.next_stratum(place)  # weights that `set_weights` changed may begin there
     return {
         "place": place,
@@ -49,16 +49,17 @@ def changed_weights(mixture: MixedRows, entry: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, rows: int, *, changed: bool) -> None:
+def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, places: int, *, changed: bool) -> None:
     """Let a mixture go on where a state says, with the weights that were in force. May plan windows of documents.
 
+    places: of the epoch, that the saved run had begun.
     changed: whether sources or weights differ from the saved ones: those of the configuration then begin at the next
              stratum. Raises `StateError` for an entry that cannot be right.
     """
     place, marks = entry["place"], entry["marks"]
-    if rows > mixture.num_rows:
+    if places > mixture.num_rows:
         raise StateError(
-            f"the state is {rows:,} rows into an epoch, but the total now ends it after {mixture.num_rows:,}; set a "
+            f"the state is {places:,} rows into an epoch, but the total now ends it after {mixture.num_rows:,}; set a "
             "total that is not before the saved position"
         )
     saved = _read(entry["stages"])
@@ -87,7 +88,7 @@ def resume_mixture(mixture: MixedRows, entry: Mapping[str, Any], epoch: int, row
             "unchanged copy"
         )
     mixture.set_order(order)
-    mixture.begin_at(epoch, place - rows)
+    mixture.begin_at(epoch, place - places)
 
 
 def check_entry(entry: Any) -> None:

@@ -14,7 +14,8 @@ the window of the plan with the rows before it, and a hash of everything that de
 window could not be told without planning every window up to there.
 
 The state of a mixture has the same data of each corpus in `corpus["sources"]`, by name, with the settings that make its
-rows; and `mixture`, see `mixture_state`, with a `check` over all of it.
+rows; and `mixture`, see `mixture_state`, with a `check` over all of it. With `global_batch` there is `curriculum`, see
+`curriculum_state`.
 """
 
 import copy
@@ -28,6 +29,12 @@ from dali_pipes.config.skip_steps import SkippedRange, in_steps
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.corpus_growth import growth_advice
+from dali_pipes.loader.curriculum_state import (
+    SavedCurriculum,
+    curriculum_entry,
+    read_curriculum,
+    refuse_other_end,
+)
 from dali_pipes.loader.mixture_state import changed_weights, check_entry, mixture_entry, resume_mixture
 from dali_pipes.loader.state_change import MAY_CHANGE, StateChange, changed_settings, is_count, nearest_position, short
 from dali_pipes.rows.window_counts import WindowMark
@@ -41,6 +48,7 @@ _MAY_BE_MISSING = (
     "check",
     "step_rows",
     "mixture",
+    "curriculum",
 )  # entries of one kind of rows, and those older states lack
 _MOST_BYTES = 1 << 16
 _OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS)
@@ -98,8 +106,10 @@ class States:
         if mark is not None:
             state["window"] = list(mark)
             state["check"] = _check_value(self._checked, position, state["window"])
+        if self._schedule.curriculum is not None:
+            state["curriculum"] = curriculum_entry(self._schedule.curriculum, position)
         if self._mixture is not None:
-            state["mixture"] = mixture_entry(self._mixture, *position)
+            state["mixture"] = mixture_entry(self._mixture, position.epoch, self._schedule.places(position))
             state["check"] = _mixture_check(state)
         return state
 
@@ -147,9 +157,12 @@ class States:
         if "window" in expected:
             self._read_window(state, position, {name: saved for name, (saved, _) in changed.items()})
         if not changed:
+            self._resume_curriculum(self._read_curriculum(state, position), state, position)
             return Saved(position, None, step_rows)
         change = nearest_position(position, state["config"], changed, self._schedule)
-        return Saved(Position(epoch, change.rows), change, step_rows)
+        position = Position(epoch, change.rows)
+        self._resume_curriculum(self._read_curriculum({}, position), {}, position)
+        return Saved(position, change, step_rows)
 
     def _read_mixture(
         self, mixture: MixedRows, state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange
@@ -158,11 +171,8 @@ class States:
         entry, epoch, rows, step_rows = state.get("mixture"), state["epoch"], state["rows"], state.get("step_rows")
         check_entry(entry)
         assert isinstance(entry, Mapping)
-        if not (is_count(epoch) and is_count(rows) and rows <= entry["place"]):
-            raise StateError(
-                f"the state is damaged: epoch {short(epoch)}, rows {short(rows)}; expected integers, rows at most "
-                f"{entry['place']:,}"
-            )
+        if not (is_count(epoch) and is_count(rows)):
+            raise StateError(f"the state is damaged: epoch {short(epoch)}, rows {short(rows)}; expected integers")
         _check_step_rows(step_rows)
         if state.get("check") != _mixture_check(state):
             raise StateError(
@@ -193,8 +203,30 @@ class States:
                 + "\nUse the corpora and settings that the state was saved with, or start without the state"
                 + allowed
             )
-        resume_mixture(mixture, entry, epoch, rows, changed=bool(of_mixture))
-        return Saved(Position(epoch, rows), None, step_rows)
+        position, curriculum = Position(epoch, rows), self._schedule.curriculum
+        saved_curriculum, places = self._read_curriculum(state, position), rows
+        if curriculum is not None and saved_curriculum is not None and curriculum.cuts:
+            places = curriculum.places_begun(rows, saved_curriculum.segments, state["curriculum"]["end"])
+        if places > entry["place"]:
+            raise StateError(
+                f"the state is damaged: epoch {epoch:,}, rows {rows:,}; expected rows up to place {entry['place']:,}"
+            )
+        resume_mixture(mixture, entry, epoch, places, changed=bool(of_mixture))
+        self._resume_curriculum(saved_curriculum, state, position)
+        return Saved(position, None, step_rows)
+
+    def _read_curriculum(self, state: Mapping[str, Any], position: Position) -> SavedCurriculum | None:
+        curriculum = self._schedule.curriculum
+        if curriculum is None:
+            return None
+        return read_curriculum(state.get("curriculum"), curriculum, position, self._schedule.global_rows)
+
+    def _resume_curriculum(self, saved: SavedCurriculum | None, state: Mapping[str, Any], position: Position) -> None:
+        curriculum = self._schedule.curriculum
+        if curriculum is not None and saved is not None:
+            curriculum.go_on(position, *saved)
+            if curriculum.cuts:
+                refuse_other_end(state["curriculum"], curriculum, position)
 
     def check_steps(self, saved: Saved) -> None:
         """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.
@@ -231,7 +263,8 @@ class States:
             differences += self._data_differences(state["corpus"], expected["corpus"])
         if not differences:
             return {}
-        others = len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
+        cuts = self._schedule.curriculum is not None and self._schedule.curriculum.cuts
+        others = cuts or len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
         if others or on_change == "refuse":
             advice = "" if of_settings or self._mixture is not None else growth_advice(state, self._corpora[""])
             advice = advice or "Use the corpus and settings that the state was saved with, or start without the state"

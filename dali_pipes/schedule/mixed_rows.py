@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, chosen_rows
 from dali_pipes.errors import ConfigError
-from dali_pipes.rows.base import PADDING, KeyedRange, Reads, Rows, RowSource
+from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Reads, Rows, RowSource
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.schedule.mixture import MIXTURE_ORDER_NAME, STRATUM, MixtureOrder
@@ -103,7 +103,7 @@ class MixedRows:
         share = tokens / self.num_tokens
         return LeftOut(sum(part.documents for part in parts), tokens, share, all(part.is_exact for part in parts))
 
-    def plan(self, epoch: int, places: Int64Array) -> Rows:
+    def plan(self, epoch: int, places: Int64Array, parts: Parts | None = None) -> Rows:
         """A padding row shows the first tokens of the joined corpora, without pieces where rows are cut into those."""
         here = np.flatnonzero(places != PADDING)
         sources = np.full(len(places), PADDING)
@@ -116,21 +116,22 @@ class MixedRows:
                 "of max_epochs; raise max_epochs, or end the training"
             )
         sources[here], counts = self.order.rows(places_of_run)
-        parts: list[tuple[Int64Array, Pieces]] = []
+        pieces_of: list[tuple[Int64Array, Pieces]] = []
         for number, whose in _groups(sources[here]):
             rows, base = self._source(number), int(self.bases[number])
             passes, own_places = rows.at(counts[whose])
             for pass_number, same in _groups(passes):
                 rising = same[np.argsort(own_places[same], kind="stable")]
-                planned = rows.plan(pass_number, own_places[rising])
                 at = here[whose[rising]]
+                of_rows = None if parts is None else parts._replace(numbers=parts.numbers[at])
+                planned = rows.plan(pass_number, own_places[rising], of_rows)
                 starts[at] = planned.starts + base
                 if planned.pieces is not None:
                     pieces = planned.pieces
-                    parts.append(
+                    pieces_of.append(
                         (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
                     )
-        return Rows(starts, _merged(len(places), parts) if self.in_pieces else None, sources)
+        return Rows(starts, _merged(len(places), pieces_of) if self.in_pieces else None, sources)
 
     def plan_next(self, epoch: int, place: int) -> None:
         """Plan what each source needs after the rows of the next places, so that later calls do not wait. May block."""
@@ -172,10 +173,10 @@ class MixedRows:
                     places.append(place - first)
         return places
 
-    def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
+    def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array) -> Reads:
         """What each source reads for its rows, by targets rising."""
         if not self.in_pieces:
-            return Reads(rows.starts, np.full(len(rows.starts), self.row_tokens), row_begins[:-1])
+            return Reads(rows.starts, sizes, begins)
         assert rows.pieces is not None
         assert rows.sources is not None
         parts = []
@@ -188,7 +189,7 @@ class MixedRows:
                 rows.starts[whose] - base,
                 pieces._replace(starts=pieces.starts - base, document_ends=pieces.document_ends - base),
             )
-            starts, lengths, targets = self._source(number).reads(own, np.append(row_begins[whose], 0))
+            starts, lengths, targets = self._source(number).reads(own, begins[whose], sizes[whose])
             parts.append((starts + base, lengths, targets))
         empty = np.zeros(0, np.int64)
         starts, lengths, targets = (

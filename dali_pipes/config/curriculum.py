@@ -32,9 +32,8 @@ class CurriculumStage(NamedTuple):
 
 @as_value_error
 def _parse_steps(value: Any) -> Steps:
-    entries = value.tolist() if hasattr(value, "tolist") else value
     steps: list[tuple[int, int]] = []
-    for entry in entries:
+    for entry in value:
         if not isinstance(entry, list | tuple) or len(entry) != 2:
             raise ValueError(f"{_EXPECTED}; found {shown(entry)}")
         at, number = parse_count(entry[0]), entry[1]
@@ -55,7 +54,7 @@ def _parse_steps(value: Any) -> Steps:
 
 
 def _kind(value: Any) -> str:
-    return "stages" if isinstance(value, list | tuple) or getattr(value, "ndim", 0) != 0 else "one"
+    return "stages" if isinstance(value, list | tuple) else "one"
 
 
 def plain_steps(value: int | Steps | None) -> int | list[list[int]] | None:

@@ -330,7 +330,9 @@ class LoaderConfig(BaseModel):
         return None if value is None else parse_paths(value, str(info.field_name))
 
     _in_range = field_validator("*", mode="before")(refuse_huge_number)
-    _finite_lists = field_validator("outputs", "length_buckets", "context_parallel", mode="before")(parse_list)
+    _finite_lists = field_validator(
+        "outputs", "length_buckets", "context_parallel", "seq_len", "global_batch", mode="before"
+    )(parse_list)
     _ranges_merged = field_validator("skip_steps", mode="before")(parse_ranges)
     _device_as_name = field_validator("device", mode="before")(parse_device)
     _dtype_as_name = field_validator("dtype", mode="before")(parse_dtype)

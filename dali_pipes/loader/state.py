@@ -38,6 +38,7 @@ from dali_pipes.loader.curriculum_state import (
 from dali_pipes.loader.mixture_state import changed_weights, check_entry, mixture_entry, resume_mixture
 from dali_pipes.loader.state_change import MAY_CHANGE, StateChange, changed_settings, is_count, nearest_position, short
 from dali_pipes.rows.window_counts import WindowMark
+from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule import Position, Schedule
 from dali_pipes.schedule.mixed_rows import MixedRows
 
@@ -245,7 +246,21 @@ class States:
 
     def check_ranges(self, position: Position) -> None:
         """Raise `ConfigError` for ranges of `skip_steps` that do not fall on steps of a run from `position` on."""
-        in_steps(self._skip_steps, self._schedule.global_rows, self._seq_len, position)
+        schedule, curriculum = self._schedule, self._schedule.curriculum
+        in_steps(self._skip_steps, schedule.global_rows, self._seq_len, position)
+        if curriculum is None:
+            return
+        for first, end, epoch in schedule.skip_steps:
+            base = schedule.counted_from(position, epoch)
+            for step in (first, end):
+                row = base + (step - schedule.step_number(base)) * schedule.global_rows
+                if (epoch, row) > position and not curriculum.is_step_end(epoch, row):
+                    size = curriculum.segment(epoch, row).global_batch
+                    raise ConfigError(
+                        f"skip_steps: steps {first:,} to {end - 1:,} of epoch {epoch:,} are not whole optimizer steps, "
+                        f"which have {size:,} rows there (global_batch), {counted(size // schedule.global_rows, 'step')} "
+                        "of all ranks each; skip whole ones"
+                    )
 
     def _refuse_differences(
         self, state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange

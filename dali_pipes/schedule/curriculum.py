@@ -95,6 +95,10 @@ class Curriculum:
             self._segments[epoch] = self._continued(epoch, [begin], 0)
         return self._segments[epoch]
 
+    def epochs_of_stages(self, total: int) -> list[int]:
+        """The epochs, of `total` places each, in which stages begin or take effect."""
+        return sorted({begin // total + late for begin in self._begins for late in (0, 1)})
+
     def segment(self, epoch: int, row: int) -> Segment:
         """What holds at a row."""
         return _at_row(self.segments(epoch), row)

@@ -74,6 +74,10 @@ class Plan:
         sources = None if self.rows.sources is None else self.rows.sources[begin:end]
         return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces, sources), widths)
 
+    def width(self, seq_len: int) -> int:
+        """Positions of the first row; `seq_len`: of all, where they do not differ."""
+        return seq_len if self.widths is None else int(self.widths[0])
+
     def runs(self, seq_len: int) -> list[tuple[int, int]]:
         """How many rows of one width follow one another, and that width, from the first row to the last."""
         if self.widths is None:

@@ -141,12 +141,13 @@ def curriculum_text(schedule: Schedule, epoch: int) -> str:
     if curriculum is None:
         return ""
     rows, _ = curriculum.count_by_now(epoch)
-    segments = [segment for segment in curriculum.segments(epoch) if segment.row < rows or not segment.row]
     parts = []
-    for segment in segments:
-        of_rows = f"rows of {segment.seq_len:,} tokens, " if curriculum.cuts else ""
-        begin = f" from token {curriculum.tokens_before(epoch, segment.row):,}" if segment.row or epoch else ""
-        parts.append(f"{of_rows}optimizer steps of {counted(segment.global_batch, 'row')}{begin}")
+    for segment in curriculum.segments(epoch):
+        if segment.row and segment.row >= rows:
+            continue
+        begin = f"from token {curriculum.tokens_before(epoch, segment.row):,}: " if segment.row or epoch else ""
+        of_rows = f"{counted(segment.seq_len, 'token')} a row, " if curriculum.cuts else ""
+        parts.append(f"{begin}{of_rows}{counted(segment.global_batch, 'row')} an optimizer step")
     return "; ".join(parts)
 
 

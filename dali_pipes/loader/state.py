@@ -255,11 +255,10 @@ class States:
             for step in (first, end):
                 row = base + (step - schedule.step_number(base)) * schedule.global_rows
                 if (epoch, row) > position and not curriculum.is_step_end(epoch, row):
-                    size = curriculum.segment(epoch, row).global_batch
+                    size = curriculum.segment(epoch, row).global_batch // schedule.global_rows
                     raise ConfigError(
                         f"skip_steps: steps {first:,} to {end - 1:,} of epoch {epoch:,} are not whole optimizer steps, "
-                        f"which have {size:,} rows there (global_batch), {counted(size // schedule.global_rows, 'step')} "
-                        "of all ranks each; skip whole ones"
+                        f"which global_batch makes of {counted(size, 'step')} of all ranks there; skip whole ones"
                     )
 
     def _refuse_differences(

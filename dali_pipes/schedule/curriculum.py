@@ -245,6 +245,8 @@ class Curriculum:
             switch = last.place + -(-(wanted_at - last.place) // step) * step
             wanted = self._wanted(before + switch)
             if wanted != last[2:]:
+                if switch == last.place:
+                    segments.pop()
                 last = Segment(last.row + (switch - last.place) * self._parts(last), switch, *wanted)
                 segments.append(last)
         return segments

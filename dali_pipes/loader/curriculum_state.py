@@ -55,18 +55,20 @@ def read_curriculum(entry: Any, curriculum: Curriculum, position: Position, step
             f"{counted(step_rows, 'row')} of a step of all ranks; save when loader.step_end is true, or resume with "
             "the ranks and batch_size of the saved run"
         )
+    if curriculum.cuts:
+        _refuse_other_end(entry["end"], curriculum, position, saved.segments)
     return saved
 
 
-def refuse_other_end(entry: Mapping[str, Any], curriculum: Curriculum, position: Position) -> None:
+def _refuse_other_end(saved: int, curriculum: Curriculum, position: Position, segments: Sequence[Segment]) -> None:
     """Raise `StateError` if the order of the rows that come next depends on an end of the epoch that has moved."""
-    end, epoch = curriculum.num_places(position.epoch), position.epoch
-    if entry.get("end", end) != end and any(
-        curriculum.is_within_last_group(epoch, position.rows, places) for places in (end, entry["end"])
+    end = curriculum.num_places(position.epoch)
+    if saved != end and any(
+        curriculum.is_within_last_group(position.rows, segments, places) for places in (end, saved)
     ):
         raise StateError(
-            f"the state was saved near the end of its epoch, whose length was {entry['end']:,} rows of order_len and "
-            f"is {end:,} now, so the order of the next rows would change; use the total of the saved run"
+            f"the state was saved near the end of its epoch, whose length was {saved:,} rows of order_len and is "
+            f"{end:,} now, so the order of the next rows would change; use the total of the saved run"
         )
 
 

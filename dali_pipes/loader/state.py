@@ -33,7 +33,6 @@ from dali_pipes.loader.curriculum_state import (
     SavedCurriculum,
     curriculum_entry,
     read_curriculum,
-    refuse_other_end,
 )
 from dali_pipes.loader.mixture_state import changed_weights, check_entry, mixture_entry, resume_mixture
 from dali_pipes.loader.state_change import MAY_CHANGE, StateChange, changed_settings, is_count, nearest_position, short
@@ -134,7 +133,8 @@ class States:
                 f"the state has version {short(state['version'])}, but this release reads version {VERSION}; load it "
                 "with the release that saved it"
             )
-        expected = self.at(Position(0, 0))
+        # Where a mixture went on with another total, the places of earlier epochs are not known.
+        expected = self.at(Position(0 if self._mixture is None else self._mixture.known_epoch, 0))
         missing = [name for name in expected if name not in state and name not in _MAY_BE_MISSING]
         if missing:
             raise StateError(f"the state is incomplete: {', '.join(missing)} missing; use an unchanged copy")
@@ -158,11 +158,11 @@ class States:
         if "window" in expected:
             self._read_window(state, position, {name: saved for name, (saved, _) in changed.items()})
         if not changed:
-            self._resume_curriculum(self._read_curriculum(state, position), state, position)
+            self._resume_curriculum(self._read_curriculum(state, position), position)
             return Saved(position, None, step_rows)
         change = nearest_position(position, state["config"], changed, self._schedule)
         position = Position(epoch, change.rows)
-        self._resume_curriculum(self._read_curriculum({}, position), {}, position)
+        self._resume_curriculum(self._read_curriculum({}, position), position)
         return Saved(position, change, step_rows)
 
     def _read_mixture(
@@ -213,7 +213,7 @@ class States:
                 f"the state is damaged: epoch {epoch:,}, rows {rows:,}; expected rows up to place {entry['place']:,}"
             )
         resume_mixture(mixture, entry, epoch, places, changed=bool(of_mixture))
-        self._resume_curriculum(saved_curriculum, state, position)
+        self._resume_curriculum(saved_curriculum, position)
         return Saved(position, None, step_rows)
 
     def _read_curriculum(self, state: Mapping[str, Any], position: Position) -> SavedCurriculum | None:
@@ -222,12 +222,10 @@ class States:
             return None
         return read_curriculum(state.get("curriculum"), curriculum, position, self._schedule.global_rows)
 
-    def _resume_curriculum(self, saved: SavedCurriculum | None, state: Mapping[str, Any], position: Position) -> None:
+    def _resume_curriculum(self, saved: SavedCurriculum | None, position: Position) -> None:
         curriculum = self._schedule.curriculum
         if curriculum is not None and saved is not None:
             curriculum.go_on(position, *saved)
-            if curriculum.cuts:
-                refuse_other_end(state["curriculum"], curriculum, position)
 
     def check_steps(self, saved: Saved) -> None:
         """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.

@@ -132,9 +132,9 @@ class Curriculum:
         """Places of an epoch. May plan documents."""
         return self._places.count(epoch)
 
-    def is_within_last_group(self, epoch: int, rows: int, end: int) -> bool:
+    def is_within_last_group(self, rows: int, segments: Sequence[Segment], end: int) -> bool:
         """Whether rows end inside a group that an epoch of `end` places would cut short."""
-        segment = self.segment(epoch, max(rows - 1, 0))
+        segment = _at_row(segments, max(rows - 1, 0))
         groups, within = divmod(rows - segment.row, self._group_rows(segment))
         return within > 0 and groups == (end - segment.place) // GROUP
 

@@ -78,6 +78,11 @@ class MixedRows:
             )
         return first
 
+    @property
+    def known_epoch(self) -> int:
+        """The epoch in which the run went on, 0 in a new one: that one and later ones can be located."""
+        return self._epoch
+
     def begin_at(self, epoch: int, first_place: int) -> None:
         """Let an epoch begin at a place: where a run goes on whose earlier epochs had another length."""
         self._epoch, self._first = epoch, first_place

@@ -1,14 +1,18 @@
 """The part of a state that says how rows and optimizer steps have grown, and how a run goes on from it.
 
-    "curriculum": {"before": 3000000, "segments": [[0, 0, 2048, 256], [1280, 320, 8192, 512]], "end": 1500000}
+    "curriculum": {"before": 3000000, "segments": [[0, 0, 2048, 256], [1280, 320, 8192, 512]], "end": 1500000,
+                   "check": "0f3a52c1"}
 
 before:   places of the run before the epoch
 segments: of the epoch, up to the saved row: first row, first place, tokens of a row, rows of an optimizer step
 end:      places of the epoch, with rows of several lengths
+check:    a hash of all of this and the saved position
 
 Stages that come later are those of the configuration: they may change from run to run.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +35,13 @@ def curriculum_entry(curriculum: Curriculum, position: Position) -> dict[str, An
     epoch, rows = position
     segments = [segment for segment in curriculum.segments(epoch) if segment.row < rows or not segment.row]
     end = {"end": curriculum.num_places(epoch)} if curriculum.cuts else {}
-    return {"before": curriculum.places_before(epoch), "segments": [list(segment) for segment in segments], **end}
+    entry = {"before": curriculum.places_before(epoch), "segments": [list(segment) for segment in segments], **end}
+    return {**entry, "check": _check_value(entry, position)}
+
+
+def _check_value(entry: Mapping[str, Any], position: Position) -> str:
+    said = [*position, {name: value for name, value in entry.items() if name != "check"}]
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def read_curriculum(entry: Any, curriculum: Curriculum, position: Position, step_rows: int) -> SavedCurriculum:
@@ -75,7 +85,7 @@ def _refuse_other_end(saved: int, curriculum: Curriculum, position: Position, se
 def _is_right(entry: Any, curriculum: Curriculum, position: Position) -> bool:
     if not (isinstance(entry, Mapping) and is_count(entry.get("before")) and isinstance(entry.get("segments"), list)):
         return False
-    if curriculum.cuts and not is_count(entry.get("end")):
+    if entry.get("check") != _check_value(entry, position) or (curriculum.cuts and not is_count(entry.get("end"))):
         return False
     rows = entry["segments"]
     if not rows or not all(isinstance(row, list) and len(row) == 4 and all(map(is_count, row)) for row in rows):

@@ -25,8 +25,8 @@ from dali_pipes.rows.windows import WindowRows, split_windows
 ORDER_LEN = 32
 TOKENS = {"web": 30_000, "code": 16_000}
 FIRST_IDS = {"web": 0, "code": 35_000}
-SEQ_LEN = [[0, 8], [5_000, 16], [9_000, 32], [20_000, 16]]
-GLOBAL_BATCH = [[0, 24], [15_000, 48]]
+SEQ_LEN = [(0, 8), (5_000, 16), (9_000, 32), (20_000, 16)]
+GLOBAL_BATCH = [(0, 24), (15_000, 48)]
 END_ID = 60_000
 
 
@@ -239,7 +239,7 @@ def test_weights_change_after_the_groups_that_were_begun(folder: Path) -> None:
     with TokenLoader(**settings, batch_size=6) as loader:
         plain = [row for batch in loader for row in batch["input_ids"][:, 0].tolist()]
     with TokenLoader(**settings, batch_size=6) as loader:
-        rows, state = [], None
+        rows, state = [], {}
         for step, batch in enumerate(loader):
             rows += batch["input_ids"][:, 0].tolist()
             if step == 21:
@@ -391,7 +391,7 @@ def test_damaged_states_are_refused(folder: Path, data: st.DataObject) -> None:
         assert len(state["curriculum"]["segments"]) == 2
         damage = data.draw(st.sampled_from(["before", "segments", "end", "row", "place", "length", "step", "order"]))
         entry = state["curriculum"]
-        wrong = data.draw(st.sampled_from([None, -1, "3", 2**70, 1.5, [], {}]))
+        wrong: Any = data.draw(st.sampled_from([None, -1, "3", 2**70, 1.5, [], {}]))
         if damage in ("before", "segments", "end"):
             entry[damage] = wrong
         elif damage == "order":

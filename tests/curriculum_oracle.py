@@ -42,7 +42,8 @@ def walk_epoch(
     rows: list[Piece] = []
     ends: list[int] = []
     length, size = wanted(0)
-    in_step, since, group = 0, 0, []
+    in_step, since = 0, 0
+    group: list[Piece] = []
     for place in range(num_places):
         at_step_end = in_step == 0 or (not ends and not rows)
         if not group and since and in_step % size == 0 and at_step_end and wanted(place) != (length, size):

@@ -248,9 +248,11 @@ def test_trainer_makes_the_optimizer_steps_of_the_loader_or_refuses(corpus: str,
         (3 * rows, 2, r"gradient_accumulation_steps = 2: .*12.*gradient_accumulation_steps = 3"),
         ([[0, rows], [99, 2 * rows]], 1, r"4 to 8 rows"),
     ):
-        with loader_of(corpus, batch_size=rows, global_batch=global_batch) as loader:
-            with pytest.raises(ConfigError, match=words):
-                trainer_of(tmp_path, llama(), train_dataset=loader, gradient_accumulation_steps=accumulation)
+        with (
+            loader_of(corpus, batch_size=rows, global_batch=global_batch) as loader,
+            pytest.raises(ConfigError, match=words),
+        ):
+            trainer_of(tmp_path, llama(), train_dataset=loader, gradient_accumulation_steps=accumulation)
     with loader_of(corpus, batch_size=rows, global_batch=3 * rows) as loader:
         trainer_of(tmp_path, llama(), train_dataset=loader, gradient_accumulation_steps=3)
 

@@ -22,7 +22,8 @@ _SLICE_ROWS = 128
 def output_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy in nats, a float32 scalar, over the labels (N,) that are not -100; NaN if there are none.
 
-    And the loss of each label, (N,), without gradients: 0 where the label is -100. By slices on a CPU; on a GPU in one piece, which there is the faster one and goes with autocast and torch.compile.
+    And the loss of each label, (N,), without gradients: 0 where the label is -100. By slices on a CPU; on a GPU in one
+    piece, which there is the faster one and goes with autocast and torch.compile.
     """
     counted = labels != IGNORED_LABEL
     mean: Tensor

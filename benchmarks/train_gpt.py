@@ -1,7 +1,7 @@
 """Train a small GPT on real text, fed by `dali_pipes`: `python benchmarks/train_gpt.py --help`.
 
 By default the data is a mixture of plays and Python code, and losses are shown by source. The run's folder gets
-`checkpoint.pt`, `metrics.jsonl` (one line per step) and `training.png`. The last line of the output is one line of JSON.
+`checkpoint.pt`, `metrics.jsonl` (one line per step) and `training.png`. The last line of the output is a line of JSON.
 """
 
 import json
@@ -172,9 +172,12 @@ def train(
             validation = dict(trainer.history.validation[shown:])
             by_source = {done: losses for done, *losses in trainer.history.by_source[shown_by_source:]}
             for done in sorted(validation.keys() | by_source.keys()):
-                loss = f"validation loss {validation[done]:.3f}  " if done in validation else ""
-                rest = line if done == trainer.step else ""  # the first is from before the first step
-                console.print(f"step {done:>6}  {loss}{rest}", highlight=False, soft_wrap=True)
+                parts = [f"step {done:>6}"]
+                if done in validation:
+                    parts.append(f"validation loss {validation[done]:.3f}")
+                if done == trainer.step:  # the first is from before the first step
+                    parts.append(line)
+                console.print("  ".join(parts), highlight=False, soft_wrap=True)
                 for source in _source_lines(*by_source.get(done, ({}, {}))):
                     console.print(source, highlight=False, soft_wrap=True)
             shown, shown_by_source = len(trainer.history.validation), len(trainer.history.by_source)
@@ -270,9 +273,9 @@ def _use_of_sources(trainer: Trainer) -> dict[str, dict[str, float | None]]:
 
 def _source_table(sources: dict[str, dict[str, float | None]]) -> Table:
     columns = {
-        "train_loss": ("train loss", "{:.3f}"),
-        "val_loss": ("validation loss", "{:.3f}"),
-        "asked_share": ("share asked", "{:.2%}"),
+        "train_loss": ("training loss", "{:.3f}"),
+        "val_loss": ("validation", "{:.3f}"),
+        "asked_share": ("asked", "{:.2%}"),
         "share": ("achieved", "{:.2%}"),
         "tokens": ("tokens", "{:,}"),
         "passes": ("passes", "{:.3f}"),

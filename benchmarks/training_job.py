@@ -98,10 +98,10 @@ def make_job(
         config = LoaderConfig(**{**saved["loader"], **given_loader})
     else:
         steps = given_plan.get("steps", recipe.steps)
+        demo = {"mixture": DEMO_MIXTURE, "total_steps": steps, "validation_fraction": 0.05}
         defaults = {
-            **({} if "corpus" in given_loader else {"mixture": DEMO_MIXTURE, "total_steps": steps}),
+            **({"validation_fraction": 0.1} if "corpus" in given_loader else demo),
             "vocab_size": GPT2_VOCABULARY,
-            "validation_fraction": 0.1,
             "batch_size": recipe.batch_size,
             "seq_len": recipe.seq_len,
             "seed": 1,

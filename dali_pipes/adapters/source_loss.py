@@ -1,9 +1,11 @@
 """`SourceLoss`: the mean loss of each source of a mixture, added up where the losses are.
 
-source_ids   labels (B, T)     losses (B, T)             sums    counts   means
- 1           5    9  -100      2.0  4.0  9.9    code     6.0     2        web    1.0
- 0           7    3     8      1.0  0.5  1.5    web      3.0     3        code   3.0
--1        -100 -100  -100      0.0  0.0  0.0    a padding row: not counted
+    source_ids   labels (B, T)   losses (B, T)            sum   labels   mean
+         1         5    9 -100    2.0  4.0  9.9    web    3.0     3       1.0
+         0         7    3    8    1.0  0.5  1.5    code   6.0     2       3.0
+        -1      -100 -100 -100    0.0  0.0  0.0
+
+Labels of -100 and padding rows, whose source is -1, do not count.
 """
 
 from collections.abc import Mapping

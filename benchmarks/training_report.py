@@ -74,9 +74,11 @@ def save_chart(history: History, title: str, path: Path) -> None:
     loss_axes.plot(steps, smooth, color="tab:blue", label=f"train, mean of {SMOOTHING_STEPS} steps")
     if history.validation:
         loss_axes.plot(*zip(*history.validation, strict=True), color="tab:orange", marker="o", label="validation")
-    for name in history.newest_by_source()[1]:
+    for number, name in enumerate(history.newest_by_source()[1], 2):  # 0 and 1 are the colors of the lines above
         points = [(step, losses[name]) for step, _, losses in history.by_source]
-        loss_axes.plot(*zip(*points, strict=True), linestyle="--", marker=".", label=f"validation, {name}")
+        loss_axes.plot(
+            *zip(*points, strict=True), color=f"C{number}", linestyle="--", marker=".", label=f"validation, {name}"
+        )
     loss_axes.set(title=title, ylabel="loss (nats per token)")
     loss_axes.legend()
     wait_axes.vlines(steps, 0, [wait * 1e3 for wait in history.data_wait_s], color="tab:red", linewidth=0.8)

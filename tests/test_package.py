@@ -24,6 +24,7 @@ PUBLIC_NAMES = [
     "LoaderConfig",
     "LoaderStats",
     "RowLocation",
+    "SourceLoss",
     "TokenLoader",
     "build_pipeline",
     "open_corpus",

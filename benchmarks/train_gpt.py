@@ -151,7 +151,7 @@ def train(
         data = "mixture of " + ", ".join(f"{name} ({size:,} tokens)" for name, size in sizes.items())
     console.print(
         f"{job.model} model of {trainer.parameters:,} parameters on {trainer.device}; {data}; "
-        f"{plan.steps} steps of {job.loader.batch_size} x {job.loader.seq_len} tokens"
+        f"{plan.steps} steps of {job.loader.batch_size} x {job.loader.row_len} tokens"
         + (f", resuming after step {trainer.step}" if trainer.step else ""),
         highlight=False,
         soft_wrap=True,
@@ -193,12 +193,12 @@ def train(
 def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_sample: bool) -> None:
     """Write the chart; print the sample, the tables and the line of JSON."""
     history, stats = trainer.history, trainer.loader.stats()
-    title = f"{job.model} GPT, {trainer.step} steps of {job.loader.batch_size} x {job.loader.seq_len} tokens"
+    title = f"{job.model} GPT, {trainer.step} steps of {job.loader.batch_size} x {job.loader.row_len} tokens"
     save_chart(history, f"{title}\n{stats.rating_line()}", folder / "training.png")
     if with_sample:
         console.print(Panel(Text(_sample_text(trainer, job)), title="sample of the trained model"))
     rate = trainer.tokens_done / trainer.train_s if trainer.train_s else 0.0
-    tokens = trainer.step * job.loader.batch_size * job.loader.seq_len
+    tokens = trainer.step * job.loader.batch_size * job.loader.row_len
     rows = {
         "steps": f"{trainer.step} of {job.plan.steps}",
         "tokens": f"{tokens:,}",

@@ -74,7 +74,7 @@ class Job:
         """The model's shape; the vocabulary is padded to a multiple of 128, which GPUs multiply faster."""
         recipe = RECIPES[self.model]
         vocab_size = math.ceil((self.loader.vocab_size or GPT2_VOCABULARY) / 128) * 128
-        return ModelShape(recipe.layers, recipe.heads, recipe.width, vocab_size, self.loader.seq_len)
+        return ModelShape(recipe.layers, recipe.heads, recipe.width, vocab_size, self.loader.row_len)
 
 
 def make_job(

@@ -24,7 +24,7 @@ READY := $(VENV)/.ready
 
 .PHONY: demo docs test test-fast test-slow test-gpu gpu-check soak fuzz check style format bench clean
 
-demo: $(READY)  ## train a small GPT on real text
+demo: $(READY)  ## train a small GPT on a mixture of plays and code
 	$(BIN)/python benchmarks/train_gpt.py
 
 test: $(READY)  ## all tests that are quick and do not need a GPU

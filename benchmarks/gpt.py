@@ -104,9 +104,14 @@ class GPT(nn.Module):
             hidden = block(hidden)
         return cast(Tensor, self.norm(hidden))
 
-    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy in nats, a float32 scalar, over the labels that are not -100; both are (B, T) int64."""
-        return output_loss(self.hidden_states(ids).flatten(0, 1), self.token_embedding.weight, labels.flatten())
+    def forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy in nats, a float32 scalar, over the labels that are not -100; both are (B, T) int64.
+
+        And the loss of each label, (B, T), without gradients.
+        """
+        hidden = self.hidden_states(ids).flatten(0, 1)
+        mean, losses = output_loss(hidden, self.token_embedding.weight, labels.flatten())
+        return mean, losses.view_as(labels)
 
     @torch.no_grad()
     def generate(

@@ -1,12 +1,13 @@
 """Train a small GPT on real text, fed by `dali_pipes`: `python benchmarks/train_gpt.py --help`.
 
-The run's folder gets `checkpoint.pt`, `metrics.jsonl` (one line per step) and `training.png`. The last line of the
-output is one line of JSON.
+By default the data is a mixture of plays and Python code, and losses are shown by source. The run's folder gets
+`checkpoint.pt`, `metrics.jsonl` (one line per step) and `training.png`. The last line of the output is a line of JSON.
 """
 
 import json
 import os
 import signal
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -22,7 +23,7 @@ from decode import GPT2_END_OF_TEXT, decode, load_pieces
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from trainer import Trainer
 from training_job import GPT2_VOCABULARY, Job, Model, make_job
@@ -68,7 +69,7 @@ def main(
         typer.Option(
             metavar="PATH",
             help="Token file, folder, or glob; can be repeated.",
-            show_default="Tiny Shakespeare, GPT-2 ids",
+            show_default="plays and code, GPT-2 ids",
         ),
     ] = None,
     config: Annotated[
@@ -105,13 +106,15 @@ def main(
     ] = None,
     val_batches: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Maximum number of batches per validation.", show_default="50"),
+        typer.Option(
+            metavar="N", min=1, help="Maximum number of batches per validation of a source.", show_default="50"
+        ),
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(metavar="N", min=1, help="Steps between checkpoints.")] = 100,
 ) -> None:
-    """Train a GPT on token files, fed by dali_pipes; by default a small one on Tiny Shakespeare.
+    """Train a GPT on token files, fed by dali_pipes; by default a small one on a mixture of plays and code.
 
-    Shows loss, tokens per second, and data wait while it runs, then a sample, a table, and one line of JSON. Ctrl-C
+    Shows loss, tokens per second, and data wait while it runs, then a sample, tables, and one line of JSON. Ctrl-C
     stops after the current step and writes a checkpoint. --resume continues exactly: options that are not given are
     those of the saved run.
     """
@@ -141,16 +144,20 @@ def train(
     trainer: Trainer, job: Job, folder: Path, stop_after: int, checkpoint_every: int, console: Console
 ) -> int | None:
     """Train and write checkpoints; returns the signal that ended it early, or None."""
-    corpus, plan = trainer.loader.corpus, job.plan
+    plan, sizes = job.plan, {name: corpus.num_tokens for name, corpus in trainer.loader.corpora.items()}
+    if job.loader.mixture is None:
+        data = f"corpus of {sizes['']:,} tokens"
+    else:
+        data = "mixture of " + ", ".join(f"{name} ({size:,} tokens)" for name, size in sizes.items())
     console.print(
-        f"{job.model} model of {trainer.parameters:,} parameters on {trainer.device}; corpus of {corpus.num_tokens:,} "
-        f"tokens; {plan.steps} steps of {job.loader.batch_size} x {job.loader.seq_len} tokens"
+        f"{job.model} model of {trainer.parameters:,} parameters on {trainer.device}; {data}; "
+        f"{plan.steps} steps of {job.loader.batch_size} x {job.loader.row_len} tokens"
         + (f", resuming after step {trainer.step}" if trainer.step else ""),
         highlight=False,
         soft_wrap=True,
     )
     columns = [BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()]
-    shown = len(trainer.history.validation)
+    shown, shown_by_source = len(trainer.history.validation), len(trainer.history.by_source)
     with StopRequest() as stop, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=plan.steps, completed=trainer.step)
 
@@ -159,13 +166,21 @@ def train(
             save_metrics(trainer.history, folder / "metrics.jsonl")
 
         def after_step() -> bool:
-            nonlocal shown
+            nonlocal shown, shown_by_source
             line = _progress_line(trainer)
             progress.update(task, completed=trainer.step, description=line)
-            for step, loss in trainer.history.validation[shown:]:
-                rest = f"  {line}" if step == trainer.step else ""  # the first is from before the first step
-                console.print(f"step {step:>6}  validation loss {loss:.3f}{rest}", highlight=False, soft_wrap=True)
-            shown = len(trainer.history.validation)
+            validation = dict(trainer.history.validation[shown:])
+            by_source = {done: losses for done, *losses in trainer.history.by_source[shown_by_source:]}
+            for done in sorted(validation.keys() | by_source.keys()):
+                parts = [f"step {done:>6}"]
+                if done in validation:
+                    parts.append(f"validation loss {validation[done]:.3f}")
+                if done == trainer.step:  # the first is from before the first step
+                    parts.append(line)
+                console.print("  ".join(parts), highlight=False, soft_wrap=True)
+                for source in _source_lines(*by_source.get(done, ({}, {}))):
+                    console.print(source, highlight=False, soft_wrap=True)
+            shown, shown_by_source = len(trainer.history.validation), len(trainer.history.by_source)
             if trainer.step % checkpoint_every == 0:
                 save()
             return stop.signal is None
@@ -176,14 +191,14 @@ def train(
 
 
 def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_sample: bool) -> None:
-    """Write the chart; print the sample, the table and the line of JSON."""
+    """Write the chart; print the sample, the tables and the line of JSON."""
     history, stats = trainer.history, trainer.loader.stats()
-    title = f"{job.model} GPT, {trainer.step} steps of {job.loader.batch_size} x {job.loader.seq_len} tokens"
+    title = f"{job.model} GPT, {trainer.step} steps of {job.loader.batch_size} x {job.loader.row_len} tokens"
     save_chart(history, f"{title}\n{stats.rating_line()}", folder / "training.png")
     if with_sample:
         console.print(Panel(Text(_sample_text(trainer, job)), title="sample of the trained model"))
     rate = trainer.tokens_done / trainer.train_s if trainer.train_s else 0.0
-    tokens = trainer.step * job.loader.batch_size * job.loader.seq_len
+    tokens = trainer.step * job.loader.batch_size * job.loader.row_len
     rows = {
         "steps": f"{trainer.step} of {job.plan.steps}",
         "tokens": f"{tokens:,}",
@@ -198,6 +213,9 @@ def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_s
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table, highlight=False)
+    sources = _use_of_sources(trainer)
+    if sources:
+        console.print(_source_table(sources), highlight=False)
     finished = trainer.step >= job.plan.steps
     if not finished:
         console.print(f"stopped after step {trainer.step}; continue with --resume {folder}", highlight=False)
@@ -213,6 +231,7 @@ def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_s
         "data_wait_s": stats.data_wait_s,
         "data_wait_pct": stats.data_wait_pct,
         "rating": stats.rating,
+        "sources": sources,
         "checkpoint": str(folder / NAME),
         "chart": str(folder / "training.png"),
     }
@@ -224,6 +243,48 @@ def _progress_line(trainer: Trainer) -> str:
     rate = trainer.tokens_done / trainer.train_s
     loss = f"{losses[-1]:.3f}" if losses else "-"
     return f"loss {loss}  {rate:,.0f} tokens/s  data wait {trainer.loader.stats().data_wait_pct:.2f}%"
+
+
+def _source_lines(training: dict[str, float], validation: dict[str, float]) -> Iterator[str]:
+    """A line for each source that has a loss; training losses are of the steps since the lines before."""
+    for name in validation | training:
+        losses = {"validation": validation.get(name), "training": training.get(name)}
+        shown = "  ".join(f"{kind} {loss:.3f}" for kind, loss in losses.items() if loss is not None)
+        yield f"{name:>13}  {shown}"
+
+
+def _use_of_sources(trainer: Trainer) -> dict[str, dict[str, float | None]]:
+    """What a mixture has used of each source, and the newest losses; empty without a mixture."""
+    if trainer.loader.config.mixture is None:
+        return {}
+    training, validation = trainer.history.newest_by_source()
+    return {
+        use.name: {
+            "train_loss": training.get(use.name),
+            "val_loss": validation.get(use.name),
+            "asked_share": use.weight,
+            "share": use.share,
+            "tokens": use.tokens,
+            "passes": use.passes,
+        }
+        for use in trainer.loader.mixture_report().sources
+    }
+
+
+def _source_table(sources: dict[str, dict[str, float | None]]) -> Table:
+    columns = {
+        "train_loss": ("training loss", "{:.3f}"),
+        "val_loss": ("validation", "{:.3f}"),
+        "asked_share": ("asked", "{:.2%}"),
+        "share": ("achieved", "{:.2%}"),
+        "tokens": ("tokens", "{:,}"),
+        "passes": ("passes", "{:.3f}"),
+    }
+    table = Table("source", *(Column(title, justify="right") for title, _ in columns.values()))
+    for source, values in sources.items():
+        shown = [(form, values[name]) for name, (_, form) in columns.items()]
+        table.add_row(source, *("-" if value is None else form.format(value) for form, value in shown))
+    return table
 
 
 def _sample_text(trainer: Trainer, job: Job) -> str:

@@ -1,4 +1,4 @@
-"""The training loop: batches from a `TokenLoader`, AdamW, warm-up and cosine, validation, exact resume.
+"""The training loop: batches from a `TokenLoader`, AdamW, warm-up and cosine, validation by source, exact resume.
 
 A step is: take a batch, forward and backward, clip, update. `Trainer.state` contains everything that a checkpoint needs
 for an exact resume: parameters, optimizer, position in the data, random state, and history.
@@ -17,7 +17,7 @@ from gpt import GPT, ModelShape, parameter_groups
 from output_loss import IGNORED_LABEL
 from training_report import History
 
-from dali_pipes import LoaderConfig, TokenLoader
+from dali_pipes import LoaderConfig, SourceLoss, TokenLoader
 from dali_pipes.errors import StateError
 
 _GRADIENT_NORM_LIMIT = 1.0
@@ -61,16 +61,22 @@ class Trainer:
         self._pending: list[torch.Tensor] = []
         self._stack = contextlib.ExitStack()
         self.loader = self._stack.enter_context(TokenLoader(config, repeat=True, split="train"))
-        self._validation: TokenLoader | None = None
-        if config.validation_fraction > 0:
+        self._source_loss = None if config.mixture is None else SourceLoss(self.loader)
+        self._validation: dict[str, TokenLoader] = {}
+        """By source; without a mixture, one with the name ""."""
+        if config.validation_fraction > 0 and config.mixture is not None:
+            self._validation = self.loader.validation_loaders(outputs=("input_ids", "labels"))
+        elif config.validation_fraction > 0:
             validation = config.replace(split="validation", shuffle=False, drop_last=False, repeat=False)
-            self._validation = self._stack.enter_context(TokenLoader(validation))
+            self._validation = {"": TokenLoader(validation)}
+        for loader in self._validation.values():
+            self._stack.enter_context(loader)
         self.device = self.loader.device
         torch.manual_seed(config.seed)
         self.model = GPT(shape).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         on_gpu = self.device.type == "cuda"
-        self._loss: Callable[..., torch.Tensor] = self.model
+        self._loss: Callable[..., tuple[torch.Tensor, torch.Tensor]] = self.model
         if on_gpu if compiled is None else compiled:
             self._loss = torch.compile(self.model)
         self._optimizer = torch.optim.AdamW(
@@ -87,7 +93,7 @@ class Trainer:
     def run(self, last_step: int, after_step: Callable[[], bool]) -> None:
         """Train until `last_step` steps are done, or until `after_step`, called after each of them, returns False."""
         if self.step == 0 and not self.history.validation:
-            self._validate()
+            self._measure()
         batches = iter(self.loader)
         go_on = True
         while go_on and self.step < last_step:
@@ -100,7 +106,7 @@ class Trainer:
                 self._read_losses()
             self.train_s += time.perf_counter() - start
             if self.step % self.plan.val_every == 0 or self.step == self.plan.steps:
-                self._validate()
+                self._measure()
             go_on = after_step()
         self._read_losses()
 
@@ -109,29 +115,46 @@ class Trainer:
             group["lr"] = learning_rate(self.plan, self.step)
         self.model.train()
         with self._autocast():
-            loss = self._loss(batch["input_ids"], batch["labels"])
+            loss, losses = self._loss(batch["input_ids"], batch["labels"])
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), _GRADIENT_NORM_LIMIT)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if self._source_loss is not None:
+            self._source_loss.add(batch, losses)
         self.step += 1
         self.tokens_done += batch["input_ids"].numel()
         self._pending.append(loss.detach())
 
+    def _measure(self) -> None:
+        """Note the validation loss, and for a mixture both losses of each source."""
+        validation = self._validate()
+        if self._source_loss is not None:
+            training = self._source_loss.means()
+            self._source_loss.reset()
+            if training or validation:
+                self.history.by_source.append((self.step, training, validation))
+
     @torch.no_grad()
-    def _validate(self) -> None:
-        """Mean loss over the first `val_batches` batches of the validation split, always the same ones."""
-        if self._validation is None:
-            return
+    def _validate(self) -> dict[str, float]:
+        """Mean loss of each source over the first `val_batches` batches of its validation split, always the same ones.
+
+        The mean over the labels of all sources goes into the history.
+        """
         self.model.eval()
-        total = torch.zeros((), device=self.device)
-        count = 0
-        for batch in itertools.islice(self._validation, self.plan.val_batches):
-            labels = int((batch["labels"] != IGNORED_LABEL).sum())
-            with self._autocast():
-                total += self.model(batch["input_ids"], batch["labels"]) * labels
-            count += labels
-        self.history.validation.append((self.step, total.item() / count))
+        means, total, count = {}, 0.0, 0
+        for name, loader in self._validation.items():
+            of_source, labels = torch.zeros((), dtype=torch.float64, device=self.device), 0
+            for batch in itertools.islice(loader, self.plan.val_batches):
+                with self._autocast():
+                    _, losses = self.model(batch["input_ids"], batch["labels"])
+                of_source += losses.sum(dtype=torch.float64)
+                labels += int((batch["labels"] != IGNORED_LABEL).sum())
+            means[name] = of_source.item() / labels
+            total, count = total + of_source.item(), count + labels
+        if means:
+            self.history.validation.append((self.step, total / count))
+        return means
 
     def state(self) -> dict[str, Any]:
         """All that a later run needs to go on exactly from here, as plain values and tensors."""

@@ -14,10 +14,12 @@ from trainer import Plan
 from dali_pipes import LoaderConfig
 from dali_pipes.errors import StateError
 
-DEMO_CORPUS = tuple(
-    str(Path(__file__).resolve().parent / "data" / "tinyshakespeare" / name) for name in ("train.bin", "val.bin")
-)
-"""Both, as one corpus, of which the end is kept for validation."""
+_DATA = Path(__file__).resolve().parent / "data"
+DEMO_MIXTURE = {
+    "plays": {"corpus": [str(_DATA / "tinyshakespeare" / name) for name in ("train.bin", "val.bin")], "weight": 0.6},
+    "code": {"corpus": str(_DATA / "python_code.bin"), "weight": 0.4},
+}
+"""About as large each; the end of each is kept for validation."""
 GPT2_VOCABULARY = 50257
 
 
@@ -63,14 +65,16 @@ class Job:
     def to_dict(self) -> dict[str, Any]:
         """Plain values. Corpus paths are made absolute, so that a resume works from any folder."""
         loader = self.loader.model_dump(mode="json")
-        loader["corpus"] = [os.path.abspath(path) for path in self.loader.corpus or ()]
+        for place in (loader, *(loader["mixture"] or {}).values()):
+            if place["corpus"] is not None:
+                place["corpus"] = [_absolute(path) for path in place["corpus"]]
         return {"model": str(self.model), "plan": asdict(self.plan), "loader": loader}
 
     def shape(self) -> ModelShape:
         """The model's shape; the vocabulary is padded to a multiple of 128, which GPUs multiply faster."""
         recipe = RECIPES[self.model]
         vocab_size = math.ceil((self.loader.vocab_size or GPT2_VOCABULARY) / 128) * 128
-        return ModelShape(recipe.layers, recipe.heads, recipe.width, vocab_size, self.loader.seq_len)
+        return ModelShape(recipe.layers, recipe.heads, recipe.width, vocab_size, self.loader.row_len)
 
 
 def make_job(
@@ -93,17 +97,19 @@ def make_job(
     elif saved:
         config = LoaderConfig(**{**saved["loader"], **given_loader})
     else:
+        steps = given_plan.get("steps", recipe.steps)
+        demo = {"mixture": DEMO_MIXTURE, "total_steps": steps, "validation_fraction": 0.05}
         defaults = {
-            "corpus": DEMO_CORPUS,
+            **({"validation_fraction": 0.1} if "corpus" in given_loader else demo),
             "vocab_size": GPT2_VOCABULARY,
-            "validation_fraction": 0.1,
             "batch_size": recipe.batch_size,
             "seq_len": recipe.seq_len,
             "seed": 1,
         }
         config = LoaderConfig(**{**defaults, **given_loader})
-    # The model wants labels that are shifted already, and nothing else.
-    config = config.replace(label_shift=True, outputs=("input_ids", "labels"))
+    # The model wants labels that are shifted already; the loss by source, the sources.
+    outputs = ("input_ids", "labels", *(() if config.mixture is None else ("source_ids",)))
+    config = config.replace(label_shift=True, outputs=outputs)
     default_plan = {
         "steps": recipe.steps,
         "learning_rate": recipe.learning_rate,
@@ -126,3 +132,7 @@ def make_job(
                 + "\nleave these options out, or start a new run"
             )
     return job
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("synthetic:") else os.path.abspath(os.path.expanduser(path))

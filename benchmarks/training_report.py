@@ -4,6 +4,7 @@ import json
 import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from checkpoint import write_atomically
 from matplotlib.figure import Figure
@@ -20,7 +21,10 @@ class History:
     data_wait_s: list[float] = field(default_factory=list)
     """Seconds that each step waited for its batch."""
     validation: list[tuple[int, float]] = field(default_factory=list)
-    """(steps done, validation loss)."""
+    """(steps done, validation loss): the mean over the labels of all sources."""
+    by_source: list[tuple[int, dict[str, float], dict[str, float]]] = field(default_factory=list)
+    """Of a mixture: (steps done, training loss of each source since the entry before or a resume, validation loss of
+    each); one without a loss is left out."""
 
     @property
     def train_loss(self) -> float:
@@ -32,25 +36,36 @@ class History:
         """The newest validation loss; None where there has been none."""
         return self.validation[-1][1] if self.validation else None
 
-    def to_dict(self) -> dict[str, list[float] | list[tuple[int, float]]]:
+    def newest_by_source(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The newest training and validation losses of each source; empty without a mixture."""
+        return self.by_source[-1][1:] if self.by_source else ({}, {})
+
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, for a checkpoint: `History(**saved)` is the inverse."""
         return asdict(self)
 
 
 def save_metrics(history: History, path: Path) -> None:
-    """Write one JSON object a line: the steps in order, each followed by the validation after it if there was one."""
-    lines = [
+    """Write one JSON object a line: the steps in order, each followed by the validation after it if there was one.
+
+    The losses of a mixture's sources, in training and validation, are a line more.
+    """
+    lines: list[tuple[int, int, dict[str, Any]]] = [
         (step, 0, {"step": step, "loss": loss, "data_wait_s": wait})
         for step, (loss, wait) in enumerate(zip(history.losses, history.data_wait_s, strict=True), start=1)
     ]
     lines += [(step, 1, {"step": step, "val_loss": loss}) for step, loss in history.validation]
+    lines += [
+        (step, 2, {"step": step, "loss_by_source": training, "val_loss_by_source": validation})
+        for step, training, validation in history.by_source
+    ]
     lines.sort(key=lambda line: line[:2])
     text = "".join(json.dumps(values) + "\n" for _, _, values in lines)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def save_chart(history: History, title: str, path: Path) -> None:
-    """Write a PNG: training and validation loss above, how long each step waited for its data below."""
+    """Write a PNG: training and validation loss, also of sources, above; how long each step waited for data below."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     loss_axes, wait_axes = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     steps = range(1, len(history.losses) + 1)
@@ -59,6 +74,11 @@ def save_chart(history: History, title: str, path: Path) -> None:
     loss_axes.plot(steps, smooth, color="tab:blue", label=f"train, mean of {SMOOTHING_STEPS} steps")
     if history.validation:
         loss_axes.plot(*zip(*history.validation, strict=True), color="tab:orange", marker="o", label="validation")
+    for number, name in enumerate(history.newest_by_source()[1], 2):  # 0 and 1 are the colors of the lines above
+        points = [(step, losses[name]) for step, _, losses in history.by_source]
+        loss_axes.plot(
+            *zip(*points, strict=True), color=f"C{number}", linestyle="--", marker=".", label=f"validation, {name}"
+        )
     loss_axes.set(title=title, ylabel="loss (nats per token)")
     loss_axes.legend()
     wait_axes.vlines(steps, 0, [wait * 1e3 for wait in history.data_wait_s], color="tab:red", linewidth=0.8)

@@ -11,6 +11,7 @@ Importing the package imports neither torch nor DALI nor CuPy; the names below a
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dali_pipes.adapters.source_loss import SourceLoss
     from dali_pipes.config import LoaderConfig
     from dali_pipes.corpus import Corpus
     from dali_pipes.corpus_or_text import open_corpus
@@ -28,6 +29,7 @@ _MODULES = {
     "LoaderStats": "monitoring.stats",
     "MixtureReport": "schedule.mixture_report",
     "RowLocation": "schedule.plans",
+    "SourceLoss": "adapters.source_loss",
     "SourceUse": "schedule.mixture_report",
     "TokenLoader": "loader.token_loader",
     "build_pipeline": "engine.dali",
@@ -40,6 +42,7 @@ __all__ = [
     "LoaderStats",
     "MixtureReport",
     "RowLocation",
+    "SourceLoss",
     "SourceUse",
     "TokenLoader",
     "build_pipeline",
@@ -57,7 +60,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name == "torch":
             raise ModuleNotFoundError(
-                "TokenLoader requires torch, which is not installed. Install the CPU or CUDA build for this machine: "
+                f"{name} requires torch, which is not installed. Install the CPU or CUDA build for this machine: "
                 "pip install torch",
                 name="torch",
             ) from error

@@ -23,7 +23,10 @@ SETTINGS = {
     "corpus": "corpus format dtype token_column vocab_size loss_masks tokenizer text_key split validation_fraction",
     "mixture": "mixture total_tokens total_rows total_steps temperature on_exhausted proxy stages",
     "documents": "eos_id document_start_id documents_end_at_files",
-    "rows": "batch_size seq_len stride random_offset rows long_documents length_buckets window_documents",
+    "rows": (
+        "batch_size seq_len order_len global_batch stride random_offset rows long_documents length_buckets "
+        "window_documents"
+    ),
     "order": "shuffle seed drop_last repeat skip_steps on_change",
     "outputs": "outputs label_shift mask_boundaries pad_id mtp",
     "ranks": "rank world_size context_parallel context_split",

@@ -25,6 +25,7 @@ PUBLIC_NAMES = [
     "LoaderStats",
     "MixtureReport",
     "RowLocation",
+    "SourceLoss",
     "SourceUse",
     "TokenLoader",
     "build_pipeline",

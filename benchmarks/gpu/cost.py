@@ -134,7 +134,7 @@ def host_bytes_sent(session: Session) -> None:
     large |= {"max_block_bytes": 1 << 28, "prefetch_queue_depth": 4, "num_threads": min(8, os.cpu_count() or 1)}
     for name, changes in (("defaults", {}), ("large batches", large)):
         with our_feed(settings | ON_GPU[0] | changes) as (loader, feed):
-            row_bytes = 2 * (loader.config.seq_len + 1)
+            row_bytes = 2 * (loader.config.row_len + 1)
             for _batch in itertools.islice(feed, session.pick(50, 4)):
                 pass
             machine.synchronize()
@@ -146,7 +146,7 @@ def host_bytes_sent(session: Session) -> None:
             machine.synchronize()
             seconds = time.perf_counter() - started
             rate, after = count * row_bytes / seconds, vars(loader.stats().block_times)
-        shape = f"({loader.config.batch_size}, {loader.config.seq_len})"
+        shape = f"({loader.config.batch_size}, {loader.config.row_len})"
         wanted = {"at_least": HOST_SHARE} if changes else {}
         session.figure(f"host sends, {name} {shape}", rate / 1e9, "GB/s")
         session.figure(f"host sends, {name} {shape}: share", rate / ceiling, "of pinned copy", **wanted)

@@ -5,6 +5,7 @@ All is compared with NumPy or with the loader on the CPU, bit for bit, as in `pa
 
 import gc
 import itertools
+import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
+from dali_pipes import LoaderConfig, SourceLoss, TokenLoader, build_pipeline
 from dali_pipes.config import OUTPUT_NAMES
 from gpu.batches import ALL_OUTPUTS, ON_GPU, Arrays, array_difference, arrays, collect, difference, from_cpu
 from gpu.environment import token_dtypes
@@ -282,6 +283,38 @@ def masks_for_attention(session: Session) -> None:
     session.verify("masks for attention", problem)
 
 
+def losses_by_source(session: Session) -> None:
+    """`SourceLoss` on the device says what a loop over rows says, and adding does not wait for the device."""
+    batch_size, seq_len = session.pick((8, 512), (2, 16))
+    settings: dict[str, Any] = {
+        "mixture": {
+            name: {"corpus": session.corpus(f"source_{name}", batch_size * seq_len * 8), "weight": weight}
+            for name, weight in {"first": 3, "second": 2}.items()
+        },
+        "total_steps": session.pick(40, 6),
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "outputs": ("labels", "source_ids"),
+        "quiet": True,
+    }
+    for on_gpu in ON_GPU:
+        with TokenLoader(**settings | on_gpu) as loader:
+            by_source = SourceLoss(loader, device=session.machine.device)
+            losses_of: dict[int, list[float]] = {}
+            for batch in loader:
+                losses = batch["labels"].float().sqrt()
+                with session.machine.no_waits():
+                    by_source.add(batch, losses)
+                    by_source.add(batch, losses.mean(1))
+                for source, row in zip(batch["source_ids"].tolist(), losses.tolist(), strict=True):
+                    losses_of.setdefault(source, []).extend(row)
+            expected = {name: math.fsum(losses_of[n]) / len(losses_of[n]) for n, name in enumerate(settings["mixture"])}
+            means = by_source.means()
+        wrong = [name for name in expected if not math.isclose(means.get(name, math.nan), expected[name], rel_tol=1e-6)]
+        problem = f"means {means}, expected {expected}" if wrong else ""
+        session.verify(f"loss by source, {on_gpu['placement']}", problem)
+
+
 def memory_of_documents(session: Session) -> None:
     """What many steps of packed rows add: tables grow with the pieces of a block."""
     steps = session.pick(1500, 30)
@@ -376,6 +409,7 @@ CHECKS = (
     slow_consumer_of_documents,
     beyond_two_to_the_31,
     masks_for_attention,
+    losses_by_source,
     dali_by_hand,
     memory_of_documents,
     memory_of_dropped_loaders,

@@ -43,7 +43,7 @@ class TrainingStep:
         self.parameters = sum(parameter.numel() for parameter in self._model.parameters())
         groups = parameter_groups(self._model, 0.1)
         self._optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
-        self._loss: Callable[..., torch.Tensor] = self._model
+        self._loss: Callable[..., tuple[torch.Tensor, torch.Tensor]] = self._model
         self.compiled = "no: dry run"
         if not session.dry:
             self._loss = torch.compile(self._model)
@@ -60,7 +60,7 @@ class TrainingStep:
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Queue one step; returns its loss, which is not waited for."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            loss = self._loss(batch["input_ids"], batch["labels"])
+            loss, _ = self._loss(batch["input_ids"], batch["labels"])
         torch.autograd.backward(loss)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

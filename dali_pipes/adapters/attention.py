@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from dali_pipes.errors import ConfigError
+from dali_pipes.adapters.batch_fields import field_of
 
 
 class VarlenArguments(TypedDict):
@@ -38,7 +38,7 @@ def block_mask(batch: Mapping[str, Any], *, block_size: int | tuple[int, int] = 
     Does not block. The mask reads `segment_ids` when it is used, so with `static_buffers` it is valid only as long as
     the batch. Raises `ConfigError` if the batch does not contain `segment_ids`.
     """
-    segment_ids: Tensor = _output(batch, "segment_ids")
+    segment_ids: Tensor = field_of(batch, "segment_ids")
     query_size, key_size = (block_size, block_size) if isinstance(block_size, int) else block_size
     seq_len = segment_ids.shape[1]
 
@@ -73,16 +73,10 @@ def varlen_args(batch: Mapping[str, Any]) -> VarlenArguments:
     The padding of a row is a separate sequence, so every token is in one. Does not block. Raises `ConfigError` if the
     batch does not contain `cu_seqlens` and `max_seqlen`.
     """
-    bounds: Tensor = _output(batch, "cu_seqlens")
-    longest: int = _output(batch, "max_seqlen")
+    bounds: Tensor = field_of(batch, "cu_seqlens")
+    longest: int = field_of(batch, "max_seqlen")
     bounds = bounds[: batch["num_segments"] + 1]
     return {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": longest, "max_seqlen_k": longest}
-
-
-def _output(batch: Mapping[str, Any], name: str) -> Any:
-    if name not in batch:
-        raise ConfigError(f"the batch does not contain {name!r}, only {', '.join(batch)}; add {name!r} to outputs")
-    return batch[name]
 
 
 def _blocks(seq_len: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -87,8 +87,8 @@ def _flash_arguments(batch: Any) -> dict[str, Any]:
 
 
 def _epochs_differ(loader: TokenLoader) -> bool:
-    """Whether epochs differ in length: documents in another order pack into another number of rows."""
-    return loader.config.rows == "pack"
+    """Whether epochs differ in length: documents in another order pack into another number of rows, and rows grow."""
+    return loader.config.rows == "pack" or loader.config.changes_length
 
 
 def _keep_apart(config: LoaderConfig, model: Any, use_cache: bool) -> str | None:

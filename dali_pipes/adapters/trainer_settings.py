@@ -36,11 +36,31 @@ def refuse_settings(trainer: Any, config: LoaderConfig, data_collator: Any) -> N
         and "the loader already serves one rank's batches; leave it off, and divide batch_size by the number of ranks",
         "accelerator_config: dispatch_batches = True": accelerator.dispatch_batches
         and "every rank has its own loader; leave it out",
+        f"gradient_accumulation_steps = {args.gradient_accumulation_steps}": _conflict_with_global_batch(
+            args.gradient_accumulation_steps, config
+        ),
     }
     for setting, why in refusals.items():
         if why:
             raise ConfigError(f"{setting}: {why}")
     _refuse_shared_rows(trainer, config)
+
+
+def _conflict_with_global_batch(accumulation: int, config: LoaderConfig) -> str:
+    """Why `Trainer`, which accumulates the same number of batches all the time, does not make the loader's steps."""
+    sizes = sorted({stage.global_batch for stage in config.curriculum})
+    rows = config.batch_size * (config.world_size or 1)
+    if len(sizes) > 1:
+        return (
+            f"the loader's global_batch changes from step to step ({sizes[0]:,} to {sizes[-1]:,} rows), which Trainer "
+            "does not support; set one number as global_batch, or step by loader.step_end in your own training loop"
+        )
+    if sizes and sizes[0] != accumulation * rows:
+        return (
+            f"with {counted(rows, 'row')} in a batch of all ranks it makes steps of {accumulation * rows:,} rows, but "
+            f"the loader has global_batch = {sizes[0]:,}; set gradient_accumulation_steps = {sizes[0] // rows}"
+        )
+    return ""
 
 
 def _refuse_shared_rows(trainer: Any, config: LoaderConfig) -> None:

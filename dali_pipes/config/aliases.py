@@ -209,7 +209,7 @@ ALIASES = (
     _alias(NOT_NEEDED, "tokenizing uses all cores", "num_proc preprocessing_num_workers"),
     _alias(
         NOT_NEEDED,
-        "gradient accumulation is up to the trainer; each batch is one step",
+        "gradient accumulation is up to the trainer; with global_batch, loader.step_end says when a step is complete",
         "gradient_accumulation_steps grad_accum_steps accumulate_grad_batches",
     ),
     _alias(
@@ -273,9 +273,19 @@ ALIASES = (
     ),
     _alias(
         ELSEWHERE,
-        "set batch_size, the rows of one rank in one step: divide the global batch by the number of ranks and of "
-        "accumulated batches, and a number of tokens also by seq_len",
+        "set batch_size, the rows of one rank in one batch: divide the global batch by the number of ranks and of "
+        "accumulated batches, and a number of tokens also by seq_len; global_batch can then say the rows of a step",
         "global_batch_size train_batch_size total_batch_size tokens_per_batch max_tokens",
+    ),
+    _alias(
+        "global_batch",
+        'rows of an optimizer step over all ranks; a list such as [[0, 256], ["10B", 512]] changes it during the run',
+        "rampup_batch_size batch_size_warmup batch_size_schedule batch_size_rampup batch_warmup",
+    ),
+    _alias(
+        "seq_len",
+        'a list such as [[0, 2048], ["20B", 8192]] changes the length of rows during the run',
+        "seq_len_warmup seq_length_warmup sequence_length_warmup seq_len_schedule length_schedule",
     ),
     _alias(
         ELSEWHERE,

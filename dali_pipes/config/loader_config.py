@@ -30,6 +30,7 @@ from pydantic import (
 
 from dali_pipes.config.aliases import unknown_in_source, unknown_setting
 from dali_pipes.config.context_parallel import shared_ranges
+from dali_pipes.config.curriculum import CurriculumStage, Scheduled, merged_stages, steps_of, values
 from dali_pipes.config.mixture import (
     Count,
     Positive,
@@ -167,8 +168,20 @@ class LoaderConfig(BaseModel):
     )
 
     batch_size: int = Field(gt=0, description="Rows in a batch of one rank (B).")
-    seq_len: int = Field(
-        gt=0, description="Tokens in a row (T). A row reads T + 1 tokens from the corpus to shift the labels."
+    seq_len: Scheduled = Field(
+        description="Tokens in a row (T). A row reads T + 1 tokens from the corpus to shift the labels. A list of "
+        '[tokens, T], such as `[[0, 2048], ["20B", 8192]]`, changes it during the run; it needs `global_batch`.',
+    )
+    order_len: int | None = Field(
+        None,
+        gt=0,
+        description="With a list as `seq_len`, tokens of a row of the order, which shorter rows are cut from: a "
+        "multiple of all of them. None: the longest.",
+    )
+    global_batch: Scheduled | None = Field(
+        None,
+        description="Rows of an optimizer step over all ranks, or a list of [tokens, rows]. `batch_size` stays the "
+        "rows of a batch, and `loader.step_end` says when a step is complete. None: every batch is a step.",
     )
     stride: int | None = Field(
         None,
@@ -317,7 +330,9 @@ class LoaderConfig(BaseModel):
         return None if value is None else parse_paths(value, str(info.field_name))
 
     _in_range = field_validator("*", mode="before")(refuse_huge_number)
-    _finite_lists = field_validator("outputs", "length_buckets", "context_parallel", mode="before")(parse_list)
+    _finite_lists = field_validator(
+        "outputs", "length_buckets", "context_parallel", "seq_len", "global_batch", mode="before"
+    )(parse_list)
     _ranges_merged = field_validator("skip_steps", mode="before")(parse_ranges)
     _device_as_name = field_validator("device", mode="before")(parse_device)
     _dtype_as_name = field_validator("dtype", mode="before")(parse_dtype)
@@ -354,9 +369,10 @@ class LoaderConfig(BaseModel):
             rank, size = self.context_parallel
             if not 0 <= rank < size:
                 raise ValueError(f"context_parallel = [{rank}, {size}]: expected (rank, size) with 0 <= rank < size")
-            for width in self.bucket_widths or (self.seq_len,):
+            for width in self.widths:
                 shared_ranges(width, rank, size, self.context_split)
         self._check_mixture()
+        self._check_curriculum()
         if self.split == "validation" and self.validation_fraction == 0.0:
             raise ValueError(
                 'split = "validation" needs a validation_fraction above 0 (0.01 reserves 1% of the tokens). To '
@@ -383,9 +399,10 @@ class LoaderConfig(BaseModel):
                     raise ValueError(f'{name} = {value} applies to rows = "stream" only; remove it with rows = {modes}')
         if self.random_offset and self.split == "validation":
             raise ValueError('random_offset applies to training only: remove it with split = "validation"')
-        if self.mtp >= self.seq_len:
+        shortest = min(self.widths) if self.length_buckets is None else self.row_len
+        if self.mtp >= shortest:
             raise ValueError(
-                f"mtp = {self.mtp} needs labels {self.mtp} tokens ahead, but a row has only seq_len = {self.seq_len} "
+                f"mtp = {self.mtp} needs labels {self.mtp} tokens ahead, but a row has only seq_len = {shortest} "
                 "tokens: set mtp below seq_len"
             )
         if self.length_buckets is not None:
@@ -419,9 +436,9 @@ class LoaderConfig(BaseModel):
         if len(totals) > 1:
             values = " and ".join(f"{name} = {getattr(self, name):,}" for name in totals)
             raise ValueError(f"{values} are both set: set the length of an epoch once")
-        if self.total_tokens is not None and self.total_tokens < self.seq_len:
+        if self.total_tokens is not None and self.total_tokens < self.row_len:
             raise ValueError(
-                f"total_tokens = {self.total_tokens:,} is less than a row: expected at least seq_len = {self.seq_len:,}"
+                f"total_tokens = {self.total_tokens:,} is less than a row: expected at least seq_len = {self.row_len:,}"
             )
         if self.temperature is not None and any(source.weight != "size" for source in self.mixture.values()):
             raise ValueError(
@@ -445,18 +462,86 @@ class LoaderConfig(BaseModel):
         if self.rows != "pad":
             raise ValueError(f'length_buckets needs rows = "pad" (one document in each row), but rows = "{self.rows}"')
         rising = all(low < high for low, high in itertools.pairwise((0, *widths)))
-        if not widths or not rising or widths[-1] > self.seq_len:
+        if not widths or not rising or widths[-1] > self.row_len:
             raise ValueError(
                 f"length_buckets = {list(widths)}: expected one or more increasing widths from 1 to seq_len = "
-                f"{self.seq_len}"
+                f"{self.row_len}"
             )
+
+    def _check_curriculum(self) -> None:
+        """What goes with lists as `seq_len` and `global_batch`."""
+        if self.global_batch is not None:
+            for name, needed in (("drop_last", True), ("split", "train")):
+                if getattr(self, name) != needed:
+                    raise ValueError(
+                        f"{name} = {shown(getattr(self, name))} does not work with global_batch, which makes whole "
+                        f"optimizer steps of a training split: set {name} = {shown(needed)}, or remove global_batch"
+                    )
+        if not self.changes_length:
+            return
+        given = f"seq_len = {shown(self._plain('seq_len'))}" + f", order_len = {self.order_len}" * (
+            self.order_len is not None
+        )
+        if self.global_batch is None:
+            raise ValueError(
+                f"{given} needs global_batch, the rows of an optimizer step over all ranks: lengths change between "
+                "steps, whatever the ranks"
+            )
+        if self._row_modes != {"stream"} or self.stride is not None:
+            found = f"stride = {self.stride}" if self.stride is not None else 'rows = "pack" or "pad"'
+            raise ValueError(
+                f'{given} changes the length of rows, which needs rows = "stream" without stride: remove {found}'
+            )
+        for length in values(steps_of(self.seq_len)):
+            if self.row_len % length:
+                raise ValueError(
+                    f"{given}: rows of {length:,} tokens are cut from rows of order_len = {self.row_len:,}, which is "
+                    "not a multiple of it; set order_len to a common multiple of all lengths"
+                )
+        for skipped in self.skip_steps:
+            if skipped.unit == "tokens":
+                raise ValueError(
+                    f"skip_steps: {skipped} in tokens does not work with a list as seq_len: give it in rows"
+                )
+
+    @property
+    def has_total(self) -> bool:
+        """Whether the length of an epoch of a mixture is set."""
+        return any(getattr(self, name) is not None for name in MIXTURE_FIELDS if name.startswith("total_"))
 
     @property
     def bucket_widths(self) -> tuple[int, ...] | None:
         """The widths that a batch may have, the last of them seq_len; None if all batches have that width."""
         if self.length_buckets is None:
             return None
-        return self.length_buckets + ((self.seq_len,) if self.length_buckets[-1] < self.seq_len else ())
+        return self.length_buckets + ((self.row_len,) if self.length_buckets[-1] < self.row_len else ())
+
+    @property
+    def row_len(self) -> int:
+        """Tokens of a row of the order: `seq_len`, or with a list the length that shorter rows are cut from."""
+        return self.order_len or max(values(steps_of(self.seq_len)))
+
+    @property
+    def changes_length(self) -> bool:
+        """Whether rows may be shorter than those of the order, and change their length during the run."""
+        return not isinstance(self.seq_len, int) or self.order_len is not None
+
+    @property
+    def varies_width(self) -> bool:
+        """Whether batches may have different widths."""
+        return self.length_buckets is not None or self.changes_length
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """All widths that a batch may have, rising."""
+        return self.bucket_widths or values(steps_of(self.seq_len))
+
+    @property
+    def curriculum(self) -> tuple[CurriculumStage, ...]:
+        """How `seq_len` and `global_batch` change with the tokens of the run; empty without `global_batch`."""
+        if self.global_batch is None:
+            return ()
+        return merged_stages(steps_of(self.seq_len), steps_of(self.global_batch))
 
     @property
     def batch_names(self) -> tuple[str, ...]:
@@ -473,6 +558,7 @@ class LoaderConfig(BaseModel):
         for name in ("mixture", "skip_steps", *MIXTURE_FIELDS):
             del shared[name]
         shared["mask_boundaries"] = self.masks_boundaries
+        shared |= {"seq_len": self.row_len, "order_len": None, "global_batch": None}
         checked: dict[tuple[tuple[str, Any], ...], LoaderConfig] = {}
         """By the settings that need to be checked together: most of many sources have the same."""
         sources = {}
@@ -603,7 +689,7 @@ class LoaderConfig(BaseModel):
         for name, field in type(self).model_fields.items():
             value = self.__dict__.get(name)
             if field.is_required() or value != field.default:
-                if name in ("mixture", *MIXTURE_FIELDS):
+                if name in ("mixture", "seq_len", "global_batch", *MIXTURE_FIELDS):
                     value = self._plain(name)
                 yield name, value[0] if name == "corpus" and value is not None and len(value) == 1 else Shown(value)
 
@@ -617,7 +703,8 @@ class LoaderConfig(BaseModel):
         Of a mixture, those of all sources; `sources` has the others, and weights are not among them.
         """
         settings = {name: getattr(self, name) for name in ORDER_FIELDS}
-        settings["stride"] = self.stride if self.stride is not None else self.seq_len
+        settings["seq_len"] = self.row_len
+        settings["stride"] = self.stride if self.stride is not None else self.row_len
         if self.random_offset:  # states of releases without this setting leave it out
             settings["random_offset"] = True
         if self.rows != "stream" and self.mixture is None:
@@ -673,6 +760,7 @@ def _unknown_in_table(place: Sequence[Any]) -> str:
 
 def _place(names: Sequence[Any]) -> str:
     """Where a wrong setting is, such as `mixture.web.weight`; short."""
+    names = names[:1] if names and names[0] in ("seq_len", "global_batch") else names
     return ".".join(
         text if len(text := str(name)) <= _LONGEST_PLACE else f"{text[:_LONGEST_PLACE]}..." for name in names
     )

@@ -81,7 +81,7 @@ class BlockStream:
         self._queue: BlockQueue | None = None
         self._next_iteration = 0  # the number by which the source knows the next block to take
         self._error: Exception | None = None
-        batch_tokens = config.batch_size * config.seq_len
+        batch_tokens = config.batch_size * config.row_len
         # Rows that are put together cost more, so their batches are assembled one by one: no `next()` takes long.
         most = 1 if built.outputs.in_pieces else BATCHES_TOKENS // batch_tokens
         self._batches_at_a_time = max(1, min(most, built.source.batches_per_run))
@@ -106,7 +106,7 @@ class BlockStream:
         held, queue = self._built.source.placement.memory(), self._queue
         if self._loans is None or queue is None:
             return held
-        block_bytes = self._built.block_bytes([self._config.seq_len] * self._built.source.batches_per_run)
+        block_bytes = self._built.block_bytes([self._config.row_len] * self._built.source.batches_per_run)
         return replace(held, dali_bytes=queue.in_flight * block_bytes + self._loans.bytes_held)
 
     def seek(self, position: Position) -> None:
@@ -181,7 +181,7 @@ class BlockStream:
         schedule = self._built.schedule
         sizes = [schedule.batch_size] * (steps.num_steps - 1)
         sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))
-        widths = [self._config.seq_len] * len(sizes)
+        widths = [self._config.row_len] * len(sizes)
         if plan is not None and plan.widths is not None:
             widths = plan.widths[np.cumsum(sizes) - 1].tolist()
         if self._loans is not None:
@@ -192,7 +192,7 @@ class BlockStream:
             staging = dict(zip(self._built.source.arrays, map(np.from_dlpack, arrays), strict=True))
             return self._built.ranges.each("kernels", self._assembled(staging, plan, sizes, widths))
         named = dict(zip(self._built.source.arrays, arrays, strict=True))
-        is_flat = self._config.length_buckets is not None
+        is_flat = self._config.varies_width
         values = self._host_values(None if plan is None else plan.pieces, sizes, widths)
         return iter([Batches(named, sizes, values, widths, is_flat)])
 
@@ -216,7 +216,7 @@ class BlockStream:
         self, staging: dict[str, npt.NDArray[Any]], plan: Plan, sizes: list[int], widths: list[int]
     ) -> Iterator[Batches]:
         """Batches from the tokens of a block, some at a time."""
-        outputs, row_begins = self._built.outputs, plan.row_begins(self._built.rows.rows.row_tokens)
+        outputs, row_begins = self._built.outputs, plan.row_begins(self._built.rows.rows)
         block_tokens, loss_mask = staging["tokens"], staging.get("loss_mask")
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
         from_tokens = [(name, OUTPUTS[name].dtype) for name in outputs.from_tokens]

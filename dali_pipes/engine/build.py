@@ -20,8 +20,10 @@ from dali_pipes.placement.selection import GPU_PLACEMENTS, choose_device, choose
 from dali_pipes.rows.make import make_rows
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
+from dali_pipes.runtime.messages import counted
 from dali_pipes.runtime.ranks import environment_number
 from dali_pipes.schedule import Interleave, Schedule, of_one_source
+from dali_pipes.schedule.curriculum import Curriculum
 from dali_pipes.schedule.mixed_rows import MixedRows
 
 TARGET_BLOCK_TOKENS = 1 << 20
@@ -54,10 +56,11 @@ class BuiltSource:
         graph: Graph | None = None,
         gpu_problem: Callable[[], str | None] = lambda: None,
     ) -> None:
-        if config.length_buckets is not None and (graph is not None or not for_loader):
+        if config.varies_width and (graph is not None or not for_loader):
+            name = "a list as seq_len" if config.length_buckets is None else "length_buckets"
             raise ConfigError(
-                "length_buckets yields batches of different widths, which a DALI pipeline does not support; remove "
-                "it, or use a TokenLoader without graph"
+                f"{name} yields batches of different widths, which a DALI pipeline does not support; remove it, or use "
+                "a TokenLoader without graph"
             )
         self._config = config
         corpora = open_corpora(config)
@@ -74,7 +77,7 @@ class BuiltSource:
                 self.mixture, self.warning = mix(config, corpora, joined.bases)
                 self.rows, in_pieces = Source(joined, self.mixture), self.mixture.in_pieces
                 interleave = self.mixture
-            self.schedule = make_schedule(config, interleave)
+            self.schedule = make_schedule(config, with_curriculum(config, interleave))
             if self.mixture is not None and config.on_change != "mixture":  # else a state may come with other weights
                 self.mixture.check_caps(self.mixture.total)
             self.outputs = make_outputs(config, in_pieces=in_pieces)
@@ -128,7 +131,7 @@ class BuiltSource:
 
     def axes(self, name: str) -> int:
         """Axes of an array of a block, as DALI sees it."""
-        if self.staged or (self._config.length_buckets is not None and not OUTPUTS[name].from_plan):
+        if self.staged or (self._config.varies_width and not OUTPUTS[name].from_plan):
             return 1
         return len(self.outputs.shape(name, 1))
 
@@ -168,6 +171,36 @@ class BuiltSource:
         return name, reason, placement
 
 
+def with_curriculum(config: LoaderConfig, interleave: Interleave) -> Interleave:
+    """Rows as `seq_len` and `global_batch` want them in the course of the run. Raises `ConfigError`."""
+    if not config.curriculum:
+        return interleave
+    rows = config.batch_size * (config.world_size or 1)
+    for stage in config.curriculum:
+        if stage.global_batch % rows:
+            raise ConfigError(
+                f"global_batch = {stage.global_batch:,} is not a multiple of the {rows:,} rows of a step of all ranks "
+                f"({counted(config.world_size or 1, 'rank')} x batch_size {config.batch_size:,}); use a multiple of "
+                "it, or another batch_size"
+            )
+    mixture = interleave if isinstance(interleave, MixedRows) else None
+    if mixture is not None and config.has_total:
+        tokens = mixture.total * config.row_len
+        for stage in config.curriculum:
+            if stage.at >= tokens:
+                raise ConfigError(
+                    f"seq_len or global_batch changes at {stage.at:,} tokens, which the run does not reach: it has "
+                    f"{tokens:,}; use a larger total, or an earlier change"
+                )
+    return Curriculum(
+        interleave,
+        config.curriculum,
+        cuts=config.changes_length,
+        seed=config.seed,
+        first_place=None if mixture is None else mixture.first_place,
+    )
+
+
 def make_schedule(config: LoaderConfig, interleave: Interleave) -> Schedule:
     """The schedule of one rank. Rank and world size must have been resolved."""
     world_size = config.world_size or 1
@@ -177,7 +210,7 @@ def make_schedule(config: LoaderConfig, interleave: Interleave) -> Schedule:
         rank=config.rank or 0,
         world_size=world_size,
         drop_last=config.drop_last,
-        skip_steps=in_steps(config.skip_steps, config.batch_size * world_size, config.seq_len),
+        skip_steps=in_steps(config.skip_steps, config.batch_size * world_size, config.row_len),
     )
 
 
@@ -186,7 +219,7 @@ def make_outputs(config: LoaderConfig, *, in_pieces: bool) -> Outputs:
     return Outputs(
         config.batch_names,
         config.batch_size,
-        config.seq_len,
+        config.row_len,
         in_pieces,
         label_shift=config.label_shift,
         pad_id=config.pad_id,
@@ -201,7 +234,7 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -
     Where documents have to be planned, the target is also one of rows, over all ranks, whose plan the first batch waits
     for.
     """
-    batch_tokens = config.batch_size * config.seq_len
+    batch_tokens = config.batch_size * config.row_len
     wanted = (TARGET_GPU_BLOCK_TOKENS if on_gpu else TARGET_BLOCK_TOKENS) // batch_tokens
     if schedule.interleave.most_planned is not None:
         wanted = min(wanted, schedule.interleave.most_planned // schedule.global_rows)
@@ -212,4 +245,4 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -
 
 def _counted_bytes(config: LoaderConfig) -> int:
     """What a batch counts for in max_block_bytes: int64 inputs and labels."""
-    return config.batch_size * config.seq_len * 8 * 2
+    return config.batch_size * config.row_len * 8 * 2

@@ -49,7 +49,7 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
             "context_parallel is not supported by build_pipeline, which builds whole rows; use a TokenLoader"
         )
     config = resolve_ranks(config)
-    in_steps(config.skip_steps, config.batch_size * (config.world_size or 1), config.seq_len, start=(0, 0))
+    in_steps(config.skip_steps, config.batch_size * (config.world_size or 1), config.row_len, start=(0, 0))
     return define_pipeline(BuiltSource(config, endless=config.repeat), config, graph)
 
 

@@ -137,7 +137,7 @@ def share_of(config: LoaderConfig, name: str) -> Fraction | None:
 def stages_in_rows(config: LoaderConfig, rows: Mapping[str, RowSource]) -> list[tuple[int, dict[str, Fraction]]]:
     """The stages of a configuration: first place, and weights in rows."""
     stages = [(0, in_rows(_base_weights(config, rows), rows))]
-    stages += [(-(-stage.at // config.seq_len), in_rows(stage.weights, rows)) for stage in config.stages]
+    stages += [(-(-stage.at // config.row_len), in_rows(stage.weights, rows)) for stage in config.stages]
     return stages
 
 
@@ -167,7 +167,7 @@ def _base_weights(config: LoaderConfig, rows: Mapping[str, RowSource]) -> dict[s
 def _total_rows(config: LoaderConfig) -> int | None:
     """Rows of an epoch over all ranks, where a total is given."""
     if config.total_tokens is not None:
-        return config.total_tokens // config.seq_len
+        return config.total_tokens // config.row_len
     if config.total_steps is not None:
         return config.total_steps * config.batch_size * (config.world_size or 1)
     return config.total_rows

@@ -85,8 +85,8 @@ def start_text(
         files = sum(corpus.loss_mask.num_files for corpus in masked if corpus.loss_mask is not None)
         masks = f"; loss masks of {files:,} of {sum(len(corpus.files) for corpus in corpora.values()):,} files"
     order = f"epoch{split}: {steps_text(config, schedule, epoch)}{masks}; order {state['order']}"
-    lost = lost_text(config, schedule)
-    lines = [_shown(f"  {line}", COLUMNS) for line in (order, *([lost] if lost else []), where)]
+    about = [text for text in (curriculum_text(schedule, epoch), lost_text(config, schedule)) if text]
+    lines = [_shown(f"  {line}", COLUMNS) for line in (order, *about, where)]
     notes = [f"{f'{name}: ' if name else ''}{note}" for name, corpus in corpora.items() for note in corpus.notes]
     return "\n".join((*data, *lines, *(f"  {_shown(note, len(note))}" for note in notes)))
 
@@ -124,13 +124,31 @@ def steps_text(config: LoaderConfig, schedule: Schedule, epoch: int) -> str:
     left_out = f" ({all_steps - steps:,} skipped)" if schedule.skip_steps else ""
     ranks = counted(schedule.world_size, "rank")
     share = "" if config.context_parallel is None else f" / {config.context_parallel[1]}"
-    shape = f"{ranks} x ({config.batch_size}, {config.seq_len}{share})"
+    widths = config.widths if config.changes_length else (config.row_len,)
+    length = str(widths[0]) if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
+    shape = f"{ranks} x ({config.batch_size}, {length}{share})"
     if not rows:
         return "not planned yet"
     about = "about " * (not is_exact)
     return (
         f"{about}{counted(rows, 'row')}, {counted(steps if is_exact else max(1, steps), 'step')}{left_out} of {shape}"
     )
+
+
+def curriculum_text(schedule: Schedule, epoch: int) -> str:
+    """How rows and optimizer steps grow in an epoch; "" without `global_batch`."""
+    curriculum = schedule.curriculum
+    if curriculum is None:
+        return ""
+    rows, _ = curriculum.count_by_now(epoch)
+    parts = []
+    for segment in curriculum.segments(epoch):
+        if segment.row and segment.row >= rows:
+            continue
+        begin = f"from token {curriculum.tokens_before(epoch, segment.row):,}: " if segment.row or epoch else ""
+        of_rows = f"{counted(segment.seq_len, 'token')} a row, " if curriculum.cuts else ""
+        parts.append(f"{begin}{of_rows}{counted(segment.global_batch, 'row')} an optimizer step")
+    return "; ".join(parts)
 
 
 def lost_text(config: LoaderConfig, schedule: Schedule) -> str:

@@ -27,9 +27,9 @@ _NEARLY = Fraction(2, 10**9)
 """Weights that a temperature gives are rounded to 9 decimals; machines may differ by one in the last."""
 
 
-def mixture_entry(mixture: MixedRows, epoch: int, rows: int) -> dict[str, Any]:
-    """The entry of a state after the first `rows` rows of an epoch. Does not block for rows that have been planned."""
-    place = mixture.place(epoch, rows)
+def mixture_entry(mixture: MixedRows, epoch: int, places: int) -> dict[str, Any]:
+    """The entry of a state after the first places of an epoch. Does not block for rows that have been planned."""
+    place = mixture.place(epoch, places)
     begun = mixture.next_stratum(place)  # weights that `set_weights` changed may begin there
     return {
         "place": place,
@@ -55,19 +55,20 @@ def changed_weights(mixture: MixedRows, entry: Mapping[str, Any]) -> list[str]:
 
 
 def resume_mixture(
-    mixture: MixedRows, entry: Mapping[str, Any], epoch: int, rows: int, other_sources: Collection[str] | None
+    mixture: MixedRows, entry: Mapping[str, Any], epoch: int, places: int, other_sources: Collection[str] | None
 ) -> MixtureChange | None:
     """Let a mixture go on where a state says, with the weights that were in force. May plan windows of documents.
 
+    places: of the epoch, that the saved run had begun.
     other_sources: the sources of the saved run, if they or their weights differ: those of the configuration then begin
                    at the next stratum, and what that changes is returned; None: they are the same.
 
     Raises `StateError` for an entry that cannot be right.
     """
     place, marks = entry["place"], entry["marks"]
-    if rows > mixture.num_rows:
+    if places > mixture.num_rows:
         raise StateError(
-            f"the state is {rows:,} rows into an epoch, but the total now ends it after {mixture.num_rows:,}; set a "
+            f"the state is {places:,} rows into an epoch, but the total now ends it after {mixture.num_rows:,}; set a "
             "total that is not before the saved position"
         )
     saved = _read(entry["stages"])
@@ -80,8 +81,8 @@ def resume_mixture(
         was, now = _shares(saved[-1][1], other_sources), _shares(weights, mixture.names)
         shares = {name: (was.get(name), now.get(name)) for name in (*mixture.names, *other_sources)}
         settings = {f"mixture.{name}": pair for name, pair in shares.items() if pair[0] != pair[1]}
-        tokens = rows * mixture.stride
-        change = MixtureChange(settings, epoch, rows, rows, tokens, tokens, True, begin)
+        tokens = places * mixture.stride
+        change = MixtureChange(settings, epoch, places, places, tokens, tokens, True, begin)
         stages = [stage for stage in stages if stage[0] < begin] + [(begin, dict(weights))]
     stages += [(first, dict(weights)) for first, weights in mixture.given if first > max(place, stages[-1][0])]
     everywhere = [(first, {name: weights.get(name, Fraction(0)) for name in names}) for first, weights in stages]
@@ -101,7 +102,7 @@ def resume_mixture(
             "unchanged copy"
         )
     mixture.set_order(order)
-    mixture.begin_at(epoch, place - rows)
+    mixture.begin_at(epoch, place - places)
     return change
 
 

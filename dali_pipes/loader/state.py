@@ -14,7 +14,8 @@ the window of the plan with the rows before it, and a hash of everything that de
 window could not be told without planning every window up to there.
 
 The state of a mixture has the same data of each corpus in `corpus["sources"]`, by name, with the settings that make its
-rows; and `mixture`, see `mixture_state`, with a `check` over all of it.
+rows; and `mixture`, see `mixture_state`, with a `check` over all of it. With `global_batch` there is `curriculum`, see
+`curriculum_state`.
 """
 
 import copy
@@ -29,6 +30,11 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.engine.mixture import share_of
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.corpus_growth import growth_advice
+from dali_pipes.loader.curriculum_state import (
+    SavedCurriculum,
+    curriculum_entry,
+    read_curriculum,
+)
 from dali_pipes.loader.mixture_state import changed_weights, check_entry, mixture_entry, resume_mixture
 from dali_pipes.loader.state_change import (
     MAY_CHANGE,
@@ -40,6 +46,7 @@ from dali_pipes.loader.state_change import (
     short,
 )
 from dali_pipes.rows.window_counts import WindowMark
+from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule import Position, Schedule
 from dali_pipes.schedule.mixed_rows import MixedRows
 
@@ -50,6 +57,7 @@ _MAY_BE_MISSING = (
     "check",
     "step_rows",
     "mixture",
+    "curriculum",
 )  # entries of one kind of rows, and those older states lack
 _MOST_BYTES = 1 << 16
 _OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS)
@@ -80,7 +88,7 @@ class States:
         mixture: MixedRows | None = None,
     ) -> None:
         self._corpora, self._schedule, self._mixture, self._on_change = corpora, schedule, mixture, config.on_change
-        self._skip_steps, self._seq_len = config.skip_steps, config.seq_len
+        self._skip_steps, self._seq_len = config.skip_steps, config.row_len
         self._order = schedule.interleave.order_name
         if mixture is None:
             corpus = corpora[""]
@@ -107,8 +115,10 @@ class States:
         if mark is not None:
             state["window"] = list(mark)
             state["check"] = _check_value(self._checked, position, state["window"])
+        if self._schedule.curriculum is not None:
+            state["curriculum"] = curriculum_entry(self._schedule.curriculum, position)
         if self._mixture is not None:
-            state["mixture"] = mixture_entry(self._mixture, *position)
+            state["mixture"] = mixture_entry(self._mixture, position.epoch, self._schedule.places(position))
             state["check"] = _mixture_check(state)
         return state
 
@@ -132,7 +142,8 @@ class States:
                 f"the state has version {short(state['version'])}, but this release reads version {VERSION}; load it "
                 "with the release that saved it"
             )
-        expected = self.at(Position(0, 0))
+        # Where a mixture went on with another total, the places of earlier epochs are not known.
+        expected = self.at(Position(0 if self._mixture is None else self._mixture.known_epoch, 0))
         missing = [name for name in expected if name not in state and name not in _MAY_BE_MISSING]
         if missing:
             raise StateError(f"the state is incomplete: {', '.join(missing)} missing; use an unchanged copy")
@@ -156,9 +167,12 @@ class States:
         if "window" in expected:
             self._read_window(state, position, {name: saved for name, (saved, _) in changed.items()})
         if not changed:
+            self._resume_curriculum(self._read_curriculum(state, position), position)
             return Saved(position, None, step_rows)
         change = nearest_position(position, state["config"], changed, self._schedule)
-        return Saved(Position(epoch, change.rows), change, step_rows)
+        position = Position(epoch, change.rows)
+        self._resume_curriculum(self._read_curriculum({}, position), position)
+        return Saved(position, change, step_rows)
 
     def _read_mixture(
         self, mixture: MixedRows, state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange
@@ -167,11 +181,8 @@ class States:
         entry, epoch, rows, step_rows = state.get("mixture"), state["epoch"], state["rows"], state.get("step_rows")
         check_entry(entry)
         assert isinstance(entry, Mapping)
-        if not (is_count(epoch) and is_count(rows) and rows <= entry["place"]):
-            raise StateError(
-                f"the state is damaged: epoch {short(epoch)}, rows {short(rows)}; expected integers, rows at most "
-                f"{entry['place']:,}"
-            )
+        if not (is_count(epoch) and is_count(rows)):
+            raise StateError(f"the state is damaged: epoch {short(epoch)}, rows {short(rows)}; expected integers")
         _check_step_rows(step_rows)
         if state.get("check") != _mixture_check(state):
             raise StateError(
@@ -202,8 +213,28 @@ class States:
                 + "\nUse the corpora and settings that the state was saved with, or start without the state"
                 + allowed
             )
-        change = resume_mixture(mixture, entry, epoch, rows, set(saved) if of_mixture else None)
-        return Saved(Position(epoch, rows), change, step_rows)
+        position, curriculum = Position(epoch, rows), self._schedule.curriculum
+        saved_curriculum, places = self._read_curriculum(state, position), rows
+        if curriculum is not None and saved_curriculum is not None and curriculum.cuts:
+            places = curriculum.places_begun(rows, saved_curriculum.segments, state["curriculum"]["end"])
+        if places > entry["place"]:
+            raise StateError(
+                f"the state is damaged: epoch {epoch:,}, rows {rows:,}; expected rows up to place {entry['place']:,}"
+            )
+        change = resume_mixture(mixture, entry, epoch, places, set(saved) if of_mixture else None)
+        self._resume_curriculum(saved_curriculum, position)
+        return Saved(position, change, step_rows)
+
+    def _read_curriculum(self, state: Mapping[str, Any], position: Position) -> SavedCurriculum | None:
+        curriculum = self._schedule.curriculum
+        if curriculum is None:
+            return None
+        return read_curriculum(state.get("curriculum"), curriculum, position, self._schedule.global_rows)
+
+    def _resume_curriculum(self, saved: SavedCurriculum | None, position: Position) -> None:
+        curriculum = self._schedule.curriculum
+        if curriculum is not None and saved is not None:
+            curriculum.go_on(position, *saved)
 
     def check_steps(self, saved: Saved) -> None:
         """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.
@@ -224,7 +255,20 @@ class States:
 
     def check_ranges(self, position: Position) -> None:
         """Raise `ConfigError` for ranges of `skip_steps` that do not fall on steps of a run from `position` on."""
-        in_steps(self._skip_steps, self._schedule.global_rows, self._seq_len, position)
+        schedule, curriculum = self._schedule, self._schedule.curriculum
+        in_steps(self._skip_steps, schedule.global_rows, self._seq_len, position)
+        if curriculum is None:
+            return
+        for first, end, epoch in schedule.skip_steps:
+            base = schedule.counted_from(position, epoch)
+            for step in (first, end):
+                row = base + (step - schedule.step_number(base)) * schedule.global_rows
+                if (epoch, row) > position and not curriculum.is_step_end(epoch, row):
+                    size = curriculum.segment(epoch, row).global_batch // schedule.global_rows
+                    raise ConfigError(
+                        f"skip_steps: steps {first:,} to {end - 1:,} of epoch {epoch:,} are not whole optimizer steps, "
+                        f"which global_batch makes of {counted(size, 'step')} of all ranks there; skip whole ones"
+                    )
 
     def _refuse_differences(
         self, state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange
@@ -242,7 +286,8 @@ class States:
             differences += self._data_differences(state["corpus"], expected["corpus"])
         if not differences:
             return {}
-        others = len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
+        cuts = self._schedule.curriculum is not None and self._schedule.curriculum.cuts
+        others = cuts or len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
         if others or on_change == "refuse":
             advice = "" if of_settings or self._mixture is not None else growth_advice(state, self._corpora[""])
             advice = advice or "Use the corpus and settings that the state was saved with, or start without the state"

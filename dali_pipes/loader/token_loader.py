@@ -158,6 +158,49 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._check_ranks()
         return self._schedule.step_number(self._next().rows)
 
+    @property
+    def step_end(self) -> bool:
+        """Whether the batches handed out so far make whole optimizer steps of `global_batch` rows over all ranks.
+
+            for batch in loader:
+                loss = model(batch) / loader.batches_per_step
+                loss.backward()
+                if loader.step_end:
+                    optimizer.step()
+
+        Without `global_batch` every batch is a step, so this is always true. Blocks only where rows of documents of
+        earlier epochs have to be counted, after a resume without their count.
+        """
+        curriculum = self._schedule.curriculum
+        return curriculum is None or curriculum.is_step_end(*self._position)
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches of this rank in the optimizer step of the last batch handed out, or of the next one before it."""
+        curriculum, (epoch, rows) = self._schedule.curriculum, self._position
+        if curriculum is None:
+            return 1
+        if not rows and self._last_epoch is not None:  # the last batch ended its epoch
+            epoch, rows = self._last_epoch, curriculum.count(self._last_epoch)
+        return curriculum.segment(epoch, max(rows - 1, 0)).global_batch // self._schedule.global_rows
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of the run up to the last batch handed out, over all ranks and epochs, with padding.
+
+        The count of `total_tokens`, of `stages`, and of lists as `seq_len` and `global_batch`: `seq_len` for each row
+        of the order, also of those at the end of an epoch that `drop_last` or `skip_steps` leave out. Where rows hold
+        documents, those of earlier epochs have to be counted, which blocks the first time.
+        """
+        curriculum, (epoch, rows) = self._schedule.curriculum, self._position
+        if curriculum is not None:
+            return curriculum.tokens_before(epoch, rows)
+        if self._built.mixture is not None:
+            return self._built.mixture.place(epoch, rows) * self.config.row_len
+        interleave = self._schedule.interleave
+        whole = epoch * interleave.count(0) if interleave.is_uniform else sum(map(interleave.count, range(epoch)))
+        return (whole + rows) * self.config.row_len
+
     def __len__(self) -> int:
         """Batches in the epoch of the next batch, without those of `skip_steps`: exact, and the same on every rank.
 
@@ -168,7 +211,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         """
         self._check_ranks()
         epoch, schedule = self.epoch, self._schedule
-        rows = schedule.rows_known(epoch) if self._reports is None else self._reports.rows(epoch)
+        by_report = self._reports is not None and schedule.curriculum is None
+        rows = self._reports.rows(epoch) if self._reports is not None and by_report else schedule.rows_known(epoch)
         base = schedule.counted_from(self._resumed, epoch)
         return schedule.left_of(schedule.step_number(base) + schedule.steps_of(rows - base), epoch)
 
@@ -232,7 +276,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         0, 1, ..., or with `context_parallel` this rank's share of them. For positions within documents use the output
         `position_ids`.
         """
-        return row_positions(self.config.seq_len if width is None else width, self._share)
+        return row_positions(self.config.row_len if width is None else width, self._share)
 
     def locate(self, step: int, row: int, epoch: int | None = None) -> RowLocation:
         """Where row `row` of this rank's batch number `step` comes from.
@@ -296,7 +340,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._check_ranks()
         mixture = self._mixture("set_weights()")
         position = self._position
-        place = mixture.place(*position)
+        place = mixture.place(position.epoch, self._schedule.places(position))
         given, problem = {}, None
         try:
             given = parse_weights(weights, mixture.names)
@@ -332,7 +376,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                     f"step {step:,} of epoch {epoch:,} does not exist in this run, which began at {first:,}"
                 )
             rows = base + (step - first) * self._schedule.global_rows
-        return mixture_report(mixture, mixture.place(epoch, rows))
+        return mixture_report(mixture, mixture.place(epoch, self._schedule.places(Position(epoch, rows))))
 
     def validation_loaders(self, **settings: Any) -> dict[str, "TokenLoader"]:
         """A loader for the validation split of each source of a mixture, by name: every row once over all ranks.

@@ -96,6 +96,6 @@ def refuse_bad_id(
     """Raise `TokenRangeError` for the first bad id among the tokens that were read for a plan (N,), row after row."""
     bad = find_bad_id(tokens, vocab_size)
     if bad is not None:
-        begins = plan.row_begins(source.rows.row_tokens)
+        begins = plan.row_begins(source.rows)
         row = int(np.searchsorted(begins, bad, side="right")) - 1
         raise range_error(source, schedule, plan, row, bad - int(begins[row]), vocab_size)

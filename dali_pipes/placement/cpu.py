@@ -45,7 +45,7 @@ class StagedPlacement:
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
         """Read the rows of the slot's plan and check the range of their ids."""
         assert slot.plan is not None
-        row_begins = slot.plan.row_begins(self._row_tokens)
+        row_begins = slot.plan.row_begins(self._source.rows)
         tokens, loss_mask = _read_part(slot, int(row_begins[-1]))
         begin = time.perf_counter()
         self._source.read(slot.plan.rows, row_begins, tokens, loss_mask)
@@ -54,7 +54,7 @@ class StagedPlacement:
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
         assert slot.plan is not None
-        size = int(slot.plan.row_begins(self._row_tokens)[-1])
+        size = int(slot.plan.row_begins(self._source.rows)[-1])
         return {name: array[None, :size] for name, array in slot.arrays.items()}
 
     def check(self, iteration: int | None = None) -> None:
@@ -94,7 +94,7 @@ class AssembledPlacement(StagedPlacement):
         super().prepare(slot, times)
         assert slot.plan is not None
         begin = time.perf_counter()
-        plan, row_begins = slot.plan, slot.plan.row_begins(self._row_tokens)
+        plan, row_begins = slot.plan, slot.plan.row_begins(self._source.rows)
         tokens, loss_mask = _read_part(slot, int(row_begins[-1]))
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
         assemble(self._outputs, plan.row_ids, tokens, pieces, self._arrays(slot, plan), loss_mask=loss_mask)

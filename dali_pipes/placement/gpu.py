@@ -168,7 +168,11 @@ class GpuPlacement:
 
     def _fill_from_runs(self, plan: Plan, tokens: Array, starts: Array, arrays: dict[str, Array]) -> None:
         """Queue the kernel of rows that are runs of tokens, at `starts` in `tokens`; None: one after another."""
-        self._outputs.fill(tokens, None, arrays, starts=starts, vocab_size=self._vocab_size, bad=self._bad)
+        ((_, width),) = runs = plan.runs(self._seq_len)
+        names = self._outputs.from_tokens
+        out = {name: self._outputs.unfolded(name, arrays[name].reshape(-1), runs)[0] for name in names}
+        check = {"vocab_size": self._vocab_size, "bad": self._bad}
+        self._outputs.fill(tokens, None, out, starts=starts, width=width, **check)
         if plan.row_ids[-1] == PADDING:  # a rank gets at most one such row, at the end of an epoch
             self.gpu.copy(arrays["labels"][len(plan.row_ids) - 1], self._ignored)
 
@@ -193,11 +197,12 @@ class GpuPlacement:
     def _refuse(self, plan: Plan, found: int) -> None:
         """Raise the error for a block's first bad id, which its kernel found at position `found`."""
         if not self._outputs.in_pieces:
-            row, column = divmod(found, self._row_tokens)
+            (_, width), rows = plan.runs(self._seq_len)[0], self._source.rows
+            row, column = divmod(found, width + rows.row_tokens - rows.seq_len)
             raise range_error(self._source, self._schedule, plan, row, column, self._vocab_size)
         # Labels after a piece do not have a position, and rows of each width were counted separately: what was read
         # says which id it was.
-        row_begins = plan.row_begins(self._row_tokens)
+        row_begins = plan.row_begins(self._source.rows)
         tokens = np.empty(int(row_begins[-1]), self._source.dtype)
         self._source.read(plan.rows, row_begins, tokens)
         refuse_bad_id(self._source, self._schedule, plan, tokens, self._vocab_size)

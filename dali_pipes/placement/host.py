@@ -47,7 +47,7 @@ class HostPlacement(GpuPlacement):
         assert slot.plan is not None
         self.gpu.adopt_thread()
         self.gpu.wait(slot.arrays["copied"])
-        row_begins = slot.plan.row_begins(self._row_tokens)
+        row_begins = slot.plan.row_begins(self._source.rows)
         size = int(row_begins[-1])
         begin = time.perf_counter()
         loss_mask = None if self._loss_mask is None else slot.arrays["staged mask"][:size]
@@ -59,7 +59,7 @@ class HostPlacement(GpuPlacement):
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         assert slot.plan is not None
-        size = int(slot.plan.row_begins(self._row_tokens)[-1])
+        size = int(slot.plan.row_begins(self._source.rows)[-1])
         tokens = self._tokens[:size]
         self.gpu.copy(tokens, slot.arrays["staging"][:size])
         self._send_from_plan(slot, arrays)

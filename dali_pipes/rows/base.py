@@ -59,6 +59,15 @@ class Rows(NamedTuple):
     """(R,): number of the source of each row, -1 for padding; None: all are of the only one."""
 
 
+class Parts(NamedTuple):
+    """Which part of each planned row is meant: R of them, of equal length."""
+
+    numbers: Int64Array
+    """(R,), from 0."""
+    seq_len: int
+    """Positions of a part, which divides those of a row."""
+
+
 class Reads(NamedTuple):
     """Runs of tokens to be read, (P,) each: where they are in the corpus, how many, and where they go in a buffer."""
 
@@ -80,11 +89,12 @@ class KeyedRange(NamedTuple):
 class ReadableRows(Protocol):
     """Planned rows, of one corpus or of a mixture, for those who read their tokens; members as of `RowSource`."""
 
+    seq_len: int
     row_tokens: int
     first_token: int
     span: int
 
-    def reads(self, rows: Rows, row_begins: Int64Array, /) -> Reads:
+    def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array, /) -> Reads:
         """What to read for planned rows."""
 
 
@@ -128,8 +138,11 @@ class RowSource(Protocol):
     def left_out(self) -> LeftOut | None:
         """What is in no row of any pass because documents are longer than a row; None where rows lose none that way."""
 
-    def plan(self, pass_number: int, places: Int64Array, /) -> Rows:
-        """Rows by their places, rising; `PADDING` only at the end. May plan documents."""
+    def plan(self, pass_number: int, places: Int64Array, parts: Parts | None = None, /) -> Rows:
+        """Rows by their places, rising; `PADDING` only at the end. May plan documents.
+
+        parts: of windows, plans these parts of them, which may be in any order.
+        """
 
     def plan_next(self, pass_number: int, place: int, /) -> None:
         """Plan what comes after the part of the plan that holds a row, so that later calls do not wait. May block."""
@@ -143,8 +156,8 @@ class RowSource(Protocol):
     def places_of(self, pass_number: int, position: int, /) -> list[int] | None:
         """Places of rows, other than the current one, that read a token of the corpus; None: too many to be named."""
 
-    def reads(self, rows: Rows, row_begins: Int64Array, /) -> Reads:
-        """What to read for planned rows, row r of them into a buffer from row_begins[r] on: (R + 1,)."""
+    def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array, /) -> Reads:
+        """What to read for planned rows, row r of them into the sizes[r] places of a buffer from begins[r] on."""
 
     def mark(self, pass_number: int, place: int, /) -> WindowMark | None:
         """Where in the plan a run stands that has had the rows before `place`; None where a place says it all.

@@ -25,7 +25,7 @@ from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
 from dali_pipes.operators.permute import ORDER_NAME
-from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
     LeftOut,
@@ -230,10 +230,11 @@ class DocumentRows:
         _, rows, tokens = self._first_rows()
         return Fraction(tokens, rows)
 
-    def plan(self, epoch: int, row_ids: Int64Array) -> Rows:
+    def plan(self, epoch: int, row_ids: Int64Array, parts: Parts | None = None) -> Rows:
         """Rows (rising; -1, at the end, is a row without pieces) of an epoch. Plans their windows, which blocks."""
+        assert parts is None, "rows of documents are not cut into parts"
         real = row_ids[row_ids >= 0]
-        parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        planned: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
         done = 0
         while done < len(real):
@@ -251,21 +252,23 @@ class DocumentRows:
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
             starts = self.offsets[packing.piece_documents[at]] + packing.piece_begins[at]
             lengths = packing.piece_lengths[at].astype(np.int64)
-            parts.append((starts, lengths, starts + lengths))
+            planned.append((starts, lengths, starts + lengths))
             counts.append(size)
         counts.append(np.zeros(len(row_ids) - len(real), np.int64))
         row_offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
         empty = np.zeros(0, np.int64)
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [empty, empty, empty]
+        columns = (
+            [np.concatenate(column) for column in zip(*planned, strict=True)] if planned else [empty, empty, empty]
+        )
         pieces = Pieces(row_offsets, *columns)
         starts = np.full(len(row_ids), -1)
         starts[: len(real)] = pieces.starts[row_offsets[: len(real)]]
         return Rows(starts, pieces)
 
-    def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
+    def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array) -> Reads:
         """Each piece is read separately; the pieces of a row follow one another."""
         assert rows.pieces is not None
-        return Reads(rows.pieces.starts, rows.pieces.lengths, staged(rows.pieces, row_begins).starts)
+        return Reads(rows.pieces.starts, rows.pieces.lengths, staged(rows.pieces, begins).starts)
 
     def formula(self, epoch: int) -> KeyedRange | None:
         """None: rows depend on the documents."""

@@ -54,7 +54,7 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
 def _window_rows(
     config: LoaderConfig, corpus: Corpus, offsets: npt.NDArray[np.int64] | None, source: Named | None
 ) -> RowSource:
-    windows = split_windows(corpus.num_tokens, config.seq_len, config.stride, config.split, config.validation_fraction)
+    windows = split_windows(corpus.num_tokens, config.row_len, config.stride, config.split, config.validation_fraction)
     cuts = None
     if config.uses_pieces or corpus.loss_mask is not None or (source is not None and source.in_pieces):
         limit = windows.first + windows.num_tokens
@@ -76,7 +76,7 @@ def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, 
     assert config.rows != "stream"
     return DocumentRows(
         split_documents(offsets, config.split, config.validation_fraction),
-        config.seq_len,
+        config.row_len,
         mode=config.rows,
         long_documents=config.long_documents,
         window_documents=config.window_documents,

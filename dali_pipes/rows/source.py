@@ -37,7 +37,7 @@ class Source:
 
         Places that no token belongs in become 0. Raises what `Corpus.read_pieces` does.
         """
-        reads = self.rows.reads(rows, row_begins)
+        reads = self.rows.reads(rows, row_begins[:-1], np.diff(row_begins))
         gaps: list[slice] = []
         if rows.pieces is not None:
             begins = np.append(0, reads.targets + reads.lengths)  # of the gaps; targets rise

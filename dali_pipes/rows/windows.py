@@ -20,7 +20,7 @@ from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
 from dali_pipes.operators.permute import ORDER_NAME, preimage
-from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 
@@ -176,15 +176,17 @@ class WindowRows:
     def left_out(self) -> LeftOut | None:
         return None
 
-    def plan(self, pass_number: int, places: Int64Array) -> Rows:
+    def plan(self, pass_number: int, places: Int64Array, parts: Parts | None = None) -> Rows:
         """A padding row shows the first row of the pass, without pieces if rows are cut into those."""
         numbers, key = np.maximum(places, 0), self.key(pass_number)
         if key is not None:
             numbers = permute(numbers, self._num_rows, key)
         if self._kept_key is not None:
             numbers = permute(numbers, self._num_windows, self._kept_key)
-        starts = numbers * self.stride + self.first_of(pass_number)
-        return Rows(starts, None if self._cuts is None else self._cuts.pieces(starts, places >= 0, self.seq_len))
+        starts, seq_len = numbers * self.stride + self.first_of(pass_number), self.seq_len
+        if parts is not None:
+            starts, seq_len = starts + parts.numbers * parts.seq_len, parts.seq_len
+        return Rows(starts, None if self._cuts is None else self._cuts.pieces(starts, places >= 0, seq_len))
 
     def plan_next(self, pass_number: int, place: int) -> None:
         pass
@@ -209,12 +211,12 @@ class WindowRows:
             numbers = [number for number in kept_numbers if number < self._num_rows]
         return [number if key is None else preimage(number, self._num_rows, key) for number in numbers]
 
-    def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
-        lengths = np.full(len(rows.starts), self.row_tokens)
+    def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array) -> Reads:
+        lengths = sizes
         if self._cuts is not None and rows.pieces is not None:
             lengths = np.minimum(lengths, self._cuts.limit - rows.starts)
             lengths[np.diff(rows.pieces.row_offsets) == 0] = 0
-        return Reads(rows.starts, lengths, row_begins[:-1])
+        return Reads(rows.starts, lengths, begins)
 
     def mark(self, pass_number: int, place: int) -> WindowMark | None:
         return None

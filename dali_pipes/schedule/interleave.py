@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.rows.base import KeyedRange, Rows, RowSource
+from dali_pipes.rows.base import KeyedRange, Parts, Rows, RowSource
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 
@@ -24,6 +24,7 @@ class Interleave(Protocol):
     """Rows of an epoch, over all ranks. Members are those of `RowSource`, with an epoch in the place of a pass."""
 
     seq_len: int
+    row_tokens: int
     stride: int
     num_tokens: int
     is_uniform: bool
@@ -45,8 +46,8 @@ class Interleave(Protocol):
     def left_out(self) -> LeftOut | None:
         """What is in no row because documents are longer than one."""
 
-    def plan(self, epoch: int, places: Int64Array, /) -> Rows:
-        """Rows by their places, rising; `PADDING` only at the end. May plan documents."""
+    def plan(self, epoch: int, places: Int64Array, parts: Parts | None = None, /) -> Rows:
+        """Rows by their places, rising; `PADDING` only at the end. May plan documents. `parts`: as for `RowSource`."""
 
     def plan_next(self, epoch: int, place: int, /) -> None:
         """Plan what comes after the part of the plan that holds a row. May block."""

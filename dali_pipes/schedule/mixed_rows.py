@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, chosen_rows
 from dali_pipes.errors import ConfigError
-from dali_pipes.rows.base import PADDING, KeyedRange, Reads, Rows, RowSource
+from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Reads, Rows, RowSource
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.schedule.mixture import MIXTURE_ORDER_NAME, STRATUM, MixtureOrder
@@ -84,6 +84,11 @@ class MixedRows:
             )
         return first
 
+    @property
+    def known_epoch(self) -> int:
+        """The epoch in which the run went on, 0 in a new one: that one and later ones can be located."""
+        return self._epoch
+
     def begin_at(self, epoch: int, first_place: int) -> None:
         """Let an epoch begin at a place: where a run goes on whose earlier epochs had another length."""
         self._epoch, self._first = epoch, first_place
@@ -109,7 +114,7 @@ class MixedRows:
         share = tokens / self.num_tokens
         return LeftOut(sum(part.documents for part in parts), tokens, share, all(part.is_exact for part in parts))
 
-    def plan(self, epoch: int, places: Int64Array) -> Rows:
+    def plan(self, epoch: int, places: Int64Array, parts: Parts | None = None) -> Rows:
         """A padding row shows the first tokens of the joined corpora, without pieces where rows are cut into those."""
         self._check_epoch(epoch)
         here = np.flatnonzero(places != PADDING)
@@ -123,21 +128,22 @@ class MixedRows:
                 "of max_epochs; raise max_epochs, or end the training"
             )
         sources[here], counts = self.order.rows(places_of_run)
-        parts: list[tuple[Int64Array, Pieces]] = []
+        pieces_of: list[tuple[Int64Array, Pieces]] = []
         for number, whose in _groups(sources[here]):
             rows, base = self._source(number), int(self.bases[number])
             passes, own_places = rows.at(counts[whose])
             for pass_number, same in _groups(passes):
                 rising = same[np.argsort(own_places[same], kind="stable")]
-                planned = rows.plan(pass_number, own_places[rising])
                 at = here[whose[rising]]
+                of_rows = None if parts is None else parts._replace(numbers=parts.numbers[at])
+                planned = rows.plan(pass_number, own_places[rising], of_rows)
                 starts[at] = planned.starts + base
                 if planned.pieces is not None:
                     pieces = planned.pieces
-                    parts.append(
+                    pieces_of.append(
                         (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
                     )
-        return Rows(starts, _merged(len(places), parts) if self.in_pieces else None, sources)
+        return Rows(starts, _merged(len(places), pieces_of) if self.in_pieces else None, sources)
 
     def plan_next(self, epoch: int, place: int) -> None:
         """Plan what each source needs after the rows of the next places, so that later calls do not wait. May block."""
@@ -180,10 +186,10 @@ class MixedRows:
                     places.append(place - first)
         return places
 
-    def reads(self, rows: Rows, row_begins: Int64Array) -> Reads:
+    def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array) -> Reads:
         """What each source reads for its rows, by targets rising."""
         if not self.in_pieces:
-            return Reads(rows.starts, np.full(len(rows.starts), self.row_tokens), row_begins[:-1])
+            return Reads(rows.starts, sizes, begins)
         assert rows.pieces is not None
         assert rows.sources is not None
         parts = []
@@ -196,7 +202,7 @@ class MixedRows:
                 rows.starts[whose] - base,
                 pieces._replace(starts=pieces.starts - base, document_ends=pieces.document_ends - base),
             )
-            starts, lengths, targets = self._source(number).reads(own, np.append(row_begins[whose], 0))
+            starts, lengths, targets = self._source(number).reads(own, begins[whose], sizes[whose])
             parts.append((starts + base, lengths, targets))
         empty = np.zeros(0, np.int64)
         starts, lengths, targets = (

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, some_rows
 from dali_pipes.errors import ConfigError
-from dali_pipes.rows.base import PADDING, Rows
+from dali_pipes.rows.base import PADDING, ReadableRows, Rows
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule.schedule import Schedule, StepRange
 
@@ -43,7 +43,7 @@ class Plan:
     row_ids: Int64Array
     rows: Rows
     widths: Int64Array | None = None
-    """(R,): positions of each row, with length buckets: the same for all rows of a step, on every rank."""
+    """(R,): positions of each row, where they differ: the same for all rows of a step, on every rank."""
 
     @property
     def starts(self) -> Int64Array:
@@ -74,6 +74,10 @@ class Plan:
         sources = None if self.rows.sources is None else self.rows.sources[begin:end]
         return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces, sources), widths)
 
+    def width(self, seq_len: int) -> int:
+        """Positions of the first row; `seq_len`: of all, where they do not differ."""
+        return seq_len if self.widths is None else int(self.widths[0])
+
     def runs(self, seq_len: int) -> list[tuple[int, int]]:
         """How many rows of one width follow one another, and that width, from the first row to the last."""
         if self.widths is None:
@@ -81,14 +85,14 @@ class Plan:
         firsts = np.flatnonzero(np.diff(self.widths, prepend=0))
         return list(zip(np.diff(firsts, append=len(self.widths)).tolist(), self.widths[firsts].tolist(), strict=True))
 
-    def row_begins(self, row_tokens: int) -> Int64Array:
+    def row_begins(self, rows: ReadableRows) -> Int64Array:
         """Where each row begins in a buffer, and the end of the last: (R + 1,).
 
-        A row takes `row_tokens` tokens there, or with length buckets as many as it has positions.
+        A row takes the tokens of its positions there, and those that are labels alone.
         """
         if self.widths is None:
-            return np.arange(0, (len(self.row_ids) + 1) * row_tokens, row_tokens)
-        return np.concatenate(([0], np.cumsum(self.widths)))
+            return np.arange(0, (len(self.row_ids) + 1) * rows.row_tokens, rows.row_tokens)
+        return np.concatenate(([0], np.cumsum(self.widths + (rows.row_tokens - rows.seq_len))))
 
     def position(self, row: int, column: int) -> int:
         """Where in the corpus the token at `column` of a row comes from."""

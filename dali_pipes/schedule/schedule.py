@@ -13,6 +13,8 @@ and nothing of sources, tokens or documents.
 A run that goes on with another world_size or batch_size counts its steps from the row where it stopped, so a range of
 steps always has a `base` row; it is 0 for a whole epoch.
 
+A curriculum changes the length of rows between two steps, so it ends a run of steps, too.
+
 Steps that are left out (`Schedule.skip_steps`) change no row and no number: what is left of an epoch is a series of
 runs of steps, each with its own base. Without step 1, the epoch above is the runs with base 0 and base 8.
 """
@@ -28,6 +30,7 @@ import numpy.typing as npt
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import PADDING
 from dali_pipes.runtime.messages import counted
+from dali_pipes.schedule.curriculum import Curriculum
 from dali_pipes.schedule.interleave import Interleave
 
 Int64Array = npt.NDArray[np.int64]
@@ -68,6 +71,12 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.steps(most=1) == 0:
+            if self.curriculum is not None:
+                raise ConfigError(
+                    f"an epoch has less than one optimizer step: global_batch is "
+                    f"{counted(self.curriculum.segment(0, 0).global_batch, 'row')}; use more data or a smaller "
+                    "global_batch"
+                )
             raise ConfigError(
                 f"{counted(self.rows_known(0), 'row')} {'is' if self.rows_known(0) == 1 else 'are'} fewer than one "
                 f"step: {counted(self.global_rows, 'row')} ({counted(self.world_size, 'rank')} x batch_size "
@@ -79,6 +88,18 @@ class Schedule:
                 f"({counted(self.world_size, 'rank')} x batch_size {self.batch_size:,}): "
                 f"{[list(steps) for steps in self.skip_steps]}; skip fewer steps"
             )
+
+    @property
+    def curriculum(self) -> Curriculum | None:
+        """What changes the length of rows, and of optimizer steps, during the run."""
+        return self.interleave if isinstance(self.interleave, Curriculum) else None
+
+    def places(self, position: Position) -> int:
+        """Places of the interleave, from the beginning of an epoch, that a run which stands there has begun."""
+        curriculum, (epoch, rows) = self.curriculum, position
+        if curriculum is None or not curriculum.cuts:
+            return rows
+        return curriculum.places_begun(rows, curriculum.segments(epoch), curriculum.num_places(epoch))
 
     def rows_known(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch, over all ranks, counted no further than `at_least` needs."""
@@ -126,8 +147,21 @@ class Schedule:
     def runs(self, base: int, epoch: int) -> Iterator[tuple[int, int | None]]:
         """Runs of steps that are handed out from row `base` of an epoch on: base row, and number of steps.
 
-        None is as many as the epoch has. Ranges of `skip_steps` past the end of the epoch give runs without steps.
+        None is as many as the epoch has. Ranges of `skip_steps` past the end of the epoch give runs without steps. Rows
+        of one run have one length.
         """
+        switches = [] if self.curriculum is None else self.curriculum.switches(epoch)
+        for begin, length in self._not_skipped(base, epoch):
+            first, left = begin, length
+            for switch in switches:
+                steps = (switch - first) // self.global_rows
+                if first < switch and (left is None or steps < left):
+                    yield first, steps
+                    first, left = switch, None if left is None else left - steps
+            yield first, left
+
+    def _not_skipped(self, base: int, epoch: int) -> Iterator[tuple[int, int | None]]:
+        """The same for rows of any length."""
         step = self.step_number(base)
         for first, end in self.skipped(epoch):
             if first > step:

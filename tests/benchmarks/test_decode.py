@@ -1,5 +1,6 @@
 """Ids become the text that they stand for, also where a character is spread over several ids."""
 
+import ast
 import gzip
 import json
 import re
@@ -55,11 +56,20 @@ def test_the_shipped_corpus_is_the_play() -> None:
     assert "\N{REPLACEMENT CHARACTER}" not in text
 
 
+def test_the_shipped_code_is_python() -> None:
+    *documents, end = decode(np.fromfile(DATA / "python_code.bin", "<u2").tolist(), PIECES).split("<|endoftext|>")
+    assert (len(documents), end) == (44, "")
+    assert all(
+        isinstance(ast.parse(document), ast.Module) and ast.get_docstring(ast.parse(document)) for document in documents
+    )
+
+
 def test_the_readme_of_the_data_tells_the_sizes() -> None:
     rows = re.findall(r"^\| `(.+?)` \| ([\d,]+)[^|]* \| ([\d,]+) \|", (DATA / "README.md").read_text(), re.MULTILINE)
     assert {name: (int(count.replace(",", "")), int(size.replace(",", ""))) for name, count, size in rows} == {
         "tinyshakespeare/train.bin": ((DATA / "tinyshakespeare/train.bin").stat().st_size // 2, 220222),
         "tinyshakespeare/val.bin": ((DATA / "tinyshakespeare/val.bin").stat().st_size // 2, 36104),
+        "python_code.bin": ((DATA / "python_code.bin").stat().st_size // 2, 247928),
         "gpt2_pieces.gz": (len(PIECES), GPT2_PIECES.stat().st_size),
     }
     assert sum(file.stat().st_size for file in DATA.rglob("*") if file.is_file()) < 1_000_000

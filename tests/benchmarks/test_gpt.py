@@ -92,10 +92,13 @@ def test_the_sliced_loss_is_the_plain_loss(rows: int, vocab_size: int, ignored: 
 
     expected = F.cross_entropy(hidden @ weight.T, labels, ignore_index=IGNORED_LABEL)
     expected_gradients = torch.autograd.grad(3 * expected, (hidden, weight))
-    loss = output_loss(hidden, weight, labels)
+    loss, losses = output_loss(hidden, weight, labels)
     gradients = torch.autograd.grad(3 * loss, (hidden, weight))
 
     torch.testing.assert_close(loss, expected)
+    logits = (hidden @ weight.T).detach()
+    torch.testing.assert_close(losses, F.cross_entropy(logits, labels, ignore_index=IGNORED_LABEL, reduction="none"))
+    assert not losses.requires_grad
     torch.testing.assert_close(gradients, expected_gradients)
     with torch.no_grad():
-        assert output_loss(hidden, weight, labels) == loss
+        assert output_loss(hidden, weight, labels)[0] == loss

@@ -1,10 +1,12 @@
 """The training demo at tiny size: what it leaves behind, exact resume, refusals, and that it learns."""
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ from checkpoint import NAME, load_checkpoint, save_checkpoint
 from trainer import Plan, learning_rate
 from typer.testing import CliRunner
 
+from dali_pipes import LoaderConfig, TokenLoader
+
 SCRIPT = Path(train_gpt.__file__)
+SOURCES = ["words", "noise"]
 TINY = ["--model", "tiny", "--device", "cpu", "--val-batches", "2"]
 
 
@@ -47,6 +52,19 @@ def config(tmp_path: Path, corpus: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def mixture_config(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Beside the corpus, which it names by a path that is relative to the working directory."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mixture.toml"
+    path.write_text(
+        "vocab_size = 128\nvalidation_fraction = 0.1\nbatch_size = 2\nseq_len = 16\nseed = 3\ntotal_steps = 12\n"
+        f'[mixture.words]\ncorpus = "{corpus.name}"\nweight = 0.5\n'
+        '[mixture.noise]\ncorpus = "synthetic:400"\nweight = 0.5\n'
+    )
+    return path
+
+
 def run(*options: str | Path, code: int = 0) -> dict[str, Any]:
     """Run the script in this process; returns its line of JSON, or the error under "error"."""
     result = CliRunner().invoke(train_gpt.app, [str(option) for option in options])
@@ -61,6 +79,13 @@ def metrics(folder: Path) -> list[tuple[int, str, float]]:
     """(step, kind, loss) of every line: all that must be equal in two runs."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(line["step"], kind, line[kind]) for line in lines for kind in ("loss", "val_loss") if kind in line]
+
+
+def by_source(folder: Path) -> list[tuple[int, dict[str, float], dict[str, float]]]:
+    """(step, training losses, validation losses) of every line that has them."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    names = ("step", "loss_by_source", "val_loss_by_source")
+    return [(line[names[0]], line[names[1]], line[names[2]]) for line in lines if names[1] in line]
 
 
 def losses(folder: Path) -> list[float]:
@@ -80,7 +105,7 @@ def assert_same_run(left: Path, right: Path) -> None:
 
 
 def test_the_script_runs_from_any_folder_and_leaves_its_results(tmp_path: Path) -> None:
-    """As `make demo` runs it, but for the size: the shipped corpus, the results under the working directory."""
+    """As `make demo` runs it, but for the size: the shipped mixture, the results under the working directory."""
     command = [sys.executable, str(SCRIPT), *TINY, "--steps", "4", "--val-every", "2"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -112,7 +137,14 @@ def test_the_script_runs_from_any_folder_and_leaves_its_results(tmp_path: Path) 
     assert summary["train_loss"] == pytest.approx(np.mean(losses(folder)))
     checkpoint = load_checkpoint(tmp_path / summary["checkpoint"])
     assert checkpoint["step"] == 4
-    assert checkpoint["loader"]["rows"] == 8
+    assert checkpoint["loader"]["mixture"]["place"] == 8
+    sources = summary["sources"]
+    assert {name: use["asked_share"] for name, use in sources.items()} == {"plays": 0.6, "code": 0.4}
+    assert sum(use["tokens"] for use in sources.values()) == summary["tokens"]
+    assert sum(use["share"] for use in sources.values()) == pytest.approx(1)
+    for name, use in sources.items():
+        assert use["share"] == use["tokens"] / summary["tokens"]
+        assert [line for line in lines if name in line and f"{use['val_loss']:.3f}" in line]
 
 
 def test_interrupted_and_resumed_twice_equals_unbroken(tmp_path: Path, config: Path) -> None:
@@ -129,6 +161,68 @@ def test_interrupted_and_resumed_twice_equals_unbroken(tmp_path: Path, config: P
     assert (third["steps"], third["finished"]) == (12, True)
     assert len(losses(broken)) == 12
     assert_same_run(tmp_path / "unbroken", broken)
+
+
+def test_a_mixture_resumed_from_another_folder_equals_unbroken(
+    tmp_path: Path, mixture_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its corpora are relative paths and generated tokens. Stops where losses by source have just been shown."""
+    options = [*TINY, "--config", mixture_config.name, "--steps", "12", "--val-every", "3"]
+    run(*options, "--out", tmp_path / "unbroken")
+    run(*options, "--out", tmp_path / "broken", "--stop-after", "6")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    summary = run("--resume", tmp_path / "broken", "--device", "cpu")
+    assert (summary["steps"], summary["finished"]) == (12, True)
+    assert_same_run(tmp_path / "unbroken", tmp_path / "broken")
+    assert by_source(tmp_path / "broken") == by_source(tmp_path / "unbroken")
+    assert [step for step, *_ in by_source(tmp_path / "broken")] == [0, 3, 6, 9, 12]
+
+
+def test_losses_by_source_are_those_of_its_rows(tmp_path: Path, mixture_config: Path) -> None:
+    """With a line after every step: its losses, weighted by the rows of their sources, are the loss of the step."""
+    summary = run(*TINY, "--config", mixture_config, "--steps", "10", "--val-every", "1", "--out", tmp_path / "run")
+    outputs = ("source_ids",)
+    with TokenLoader(LoaderConfig.from_file(mixture_config), outputs=outputs, repeat=True, quiet=True) as loader:
+        expected = [Counter(batch["source_ids"].tolist()) for batch in itertools.islice(loader, 10)]
+    lines = by_source(tmp_path / "run")[1:]
+    for rows, loss, (_, training, _) in zip(expected, losses(tmp_path / "run"), lines, strict=True):
+        assert list(training) == [SOURCES[number] for number in sorted(rows)]
+        assert sum(training[SOURCES[number]] * count for number, count in rows.items()) == pytest.approx(2 * loss)
+    assert len({len(rows) for rows in expected}) == 2, "some steps have rows of both sources"
+    used = sum(expected, Counter())
+    assert {name: use["tokens"] for name, use in summary["sources"].items()} == {
+        name: 16 * used[number] for number, name in enumerate(SOURCES)
+    }
+
+
+def test_validation_by_source_is_that_of_the_source_alone(tmp_path: Path, mixture_config: Path) -> None:
+    """Before the first step, when the models are equal; and both together are the validation loss."""
+    run(*TINY, "--config", mixture_config, "--steps", "1", "--out", tmp_path / "mixed")
+    _, training, together = by_source(tmp_path / "mixed")[0]
+    assert training == {}
+    text = mixture_config.read_text()
+    labels = {}
+    for name, corpus in {"words": tmp_path / "corpus.bin", "noise": "synthetic:400"}.items():
+        alone = tmp_path / f"{name}.toml"
+        alone.write_text(f'corpus = "{corpus}"\n{text[: text.index("[")].replace("total_steps = 12", "")}')
+        run(*TINY, "--config", alone, "--steps", "1", "--out", tmp_path / name)
+        assert by_source(tmp_path / name) == []
+        assert metrics(tmp_path / name)[0][:2] == (0, "val_loss")
+        assert metrics(tmp_path / name)[0][2] == pytest.approx(together[name])
+        with TokenLoader(LoaderConfig.from_file(alone), split="validation", shuffle=False, drop_last=False) as loader:
+            found = [int((batch["labels"] != -100).sum()) for batch in loader]
+        labels[name] = sum(found[:2])
+    mean = sum(labels[name] * together[name] for name in labels) / sum(labels.values())
+    assert metrics(tmp_path / "mixed")[0][2] == pytest.approx(mean)
+
+
+def test_a_mixture_without_validation_shows_training_losses(tmp_path: Path, mixture_config: Path) -> None:
+    mixture_config.write_text(mixture_config.read_text().replace("validation_fraction = 0.1\n", ""))
+    summary = run(*TINY, "--config", mixture_config, "--steps", "4", "--val-every", "2", "--out", tmp_path / "run")
+    assert summary["val_loss"] is None
+    assert {use["val_loss"] for use in summary["sources"].values()} == {None}
+    assert [(step, validation) for step, _, validation in by_source(tmp_path / "run")] == [(2, {}), (4, {})]
 
 
 def test_a_checkpoint_from_the_middle_replays_the_rest(tmp_path: Path, config: Path) -> None:

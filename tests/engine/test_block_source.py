@@ -153,7 +153,7 @@ def test_no_thread_before_the_first_call_or_after_close(counting: Callable[..., 
 def test_batches_per_run_follows_the_byte_target_and_its_cap() -> None:
     def choose(rows: int = 10**6, *, on_gpu: bool = False, **settings: int) -> int:
         config = LoaderConfig(corpus="x", **{"batch_size": 8, "seq_len": 1024, **settings})
-        windows = Windows(0, rows, config.seq_len, config.seq_len, rows * config.seq_len + 1)
+        windows = Windows(0, rows, config.row_len, config.row_len, rows * config.row_len + 1)
         return batches_per_run(config, Schedule(WindowRows(windows), config.batch_size), on_gpu=on_gpu)
 
     assert choose() * 8 * 1024 >= 1 << 18

@@ -242,6 +242,21 @@ def test_settings_that_only_a_data_set_could_follow(corpus: str, tmp_path: Path,
         trainer_of(tmp_path, llama(), eval_dataset=loader, **REFUSED[setting])  # they are about training
 
 
+def test_trainer_makes_the_optimizer_steps_of_the_loader_or_refuses(corpus: str, tmp_path: Path) -> None:
+    rows = 4
+    for global_batch, accumulation, words in (
+        (3 * rows, 2, r"gradient_accumulation_steps = 2: .*12.*gradient_accumulation_steps = 3"),
+        ([[0, rows], [99, 2 * rows]], 1, r"4 to 8 rows"),
+    ):
+        with (
+            loader_of(corpus, batch_size=rows, global_batch=global_batch) as loader,
+            pytest.raises(ConfigError, match=words),
+        ):
+            trainer_of(tmp_path, llama(), train_dataset=loader, gradient_accumulation_steps=accumulation)
+    with loader_of(corpus, batch_size=rows, global_batch=3 * rows) as loader:
+        trainer_of(tmp_path, llama(), train_dataset=loader, gradient_accumulation_steps=3)
+
+
 def test_settings_that_say_what_the_loader_says(corpus: str, tmp_path: Path) -> None:
     with loader_of(corpus, seed=7) as loader:
         trainer_of(tmp_path, llama(), train_dataset=loader, data_seed=7, dataloader_drop_last=True)

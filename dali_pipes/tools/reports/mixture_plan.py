@@ -9,6 +9,7 @@ from typing import Any
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.optional import optional_package
+from dali_pipes.schedule.curriculum import Curriculum
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture import MOST_PLACES, Exhausted
 from dali_pipes.schedule.mixture_report import MixtureReport, mixture_report
@@ -29,6 +30,18 @@ class WeightsFrom:
 
 
 @dataclass(frozen=True)
+class LengthsFrom:
+    """Lengths that hold from a place on."""
+
+    place: int
+    tokens: int
+    """As `seq_len` and `global_batch` count them: up to 64 rows and an optimizer step after the asked number."""
+    seq_len: int
+    global_batch: int
+    """Rows of an optimizer step over all ranks."""
+
+
+@dataclass(frozen=True)
 class MixturePlan:
     """The use of each source before a place of the run, counted over all ranks, and the weights on the way."""
 
@@ -37,6 +50,8 @@ class MixturePlan:
     stages: tuple[WeightsFrom, ...]
     exhausted: tuple[Exhausted, ...]
     """Sources that left before the place because they reached max_epochs."""
+    lengths: tuple[LengthsFrom, ...]
+    """How rows and optimizer steps grow up to this place; empty without global_batch."""
     course: tuple[MixtureReport, ...]
     """Reports at places up to this one; empty unless asked for."""
 
@@ -46,6 +61,7 @@ class MixturePlan:
             **self.report.as_dict(),
             "seq_len": self.seq_len,
             "stages": [vars(stage) for stage in self.stages],
+            "lengths": [vars(lengths) for lengths in self.lengths],
             "exhausted": [{**source._asdict(), "tokens": source.place * self.seq_len} for source in self.exhausted],
         }
 
@@ -61,29 +77,43 @@ def plan_mixture(config: LoaderConfig, at: int | None = None, *, with_course: bo
     with closing(built_on_cpu(config)) as built:
         assert built.mixture is not None
         mixture = built.mixture
-        place = mixture.count(0) if at is None else -(-at // config.seq_len)
+        place = mixture.count(0) if at is None else -(-at // config.row_len)
         end = MOST_PLACES if mixture.order.end is None else mixture.order.end
         if place > end:
             raise ConfigError(
-                f"--at {at:,}: the mixture ends after {end * config.seq_len:,} tokens, when its sources reach "
+                f"--at {at:,}: the mixture ends after {end * config.row_len:,} tokens, when its sources reach "
                 "max_epochs; choose fewer tokens"
             )
         mixture.check_caps(place)
         return MixturePlan(
             mixture_report(mixture, place),
-            config.seq_len,
+            config.row_len,
             tuple(
                 WeightsFrom(
                     first,
-                    first * config.seq_len,
+                    first * config.row_len,
                     {use.name: use.weight for use in mixture_report(mixture, first).sources},
                 )
                 for first, _ in mixture.order.stages
                 if first <= place
             ),
             tuple(source for source in mixture.order.exhausted if source.place <= place),
+            _lengths(built.schedule.curriculum, mixture, place),
             _course(mixture, place) if with_course else (),
         )
+
+
+def _lengths(curriculum: Curriculum | None, mixture: MixedRows, place: int) -> tuple[LengthsFrom, ...]:
+    if curriculum is None:
+        return ()
+    found: list[LengthsFrom] = []
+    for epoch in curriculum.epochs_of_stages(mixture.total):
+        first = mixture.first_place(epoch)
+        for segment in curriculum.segments(epoch):
+            at, end = first + segment.place, min(place, first + mixture.total)
+            if at < end and (not found or (found[-1].seq_len, found[-1].global_batch) != segment[2:]):
+                found.append(LengthsFrom(at, at * mixture.seq_len, segment.seq_len, segment.global_batch))
+    return tuple(found)
 
 
 def _course(mixture: MixedRows, place: int) -> tuple[MixtureReport, ...]:

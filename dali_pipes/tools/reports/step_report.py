@@ -91,15 +91,15 @@ def _step_report(
     real = plan.row_ids[plan.row_ids != PADDING]
     rows = -(-len(real) // own.world_size) * own.world_size if all_ranks else len(plan.row_ids)
     cutters = RowCutters(built, config)
-    starts, lengths = _spans(plan, config.seq_len)
+    width = plan.width(config.row_len)
+    starts, lengths = _spans(plan, width)
     files, documents = _files_and_documents(cutters, starts, lengths)
-    width = config.seq_len if plan.widths is None else int(plan.widths[0])
     shown = []
     for number in range(min(rows, most)):
         rank, row = (number % own.world_size, number // own.world_size) if all_ranks else (own.rank, number)
         shown.append((rank, cutters.origin(plan, number, row)))
     tokens = int(lengths.sum())
-    left_out = in_steps(config.skip_steps, own.global_rows, config.seq_len, start=(epoch, base))
+    left_out = in_steps(config.skip_steps, own.global_rows, config.row_len, start=(epoch, base))
     return StepReport(
         epoch,
         step,

@@ -32,6 +32,10 @@ def show_mixture(plan: MixturePlan) -> None:
     for number, stage in enumerate(plan.stages):
         weights = ", ".join(f"{printable(name)} {weight:.2%}" for name, weight in stage.weights.items())
         lines.append(f"stage {number} from token {stage.tokens:,}, row {stage.place:,}: {weights}")
+    for lengths in plan.lengths:
+        lines.append(
+            f"rows of {lengths.seq_len:,} tokens, steps of {lengths.global_batch:,} rows from token {lengths.tokens:,}"
+        )
     for source in plan.exhausted:
         lines.append(
             f"{printable(source.name)} leaves at token {source.place * plan.seq_len:,}, row {source.place:,}: "

@@ -552,8 +552,13 @@ def test_a_rank_may_have_padding_alone(folder: Path, mode: str) -> None:
     for rank in range(4):
         settings: dict[str, Any] = {"rank": rank, "world_size": 4, "batch_size": 2, "batches_per_run": 1}
         settings |= {"total_rows": 9, "drop_last": False, "rows": mode, "eos_id": 50_000}
-        with loader(folder, mixture=mixture(folder, math=1), **settings) as part:
-            batches = list(part)
+        settings["mixture"] = mixture(folder, math=1)
+        with loader(folder, **settings) as part:
+            batches = [next(iter(part))]
+            state = part.state_dict()
+        with loader(folder, **settings) as part:  # so that nothing else is planned with the last step
+            part.load_state_dict(state)
+            batches += part
         assert len(batches) == 2
         for batch in batches:
             places += batch["row_ids"].tolist()

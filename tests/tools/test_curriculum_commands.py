@@ -42,7 +42,7 @@ def test_located_rows_have_the_length_of_their_step(config: Path, tmp_path: Path
     for step in (0, 17, 190, 200, len(batches) - 1):
         width = batches[step].shape[1]
         located = run_json("locate", config, "--step", step, "--row", 2, "--json")
-        (row,) = located["rows"]
+        row = located
         (piece,) = row["pieces"]
         first = FIRST_IDS[piece.get("source_name") or row["source_name"]] + piece["position"]
         assert (piece["length"], first) == (width, int(batches[step][2, 0]))

@@ -223,6 +223,7 @@ def test_three_lines_of_120_columns(
         notes=("labels: 5 of 10 tokens are learned", "a\tb: not used") * notes,
     )
     schedule: Any = SimpleNamespace(
+        curriculum=None,
         interleave=SimpleNamespace(
             estimate=lambda epoch: rows, count_by_now=lambda epoch: (rows, True), left_out=lambda: None
         ),

@@ -141,7 +141,9 @@ def _table(entries: list[dict[str, Any]], prefixes: list[int]) -> Table:
         shares = [f"{100 * error:.4f}" for error in entry["share_error"].values()]
         ratio = f"{entry['stratum_ends_ratio']:.2f}"
         case = [f"{entry['sources']:,}", entry["weights"], entry["rule"]]
-        table.add_row(*case, *off, ratio, *shares, f"{entry['rank_error']:.1f}", end_section=entry["rule"] == RULES[-1].name)
+        table.add_row(
+            *case, *off, ratio, *shares, f"{entry['rank_error']:.1f}", end_section=entry["rule"] == RULES[-1].name
+        )
     return table
 
 

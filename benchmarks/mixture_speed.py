@@ -4,10 +4,10 @@
     python benchmarks/mixture_speed.py --only start --rounds 3
 
 Rates: the same random tokens in one file, and cut into 5 and into 100 files of a source each; the files are in the page
-cache. Start and resume: sparse files that together read as 10^13 tokens, as one source of one file, as one source of all
-files, and as a mixture of a source each. Every measurement runs in a new process, without the imports. Each round runs
-all cases, beginning with another one, and ratios are taken within a round. See `benchmarks/README.md`. The last line is
-one JSON line.
+cache. Start and resume: sparse files that together read as 10^13 tokens; one source of one of them, one source of all,
+and a mixture with a source for each. Every measurement runs in a new process, without the imports. Each round runs all
+cases, beginning with another one, and ratios are taken within a round. See `benchmarks/README.md`. The last line is one
+JSON line.
 """
 
 import json
@@ -59,7 +59,8 @@ def main(
                 entry["rounds"] += run_children([Order("comparison.mixture", entry["task"])], _TIMEOUT_S)
     for entry in entries:
         del entry["task"]
-    failed = [f"{_label(entry)}: {found['failed']}" for entry in entries for found in entry["rounds"] if "failed" in found]
+    outcomes = [(entry, outcome) for entry in entries for outcome in entry["rounds"]]
+    failed = [f"{_label(entry)}: {outcome['failed']}" for entry, outcome in outcomes if "failed" in outcome]
     if not failed:
         for entry in entries:
             _summarise(entry, next(other for other in entries if _same_work(entry, other)))
@@ -163,8 +164,8 @@ def _table(entries: list[dict[str, Any]], part: str, names: tuple[str, ...]) -> 
     for entry in entries:
         cells = []
         for name in names:
-            factor = _UNITS[name][1]
-            cells.append("{median:.4g} ({low:.4g} to {high:.4g})".format(**{k: v * factor for k, v in entry[name].items()}))
+            figures = {part: value * _UNITS[name][1] for part, value in entry[name].items()}
+            cells.append("{median:.4g} ({low:.4g} to {high:.4g})".format(**figures))
             cells.append("{median:.2f} ({low:.2f} to {high:.2f})".format(**entry[f"{name}_ratio"]))
         noise = f"{100 * entry['noise']:.0f}%"
         table.add_row(f"{entry['batch_size']} x {entry['seq_len']}", entry["sources"], *cells, noise)

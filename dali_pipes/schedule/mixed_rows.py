@@ -150,16 +150,17 @@ class MixedRows:
         order = np.lexsort((passes, sources))
         which = np.stack((sources, passes))[:, order]
         is_first = np.diff(which, prepend=-1).any(axis=0)
-        group = np.empty(len(order), np.intp)
-        group[order] = np.cumsum(is_first) - 1
+        groups = np.empty(len(order), np.int64)
+        groups[order] = np.cumsum(is_first) - 1
         formulas = [self._formula(*source_and_pass) for source_and_pass in which[:, is_first].T.tolist()]
         keys = [formula.key for formula in formulas if formula.key is not None]
         if keys:
             assert len(keys) == len(formulas), "shuffled sources beside others"
-            places = permute_each(places, self._pass_rows[sources], np.array(keys, np.uint64)[group])
-        begins = np.array([formula.first for formula in formulas], np.int64)[group]
-        strides = np.array([formula.stride for formula in formulas], np.int64)[group]
-        return self.bases[sources] + begins + places * strides
+            sizes = np.array([formula.num_rows for formula in formulas], np.int64)
+            places = permute_each(places, groups, sizes, np.array(keys, np.uint64))
+        begins = np.array([formula.first for formula in formulas], np.int64)
+        strides = np.array([formula.stride for formula in formulas], np.int64)
+        return self.bases[sources] + begins[groups] + places * strides[groups]
 
     def plan_next(self, epoch: int, place: int) -> None:
         """Plan what each source needs after the rows of the next places, so that later calls do not wait. May block."""

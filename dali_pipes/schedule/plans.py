@@ -16,7 +16,7 @@ from dali_pipes.schedule.schedule import Schedule, StepRange
 
 Int64Array = npt.NDArray[np.int64]
 
-PLAN_ROWS = 1024
+PLAN_ROWS = 4096
 
 
 class RowLocation(NamedTuple):

@@ -4,16 +4,15 @@
     python benchmarks/mixture_speed.py --only start --rounds 3
 
 Rates: the same random tokens in one file, and cut into 5 and into 100 files of a source each; the files are in the page
-cache. Start and resume: sparse files that together read as 10^13 tokens; one source of one of them, one source of all,
-and a mixture with a source for each. Every measurement runs in a new process, without the imports. Each round runs all
-cases, beginning with another one, and ratios are taken within a round. See `benchmarks/README.md`. The last line is one
-JSON line.
+cache. One process opens all loaders and times them in turn, in short slices. Start and resume: sparse files that
+together read as 10^13 tokens; one source of one of them, one source of all, and a mixture with a source for each. Every
+start is a new process, without the imports. Ratios are taken within a round. See `benchmarks/README.md`. The last line
+is one JSON line.
 """
 
 import json
 import statistics
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ import numpy as np
 import typer
 from comparison.child import Order, run_children
 from comparison.report import machine, wide_console
-from comparison.work import Limits, make_corpus, warm
+from comparison.work import make_corpus, warm
 from rich.table import Table
 from start_resume import sparse_corpus
 
@@ -36,12 +35,13 @@ _START = ("first_batch_s", "resume_s")
 
 def main(
     only: Annotated[str, typer.Option(help="parts, separated by commas: rate, start")] = "rate,start",
-    rounds: Annotated[int, typer.Option(min=1, help="measurements per case")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="starts per case")] = 5,
+    slices: Annotated[int, typer.Option(min=1, help="timed parts per case")] = 25,
     tokens: Annotated[int, typer.Option(min=1, help="random tokens whose rate is measured")] = 100_000_000,
     mixed: Annotated[str, typer.Option(help="numbers of sources whose rate is measured")] = ",".join(map(str, MIXED)),
     sources: Annotated[int, typer.Option(min=2, help="sources whose start is measured")] = 1000,
     total_tokens: Annotated[str, typer.Option(help="tokens of all of them together")] = "1e13",
-    seconds: Annotated[float, typer.Option(help="length of a timed part")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="length of a timed part")] = 0.4,
     data_dir: Annotated[Path | None, typer.Option(help="folder for files, which are removed at the end")] = None,
 ) -> None:
     """Measure, print tables and, as the last line, one line of JSON. Exit code 1 if a check failed."""
@@ -49,16 +49,11 @@ def main(
     entries: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=data_dir) as folder:
         if "rate" in only.split(","):
-            entries += _rate_cases(Path(folder), tokens, [1, *map(int, mixed.split(","))], seconds)
+            console.log("rates")
+            entries += _rates(Path(folder), tokens, [1, *map(int, mixed.split(","))], slices, seconds)
         if "start" in only.split(","):
-            entries += _start_cases(Path(folder), sources, int(float(total_tokens)))
-        for number in range(rounds):
-            console.log(f"round {number + 1} of {rounds}")
-            first = number * len(entries) // rounds
-            for entry in entries[first:] + entries[:first]:
-                entry["rounds"] += run_children([Order("comparison.mixture", entry["task"])], _TIMEOUT_S)
-    for entry in entries:
-        del entry["task"]
+            console.log("starts")
+            entries += _starts(Path(folder), sources, int(float(total_tokens)), rounds)
     outcomes = [(entry, outcome) for entry in entries for outcome in entry["rounds"]]
     failed = [f"{_label(entry)}: {outcome['failed']}" for entry, outcome in outcomes if "failed" in outcome]
     if not failed:
@@ -75,21 +70,23 @@ def main(
         raise typer.Exit(1)
 
 
-def _rate_cases(folder: Path, tokens: int, counts: list[int], seconds: float) -> list[dict[str, Any]]:
-    """One file, and the same tokens in as many files as there are sources."""
+def _rates(folder: Path, tokens: int, counts: list[int], slices: int, seconds: float) -> list[dict[str, Any]]:
+    """Of one file, and of the same tokens in as many files as there are sources."""
     whole = make_corpus(folder, tokens)
-    cut = {count: _cut(whole, folder / f"sources_{count}", count) for count in counts}
-    limits = asdict(Limits(batches=1, min_s=seconds, max_s=seconds))
+    cases = [[[str(path)] for path in _cut(whole, folder / f"sources_{count}", count)] for count in counts]
     entries = []
     for batch_size, seq_len in SIZES:
-        for count in counts:
-            files = [[str(path)] for path in cut[count]]
-            entries.append(_entry("rate", f"{count}", files, _EPOCHS * tokens, batch_size, seq_len, limits))
+        shape = {"batch_size": batch_size, "seq_len": seq_len}
+        task = {"cases": cases, "total_tokens": _EPOCHS * tokens, "rounds": slices, "seconds": seconds, **shape}
+        (outcome,) = run_children([Order("comparison.mixture", task)], _TIMEOUT_S)
+        of_cases = outcome.get("cases", [[outcome]] * len(counts))
+        for count, found in zip(counts, of_cases, strict=True):
+            entries.append({"part": "rate", "sources": str(count), **shape, "rounds": found})
     return entries
 
 
-def _start_cases(folder: Path, count: int, total_tokens: int) -> list[dict[str, Any]]:
-    """As many sparse files as sources, each of the same size."""
+def _starts(folder: Path, count: int, total_tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """Of as many sparse files as sources, all of the same size. Each round begins with another case."""
     each = total_tokens // count
     files = []
     for number in range(count):
@@ -97,18 +94,15 @@ def _start_cases(folder: Path, count: int, total_tokens: int) -> list[dict[str, 
         place.mkdir()
         files.append([str(path) for path in sparse_corpus(place, each)])
     together = [[path for of_source in files for path in of_source]]
-    batch_size, seq_len = SIZES[0]
-    return [
-        _entry("start", name, listed, each * count, batch_size, seq_len, None)
-        for name, listed in (("1, of 1 file", files[:1]), (f"1, of {count:,} files", together), (f"{count:,}", files))
-    ]
-
-
-def _entry(
-    part: str, sources: str, files: list[list[str]], total: int, batch_size: int, seq_len: int, limits: Any
-) -> dict[str, Any]:
-    task = {"sources": files, "total_tokens": total, "batch_size": batch_size, "seq_len": seq_len, "limits": limits}
-    return {"part": part, "sources": sources, "batch_size": batch_size, "seq_len": seq_len, "task": task, "rounds": []}
+    shape = dict(zip(("batch_size", "seq_len"), SIZES[0], strict=True))
+    cases = {"1, of 1 file": files[:1], f"1, of {count:,} files": together, f"{count:,}": files}
+    entries: list[dict[str, Any]] = [{"part": "start", "sources": name, **shape, "rounds": []} for name in cases]
+    for number in range(rounds):
+        first = number * len(entries) // rounds
+        for entry in entries[first:] + entries[:first]:
+            task = {"sources": cases[entry["sources"]], "total_tokens": each * count, **shape}
+            entry["rounds"] += run_children([Order("comparison.mixture", task)], _TIMEOUT_S)
+    return entries
 
 
 def _cut(whole: Path, folder: Path, count: int) -> list[Path]:

@@ -1,9 +1,10 @@
-"""Measure one `TokenLoader` over one source or a mixture, in a separate child process: see `comparison.child`.
+"""Measure `TokenLoader`s over one source and over mixtures, in a separate child process: see `comparison.child`.
 
-rate    tokens per second and CPU time, and whether the last batch holds what `locate` says
+rates   tokens per second and CPU time of several in turn, and whether the last batches hold what `locate` says
 start   the first batch, and a resume at 80 % of the epoch, whose rows are marked beforehand as in `comparison.start`
 """
 
+import contextlib
 import time
 import traceback
 from collections.abc import Iterator
@@ -34,22 +35,44 @@ def open_loader(sources: list[list[str]], total_tokens: int, batch_size: int, se
     return TokenLoader(mixture=mixture, total_tokens=total_tokens, repeat=True, **settings)
 
 
-def rate(sources: list[list[str]], total_tokens: int, batch_size: int, seq_len: int, limits: Limits) -> dict[str, Any]:
-    """Rates and CPU time of a stream of batches. Raises `CheckError` where the last one is not what `locate` says."""
-    with open_loader(sources, total_tokens, batch_size, seq_len) as loader:
-        stream = _pairs(loader)
-        batches = warm_up(stream)
-        figures, (inputs, labels) = timed(stream, batch_size * seq_len, limits)
-        batches += figures["batches"]
-        epoch, step = divmod(batches - 1, len(loader))
-        for row in range(batch_size):
-            place = loader.locate(step, row, epoch=epoch)
-            expected = torch.from_numpy(
-                np.fromfile(place.file, np.uint16, seq_len + 1, offset=2 * place.offset).astype(np.int64)
-            )
-            if not (torch.equal(inputs[row], expected[:-1]) and torch.equal(labels[row], expected[1:])):
-                raise CheckError(f"row {row} of step {step} is not at token {place.offset:,} of {place.file}")
-    return figures
+def rates(
+    cases: list[list[list[str]]], total_tokens: int, batch_size: int, seq_len: int, rounds: int, seconds: float
+) -> list[list[dict[str, Any]]]:
+    """Rates and CPU time of each case in each round, case by case, in slices of `seconds`.
+
+    All loaders are open, and those whose turn it is not have read ahead what they may and sleep, so that a slow moment
+    of the machine is one of all cases. The first fifth of a slice, which begins with what was read ahead, is not timed.
+    Raises `CheckError` where the last batch is not what `locate` says.
+    """
+    limits = Limits(batches=1, min_s=seconds, max_s=seconds)
+    untimed = Limits(batches=1, min_s=seconds / 5, max_s=seconds / 5)
+    with contextlib.ExitStack() as stack:
+        loaders = [stack.enter_context(open_loader(sources, total_tokens, batch_size, seq_len)) for sources in cases]
+        streams = [_pairs(loader) for loader in loaders]
+        batches = [warm_up(stream) for stream in streams]
+        found: list[list[dict[str, Any]]] = [[] for _ in cases]
+        last: list[Pair] = []
+        for _ in range(rounds):
+            last = []
+            for case, stream in enumerate(streams):
+                before, _ = timed(stream, batch_size * seq_len, untimed)
+                figures, batch = timed(stream, batch_size * seq_len, limits)
+                found[case].append(figures)
+                batches[case] += before["batches"] + figures["batches"]
+                last.append(batch)
+        for loader, count, (inputs, labels) in zip(loaders, batches, last, strict=True):
+            _check(loader, count - 1, inputs, labels)
+    return found
+
+
+def _check(loader: TokenLoader, number: int, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+    """Compare a batch, by its number from the start on, with the files where `locate` says that it is."""
+    epoch, step = divmod(number, len(loader))
+    for row, (own, shifted) in enumerate(zip(inputs, labels, strict=True)):
+        place = loader.locate(step, row, epoch=epoch)
+        tokens = np.fromfile(place.file, np.uint16, len(own) + 1, offset=2 * place.offset).astype(np.int64)
+        if not (np.array_equal(own, tokens[:-1]) and np.array_equal(shifted, tokens[1:])):
+            raise CheckError(f"row {row} of step {step} is not at token {place.offset:,} of {place.file}")
 
 
 def start(sources: list[list[str]], total_tokens: int, batch_size: int, seq_len: int) -> dict[str, Any]:
@@ -79,9 +102,8 @@ def _pairs(loader: TokenLoader) -> Iterator[Pair]:
 
 def run(task: dict[str, Any]) -> dict[str, Any]:
     """Carry out a task; problems come back as `failed` with the reason."""
-    limits = task.pop("limits")
     try:
-        return start(**task) if limits is None else rate(**task, limits=Limits(**limits))
+        return start(**task) if "sources" in task else {"cases": rates(**task)}
     except CheckError as error:
         return {"failed": f"wrong data: {error}"}
     except Exception:

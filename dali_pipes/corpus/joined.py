@@ -54,6 +54,9 @@ class JoinedCorpora:
 
         Arguments and errors as of `Corpus.read_pieces`; `out` is of `dtype`.
         """
+        if self._together is not None and self._is_together.all():
+            _read(self._together, starts, lengths, targets, out)
+            return
         begins, sizes, places, numbers = cut_at(self.bases, starts, lengths, targets)
         together = self._is_together[numbers]
         if self._together is not None and together.any():

@@ -30,7 +30,7 @@ _TIMEOUT_S = 300.0
 _EPOCHS = 10_000
 """Passes that the mixture's total allows, so that a timed run does not end."""
 _RATE = ("tokens_per_s", "main_thread_cpu_s_per_batch", "cpu_s_per_mtok", "next_p50_s", "next_p99_s")
-_START = ("first_batch_s", "resume_s")
+_START = ("first_batch_s", "first_batch_cpu_s", "resume_s", "resume_cpu_s")
 
 
 def main(
@@ -139,7 +139,9 @@ _UNITS = {
     "main_thread_cpu_s_per_batch": ("main thread, µs a batch", 1e6),
     "cpu_s_per_mtok": ("CPU ms a Mtok", 1e3),
     "first_batch_s": ("first batch, ms", 1e3),
+    "first_batch_cpu_s": ("CPU ms", 1e3),
     "resume_s": ("resume at 80%, ms", 1e3),
+    "resume_cpu_s": ("CPU ms", 1e3),
 }
 
 

@@ -148,11 +148,12 @@ class MixedRows:
         places: Int64Array
         passes, places = np.divmod(counts, self._pass_rows[sources])
         order = np.lexsort((passes, sources))
-        which = np.stack((sources, passes))[:, order]
-        is_first = np.diff(which, prepend=-1).any(axis=0)
+        own, own_passes = sources[order], passes[order]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (own[1:] != own[:-1]) | (own_passes[1:] != own_passes[:-1])
         groups = np.empty(len(order), np.int64)
         groups[order] = np.cumsum(is_first) - 1
-        formulas = [self._formula(*source_and_pass) for source_and_pass in which[:, is_first].T.tolist()]
+        formulas = list(map(self._formula, own[is_first].tolist(), own_passes[is_first].tolist()))
         keys = [formula.key for formula in formulas if formula.key is not None]
         if keys:
             assert len(keys) == len(formulas), "shuffled sources beside others"

@@ -159,6 +159,13 @@ class MixedRows:
             assert len(keys) == len(formulas), "shuffled sources beside others"
             sizes = np.array([formula.num_rows for formula in formulas], np.int64)
             places = permute_each(places, groups, sizes, np.array(keys, np.uint64))
+        kept = [formula.kept for formula in formulas]
+        if any(kept):
+            is_part = np.array([part is not None for part in kept])[groups]
+            windows, kept_keys = zip(*((1, 0) if part is None else part for part in kept), strict=True)
+            places[is_part] = permute_each(
+                places[is_part], groups[is_part], np.array(windows, np.int64), np.array(kept_keys, np.uint64)
+            )
         begins = np.array([formula.first for formula in formulas], np.int64)
         strides = np.array([formula.stride for formula in formulas], np.int64)
         return self.bases[sources] + begins[groups] + places * strides[groups]

@@ -44,4 +44,5 @@ def test_plans_of_sources_one_by_one(data: st.DataObject) -> None:
     for number, count in zip(*order.rows(places + epoch * total), strict=True):
         passes, own_places = sources[number].at(np.array([count]))
         expected.append(int(sources[number].plan(int(passes[0]), own_places).starts[0]) + int(bases[number]))
+    assert all(source.formula(0) is not None for source in sources)  # so all of these are planned together
     assert rows.starts.tolist() == [*expected, *(0 for _ in padding)]

@@ -126,22 +126,22 @@ class MixedRows:
         self._source(int(numbers.max(initial=0)))
         by_formula = self._pass_rows[numbers] > 0
         starts[here[by_formula]] = self._starts_by_formula(numbers[by_formula], counts[by_formula])
-        parts: list[tuple[Int64Array, Pieces]] = []
+        pieces_of: list[tuple[Int64Array, Pieces]] = []
         planned_ones = np.flatnonzero(~by_formula)
         for number, of_planned in _groups(numbers[planned_ones]):
             rows, base, whose = self._source(number), int(self.bases[number]), planned_ones[of_planned]
             passes, own_places = rows.at(counts[whose])
             for pass_number, same in _groups(passes):
                 rising = same[np.argsort(own_places[same], kind="stable")]
-                planned = rows.plan(pass_number, own_places[rising])
                 at = here[whose[rising]]
+                planned = rows.plan(pass_number, own_places[rising])
                 starts[at] = planned.starts + base
                 if planned.pieces is not None:
                     pieces = planned.pieces
-                    parts.append(
+                    pieces_of.append(
                         (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
                     )
-        return Rows(starts, _merged(len(places), parts) if self.in_pieces else None, sources)
+        return Rows(starts, _merged(len(places), pieces_of) if self.in_pieces else None, sources)
 
     def _starts_by_formula(self, sources: Int64Array, counts: Int64Array) -> Int64Array:
         """First tokens of rows of sources whose passes are formulas. All are permuted in one call."""

@@ -358,7 +358,7 @@ def _nearest_cut(sums: list[int], first: int, end: int) -> int:
 def _product(k: UInt64Array, share: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
     """High and low word of the products, by halves of 32 bits. No sum here reaches 2**64."""
     k_high, share_high, share_low = k >> _SHIFT, share >> _SHIFT, share & _LOW
-    if not k_high.any():  # as in the first 2**32 places, where this takes half the time
+    if not k_high.any():  # the first 2**32 rows of a stage: fewer operations
         return (k * share_high + ((k * share_low) >> _SHIFT)) >> _SHIFT, k * share
     k_low = k & _LOW
     middle = k_high * share_low + ((k_low * share_low) >> _SHIFT)

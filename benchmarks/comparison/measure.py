@@ -40,9 +40,9 @@ def measure(name: str, work: Work, limits: Limits) -> dict[str, Any]:
     next(stream)
     figures: dict[str, Any] = {"first_batch_s": time.perf_counter() - began}
     memory.look()
-    _warm_up(stream)
-    timed, last = _timed(stream, work, limits)
-    figures |= timed
+    warm_up(stream)
+    rates, last = timed(stream, work.batch_tokens, limits)
+    figures |= rates
     positions = getattr(loader, "positions", None)
     _watch_memory(stream, memory)
     figures |= memory.added()
@@ -60,14 +60,17 @@ def measure(name: str, work: Work, limits: Limits) -> dict[str, Any]:
     return figures
 
 
-def _warm_up(stream: Iterator[Pair]) -> None:
+def warm_up(stream: Iterator[Pair]) -> int:
+    """Take batches until buffers and threads are as they stay; returns how many."""
     began, batches = time.perf_counter(), 0
     while batches < _WARMUP_BATCHES or time.perf_counter() - began < _WARMUP_S:
         next(stream)
         batches += 1
+    return batches
 
 
-def _timed(stream: Iterator[Pair], work: Work, limits: Limits) -> tuple[dict[str, Any], Pair]:
+def timed(stream: Iterator[Pair], batch_tokens: int, limits: Limits) -> tuple[dict[str, Any], Pair]:
+    """Rates, CPU time and latency of the next batches within `limits`, and a copy of the last batch."""
     clock = time.perf_counter_ns
     waits: list[int] = []
     meter, thread_cpu = CpuMeter(), time.thread_time()
@@ -82,7 +85,7 @@ def _timed(stream: Iterator[Pair], work: Work, limits: Limits) -> tuple[dict[str
             break
     thread_cpu = time.thread_time() - thread_cpu
     cpu = meter.elapsed_s()
-    seconds, tokens = (got - began) / 1e9, len(waits) * work.batch_tokens
+    seconds, tokens = (got - began) / 1e9, len(waits) * batch_tokens
     p50, p99 = np.percentile(waits, [50, 99]) / 1e9
     figures = {
         "batches": len(waits),

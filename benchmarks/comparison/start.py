@@ -40,7 +40,7 @@ def measure(files: list[str], batch_size: int, seq_len: int) -> dict[str, Any]:
     step = int(RESUME_AT * len(loader))
     state = loader.state_dict() | {"epoch": 0, "rows": step * batch_size}
     figures["state_bytes"] = len(json.dumps(state))
-    expected = _mark(loader, step, batch_size, seq_len)
+    expected = mark_rows(loader, step, batch_size, seq_len)
     loader.close()
     began = time.perf_counter()
     with TokenLoader(config) as resumed:
@@ -52,7 +52,7 @@ def measure(files: list[str], batch_size: int, seq_len: int) -> dict[str, Any]:
     return figures
 
 
-def _mark(loader: TokenLoader, step: int, batch_size: int, seq_len: int) -> torch.Tensor:
+def mark_rows(loader: TokenLoader, step: int, batch_size: int, seq_len: int) -> torch.Tensor:
     """Write a pattern over each row of a step of epoch 0; returns the patterns, int64 `(B, T + 1)`."""
     rows = np.arange(seq_len + 1) + 1 + 1000 * np.arange(batch_size)[:, None]
     rows = rows.astype(np.uint16)

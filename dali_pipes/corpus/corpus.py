@@ -160,6 +160,20 @@ class Corpus:
         return self._generate is not None
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether the ids of each file are one run of bytes in it, which reads need not decode."""
+        return self._generate is None and self._is_decoded is None and len(self._first_bytes) == len(self.files)
+
+    @classmethod
+    def joined(cls, corpora: Sequence["Corpus"]) -> "Corpus":
+        """The files of several corpora as one, which keeps no more of them open than one corpus does. For reads alone.
+
+        It has the read retries of the first, and is closed separately.
+        """
+        with corpora[0]._retries.in_use():
+            return cls([file for corpus in corpora for file in corpus._data_files])
+
+    @property
     def document_offsets(self) -> Int64Array | None:
         """Token position of each document's start, and the end: int64 (num_documents + 1,), read-only, increasing.
 

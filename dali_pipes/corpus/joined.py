@@ -35,6 +35,13 @@ class JoinedCorpora:
             types = ", ".join(f"{name}: {corpus.dtype}" for name, corpus in corpora.items())
             raise ConfigError(f"mixture: no integer type holds the ids of all sources ({types}); convert one of them")
         self.bases: Int64Array = np.cumsum([0, *(corpus.num_tokens for corpus in self.corpora)])
+        in_place = [corpus for corpus in self.corpora if corpus.is_in_place]
+        self._together = Corpus.joined(in_place) if len(in_place) > 1 else None
+        """The corpora that need no decoding, so that a block is read in one call, whatever number of sources it has."""
+        self._is_together = np.array([self._together is not None and corpus.is_in_place for corpus in self.corpora])
+        sizes = np.diff(self.bases)
+        self._shifts = np.cumsum(sizes * self._is_together) - sizes - self.bases[:-1]
+        """(S,): from a position here to that in the corpora that are read together."""
         masks = [corpus.loss_mask for corpus in self.corpora]
         self.loss_mask = None if not any(mask is not None for mask in masks) else _JoinedMasks(self, masks)
 
@@ -47,23 +54,23 @@ class JoinedCorpora:
 
         Arguments and errors as of `Corpus.read_pieces`; `out` is of `dtype`.
         """
-        for number, columns in self.in_corpora(starts, lengths, targets):
-            corpus = self.corpora[number]
-            if corpus.dtype == self.dtype:
-                corpus.read_pieces(*columns, out)
-            else:
-                read_through(corpus.read_pieces, corpus.dtype, *columns, out)
+        if self._together is not None and self._is_together.all():
+            _read(self._together, starts, lengths, targets, out)
+            return
+        begins, sizes, places, numbers = cut_at(self.bases, starts, lengths, targets)
+        together = self._is_together[numbers]
+        if self._together is not None and together.any():
+            positions = (begins + self._shifts[numbers])[together]
+            _read(self._together, positions, sizes[together], places[together], out)
+        alone = ~together
+        for number, own in _by_corpus(self.bases, begins[alone], sizes[alone], places[alone], numbers[alone]):
+            _read(self.corpora[number], *own, out)
 
     def in_corpora(
         self, starts: Int64Array, lengths: Int64Array, targets: Int64Array
     ) -> Iterator[tuple[int, tuple[Int64Array, Int64Array, Int64Array]]]:
         """The pieces in each corpus by its own positions: cut where corpora end."""
-        begins, sizes, places, numbers = cut_at(self.bases, starts, lengths, targets)
-        if not len(numbers):
-            return
-        for first, count in zip(*(column.tolist() for column in runs_of_equal(numbers)), strict=True):
-            here, number = slice(first, first + count), int(numbers[first])
-            yield number, (begins[here] - self.bases[number], sizes[here], places[here])
+        return _by_corpus(self.bases, *cut_at(self.bases, starts, lengths, targets))
 
     def tokens(self, start: int, count: int) -> npt.NDArray[Any]:
         """Ids `start` ... `start + count - 1` of one corpus in a fresh array (count,). Blocks."""
@@ -85,6 +92,25 @@ class JoinedCorpora:
         """Close the files of all corpora. Idempotent."""
         for corpus in self.corpora:
             corpus.close()
+        if self._together is not None:
+            self._together.close()
+
+
+def _by_corpus(
+    bases: Int64Array, begins: Int64Array, sizes: Int64Array, places: Int64Array, numbers: Int64Array
+) -> Iterator[tuple[int, tuple[Int64Array, Int64Array, Int64Array]]]:
+    if not len(numbers):
+        return
+    for first, count in zip(*(column.tolist() for column in runs_of_equal(numbers)), strict=True):
+        here, number = slice(first, first + count), int(numbers[first])
+        yield number, (begins[here] - bases[number], sizes[here], places[here])
+
+
+def _read(corpus: Corpus, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
+    if corpus.dtype == out.dtype:
+        corpus.read_pieces(starts, lengths, targets, out)
+    else:
+        read_through(corpus.read_pieces, corpus.dtype, starts, lengths, targets, out)
 
 
 class _JoinedMasks:

@@ -42,7 +42,9 @@ class DevicePlacement(GpuPlacement):
         vocab_size: int | None,
     ) -> None:
         super().__init__(source, schedule, outputs, gpu, max_rows=max_rows, vocab_size=vocab_size)
-        self.plans_rows = schedule.interleave.formula(0) is None or bool({*self._from_plan} - {"row_ids"})
+        formula = schedule.interleave.formula(0)
+        by_formula = formula is not None and formula.kept is None
+        self.plans_rows = not by_formula or bool({*self._from_plan} - {"row_ids"})
         if self.plans_rows and not outputs.in_pieces:
             self._starts = gpu.empty((max_rows,), np.int64)
         self._tokens = gpu.empty((source.rows.span,), source.dtype)

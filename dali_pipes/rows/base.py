@@ -77,13 +77,17 @@ class Reads(NamedTuple):
 
 
 class KeyedRange(NamedTuple):
-    """A pass as a formula: the row at a place begins at token `first + stride * permute(place, num_rows, key)`."""
+    """A pass as a formula: the row at a place begins at token `first + stride * permute(place, num_rows, key)`.
+
+    kept: where the source is a part of its windows, their number and a key, which permute that once more.
+    """
 
     num_rows: int
     key: int | None
     """None: the identity."""
     first: int
     stride: int
+    kept: tuple[int, int] | None = None
 
 
 class ReadableRows(Protocol):
@@ -148,7 +152,7 @@ class RowSource(Protocol):
         """Plan what comes after the part of the plan that holds a row, so that later calls do not wait. May block."""
 
     def formula(self, pass_number: int, /) -> KeyedRange | None:
-        """The pass as a formula, which a kernel can compute; None: rows have to be planned."""
+        """The pass as a formula, which a kernel can compute without `kept`; None: rows have to be planned."""
 
     def widths(self, pass_number: int, first: int, end: int, step_rows: int, /) -> Int64Array | None:
         """Positions of a row in each step of `step_rows` rows from `first` to `end` - 1; None: `seq_len` in all."""

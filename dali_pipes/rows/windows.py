@@ -192,9 +192,10 @@ class WindowRows:
         pass
 
     def formula(self, pass_number: int) -> KeyedRange | None:
-        if self.in_pieces or self._kept_key is not None:
+        if self.in_pieces:
             return None
-        return KeyedRange(self._num_rows, self.key(pass_number), self.first_of(pass_number), self.stride)
+        kept = None if self._kept_key is None else (self._num_windows, self._kept_key)
+        return KeyedRange(self._num_rows, self.key(pass_number), self.first_of(pass_number), self.stride, kept)
 
     def widths(self, pass_number: int, first: int, end: int, step_rows: int) -> Int64Array | None:
         return None

@@ -278,12 +278,14 @@ class Curriculum:
 
     def _in_order(self, epoch: int, segment: Segment, rows: Int64Array) -> Int64Array:
         """Parts of a segment, numbered in the order that they are cut in, of rows counted from its first."""
-        if not (self._permutes(segment) and self._shuffles):
+        if not (self._permutes(segment) and self._shuffles and len(rows)):
             return rows
         size = self._group_rows(segment)
         groups, within = np.divmod(rows, size)
-        sizes = np.minimum(size, self._parts_until_end(epoch, segment) - groups * size)
-        return groups * size + permute_each(within, sizes, self._keys(epoch, segment, groups))
+        numbers = np.arange(int(groups.min()), int(groups.max()) + 1)
+        sizes = np.minimum(size, self._parts_until_end(epoch, segment) - numbers * size)
+        keys = self._keys(epoch, segment, numbers)
+        return groups * size + permute_each(within, groups - numbers[0], sizes, keys)
 
     def _in_epoch(self, epoch: int, segment: Segment, part: int) -> int:
         """The inverse of `_in_order`."""

@@ -11,12 +11,15 @@ An epoch is one `for`: `total` places, whatever the ranks are, and the next one 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache, partial
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, chosen_rows
 from dali_pipes.errors import ConfigError
+from dali_pipes.operators.permute import permute_each
 from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Reads, Rows, RowSource
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
@@ -66,6 +69,9 @@ class MixedRows:
         self.order_name = f"{MIXTURE_ORDER_NAME}, {first.order_name}"
         planned = [source.most_planned for source in self.sources if source.most_planned is not None]
         self.most_planned = min(planned, default=None)
+        self._pass_rows = np.array([0 if source.formula(0) is None else source.count(0) for source in sources])
+        """(S,): rows of a pass of each source whose passes are formulas; 0 for a source whose rows are planned."""
+        self._formula = lru_cache(4 * len(sources))(partial(_formula, self.sources))
         self._epoch, self._first = 0, 0  # an epoch and its first place: later ones follow it
         self._keeps_caps = keeps_caps
         self._checked: tuple[int, MixtureOrder] | None = None  # up to where, in which order
@@ -127,10 +133,18 @@ class MixedRows:
                 f"mixture: the run has {self.order.end:,} rows, and epoch {epoch:,} needs more: {names} had all passes "
                 "of max_epochs; raise max_epochs, or end the training"
             )
-        sources[here], counts = self.order.rows(places_of_run)
+        numbers, counts = self.order.rows(places_of_run)
+        sources[here] = numbers
+        self._source(int(numbers.max(initial=0)))
+        by_formula = self._pass_rows[numbers] > 0
+        at = here[by_formula]
+        starts[at] = self._starts_by_formula(numbers[by_formula], counts[by_formula])
+        if parts is not None:
+            starts[at] += parts.numbers[at] * parts.seq_len
         pieces_of: list[tuple[Int64Array, Pieces]] = []
-        for number, whose in _groups(sources[here]):
-            rows, base = self._source(number), int(self.bases[number])
+        planned_ones = np.flatnonzero(~by_formula)
+        for number, of_planned in _groups(numbers[planned_ones]):
+            rows, base, whose = self._source(number), int(self.bases[number]), planned_ones[of_planned]
             passes, own_places = rows.at(counts[whose])
             for pass_number, same in _groups(passes):
                 rising = same[np.argsort(own_places[same], kind="stable")]
@@ -144,6 +158,33 @@ class MixedRows:
                         (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
                     )
         return Rows(starts, _merged(len(places), pieces_of) if self.in_pieces else None, sources)
+
+    def _starts_by_formula(self, sources: Int64Array, counts: Int64Array) -> Int64Array:
+        """First tokens of rows of sources whose passes are formulas. All are permuted in one call."""
+        places: Int64Array
+        passes, places = np.divmod(counts, self._pass_rows[sources])
+        order = np.lexsort((passes, sources))
+        own, own_passes = sources[order], passes[order]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (own[1:] != own[:-1]) | (own_passes[1:] != own_passes[:-1])
+        groups = np.empty(len(order), np.int64)
+        groups[order] = np.cumsum(is_first) - 1
+        formulas = list(map(self._formula, own[is_first].tolist(), own_passes[is_first].tolist()))
+        keys = [formula.key for formula in formulas if formula.key is not None]
+        if keys:
+            assert len(keys) == len(formulas), "shuffled sources beside others"
+            sizes = np.array([formula.num_rows for formula in formulas], np.int64)
+            places = permute_each(places, groups, sizes, np.array(keys, np.uint64))
+        kept = [formula.kept for formula in formulas]
+        if any(kept):
+            is_part = np.array([part is not None for part in kept])[groups]
+            windows, kept_keys = zip(*((1, 0) if part is None else part for part in kept), strict=True)
+            places[is_part] = permute_each(
+                places[is_part], groups[is_part], np.array(windows, np.int64), np.array(kept_keys, np.uint64)
+            )
+        begins = np.array([formula.first for formula in formulas], np.int64)
+        strides = np.array([formula.stride for formula in formulas], np.int64)
+        return self.bases[sources] + begins[groups] + places * strides[groups]
 
     def plan_next(self, epoch: int, place: int) -> None:
         """Plan what each source needs after the rows of the next places, so that later calls do not wait. May block."""
@@ -290,13 +331,19 @@ class MixedRows:
         return self.sources[number]
 
 
+def _formula(sources: Sequence[RowSource], number: int, pass_number: int) -> KeyedRange:
+    formula = sources[number].formula(pass_number)
+    assert formula is not None, "a pass that is not a formula"
+    return formula
+
+
 def _groups(values: Int64Array) -> Iterator[tuple[int, Int64Array]]:
     """Each distinct value, and where it stands."""
     if not len(values):  # rows of padding alone
         return
     order = np.argsort(values, kind="stable")
     borders = np.flatnonzero(np.diff(values[order], prepend=values.min(initial=0) - 1)).tolist()
-    for first, end in zip(borders, [*borders[1:], len(order)], strict=True):
+    for first, end in pairwise([*borders, len(order)]):
         yield int(values[order[first]]), order[first:end]
 
 

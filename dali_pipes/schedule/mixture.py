@@ -111,9 +111,10 @@ class MixtureOrder:
         if wrong.any():
             raise ValueError(f"place {places[np.argmax(wrong)]:,} is outside the mixture's places 0 to {end:,}")
         strata, inside = places >> 7, places & (STRATUM - 1)
-        keys = splitmix64(self._key, (strata + 1).view(np.uint64))
+        begins = np.diff(strata, prepend=-1) != 0
+        keys = splitmix64(self._key, (strata[begins] + 1).view(np.uint64))
         stage = np.searchsorted(self._starts, places, side="right") - 1
-        permuted = (strata << 7) + permute_each(inside, STRATUM, keys)
+        permuted = (strata << 7) + permute_each(inside, np.cumsum(begins) - 1, np.full(len(keys), STRATUM), keys)
         k = (permuted - self._starts[stage]).view(np.uint64)
         node = self._roots[stage]
         while True:
@@ -352,8 +353,10 @@ def _nearest_cut(sums: list[int], first: int, end: int) -> int:
 
 def _product(k: UInt64Array, share: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
     """High and low word of the products, by halves of 32 bits. No sum here reaches 2**64."""
-    k_high, k_low = k >> _SHIFT, k & _LOW
-    share_high, share_low = share >> _SHIFT, share & _LOW
+    k_high, share_high, share_low = k >> _SHIFT, share >> _SHIFT, share & _LOW
+    if not k_high.any():  # the first 2**32 rows of a stage: fewer operations
+        return (k * share_high + ((k * share_low) >> _SHIFT)) >> _SHIFT, k * share
+    k_low = k & _LOW
     middle = k_high * share_low + ((k_low * share_low) >> _SHIFT)
     other = k_low * share_high + (middle & _LOW)
     return k_high * share_high + (middle >> _SHIFT) + (other >> _SHIFT), k * share

@@ -16,7 +16,7 @@ from dali_pipes.schedule.schedule import Schedule, StepRange
 
 Int64Array = npt.NDArray[np.int64]
 
-PLAN_ROWS = 1024
+PLAN_ROWS = 8192
 
 
 class RowLocation(NamedTuple):
@@ -170,7 +170,8 @@ class PlanCache:
     """Plans of ranges of steps, computed for about `PLAN_ROWS` rows at a time; safe for several threads.
 
     A permutation costs some 150 small NumPy calls whatever the number of rows, so planning a block of 64 rows alone
-    costs nearly as much as planning 1,024: measured 2 us a row against 0.3.
+    costs nearly as much as planning 1,024. Measured with 64, 1,024 and 8,192 rows: 2.0, 0.28 and 0.09 us a row for one
+    source, 6.9, 0.89 and 0.4 for a mixture of 100.
 
     num_threads, queue_depth: how many plan blocks ahead, and how many blocks then wait to be handed out. No plan is
     made twice for blocks that are asked for in order.

@@ -167,8 +167,9 @@ def runs_of_equal(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64]
     """Starts and lengths of the runs of equal numbers in increasing `numbers` (at least one)."""
     if numbers[0] == numbers[-1]:
         return np.zeros(1, np.int64), np.array([len(numbers)])
-    firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    return firsts, np.diff(np.append(firsts, len(numbers)))
+    borders = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1  # np.diff takes twice as long
+    firsts = np.concatenate(([0], borders))
+    return firsts, np.concatenate((borders, [len(numbers)])) - firsts
 
 
 def batch_length(numbers: npt.NDArray[np.int64], most_files: int) -> int:

@@ -246,7 +246,14 @@ def test_each_element_has_its_own_size_and_key(data: st.DataObject) -> None:
     distinct = data.draw(st.lists(keys, min_size=1, max_size=3))
     keys_used = [data.draw(st.sampled_from(distinct)) for _ in sizes_used]
     indices = [data.draw(st.one_of(st.integers(0, n - 1), st.just(n - 1))) for n in sizes_used]
-    images = permute_each(np.array(indices, np.int64), np.array(sizes_used, np.int64), np.array(keys_used, np.uint64))
+    pairs = list(zip(sizes_used, keys_used, strict=True))
+    listed = data.draw(st.permutations([*dict.fromkeys(pairs), *pairs[:2]]))  # some twice, and in any order
+    images = permute_each(
+        np.array(indices, np.int64),
+        np.array([listed.index(pair) for pair in pairs], np.int64),
+        np.array([n for n, _ in listed], np.int64),
+        np.array([key for _, key in listed], np.uint64),
+    )
     expected = [
         int(permute(np.array([index]), n, key)[0]) for index, n, key in zip(indices, sizes_used, keys_used, strict=True)
     ]
@@ -256,27 +263,30 @@ def test_each_element_has_its_own_size_and_key(data: st.DataObject) -> None:
 
 @given(n=st.integers(1, 300), key=keys)
 def test_one_size_and_key_for_all_elements(n: int, key: int) -> None:
-    indices = np.arange(n)
-    assert permute_each(indices, n, key).tolist() == permute(indices, n, key).tolist()
+    indices, group = np.arange(n), np.zeros(n, np.int64)
+    images = permute_each(indices, group, np.array([n]), np.array([key], np.uint64))
+    assert images.tolist() == permute(indices, n, key).tolist()
 
 
 def test_parts_of_many_elements_join_to_the_same_images() -> None:
     random = np.random.default_rng(15)
-    indices, sizes = random.integers(0, 1000, 40_000), random.integers(1000, 5000, 40_000)
-    every_key = random.integers(0, 2**64, 40_000, np.uint64)
-    images = permute_each(indices, sizes, every_key)
-    for position in range(0, 40_000, 997):
-        one = slice(position, position + 1)
-        assert images[one].tolist() == permute(indices[one], int(sizes[position]), int(every_key[position])).tolist()
-    assert permute_each(indices[:0], 5, 3).tolist() == []
+    for num_groups in (3, 40_000):
+        indices, groups = random.integers(0, 1000, 40_000), random.integers(0, num_groups, 40_000)
+        sizes, keys = random.integers(1000, 5000, num_groups), random.integers(0, 2**64, num_groups, np.uint64)
+        images = permute_each(indices, groups, sizes, keys)
+        for position in range(0, 40_000, 997):
+            one, group = slice(position, position + 1), groups[position]
+            assert images[one].tolist() == permute(indices[one], int(sizes[group]), int(keys[group])).tolist()
+        assert permute_each(indices[:0], groups[:0], sizes, keys).tolist() == []
+        assert permute_each(indices[:0], groups[:0], sizes[:0], keys[:0]).tolist() == []
 
 
 @pytest.mark.parametrize(("index", "size"), [(-1, 5), (5, 5), (0, 0)])
 def test_an_index_outside_its_own_size_is_named(index: int, size: int) -> None:
     with pytest.raises(ValueError, match=rf"indices\[1\] is {index}, .* = {size}"):
-        permute_each(np.array([0, index]), np.array([3, size]), 7)
+        permute_each(np.array([0, index]), np.array([0, 1]), np.array([3, size]), np.array([7, 7], np.uint64))
 
 
 def test_other_types_are_named() -> None:
     with pytest.raises(TypeError, match="keys have dtype int64, expected uint64"):
-        permute_each(np.array([0]), 3, np.array([7]))
+        permute_each(np.array([0]), np.array([0]), np.array([3]), np.array([7]))

@@ -106,12 +106,11 @@ def test_windows_against_plain_steps(
     first = 100 + (key_of(f"dali_pipes offset {seed} {quoted} {pass_number}") % stride if offset else 0)
     assert starts_of(rows, pass_number) == [first + stride * number for number in numbers.tolist()]
     formula = rows.formula(pass_number)
-    if share is not None and share < 1:
-        assert formula is None
-    else:
-        assert formula is not None
-        assert (formula.num_rows, formula.first, formula.stride) == (n, first, stride)
-        assert formula.key == rows.key(pass_number)
+    assert formula is not None
+    assert (formula.num_rows, formula.first, formula.stride) == (m, first, stride)
+    assert formula.key == rows.key(pass_number)
+    is_part = share is not None and share < 1
+    assert formula.kept == ((n, key_of(f"dali_pipes share {quoted}")) if is_part else None)
 
 
 def _quoted(character: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-
 # Forks the ranks once the imports at the top of the script are made, since these take most of a rank's time.
 _FORKED_RANKS = """
 import gc, os, re, runpy, sys

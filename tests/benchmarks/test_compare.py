@@ -173,6 +173,7 @@ def test_two_epochs_of_the_alternatives_that_need_no_extra(tmp_path: Path, name:
     assert not torch.equal(torch.cat(epochs[:16]), torch.cat(epochs[16:]))
 
 
+@pytest.mark.slow
 def test_the_whole_comparison_at_tiny_size(tmp_path: Path) -> None:
     names = ["numpy", "dali_pipes", "torch_dataloader_0"]
     options = {"--only": ",".join(names), "--batch-size": "4", "--seq-len": "32", "--tokens": "20001", "--rounds": "1"}

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-# Forks the ranks once the imports at the top of the script are made, since these take most of a rank's time.
+# Forks the ranks once the first lines of the script are run, its imports, since these take most of a rank's time.
 _FORKED_RANKS = """
-import gc, os, re, runpy, sys
+import gc, os, runpy, sys
 folder, world_size, *arguments = sys.argv[1:]
 script = os.path.join(folder, "script.py")
-exec("\\n".join(re.findall("^(?:import|from) .*", open(script).read(), re.MULTILINE)))
+exec(open(script).read().partition("\\n\\n")[0])
 gc.collect()
 gc.freeze()
 running = []
@@ -57,7 +57,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[An
     def run(source: str, world_size: int, *arguments: object, forked: bool = False) -> list[Any]:
         folder = tmp_path_factory.mktemp("ranks")
         script = folder / "script.py"
-        script.write_text(textwrap.dedent(source))
+        script.write_text(textwrap.dedent(source).lstrip())
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         paths = [str(Path(__file__).parent), environment.get("PYTHONPATH", "")]  # for the oracle
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

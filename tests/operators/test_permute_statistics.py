@@ -51,7 +51,9 @@ def inversions(orders: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(np.sum(pairs, axis=0))
 
 
-@pytest.mark.parametrize("n", [3, 5, 8, 15, 16, 17, 31, 32, 64, 128])
+@pytest.mark.parametrize(
+    "n", [3, 8, 16, 32, 128, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 15, 17, 31, 64))]
+)
 def test_even_and_odd_orders_are_equally_frequent(n: int) -> None:
     """Rounds alone give even orders of 16, of 32, ... without exception, and too many of smaller sets."""
     count = 3000

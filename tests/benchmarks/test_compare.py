@@ -207,9 +207,7 @@ def test_the_whole_comparison_at_tiny_size(tmp_path: Path) -> None:
 
 
 def test_start_and_resume_at_tiny_size(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "start_resume.py"), "--tokens", "1e5", "--rounds", "1", "--no-sizes"]
-    done = subprocess.run([*command, "--out", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    start_resume.main(tokens=["1e5"], rounds=1, sizes=False, data_dir=None, out=tmp_path)
     (entry,) = json.loads((tmp_path / "start_resume.json").read_text())["entries"]
     assert entry["rounds"][0]["tokens"] == 100_000
     assert entry["median"]["state_bytes"] < 1024

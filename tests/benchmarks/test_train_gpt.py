@@ -79,11 +79,13 @@ def assert_same_run(left: Path, right: Path) -> None:
         assert all(torch.equal(value, b["optimizer"]["state"][parameter][name]) for name, value in state.items())
 
 
-def test_the_script_runs_from_any_folder_and_leaves_its_results(tmp_path: Path) -> None:
+def test_the_script_runs_from_any_folder_and_leaves_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `make demo` runs it, but for the size: the shipped corpus, the results under the working directory."""
-    command = [sys.executable, str(SCRIPT), *TINY, "--steps", "4", "--val-every", "2"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(train_gpt.app, [*TINY, "--steps", "4", "--val-every", "2"])
+    assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert any("sample of the trained model" in line for line in lines)
     summary = json.loads(lines[-1])

@@ -26,6 +26,7 @@ HELD_OUT = {"huggingface": 0.3, "accelerate": 0.0, "lightning": 0.3}
 SCRIPT = """
 import contextlib, os, sys
 from pathlib import Path
+import torch._dynamo  # as optimizers do when they are first made
 sys.path[:0] = {paths}
 from on_rank import stop_and_start, write
 {imports}

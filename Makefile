@@ -22,6 +22,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests are compiled in every process that runs some, unless a run before has kept what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs test test-fast test-slow test-gpu gpu-check soak fuzz check style format bench clean
 
 demo: $(READY)  ## train a small GPT on a mixture of plays and code

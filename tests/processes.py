@@ -12,33 +12,80 @@ from typing import Any, NamedTuple
 
 import pytest
 
+# Forks the ranks once the first lines of the script are run, its imports, since these take most of a rank's time.
+_FORKED_RANKS = """
+import gc, os, runpy, sys
+folder, world_size, *arguments = sys.argv[1:]
+script = os.path.join(folder, "script.py")
+exec(open(script).read().partition("\\n\\n")[0])
+gc.collect()
+gc.freeze()
+running = []
+for rank in range(int(world_size)):
+    pid = os.fork()
+    if pid == 0:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{folder}/{name}_{rank}", os.O_WRONLY | os.O_CREAT, 0o666), number)
+        sys.argv = [script, str(rank), world_size, *arguments]
+        try:
+            runpy.run_path(script, run_name="__main__")
+            sys.stdout.flush()
+            os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+    running.append(pid)
+failed = False
+while running:
+    pid, status = os.wait()
+    running.remove(pid)
+    if status and not failed:
+        failed = True
+        for other in running:
+            os.kill(other, 9)  # they may wait for the one that has failed
+sys.exit(failed)
+"""
+
 
 @pytest.fixture(scope="session")
 def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
-    """Run one script in several processes at once, as a launcher does, and return what each printed as JSON."""
+    """Run one script in several processes at once, as a launcher does, and return what each printed as JSON.
 
-    def run(source: str, world_size: int, *arguments: object) -> list[Any]:
+    `forked` makes the imports once for all of them; then they have one seed of `hash`, and do not end as a program.
+    """
+
+    def run(source: str, world_size: int, *arguments: object, forked: bool = False) -> list[Any]:
         folder = tmp_path_factory.mktemp("ranks")
         script = folder / "script.py"
-        script.write_text(textwrap.dedent(source))
+        script.write_text(textwrap.dedent(source).lstrip())
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         paths = [str(Path(__file__).parent), environment.get("PYTHONPATH", "")]  # for the oracle
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        processes = []
-        for rank in range(world_size):
-            command = [sys.executable, str(script), str(rank), str(world_size), *map(str, arguments)]
-            environment["PYTHONHASHSEED"] = str(rank)
-            with (folder / f"out_{rank}").open("w") as out, (folder / f"err_{rank}").open("w") as err:
-                processes.append(subprocess.Popen(command, stdout=out, stderr=err, cwd=folder, env=environment))
-        _wait_for_all_or_an_error(processes)
-        for process in processes:
-            process.kill()  # the others may wait for one that has failed
-        codes = [process.wait() for process in processes]
-        errors = [(folder / f"err_{rank}").read_text() for rank in range(world_size)]
-        assert codes == [0] * world_size, "\n".join(errors)
+        if forked:
+            command = [sys.executable, "-c", _FORKED_RANKS, str(folder), str(world_size), *map(str, arguments)]
+            codes = [subprocess.run(command, cwd=folder, env=environment, check=False).returncode]
+        else:
+            codes = _run_each(folder, world_size, environment, script, list(map(str, arguments)))
+        errors = [path.read_text() for path in sorted(folder.glob("err_*"))]
+        assert set(codes) == {0}, "\n".join(errors)
         return [json.loads((folder / f"out_{rank}").read_text()) for rank in range(world_size)]
 
     return run
+
+
+def _run_each(
+    folder: Path, world_size: int, environment: dict[str, str], script: Path, arguments: list[str]
+) -> list[int]:
+    processes = []
+    for rank in range(world_size):
+        command = [sys.executable, str(script), str(rank), str(world_size), *arguments]
+        environment["PYTHONHASHSEED"] = str(rank)
+        with (folder / f"out_{rank}").open("w") as out, (folder / f"err_{rank}").open("w") as err:
+            processes.append(subprocess.Popen(command, stdout=out, stderr=err, cwd=folder, env=environment))
+    _wait_for_all_or_an_error(processes)
+    for process in processes:
+        process.kill()  # the others may wait for one that has failed
+    return [process.wait() for process in processes]
 
 
 def _wait_for_all_or_an_error(processes: list[subprocess.Popen[bytes]]) -> None:

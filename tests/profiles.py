@@ -2,11 +2,11 @@
 
 from hypothesis import settings
 
-QUICK = 30
-"""Examples of a test that does not say how many, in `make test`."""
-PROFILES = {"quick": QUICK, "fast": 10, "thorough": 200}
+USUAL = 30
+"""What `examples` counts by: a test that does not say how many examples it draws takes this many."""
+PROFILES = {"quick": 20, "fast": 10, "thorough": 200}
 
 
-def examples(quick: int) -> int:
-    """As many as a test wants in `make test`; in other profiles in the same proportion."""
-    return max(1, quick * settings().max_examples // QUICK)
+def examples(count: int) -> int:
+    """As many of a profile's examples as a test wants, by how many it takes beside the usual 30."""
+    return max(1, count * settings().max_examples // USUAL)

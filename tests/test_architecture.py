@@ -94,7 +94,9 @@ def module_of(path: Path) -> str:
 
 
 def imports_of(path: Path) -> Iterator[Import]:
-    def visit(node: ast.AST, at_import: bool) -> Iterator[Import]:
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
+    while waiting:
+        node, at_import = waiting.pop()
         if isinstance(node, ast.Import):
             yield from (Import(path, node.lineno, alias.name, at_import) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -103,10 +105,7 @@ def imports_of(path: Path) -> Iterator[Import]:
         is_later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (
             isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         )
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, at_import and not is_later)
-
-    yield from visit(ast.parse(path.read_text(encoding="utf-8")), True)
+        waiting += [(child, at_import and not is_later) for child in reversed(list(ast.iter_child_nodes(node)))]
 
 
 FILES = python_files()

@@ -1,9 +1,10 @@
-"""The benchmarks of the operators at tiny size: they run alone, check their results and end with one line of JSON."""
+"""The benchmarks of the operators at tiny size: they check their results and end with one line of JSON."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import bench_document_rows
@@ -17,11 +18,9 @@ import pytest
 from dali_pipes.operators import segments
 
 
-def run_quick(script: str, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, str(Path(script)), "--quick"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def run_quick(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    benchmark.main(quick=True, rounds=2)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["machine"]["cores"] >= 1
     for entry in found["entries"]:
         for quantity in ("seconds", "ratio"):
@@ -30,8 +29,8 @@ def run_quick(script: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_rows(tmp_path: Path) -> None:
-    found = run_quick(bench_rows.__file__, tmp_path)
+def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_quick(bench_rows, capsys)
     on_cpu = [entry for entry in found["entries"] if entry["device"] == "numpy"]
     assert {entry["case"] for entry in on_cpu} == {"4 x 64", "3 x 33"}
     assert [entry["name"] for entry in on_cpu if entry["case"] == "3 x 33" and entry["baseline"] == "gather"] == [
@@ -40,8 +39,8 @@ def test_rows(tmp_path: Path) -> None:
     assert [entry["name"] for entry in on_cpu if entry["baseline"] == "permute, rows"] == ["shuffled_rows"] * 2
 
 
-def test_segments(tmp_path: Path) -> None:
-    found = run_quick(bench_segments.__file__, tmp_path)
+def test_segments(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_quick(bench_segments, capsys)
     on_cpu = [entry for entry in found["entries"] if entry["device"] == "numpy"]
     assert [entry["name"] for entry in on_cpu] == [
         *("segments, all outputs", "segments, inputs and labels", "rows") * 2
@@ -63,8 +62,8 @@ def test_document_rows(tmp_path: Path) -> None:
             assert 0 < entry[quantity]["low"] <= entry[quantity]["median"] <= entry[quantity]["high"]
 
 
-def test_permute(tmp_path: Path) -> None:
-    found = run_quick(bench_permute.__file__, tmp_path)
+def test_permute(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_quick(bench_permute, capsys)
     formula, table, many = found["entries"][:3]
     assert (formula["name"], table["name"], many["name"]) == ("permute", "table", "permute")
     assert table["peak_bytes"] >= 8 * table["n"]

@@ -173,6 +173,7 @@ def test_two_epochs_of_the_alternatives_that_need_no_extra(tmp_path: Path, name:
     assert not torch.equal(torch.cat(epochs[:16]), torch.cat(epochs[16:]))
 
 
+@pytest.mark.slow
 def test_the_whole_comparison_at_tiny_size(tmp_path: Path) -> None:
     names = ["numpy", "dali_pipes", "torch_dataloader_0"]
     options = {"--only": ",".join(names), "--batch-size": "4", "--seq-len": "32", "--tokens": "20001", "--rounds": "1"}
@@ -206,9 +207,7 @@ def test_the_whole_comparison_at_tiny_size(tmp_path: Path) -> None:
 
 
 def test_start_and_resume_at_tiny_size(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "start_resume.py"), "--tokens", "1e5", "--rounds", "1", "--no-sizes"]
-    done = subprocess.run([*command, "--out", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    start_resume.main(tokens=["1e5"], rounds=1, sizes=False, data_dir=None, out=tmp_path)
     (entry,) = json.loads((tmp_path / "start_resume.json").read_text())["entries"]
     assert entry["rounds"][0]["tokens"] == 100_000
     assert entry["median"]["state_bytes"] < 1024

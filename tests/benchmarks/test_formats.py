@@ -2,15 +2,12 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 formats = importlib.import_module("formats")
 
 
@@ -18,21 +15,12 @@ def is_missing(package: str) -> bool:
     return importlib.util.find_spec(package) is None
 
 
-def test_it_measures_every_format(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "formats.py"),
-        "--tokens",
-        "50000",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0.01",
-    ]
-    sizes = ["--batch-size", "2", "--seq-len", "64", "--out", str(tmp_path)]
-    result = subprocess.run([*command, *sizes], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout.splitlines()[-1])
+def test_it_measures_every_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DALI_PIPES_CACHE", "")  # which it sets
+    formats.main(None, 50_000, 2, 64, rounds=1, seconds=0.01, data_dir=None, out=tmp_path)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report == json.loads((tmp_path / "formats.json").read_text())
     measured = {entry["format"] for entry in report["entries"]}
     missing = {name for name, one in formats.FORMATS.items() if any(map(is_missing, one.packages))}

@@ -1,31 +1,26 @@
 """The packing benchmark runs at small size; its other ways to pack do what they say, and its check can fail."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import packing
 import pytest
 
-SCRIPT = Path(packing.__file__)
-
 
 def window(pieces: list[int], seq_len: int) -> packing.Window:
     return packing.Window(np.array(pieces, np.int64), pieces, seq_len)
 
 
-def test_quick_run(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = json.loads(done.stdout.splitlines()[-1])
+def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packing.main(quick=True, seed=0, out=tmp_path)
+    printed = capsys.readouterr().out
+    last = json.loads(printed.splitlines()[-1])
     assert last["failed"] == []
     report = json.loads((tmp_path / "packing.json").read_text())
     assert [entry["seq_len"] for entry in report["entries"]] == list(packing.SEQ_LENS)
     methods, skipped = packing.available_methods()
-    assert all(f"skipped {name}" in done.stdout for name in skipped)
+    assert all(f"skipped {name}" in printed for name in skipped)
     for entry in report["entries"]:
         assert list(entry["methods"]) == list(methods)
         medians = last["medians"][str(entry["seq_len"])]
@@ -40,7 +35,7 @@ def test_quick_run(tmp_path: Path) -> None:
     if (tmp_path / "packing.png").exists():
         assert (tmp_path / "packing.png").read_bytes()[:4] == b"\x89PNG"
     else:
-        assert "no chart" in done.stdout
+        assert "no chart" in printed
 
 
 def test_first_fit_and_best_fit_by_hand() -> None:

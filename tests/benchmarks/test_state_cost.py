@@ -1,20 +1,18 @@
 """The benchmark of states takes them, of every kind of rows."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
 import state_cost
 
 from dali_pipes import open_corpus
 
 
-def test_it_takes_states_of_all_kinds() -> None:
-    command = [sys.executable, str(Path(state_cost.__file__)), "--files", "1,30", "--states", "20"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
+def test_it_takes_states_of_all_kinds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("DALI_PIPES_CACHE", "")  # which it sets
+    state_cost.main(files="1,30", states=20)
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(entry["files"], entry["rows"]) for entry in report["entries"]] == [
         (files, rows) for files in (1, 30) for rows in state_cost.ROWS
     ]

@@ -16,7 +16,7 @@ import pytest
 import torch
 import train_gpt
 from checkpoint import NAME, load_checkpoint, save_checkpoint
-from trainer import Plan, learning_rate
+from trainer import Plan, Trainer, learning_rate
 from typer.testing import CliRunner
 
 from dali_pipes import LoaderConfig, TokenLoader
@@ -104,11 +104,13 @@ def assert_same_run(left: Path, right: Path) -> None:
         assert all(torch.equal(value, b["optimizer"]["state"][parameter][name]) for name, value in state.items())
 
 
-def test_the_script_runs_from_any_folder_and_leaves_its_results(tmp_path: Path) -> None:
+def test_the_script_runs_from_any_folder_and_leaves_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `make demo` runs it, but for the size: the shipped mixture, the results under the working directory."""
-    command = [sys.executable, str(SCRIPT), *TINY, "--steps", "4", "--val-every", "2"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(train_gpt.app, [*TINY, "--steps", "4", "--val-every", "2"])
+    assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert any("sample of the trained model" in line for line in lines)
     summary = json.loads(lines[-1])
@@ -237,10 +239,38 @@ def test_a_checkpoint_from_the_middle_replays_the_rest(tmp_path: Path, config: P
     assert_same_run(tmp_path / "unbroken", tmp_path / "again")
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def assert_it_goes_on(options: Sequence[str], folder: Path, stopped: dict[str, Any]) -> None:
+    """From the checkpoint that a signal left in folder / "broken"."""
+    assert stopped["steps"] >= 1
+    assert not stopped["finished"]
+    until = str(stopped["steps"] + 3)
+    run("--resume", folder / "broken", "--device", "cpu", "--stop-after", until)
+    run(*options, "--out", folder / "unbroken", "--stop-after", until)
+    assert_same_run(folder / "unbroken", folder / "broken")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_with_a_checkpoint_that_goes_on_exactly(
-    tmp_path: Path, config: Path, number: signal.Signals
+    tmp_path: Path, config: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    options = [*TINY, "--config", str(config), "--steps", "1000000", "--val-every", "1000000"]
+    train_step = Trainer._train_step
+
+    def signalled(self: Trainer, batch: dict[str, torch.Tensor]) -> None:
+        train_step(self, batch)
+        if self.step == 4:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_step", signalled)
+        result = CliRunner().invoke(train_gpt.app, [*options, "--out", str(tmp_path / "broken")])
+    assert result.exit_code == 128 + number
+    assert_it_goes_on(options, tmp_path, json.loads(result.stdout.splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_process(tmp_path: Path, config: Path, number: signal.Signals) -> None:
     options = [*TINY, "--config", str(config), "--steps", "1000000", "--val-every", "1000000"]
     command = [sys.executable, str(SCRIPT), *options, "--out", str(tmp_path / "broken")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in this process: sums depend on how they are split
@@ -252,13 +282,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint_that_goes_on_exactly(
         process.send_signal(number)
         output = process.stdout.read()
     assert process.returncode == 128 + number
-    stopped = json.loads(output.splitlines()[-1])
-    assert stopped["steps"] >= 1
-    assert not stopped["finished"]
-    until = str(stopped["steps"] + 3)
-    run("--resume", tmp_path / "broken", "--device", "cpu", "--stop-after", until)
-    run(*options, "--out", tmp_path / "unbroken", "--stop-after", until)
-    assert_same_run(tmp_path / "unbroken", tmp_path / "broken")
+    assert_it_goes_on(options, tmp_path, json.loads(output.splitlines()[-1]))
 
 
 def test_a_finished_run_resumed_has_nothing_left_to_do(tmp_path: Path, config: Path) -> None:

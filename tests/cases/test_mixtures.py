@@ -175,7 +175,7 @@ def test_ranks_blocks_and_threads_change_no_row(
     assert found == expected_rows(by_name, 150, seed)
 
 
-@hypothesis_settings(max_examples=examples(20))
+@hypothesis_settings(max_examples=examples(12))
 @given(
     steps=st.integers(0, 100),
     after=st.sampled_from([(1, 4), (2, 2), (4, 1), (2, 3), (3, 5)]),

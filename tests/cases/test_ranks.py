@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
+import nvidia.dali.fn, nvidia.dali.types
 
 rank, world_size, thousand, uneven, store = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 random.seed(rank)
@@ -113,12 +114,16 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"thousand": thousand, "uneven": uneven}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["forked", pytest.param("started", marks=pytest.mark.slow)])
 def reports(
-    corpora: dict[str, Any], run_ranks: Callable[..., list[Any]], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    corpora: dict[str, Any],
+    run_ranks: Callable[..., list[Any]],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> list[Any]:
     store = tmp_path_factory.mktemp("store") / "store"
-    return run_ranks(SCRIPT, WORLD_SIZE, corpora["thousand"][0], corpora["uneven"][0], store)
+    files = corpora["thousand"][0], corpora["uneven"][0]
+    return run_ranks(SCRIPT, WORLD_SIZE, *files, store, forked=request.param == "forked")
 
 
 def as_batches(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -127,6 +132,8 @@ def as_batches(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: torch.tensor(values) for name, values in step.items()} for step in steps]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("reports", ["started"], indirect=True)
 def test_the_processes_differ_in_every_global_seed(reports: list[Any]) -> None:
     assert len({report["hash"] for report in reports}) == WORLD_SIZE
 

@@ -4,11 +4,13 @@ CONTRIBUTING.md ("Examples") has the rules. A page's folder begins with the file
 """
 
 import contextlib
+import glob
 import importlib.util
 import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,9 +22,11 @@ from unittest.mock import patch
 import pytest
 import yaml
 from manual import Block, blocks_of, pages, recipes
+from typer.testing import CliRunner
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.runtime.messages import say_once
+from dali_pipes.tools.cli import app
 
 RUN_HERE = ("python", "bash", "toml")
 SAVED = (*RUN_HERE, "json", "yaml")
@@ -62,6 +66,10 @@ class PageRun:
             self.printed = output.getvalue()
 
     def _run_bash(self, block: Block) -> None:
+        lines = block.code.splitlines()
+        if all(re.fullmatch(r"dali-pipes [^|<>&;$`\\]*", line) for line in lines):
+            self._run_commands(block, lines)
+            return
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         ended = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block.code],
@@ -74,6 +82,18 @@ class PageRun:
         self.printed = ended.stdout
         if ended.returncode:
             pytest.fail(f"{block.place} ended with {ended.returncode}:\n{block.code}\n{ended.stdout}", pytrace=False)
+
+    def _run_commands(self, block: Block, lines: list[str]) -> None:
+        """Lines that need no shell, in this process, which has made the imports."""
+        self.printed = ""
+        for line in lines:
+            say_once.cache_clear()
+            words = shlex.split(line)[1:]
+            words = [word for pattern in words for word in sorted(glob.glob(pattern)) or [pattern]]
+            ended = CliRunner().invoke(app, words)
+            self.printed += ended.output
+            if ended.exit_code:
+                pytest.fail(f"{block.place}: {line} ended with {ended.exit_code}:\n{self.printed}", pytrace=False)
 
     def close(self) -> None:
         for value in self.names.values():

@@ -90,7 +90,14 @@ ERRORS = {
 @pytest.mark.parametrize(
     ("engine", "error", "depth", "at"),
     [
-        *(("dali", error, depth, 3) for error in ERRORS for depth in DEPTHS),
+        *(("dali", "I/O error", depth, 3) for depth in DEPTHS),
+        *(("dali", error, 6, 3) for error in ERRORS if error != "I/O error"),
+        *(
+            pytest.param("dali", error, depth, 3, marks=pytest.mark.slow)
+            for error in ERRORS
+            for depth in DEPTHS
+            if error != "I/O error" and depth != 6
+        ),
         *(("direct", error, 2, 3) for error in ERRORS),
         *((engine, "I/O error", 2, at) for engine in ("dali", "direct") for at in (0, 1, 9)),
     ],

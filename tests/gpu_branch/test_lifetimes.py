@@ -127,8 +127,8 @@ def test_a_consumer_far_behind_reads_what_it_was_given(
     corpus = counting(600)
     monkeypatch.setattr(source, "ReaderThreads", readers or EagerReaders)
     with make(corpus, placement) as loader:
-        got = run_slow_consumer(late_gpu, loader, 500, streams)
-    expected = take(oracle_stream(corpus.tokens, **ORDER), 500)
+        got = run_slow_consumer(late_gpu, loader, 200, streams)
+    expected = take(oracle_stream(corpus.tokens, **ORDER), 200)
     assert all(np.array_equal(values, wanted["input_ids"]) for values, wanted in zip(got, expected, strict=True))
 
 

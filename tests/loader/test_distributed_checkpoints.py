@@ -100,7 +100,8 @@ def test_a_distributed_checkpoint_of_two_processes_goes_on_in_one(
     corpus: str, tmp_path: Path, run_ranks: Callable[..., list[Any]]
 ) -> None:
     """And in the two, with the same batches."""
-    ranks = run_ranks(SCRIPT, 2, corpus, tmp_path, json.dumps({"common": SETTINGS, "modes": MODES}))
+    settings = json.dumps({"common": SETTINGS, "modes": MODES})
+    ranks = run_ranks(SCRIPT, 2, corpus, tmp_path, settings, forked=True)
     for mode in MODES:
         seen = [row for rank in ranks for step in rank[mode["rows"]][:4] for row in step]
         assert sorted(seen) == list(range(16))

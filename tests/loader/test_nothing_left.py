@@ -223,7 +223,7 @@ def use_a_loader(corpus: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ["dali", "direct"], indirect=True)
-@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [50, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_many_loaders(corpus: Any, count: int) -> None:
     """Memory is looked at from loader 500 on: what libraries keep for the whole process is there by then.
 

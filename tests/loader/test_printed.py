@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scenarios import PREAMBLE
+from scenarios import PREAMBLE, without_end
 
 # Standard error of a scenario is the file beside its working folder.
 CHECK = """
@@ -90,7 +90,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def ended(run_scenarios: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    return run_scenarios(PREAMBLE + CHECK, RUNS)
+    return run_scenarios(PREAMBLE + CHECK, without_end(RUNS))
 
 
 @pytest.mark.parametrize("name", RUNS)

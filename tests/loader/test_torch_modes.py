@@ -80,8 +80,11 @@ def _train_on(batch: dict[str, Any]) -> None:
 
 
 EVERYWHERE = ("inference", "a default device", "fake tensors")
+OFTEN = ("inference", "a default device")
 CASES = [
-    (engine, kind, mode)
+    pytest.param(
+        engine, kind, mode, marks=[] if mode in OFTEN or kind in ("windows", "static buffers") else pytest.mark.slow
+    )
     for engine in ("dali", "direct")
     for kind in KINDS
     for mode in MODES

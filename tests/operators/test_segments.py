@@ -343,12 +343,19 @@ def test_equals_the_walk_by_element(
     assert xp.numpy(bad).tolist() == [len(outside), min(outside, default=2**63 - 1)]
 
 
+SHAPES = [(1, 5000, 40), (2, 4096, 1), (1, 6000, 4000), (3, 257, 30), (600, 3, 2), (3000, 1, 1), (5, 1000, 1000)]
+
+
 @pytest.mark.parametrize(
-    ("count", "seq_len", "longest"),
-    [(1, 5000, 40), (2, 4096, 1), (1, 6000, 4000), (3, 257, 30), (600, 3, 2), (3000, 1, 1), (5, 1000, 1000)],
-)
-@pytest.mark.parametrize(
-    ("staged", "batch_rows"), [(True, None), (False, 3), (True, 1100)], ids=["staged", "anywhere-3", "staged-1100"]
+    ("count", "seq_len", "longest", "staged", "batch_rows"),
+    [
+        *((*shape, True, None) for shape in SHAPES),
+        *(pytest.param(*shape, False, 3, marks=pytest.mark.slow if at % 2 else ()) for at, shape in enumerate(SHAPES)),
+        *(
+            pytest.param(*shape, True, 1100, marks=() if at % 2 else pytest.mark.slow)
+            for at, shape in enumerate(SHAPES)
+        ),
+    ],
 )
 def test_shapes_around_the_limits_of_a_launch(
     xp: Backend, count: int, seq_len: int, longest: int, staged: bool, batch_rows: int | None

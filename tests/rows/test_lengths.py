@@ -28,21 +28,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.fixture(params=["dali", "direct"])
-def queue(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "direct":
-        monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-
-
 def load(corpus: str, **how: Any) -> TokenLoader:
     common: dict[str, Any] = {"dtype": "uint16", "eos_id": END, "device": "cpu", "quiet": True, "rows": "pack"}
     common |= {"window_documents": 20, "seq_len": 32, "batch_size": 2, "outputs": ["input_ids", "row_ids"]}
     return TokenLoader(corpus=corpus, **{**common, **how})
 
 
-@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "repeat"), [("direct", False), ("direct", True), ("dali", True)], indirect=["engine"]
+)
 def test_late_epochs_plan_no_earlier_ones(
-    corpus: str, queue: None, monkeypatch: pytest.MonkeyPatch, repeat: bool
+    corpus: str, engine: str, monkeypatch: pytest.MonkeyPatch, repeat: bool
 ) -> None:
     """Counts of three epochs are kept, so a trainer that walked through the earlier ones again would wait for them."""
     planned: list[tuple[int, int]] = []
@@ -63,18 +59,26 @@ def test_late_epochs_plan_no_earlier_ones(
     assert len(planned) <= 3 * 32
 
 
+HOW: list[dict[str, Any]] = [
+    {},
+    {"drop_last": False, "batch_size": 3},
+    {"rows": "pad", "length_buckets": [8, 32]},
+    {"split": "validation", "validation_fraction": 0.5, "drop_last": False},
+    {"shuffle": False},
+]
+
+
 @pytest.mark.parametrize(
-    "how",
+    ("engine", "how"),
     [
-        {},
-        {"drop_last": False, "batch_size": 3},
-        {"rows": "pad", "length_buckets": [8, 32]},
-        {"split": "validation", "validation_fraction": 0.5, "drop_last": False},
-        {"shuffle": False},
+        *(("direct", how) for how in HOW),
+        ("dali", {}),
+        *(pytest.param("dali", how, marks=pytest.mark.slow) for how in HOW[1:]),
     ],
+    indirect=["engine"],
     ids=str,
 )
-def test_every_epoch_has_as_many_batches_as_it_says(corpus: str, queue: None, how: dict[str, Any]) -> None:
+def test_every_epoch_has_as_many_batches_as_it_says(corpus: str, engine: str, how: dict[str, Any]) -> None:
     """As trainers ask: before each pass, at its first batch, and in the middle, where plans are half made."""
     lengths = []
     with load(corpus, **how) as asked, load(corpus, **how) as plain:
@@ -140,8 +144,16 @@ def few_documents(folder: Path, seed: int) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 9, 13])
-def test_epochs_without_a_step_are_passed_over(tmp_path: Path, queue: None, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("engine", "seed"),
+    [
+        *(("direct", seed) for seed in (1, 2, 3, 4, 9, 13)),
+        ("dali", 1),
+        *(pytest.param("dali", seed, marks=pytest.mark.slow) for seed in (2, 3, 4, 9, 13)),
+    ],
+    indirect=["engine"],
+)
+def test_epochs_without_a_step_are_passed_over(tmp_path: Path, engine: str, seed: int) -> None:
     """Some epochs of a small set have a row less than a step takes: every `for` still hands out something."""
     how: dict[str, Any] = {"seq_len": 16, "window_documents": 4, "seed": seed}
     corpus = few_documents(tmp_path / "few", seed)

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,7 @@ def plain(batch: Batch) -> Batch:
     return {name: value.tolist() for name, value in batch.items()}
 
 
+@cache
 def unbroken(corpus: str, rows: str, shuffle: bool) -> tuple[list[Batch], list[State]]:
     """The batches of two epochs, and the states before the first and behind each."""
     with load(corpus, rows, shuffle) as loader:

@@ -9,7 +9,6 @@ from streams import write_counting
 
 SCRIPT = """
 import json, sys
-from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from dali_pipes import TokenLoader
@@ -64,7 +63,7 @@ NUMBER_OF_ROWS = 50
 @pytest.fixture(scope="module")
 def reports(run_ranks: Callable[..., list[Any]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     pattern, _ = write_counting(tmp_path_factory.mktemp("counting"), [301, 100])
-    return run_ranks(SCRIPT, 4, pattern, tmp_path_factory.mktemp("store") / "store")
+    return run_ranks(SCRIPT, 4, pattern, tmp_path_factory.mktemp("store") / "store", forked=True)
 
 
 def of_rank(rank: int, world_size: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dali_pipes.text import Document, Encoded
+from dali_pipes.text import Document, Encoded, Encoder, Job, Summary, find_text_files, tokenize_files
 
 Special = dict[str, int]
 
@@ -105,3 +105,12 @@ class CharacterEncoder:
     def _encoded(self, text: str) -> Encoded:
         ids = np.array([*map(ord, text), *([0] if text else [])], np.int64)
         return Encoded(ids, (ids != ord("!")).astype(np.uint8) if self.has_mask else None, is_empty=not text)
+
+
+def run(
+    inputs: Path, out: Path, encoder: Encoder | None = None, shard: tuple[int, int] = (0, 1), **job: Any
+) -> Summary:
+    settings = {"format": "megatron", "shard_tokens": 40, **job}
+    return tokenize_files(
+        Job(find_text_files(inputs), encoder or CharacterEncoder(), **settings), out, "dali_pipes test", shard
+    )

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus_truth import CharacterEncoder, files_of, joined, read_documents, read_megatron, write_jsonl
+from corpus_truth import CharacterEncoder, files_of, joined, read_documents, read_megatron, run, write_jsonl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
 from dali_pipes import open_corpus
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError, CorpusReadError, CorpusWriteError
-from dali_pipes.text import Document, Encoded, Encoder, Job, Summary, find_text_files, tokenize_files
+from dali_pipes.text import Document, Encoded, Job, Summary, find_text_files, tokenize_files
 from dali_pipes.text import tokenize as tokenize_module
 from dali_pipes.text.run_folder import RunFolder
 
@@ -30,15 +30,6 @@ DROP = "drop"
 
 def expected(texts: Sequence[str]) -> list[list[int]]:
     return [[*map(ord, text), 0] if text else [] for text in texts if text != DROP]
-
-
-def run(
-    inputs: Path, out: Path, encoder: Encoder | None = None, shard: tuple[int, int] = (0, 1), **job: Any
-) -> Summary:
-    settings = {"format": "megatron", "shard_tokens": 40, **job}
-    return tokenize_files(
-        Job(find_text_files(inputs), encoder or CharacterEncoder(), **settings), out, "dali_pipes test", shard
-    )
 
 
 def make_inputs(folder: Path, seed: int = 0, files: int = 6) -> tuple[Path, list[str]]:
@@ -166,7 +157,7 @@ MOST_KILLS = 5
 KILLED = """
     import os, signal, sys
     sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
-    from test_text_runs import run
+    from corpus_truth import run
     import dali_pipes.text.shard_writer as writer, pathlib
     events, end = 0, int(sys.argv[4])
 
@@ -500,7 +491,7 @@ def test_without_locks_nothing_is_taken_over(tmp_path: Path, monkeypatch: pytest
 TAKERS = """
     import os, pathlib, sys
     sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
-    from test_text_runs import run
+    from corpus_truth import run
     from dali_pipes.errors import ConfigError
     inputs, out, tokens, part = pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
     try:

@@ -1,7 +1,6 @@
 """What each process of a launched group does with the manual's recipes. Writes FOLDER/rank_R.json.
 
-torchrun ... on_rank.py all FOLDER CORPUS NAME...     each unbroken, and stopped and started again
-torchrun ... on_rank.py kill FOLDER CORPUS STOP_AT       the one for DDP, killed in a step
+torchrun ... on_rank.py FOLDER CORPUS STOP_AT       the one for DDP, killed in a step
 """
 
 import json
@@ -70,8 +69,4 @@ def write(folder: Path, report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    what, folder, corpus, *others = sys.argv[1:]
-    if what == "all":
-        write(Path(folder), stop_and_start(Path(folder), corpus, others))
-    else:
-        train_and_die(Path(folder), corpus, int(others[0]))
+    train_and_die(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,7 +1,8 @@
-"""The manual's recipes under torchrun, on gloo: each rank gets its own rows, and a killed run goes on."""
+"""The manual's recipes in several processes, on gloo: each rank gets its own rows, and a killed run goes on."""
 
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from counting import CountingCorpus
-from launch import torchrun
+from launch import PATHS, torchrun
 from on_rank import DDP
 from recipes import SEQ_LEN, Run, recipe
 
@@ -22,17 +23,40 @@ HELD_OUT = {"huggingface": 0.3, "accelerate": 0.0, "lightning": 0.3}
 """Share of the corpus that a recipe does not train on."""
 
 
+SCRIPT = """
+import contextlib, os, sys
+from pathlib import Path
+import torch._dynamo  # as optimizers do when they are first made
+sys.path[:0] = {paths}
+from on_rank import stop_and_start, write
+{imports}
+
+rank, world_size, port, folder, corpus, *names = sys.argv[1:]
+os.environ |= dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
+os.environ |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, CUDA_VISIBLE_DEVICES="")
+with contextlib.redirect_stdout(sys.stderr):
+    write(Path(folder), stop_and_start(Path(folder), corpus, names))
+print("null")
+"""
+"""What torchrun starts, in processes that are forked after the imports."""
+
+
 def reports(folder: Path, ranks: int) -> list[Any]:
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module")
-def ranks(corpus: CountingCorpus, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What two ranks report. One launch for all trainers, since their imports take seconds."""
+def ranks(
+    corpus: CountingCorpus, tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., list[Any]]
+) -> list[Any]:
+    """What two ranks report. One start for all trainers, since their imports take seconds."""
     folder = tmp_path_factory.mktemp("ranks")
     there = [name for name, package in TRAINERS.items() if find_spec(package)]
-    ended = torchrun(2, ON_RANK, "all", folder, corpus.pattern, *there, folder=folder)
-    assert ended.returncode == 0, ended.stderr
+    imports = "\n".join(f"import {TRAINERS[name]}" for name in there)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    source = SCRIPT.format(paths=PATHS, imports=imports)
+    run_ranks(source, 2, port, folder, corpus.pattern, *there, forked=True)
     return reports(folder, 2)
 
 
@@ -105,7 +129,7 @@ def test_a_killed_ddp_run_goes_on_with_another_number_of_processes(
     rows: list[list[int]] = []
     losses: list[float] = []
     for processes, stop_at in starts:
-        ended = torchrun(processes, ON_RANK, "kill", folder, corpus.pattern, stop_at, folder=folder)
+        ended = torchrun(processes, ON_RANK, folder, corpus.pattern, stop_at, folder=folder)
         assert "SIGKILL" in ended.stderr, ended.stderr
         ranks = reports(folder, processes)
         kept = ranks[0]["kept"][-1] if rows else 0

@@ -81,7 +81,18 @@ def goes_on(run: Training, whole: Outcome, everywhere: bool = True, **arguments:
 
 
 @SOME_OR_ALL
-@pytest.mark.parametrize("accumulation", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("packed", "accumulation"),
+    [
+        ("14-13-14-13", 2),
+        ("14-13-14-13", 3),
+        ("14-16-15-16", 1),
+        pytest.param("14-13-14-13", 1, marks=pytest.mark.slow),
+        pytest.param("14-16-15-16", 2, marks=pytest.mark.slow),
+        pytest.param("14-16-15-16", 3, marks=pytest.mark.slow),
+    ],
+    indirect=["packed"],
+)
 def test_packed_rows_go_on_from_every_checkpoint(packed: Training, accumulation: int, everywhere: bool) -> None:
     """Through four epochs: no batch is left out, and a group of accumulated batches runs on into the next epoch."""
     batches = flat(packed.epochs(5))
@@ -93,8 +104,29 @@ def test_packed_rows_go_on_from_every_checkpoint(packed: Training, accumulation:
 
 
 @SOME_OR_ALL
-@pytest.mark.parametrize("accumulation", [1, 2, 3])
-@pytest.mark.parametrize("limit", ["num_train_epochs", "max_steps"])
+@pytest.mark.parametrize(
+    ("equal", "limit", "accumulation"),
+    [
+        ("stream", "num_train_epochs", 2),
+        ("stream", "max_steps", 3),
+        ("pad", "num_train_epochs", 3),
+        ("pad", "max_steps", 1),
+        *(
+            pytest.param(*others, marks=pytest.mark.slow)
+            for others in [
+                ("stream", "num_train_epochs", 1),
+                ("stream", "num_train_epochs", 3),
+                ("stream", "max_steps", 1),
+                ("stream", "max_steps", 2),
+                ("pad", "num_train_epochs", 1),
+                ("pad", "num_train_epochs", 2),
+                ("pad", "max_steps", 2),
+                ("pad", "max_steps", 3),
+            ]
+        ),
+    ],
+    indirect=["equal"],
+)
 def test_equal_epochs_go_on_from_every_checkpoint(
     equal: Training, accumulation: int, limit: str, everywhere: bool
 ) -> None:

@@ -18,10 +18,11 @@ import torch
 
 from dali_pipes.config import LoaderConfig, Paths
 from dali_pipes.config.mixture import parse_weights
+from dali_pipes.config.validators import shown
 from dali_pipes.corpus import Corpus
 from dali_pipes.engine.block_stream import Batches, BlockStream
 from dali_pipes.engine.build import BuiltSource, Graph
-from dali_pipes.engine.mixture import in_rows
+from dali_pipes.engine.mixture import in_rows, share_of
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.loader.announcements import WaitWatch, say_resumed, say_start, start_text
 from dali_pipes.loader.batches import (
@@ -42,6 +43,7 @@ from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import CacheStats, LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.rows.plan_reports import reports_of
+from dali_pipes.rows.source import Source
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit
 from dali_pipes.schedule import Position, StepRange
@@ -222,16 +224,40 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         reports, epoch = self._reports, self.epoch
         return self._schedule.interleave.is_counted(epoch) if reports is None else reports.knows_rows(epoch)
 
-    def plan_report(self) -> PlanReport:
+    def plan_report(self, source: str | None = None) -> PlanReport:
         """A report on the rows of the next batch's epoch: rows, fill, padding, and dropped and split documents.
 
         Plans the whole epoch, which blocks (less than a second for a million documents) and shows its progress.
-        Training does not need it. The report is cached in the user's cache folder, like document offsets. Raises
-        `ConfigError` with `rows = "stream"`.
+        Training does not need it. The report is cached in the user's cache folder, like document offsets.
+
+        source: of a mixture, the source whose rows are meant, in the pass that it has reached; `epoch` of the report is
+                the number of the pass. Raises `ConfigError` with `rows = "stream"`, and for a wrong or missing source.
         """
-        if self._reports is None:
-            raise ConfigError('plan_report() applies to rows = "pack" and rows = "pad", but rows = "stream"')
-        return self._reports.report(self.epoch)
+        if self._built.mixture is None:
+            if source is not None:
+                self._mixture(f"plan_report({source!r})")
+            if self._reports is None:
+                raise ConfigError('plan_report() applies to rows = "pack" and rows = "pad", but rows = "stream"')
+            return self._reports.report(self.epoch)
+        mixture, corpora = self._built.mixture, self._built.corpora
+        if source not in mixture.names:
+            raise ConfigError(
+                f"plan_report({'' if source is None else repr(source)}) of a mixture needs the name of a source: "
+                f"expected one of {shown(list(mixture.names))}"
+            )
+        number, own = mixture.names.index(source), self.config.sources[source]
+        settings = {**order_settings(own, corpora[source]), "source": source}
+        settings["share"] = str(share_of(self.config, source))
+        rows = mixture.sources[number]
+        reports = reports_of(Source(corpora[source], rows), settings)
+        if reports is None:
+            raise ConfigError(
+                f'plan_report({source!r}) applies to rows = "pack" and rows = "pad", but mixture.{source} has rows = '
+                '"stream"'
+            )
+        counts = mixture.order.counts_before(mixture.place(self._position.epoch, self._schedule.places(self._position)))
+        passes, _ = rows.at(counts[number : number + 1])
+        return reports.report(int(passes[0]))
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_open()
@@ -315,7 +341,15 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             engine=self._stream.engine,
             cache=CacheStats.sum(corpus.cache_stats() for corpus in self._built.corpora.values()),
             read_retries=sum(corpus.read_retries for corpus in self._built.corpora.values()),
+            source_rows=self._source_rows(),
         )
+
+    def _source_rows(self) -> dict[str, int]:
+        mixture, (epoch, rows) = self._built.mixture, self._position
+        if mixture is None:
+            return {}
+        counts = mixture.order.counts_before(mixture.place(epoch, self._schedule.places(Position(epoch, rows))))
+        return dict(zip(mixture.names, counts.tolist(), strict=False))  # the order also knows sources that left
 
     def _table(self) -> Table:
         if not hasattr(self, "_config"):  # a debugger shows a loader whose settings were refused

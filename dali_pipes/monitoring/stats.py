@@ -15,6 +15,9 @@ RATED_BATCHES = 20
 RATED_BODY_S = 1e-4
 """Mean seconds of work per batch that a training loop exceeds; below, the loop only counts or times batches."""
 
+_MOST_SOURCES = 8
+"""Sources of a mixture that a table names."""
+
 
 @dataclass
 class BlockTimes:
@@ -121,6 +124,8 @@ class LoaderStats(ShownAsTable):
     """Cache of decoded chunks; None for formats that are not decoded."""
     read_retries: int = 0
     """Reads that failed with a transient error and were retried."""
+    source_rows: Mapping[str, int] = field(default_factory=dict)
+    """Rows of the run that each source of a mixture has given, over all ranks and epochs; empty without a mixture."""
 
     rank: int = 0
     num_threads: int = 1
@@ -211,6 +216,7 @@ class LoaderStats(ShownAsTable):
             data_wait_s=self.data_wait_s - before.data_wait_s,
             block_times=BlockTimes(**{name: now - earlier[name] for name, now in vars(self.block_times).items()}),
             cache=cache,
+            source_rows={name: rows - before.source_rows.get(name, 0) for name, rows in self.source_rows.items()},
         )
 
     def metrics(self) -> dict[str, float]:
@@ -250,6 +256,11 @@ class LoaderStats(ShownAsTable):
         ]
         if self.cache is not None:
             rows.append(("cache", f"hit rate {self.cache.hit_rate:.0%}, {self.cache.num_bytes:,} bytes"))
+        total = sum(self.source_rows.values())
+        if total:
+            shares = [f"{name} {count / total:.1%}" for name, count in self.source_rows.items()]
+            more = f" and {len(shares) - _MOST_SOURCES:,} more" if len(shares) > _MOST_SOURCES else ""
+            rows.append(("sources", f"{', '.join(shares[:_MOST_SOURCES])}{more} of {total:,} rows"))
         if self.read_retries:
             rows.append(("reads", f"{self.read_retries:,} retried"))
         return Table("LoaderStats", rows)

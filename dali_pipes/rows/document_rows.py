@@ -129,6 +129,7 @@ class DocumentRows:
         num_kept = kept(share, len(offsets) - 1)
         self._kept_key = None if num_kept is None else order_key("share", *self._names)
         self.num_documents = len(offsets) - 1 if num_kept is None else num_kept
+        self.keeps_all = num_kept is None
         self.num_windows = -(-self.num_documents // window_documents)
         self._counts = WindowCounts()
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))

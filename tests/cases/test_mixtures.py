@@ -673,3 +673,32 @@ def test_the_ranks_of_a_run_go_from_one_to_four_to_two(folder: Path) -> None:
             if (told := changes.get(3 * (step + 1))) is not None:
                 whole.set_weights(dict(zip(NAMES, told.tolist(), strict=True)))
     assert {place: found[place] for place in expected} == expected
+
+
+def test_statistics_and_plan_reports_know_sources(folder: Path) -> None:
+    sources = mixture(folder)
+    sources["math"] |= {"rows": "pack", "eos_id": 50_000, "share": 0.5, "window_documents": 20}
+    sources["code"] |= {"eos_id": 65_000}
+    sources["web"] |= {"eos_id": 65_000}
+    with loader(folder, mixture=sources) as run:
+        assert run.stats().source_rows == {"web": 0, "code": 0, "math": 0}
+        given: Counter[int] = Counter()
+        for step, batch in enumerate(run):
+            given.update(batch["source_ids"].tolist())
+            if step in (10, 99):
+                stats = run.stats()
+                assert stats.source_rows == {name: given[number] for number, name in enumerate(NAMES)}
+                assert stats.since(stats).source_rows == {"web": 0, "code": 0, "math": 0}
+                assert f"web {given[0] / (4 * step + 4):.1%}" in repr(stats)
+        reports = [run.plan_report("math") for _ in range(2)]
+        assert reports[0] == reports[1]
+        assert reports[0].documents == 50
+        assert reports[0].tokens == 350
+        assert reports[0].epoch == given[2] // reports[0].rows
+        for name, word in (("web", "stream"), ("chat", "math"), (None, "math")):
+            with pytest.raises(ConfigError, match=word):
+                run.plan_report(name)
+    with TokenLoader(folder / "web.bin", batch_size=2, seq_len=8, quiet=True) as single:
+        assert single.stats().source_rows == {}
+        with pytest.raises(ConfigError, match="mixture"):
+            single.plan_report("web")

@@ -66,9 +66,9 @@ def resume_mixture(
     Raises `StateError` for an entry that cannot be right.
     """
     place, marks = entry["place"], entry["marks"]
-    if places > mixture.num_rows:
+    if places > mixture.total:
         raise StateError(
-            f"the state is {places:,} rows into an epoch, but the total now ends it after {mixture.num_rows:,}; set a "
+            f"the state is {places:,} rows into an epoch, but the total now ends it after {mixture.total:,}; set a "
             "total that is not before the saved position"
         )
     saved = _read(entry["stages"])

@@ -122,8 +122,24 @@ class States:
             state["check"] = _mixture_check(state)
         return state
 
+    def load(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> Saved:
+        """Let the order go on as a state says, see `read`. After an error it is as it was."""
+        mixture, curriculum = self._mixture, self._schedule.curriculum
+        of_mixture = None if mixture is None else mixture.run
+        of_curriculum = None if curriculum is None else curriculum.run
+        try:
+            saved = self.read(state, on_change)
+            self._check_steps(saved)
+        except BaseException:
+            if mixture is not None and of_mixture is not None:
+                mixture.run = of_mixture
+            if curriculum is not None and of_curriculum is not None:
+                curriculum.run = of_curriculum
+            raise
+        return saved
+
     def read(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> Saved:
-        """What a state says; `check_steps` checks the rest.
+        """What a state says; `_check_steps` checks the rest.
 
         on_change: with "nearest", the nearest place if rows had another length; None: the setting's value. Raises
         `StateError` listing every difference that would change the data order.
@@ -236,7 +252,7 @@ class States:
         if curriculum is not None and saved is not None:
             curriculum.go_on(position, *saved)
 
-    def check_steps(self, saved: Saved) -> None:
+    def _check_steps(self, saved: Saved) -> None:
         """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.
 
         Of all that is refused this alone depends on the number of ranks.

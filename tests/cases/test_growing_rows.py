@@ -406,7 +406,7 @@ def test_damaged_states_are_refused(folder: Path, data: st.DataObject) -> None:
 
 def test_steps_of_a_saved_run_that_other_ranks_cannot_make_are_refused(folder: Path) -> None:
     """Steps of 24 rows go on until the end of the 64 rows of the order, in which 16 rows of all ranks make none."""
-    settings = {"corpus": folder / "web.bin", "seq_len": 16, "order_len": 32, "quiet": True}
+    settings: dict[str, Any] = {"corpus": folder / "web.bin", "seq_len": 16, "order_len": 32, "quiet": True}
     with TokenLoader(**settings, global_batch=24, batch_size=8) as loader:
         for _, _ in zip(range(3), loader, strict=False):
             pass
@@ -427,7 +427,12 @@ def test_steps_of_a_saved_run_that_other_ranks_cannot_make_are_refused(folder: P
 
 
 def test_batches_per_step_is_that_of_the_last_batch_where_steps_after_it_are_skipped(folder: Path) -> None:
-    settings = {"corpus": folder / "web.bin", "seq_len": 32, "global_batch": [(0, 8), (3_200, 16)], "batch_size": 4}
+    settings: dict[str, Any] = {
+        "corpus": folder / "web.bin",
+        "seq_len": 32,
+        "global_batch": [(0, 8), (3_200, 16)],
+        "batch_size": 4,
+    }
     with TokenLoader(**settings, skip_steps=[{"rows": [96, 120]}], quiet=True, outputs=("row_ids",)) as loader:
         for batch in loader:
             row = int(batch["row_ids"][0])

@@ -39,7 +39,7 @@ def _parse_steps(value: Any) -> Steps:
             raise ValueError(f"{_EXPECTED}; found {shown(entry)}")
         at, number = parse_count(entry[0]), entry[1]
         for what, found, least in (("a whole number of tokens", at, 0), ("a whole number", number, 1)):
-            if not isinstance(found, Integral) or isinstance(found, bool) or not least <= int(found) < _LARGEST:
+            if isinstance(found, bool) or not isinstance(found, Integral) or not least <= int(found) < _LARGEST:
                 raise ValueError(f"{shown(entry)}: expected {what} of at least {least}, found {shown(found)}")
         if not steps and at:
             raise ValueError(f"{shown(entry)}: the first entry holds from the start of the run: write [0, {number}]")

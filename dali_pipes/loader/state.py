@@ -230,14 +230,15 @@ class States:
                 + allowed
             )
         position, curriculum = Position(epoch, rows), self._schedule.curriculum
-        saved_curriculum, places = self._read_curriculum(state, position), rows
+        saved_curriculum, places, places_done = self._read_curriculum(state, position), rows, rows
         if curriculum is not None and saved_curriculum is not None and curriculum.cuts:
             places = curriculum.places_begun(rows, saved_curriculum.segments, state["curriculum"]["end"])
+            places_done = min(places, curriculum.places_done(rows, saved_curriculum.segments))
         if places > entry["place"]:
             raise StateError(
                 f"the state is damaged: epoch {epoch:,}, rows {rows:,}; expected rows up to place {entry['place']:,}"
             )
-        change = resume_mixture(mixture, entry, epoch, places, set(saved) if of_mixture else None)
+        change = resume_mixture(mixture, entry, epoch, places, places_done, set(saved) if of_mixture else None)
         self._resume_curriculum(saved_curriculum, position)
         return Saved(position, change, step_rows)
 

@@ -141,6 +141,12 @@ class Curriculum:
         places = segment.place + groups * (GROUP if self._permutes(segment) else 1)
         return min(places, end) if self._permutes(segment) else places
 
+    def places_done(self, rows: int, segments: Sequence[Segment]) -> int:
+        """Places of an epoch, in whole groups, no parts of which come after its first `rows` rows."""
+        segment = _at_row(segments, max(rows - 1, 0))
+        groups = (rows - segment.row) // self._group_rows(segment)
+        return segment.place + groups * (GROUP if self._permutes(segment) else 1)
+
     def num_places(self, epoch: int) -> int:
         """Places of an epoch. May plan documents."""
         return self._places.count(epoch)

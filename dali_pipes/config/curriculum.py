@@ -6,6 +6,7 @@ global_batch = [[0, 256], ["10B", 512]]    # rows of an optimizer step, over all
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Discriminator, Field, PlainSerializer, PlainValidator, Tag
@@ -37,8 +38,8 @@ def _parse_steps(value: Any) -> Steps:
         if not isinstance(entry, list | tuple) or len(entry) != 2:
             raise ValueError(f"{_EXPECTED}; found {shown(entry)}")
         at, number = parse_count(entry[0]), entry[1]
-        for what, found, least in (("a number of tokens", at, 0), ("a value", number, 1)):
-            if not isinstance(found, int) or isinstance(found, bool) or not least <= found < _LARGEST:
+        for what, found, least in (("a whole number of tokens", at, 0), ("a whole number", number, 1)):
+            if isinstance(found, bool) or not isinstance(found, Integral) or not least <= int(found) < _LARGEST:
                 raise ValueError(f"{shown(entry)}: expected {what} of at least {least}, found {shown(found)}")
         if not steps and at:
             raise ValueError(f"{shown(entry)}: the first entry holds from the start of the run: write [0, {number}]")
@@ -47,7 +48,7 @@ def _parse_steps(value: Any) -> Steps:
                 f"{shown(entry)} does not come after the entry before it, at {steps[-1][0]:,} tokens: list entries by "
                 "rising tokens"
             )
-        steps.append((at, number))
+        steps.append((int(at), int(number)))
     if not steps:
         raise ValueError(f"{_EXPECTED}; found an empty list")
     return tuple(steps)

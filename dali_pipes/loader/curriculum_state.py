@@ -65,6 +65,16 @@ def read_curriculum(entry: Any, curriculum: Curriculum, position: Position, step
             f"{counted(step_rows, 'row')} of a step of all ranks; save when loader.step_end is true, or resume with "
             "the ranks and batch_size of the saved run"
         )
+    following = curriculum.continued(position.rows, *saved)
+    switch = next((segment.row for segment in following if segment.row > position.rows), None)
+    size = [segment for segment in following if segment.row <= position.rows][-1].global_batch
+    if size % step_rows and (switch is None or switch > position.rows + left):
+        until = f"until row {switch:,}, where global_batch may change" if switch else "to its end"
+        raise StateError(
+            f"the state was saved in an epoch that goes on with optimizer steps of {counted(size, 'row')} {until}; "
+            f"this is not a multiple of the {counted(step_rows, 'row')} of a step of all ranks: resume with ranks and "
+            "a batch_size that divide it"
+        )
     if curriculum.cuts:
         _refuse_other_end(entry["end"], curriculum, position, saved.segments)
     return saved

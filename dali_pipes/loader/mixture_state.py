@@ -19,7 +19,9 @@ from typing import Any
 
 from dali_pipes.errors import StateError
 from dali_pipes.loader.state_change import MixtureChange, is_count, short
+from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule.mixed_rows import MixedRows
+from dali_pipes.schedule.mixture import MixtureOrder
 
 Stages = list[tuple[int, dict[str, Fraction]]]
 
@@ -55,20 +57,26 @@ def changed_weights(mixture: MixedRows, entry: Mapping[str, Any]) -> list[str]:
 
 
 def resume_mixture(
-    mixture: MixedRows, entry: Mapping[str, Any], epoch: int, places: int, other_sources: Collection[str] | None
+    mixture: MixedRows,
+    entry: Mapping[str, Any],
+    epoch: int,
+    places: int,
+    places_done: int,
+    other_sources: Collection[str] | None,
 ) -> MixtureChange | None:
     """Let a mixture go on where a state says, with the weights that were in force. May plan windows of documents.
 
     places: of the epoch, that the saved run had begun.
+    places_done: of the epoch, that the saved run had handed out whole.
     other_sources: the sources of the saved run, if they or their weights differ: those of the configuration then begin
                    at the next stratum, and what that changes is returned; None: they are the same.
 
     Raises `StateError` for an entry that cannot be right.
     """
     place, marks = entry["place"], entry["marks"]
-    if places > mixture.num_rows:
+    if places > mixture.total:
         raise StateError(
-            f"the state is {places:,} rows into an epoch, but the total now ends it after {mixture.num_rows:,}; set a "
+            f"the state is {places:,} rows into an epoch, but the total now ends it after {mixture.total:,}; set a "
             "total that is not before the saved position"
         )
     saved = _read(entry["stages"])
@@ -95,6 +103,7 @@ def resume_mixture(
                 f"the state is damaged: source {name!r} has had {short(found)} rows before row {place:,}, expected "
                 f"{count:,}; use an unchanged copy"
             )
+    _refuse_missing(former, order, place - places + places_done, mixture.next_stratum(place))
     wrong = mixture.seek_marks(marks)
     if wrong is not None:
         raise StateError(
@@ -104,6 +113,17 @@ def resume_mixture(
     mixture.set_order(order)
     mixture.begin_at(epoch, place - places)
     return change
+
+
+def _refuse_missing(former: Collection[str], order: MixtureOrder, begin: int, end: int) -> None:
+    """Raise `StateError` if sources that are not configured any more give some of the next rows."""
+    rows = dict(zip(order.names, (order.counts_before(end) - order.counts_before(begin)).tolist(), strict=True))
+    missing = next((name for name in former if rows[name]), None)
+    if missing is not None:
+        raise StateError(
+            f"mixture.{missing}: this source is not configured, but gives {counted(rows[missing], 'row')} "
+            f"before row {end:,}, where other sources begin; give it weight = 0, and remove it after that row"
+        )
 
 
 def _shares(weights: Mapping[str, Fraction], names: Collection[str]) -> dict[str, float]:

@@ -122,8 +122,24 @@ class States:
             state["check"] = _mixture_check(state)
         return state
 
+    def load(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> Saved:
+        """Let the order go on as a state says, see `read`. After an error it is as it was."""
+        mixture, curriculum = self._mixture, self._schedule.curriculum
+        of_mixture = None if mixture is None else mixture.run
+        of_curriculum = None if curriculum is None else curriculum.run
+        try:
+            saved = self.read(state, on_change)
+            self._check_steps(saved)
+        except BaseException:
+            if mixture is not None and of_mixture is not None:
+                mixture.run = of_mixture
+            if curriculum is not None and of_curriculum is not None:
+                curriculum.run = of_curriculum
+            raise
+        return saved
+
     def read(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> Saved:
-        """What a state says; `check_steps` checks the rest.
+        """What a state says; `_check_steps` checks the rest.
 
         on_change: with "nearest", the nearest place if rows had another length; None: the setting's value. Raises
         `StateError` listing every difference that would change the data order.
@@ -214,14 +230,15 @@ class States:
                 + allowed
             )
         position, curriculum = Position(epoch, rows), self._schedule.curriculum
-        saved_curriculum, places = self._read_curriculum(state, position), rows
+        saved_curriculum, places, places_done = self._read_curriculum(state, position), rows, rows
         if curriculum is not None and saved_curriculum is not None and curriculum.cuts:
             places = curriculum.places_begun(rows, saved_curriculum.segments, state["curriculum"]["end"])
+            places_done = min(places, curriculum.places_done(rows, saved_curriculum.segments))
         if places > entry["place"]:
             raise StateError(
                 f"the state is damaged: epoch {epoch:,}, rows {rows:,}; expected rows up to place {entry['place']:,}"
             )
-        change = resume_mixture(mixture, entry, epoch, places, set(saved) if of_mixture else None)
+        change = resume_mixture(mixture, entry, epoch, places, places_done, set(saved) if of_mixture else None)
         self._resume_curriculum(saved_curriculum, position)
         return Saved(position, change, step_rows)
 
@@ -236,7 +253,7 @@ class States:
         if curriculum is not None and saved is not None:
             curriculum.go_on(position, *saved)
 
-    def check_steps(self, saved: Saved) -> None:
+    def _check_steps(self, saved: Saved) -> None:
         """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.
 
         Of all that is refused this alone depends on the number of ranks.

@@ -88,7 +88,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     None if that state fitted.
     """
     _consumed: Position | tuple[StepRange, int]  # up to the last batch handed out: a place, or steps and how many
-    _last_epoch: int | None  # of the last batch handed out, since a state was loaded
+    _last: tuple[StepRange, int] | None  # steps whose last one is the last batch handed out, since a state was loaded
     _begun: bool  # this object has begun the epoch of `_position`, and it is not complete
     _batches = _tokens = 0
     _weights_changed = False  # since the last batch: what has been read ahead is of the old order
@@ -182,9 +182,10 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         curriculum, (epoch, rows) = self._schedule.curriculum, self._position
         if curriculum is None:
             return 1
-        if not rows and self._last_epoch is not None:  # the last batch ended its epoch
-            epoch, rows = self._last_epoch, curriculum.count(self._last_epoch)
-        return curriculum.segment(epoch, max(rows - 1, 0)).global_batch // self._schedule.global_rows
+        if self._last is not None:  # the position may be in another step: after steps that are skipped, or an epoch
+            steps, taken = self._last
+            epoch, rows = steps.epoch, steps.base + (steps.first_step + taken - 1) * self._schedule.global_rows
+        return curriculum.segment(epoch, rows).global_batch // self._schedule.global_rows
 
     @property
     def tokens_seen(self) -> int:
@@ -290,8 +291,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         """
         self._check_open()
         self._check_ranks()
-        saved = self._states.read(state, on_change)
-        self._states.check_steps(saved)
+        saved = self._states.load(state, on_change)
         self._start_at(self._schedule.normalize(saved.position), saved.change, run=self._run + 1)
         self._is_fresh = False
         say_resumed(self.config, self._schedule, self._resumed, saved.step_rows, saved.change)
@@ -315,7 +315,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         """
         self._check_ranks()
         if epoch is None:
-            epoch = self.epoch if self._last_epoch is None else self._last_epoch
+            epoch = self.epoch if self._last is None else self._last[0].epoch
         base = self._schedule.counted_from(self._resumed, epoch)
         return locate_row(self._built.rows, plan_step(self._schedule, epoch, step, base), step, row)
 
@@ -498,7 +498,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                     self._wait_s += handed_out - asked
                     self._wall_s += handed_out - asked
                     # No call from here on, where an interrupt could make the state count an undelivered batch.
-                    self._consumed, self._begun, self._running, self._last_epoch = consumed, begun, True, steps.epoch
+                    self._consumed, self._begun, self._running, self._last = consumed, begun, True, (steps, taken)
                     yield batch
                     asked = time.perf_counter()
                     self._check_current(run)
@@ -570,4 +570,4 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self.state_change = change
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
-        self._last_epoch = None
+        self._last = None

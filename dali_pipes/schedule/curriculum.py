@@ -20,10 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.errors import ConfigError
 from dali_pipes.operators.permute import permute_each, preimage, splitmix64
 from dali_pipes.rows.base import PADDING, SEQUENTIAL, KeyedRange, Parts, Rows, order_key
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
+from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule.interleave import Interleave
 
 Int64Array = npt.NDArray[np.int64]
@@ -92,8 +94,19 @@ class Curriculum:
         """What holds in an epoch, as if it did not end. May block, as `places_before`."""
         if epoch not in self._segments:
             begin = Segment(0, 0, *self._wanted(self._before(epoch)))
-            self._segments[epoch] = self._continued(epoch, [begin], 0)
+            self._segments[epoch] = self._continued(self._before(epoch), [begin], 0)
         return self._segments[epoch]
+
+    def check_steps(self) -> None:
+        """Raise `ConfigError` for an optimizer step that is longer than the first epoch: it would never be complete."""
+        for seq_len, global_batch in self._values:
+            parts = self.seq_len // seq_len if self.cuts else 1
+            rows = self._places.count(0, -(-global_batch // parts)) * parts
+            if rows < global_batch:
+                raise ConfigError(
+                    f"global_batch = {global_batch:,} is more than the {counted(rows, 'row')} of an epoch; use more "
+                    "data or a smaller global_batch"
+                )
 
     def epochs_of_stages(self, total: int) -> list[int]:
         """The epochs, of `total` places each, in which stages begin or take effect."""
@@ -128,6 +141,12 @@ class Curriculum:
         places = segment.place + groups * (GROUP if self._permutes(segment) else 1)
         return min(places, end) if self._permutes(segment) else places
 
+    def places_done(self, rows: int, segments: Sequence[Segment]) -> int:
+        """Places of an epoch, in whole groups, no parts of which come after its first `rows` rows."""
+        segment = _at_row(segments, max(rows - 1, 0))
+        groups = (rows - segment.row) // self._group_rows(segment)
+        return segment.place + groups * (GROUP if self._permutes(segment) else 1)
+
     def num_places(self, epoch: int) -> int:
         """Places of an epoch. May plan documents."""
         return self._places.count(epoch)
@@ -152,16 +171,28 @@ class Curriculum:
             for before, now in pairwise(segments)
         )
 
+    @property
+    def run(self) -> tuple[dict[int, list[Segment]], dict[int, int]]:
+        """Where the run stands: what `go_on` sets."""
+        return self._segments, self._befores
+
+    @run.setter
+    def run(self, run: tuple[dict[int, list[Segment]], dict[int, int]]) -> None:
+        self._segments, self._befores = run
+
     def go_on(self, position: tuple[int, int], before: int, segments: Sequence[Segment]) -> None:
-        """Continue a run that had `segments` up to a position: what the stages want now begins as soon as it may.
+        """Continue a run that had `segments` up to a position.
 
         before: places of the run before the epoch.
         """
         epoch, rows = position
-        self._segments.clear()
+        self._segments = {epoch: self.continued(rows, before, segments)}
         self._befores = {epoch: before}
+
+    def continued(self, rows: int, before: int, segments: Sequence[Segment]) -> list[Segment]:
+        """`segments` up to a row, as in `go_on`, and then what the stages want now, which begins as soon as it may."""
         kept = [segment for segment in segments if segment.row < rows or not segment.row]
-        self._segments[epoch] = self._continued(epoch, kept, self._place_of(kept[-1], rows))
+        return self._continued(before, kept, self._place_of(kept[-1], rows))
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
         least = None if at_least is None else at_least + self._largest_step
@@ -234,9 +265,9 @@ class Curriculum:
         """Row length and optimizer step that the stages want at a place of the run."""
         return self._values[bisect_right(self._begins, place) - 1]
 
-    def _continued(self, epoch: int, segments: list[Segment], place: int) -> list[Segment]:
-        """`segments`, and those that come after a place of the epoch."""
-        before, last = self._before(epoch), segments[-1]
+    def _continued(self, before: int, segments: list[Segment], place: int) -> list[Segment]:
+        """`segments`, and those that come after a place of the epoch, which begins after `before` places of the run."""
+        last = segments[-1]
         places = [place, *(begin - before for begin in self._begins if begin - before > place)]
         for wanted_at in places:
             if self._wanted(before + wanted_at) == last[2:] or wanted_at < last.place:

@@ -99,6 +99,15 @@ class MixedRows:
         """Let an epoch begin at a place: where a run goes on whose earlier epochs had another length."""
         self._epoch, self._first = epoch, first_place
 
+    @property
+    def run(self) -> tuple[MixtureOrder, int, int]:
+        """Where the run stands: the order, an epoch, and the first place of it."""
+        return self.order, self._epoch, self._first
+
+    @run.setter
+    def run(self, run: tuple[MixtureOrder, int, int]) -> None:
+        self.order, self._epoch, self._first = run
+
     def count(self, epoch: int, at_least: int | None = None) -> int:
         return self.num_rows
 

@@ -118,9 +118,10 @@ class MixtureOrder:
         k = (permuted - self._starts[stage]).view(np.uint64)
         node = self._roots[stage]
         while True:
-            share = self._shares[node]
-            if not share.any():
+            sources = self._sources[node]
+            if (sources >= 0).all():  # not by the shares: that of a half may be 0, too
                 break
+            share = self._shares[node]
             high, low = _product(k, share)
             left = high + (low >> _SIGN)
             next_low = low + share
@@ -128,7 +129,6 @@ class MixtureOrder:
             goes_left = high + (next_low < low) + (next_low >> _SIGN) > left
             k = np.where(goes_left, left, k - left)
             node = np.where(goes_left, self._lefts[node], self._rights[node])
-        sources = self._sources[node]
         return sources, k.view(np.int64) + self._base_array[stage, sources]
 
     def counts_before(self, place: int) -> Int64Array:
@@ -158,7 +158,8 @@ class MixtureOrder:
         after = bisect_right(strata, wanted, key=lambda stratum: tree.count_of(source, stratum * STRATUM))
         places = np.arange(STRATUM) + (start + (after - 1) * STRATUM)
         sources, counts = self.rows(places)
-        return int(places[(sources == source) & (counts == count)][0])
+        found = places[(sources == source) & (counts == count)]  # none, if the weight is too small for a row
+        return int(found[0]) if len(found) else None
 
     def weights_at(self, place: int) -> Mapping[str, Fraction]:
         """The weights in effect at a place, or of the last stage where the order has ended."""

@@ -70,13 +70,9 @@ class Schedule:
     """(first, end, epoch), rising, apart from one another: steps first to end - 1 of an epoch are not handed out."""
 
     def __post_init__(self) -> None:
+        if self.curriculum is not None:
+            self.curriculum.check_steps()
         if self.steps(most=1) == 0:
-            if self.curriculum is not None:
-                raise ConfigError(
-                    f"an epoch has less than one optimizer step: global_batch is "
-                    f"{counted(self.curriculum.segment(0, 0).global_batch, 'row')}; use more data or a smaller "
-                    "global_batch"
-                )
             raise ConfigError(
                 f"{counted(self.rows_known(0), 'row')} {'is' if self.rows_known(0) == 1 else 'are'} fewer than one "
                 f"step: {counted(self.global_rows, 'row')} ({counted(self.world_size, 'rank')} x batch_size "

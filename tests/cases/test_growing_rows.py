@@ -404,6 +404,62 @@ def test_damaged_states_are_refused(folder: Path, data: st.DataObject) -> None:
             loader.load_state_dict(state)
 
 
+def test_steps_of_a_saved_run_that_other_ranks_cannot_make_are_refused(folder: Path) -> None:
+    """Steps of 24 rows go on until the end of the 64 rows of the order, in which 16 rows of all ranks make none."""
+    settings: dict[str, Any] = {"corpus": folder / "web.bin", "seq_len": 16, "order_len": 32, "quiet": True}
+    with TokenLoader(**settings, global_batch=24, batch_size=8) as loader:
+        for _, _ in zip(range(3), loader, strict=False):
+            pass
+        state = loader.state_dict()
+        for _, _ in zip(range(48), loader, strict=False):
+            if loader.state_dict()["rows"] == 384:
+                break
+        at_switch = loader.state_dict()
+    with TokenLoader(**settings, global_batch=32, batch_size=16) as loader:
+        with pytest.raises(StateError, match=r"24 rows.*384.*16 rows"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(at_switch)
+        assert loader.batches_per_step == 2
+    with TokenLoader(**settings, global_batch=32, batch_size=4) as loader:
+        loader.load_state_dict(state)
+        sizes = [loader.batches_per_step for _, _ in zip(range(100), loader, strict=False)]
+        assert sizes == [6] * 90 + [8] * 10
+
+
+def test_batches_per_step_is_that_of_the_last_batch_where_steps_after_it_are_skipped(folder: Path) -> None:
+    settings: dict[str, Any] = {
+        "corpus": folder / "web.bin",
+        "seq_len": 32,
+        "global_batch": [(0, 8), (3_200, 16)],
+        "batch_size": 4,
+    }
+    with TokenLoader(**settings, skip_steps=[{"rows": [96, 120]}], quiet=True, outputs=("row_ids",)) as loader:
+        for batch in loader:
+            row = int(batch["row_ids"][0])
+            assert loader.batches_per_step == (2 if row < 104 else 4)
+            if row > 200:
+                break
+
+
+def test_a_refused_state_changes_nothing(folder: Path) -> None:
+    """`skip_steps` in steps is refused last, when the order of the saved run has been taken over."""
+    settings = {**settings_of(folder, "mixture"), "skip_steps": [(96, 104)]}
+    with TokenLoader(**settings, batch_size=3) as loader:
+        rows = [batch["row_ids"].tolist() + batch["input_ids"][:, 0].tolist() for batch in loader]
+    other = {**settings, "global_batch": 48, "skip_steps": ()}
+    with TokenLoader(**other, batch_size=6) as loader:
+        for number, _ in enumerate(loader):
+            if number == 7:
+                loader.set_weights({"web": 1, "code": 9})
+            if number == 63:
+                break
+        state = loader.state_dict()
+    with TokenLoader(**settings, batch_size=3) as loader:
+        with pytest.raises(StateError, match="skip_steps"):
+            loader.load_state_dict(state)
+        assert [batch["row_ids"].tolist() + batch["input_ids"][:, 0].tolist() for batch in loader] == rows
+
+
 def test_states_that_cannot_be_continued(folder: Path) -> None:
     settings = settings_of(folder, "mixture")
     with TokenLoader(**settings, batch_size=6) as loader:

@@ -302,6 +302,52 @@ def test_sources_come_and_go_on_resume(folder: Path) -> None:
         assert {source for batch in smaller for source in batch["source_ids"].tolist()} == {0, 1}
 
 
+@pytest.mark.parametrize("growing", [False, True])
+def test_a_source_stays_until_other_weights_begin(folder: Path, growing: bool) -> None:
+    """Removed before, it would be missing in rows that are planned; with weight 0 it gives those and no others."""
+    before, total = mixture(folder, web=0.7, code=0.3), 896
+    lengths = {"seq_len": [[0, SEQ_LEN // 2]], "order_len": SEQ_LEN, "global_batch": 4} if growing else {}
+    states = {}
+    with loader(folder, mixture=before, total_rows=total, **lengths) as first:
+        for _ in first:
+            place = first.state_dict()["mixture"]["place"]
+            states.setdefault(place, first.state_dict())
+    removed = mixture(folder, code=0.5, math=0.5)
+    with loader(folder, mixture=removed, total_rows=total, on_change="mixture", **lengths) as other:
+        with pytest.raises(StateError, match=r"mixture\.web.* row 384.*weight = 0"):
+            other.load_state_dict(states[320])
+        if growing:  # parts of the rows before row 384 have not been handed out
+            with pytest.raises(StateError, match=r"mixture\.web.* row 384"):
+                other.load_state_dict(states[384])
+        else:
+            other.load_state_dict(states[384])
+            next(iter(other))
+    paused = {name: removed.get(name) or {**before[name], "weight": 0} for name in NAMES}
+    with loader(folder, mixture=paused, total_rows=total, on_change="mixture", **lengths) as other:
+        other.load_state_dict(states[320])
+        batches = iter(other)
+        while other.state_dict()["mixture"]["place"] <= 384 + 128:
+            next(batches)
+        state = other.state_dict()
+    with loader(folder, mixture=removed, total_rows=total, on_change="mixture", **lengths) as other:
+        other.load_state_dict(state)
+        assert {source for batch in other for source in batch["source_ids"].tolist()} == {0, 1}
+
+
+def test_an_earlier_state_of_a_run_that_ends_can_be_loaded_after_a_later_one(folder: Path) -> None:
+    """The later one is in an epoch that is cut short, with fewer rows than the earlier one has had."""
+    sources = mixture(folder, web=0.5, code=0.5)
+    sources["code"]["max_epochs"] = 4.5
+    settings: dict[str, Any] = {"mixture": sources, "total_rows": 480, "on_exhausted": "stop"}
+    with loader(folder, **settings) as first:
+        states = [first.state_dict() for _ in first]
+    with loader(folder, **settings) as other:
+        other.load_state_dict(states[-1])
+        assert 0 < len(other) < 100
+        other.load_state_dict(states[110])
+        assert len(rows_of(other)) == 480 - 111 * 4
+
+
 def test_a_changed_weight_is_not_taken_silently(folder: Path) -> None:
     with loader(folder) as first:
         next(iter(first))

@@ -164,10 +164,12 @@ def test_stages_are_reached_when_their_tokens_are_seen_rounded_up_to_whole_group
     assert own.tokens_before(1, 0) == 1_000 * ORDER_LEN
 
 
-def test_an_epoch_of_less_than_a_step_is_refused() -> None:
-    own = curriculum(70, [(0, 12)], [(0, 80)])
-    with pytest.raises(ConfigError, match="80 rows"):
-        Schedule(own, 1)
+@pytest.mark.parametrize("global_batch", [[(0, 80)], [(0, 8), (10 * ORDER_LEN, 80)], [(0, 8), (10**6, 80), (10**7, 8)]])
+def test_a_step_longer_than_an_epoch_is_refused_also_if_it_comes_later(global_batch: Any) -> None:
+    with pytest.raises(ConfigError, match=r"global_batch = 80 .*70 rows"):
+        Schedule(curriculum(70, [(0, 12)], global_batch), 1)
+    Schedule(curriculum(80, [(0, 12)], global_batch), 1)
+    Schedule(curriculum(70, [(0, 6)], global_batch), 1)
 
 
 def test_far_places_cost_no_more() -> None:

@@ -487,10 +487,21 @@ class LoaderConfig(BaseModel):
                 f"{given} needs global_batch, the rows of an optimizer step over all ranks: lengths change between "
                 "steps, whatever the ranks"
             )
+        for skipped in self.skip_steps:
+            if skipped.unit == "tokens":
+                raise ValueError(
+                    f"skip_steps: {skipped} in tokens does not work with a list as seq_len: give it in rows"
+                )
+        if self.grows_by_window:
+            self._check_growing_packs(given)
+            return
         if self._row_modes != {"stream"} or self.stride is not None:
-            found = f"stride = {self.stride}" if self.stride is not None else 'rows = "pack" or "pad"'
+            found = (
+                f"stride = {self.stride}" if self.stride is not None else f"rows = {', '.join(sorted(self._row_modes))}"
+            )
             raise ValueError(
-                f'{given} changes the length of rows, which needs rows = "stream" without stride: remove {found}'
+                f'{given} changes the length of rows, which needs rows = "stream" without stride, or rows = "pack" '
+                f"without a mixture; found {found}"
             )
         for length in values(steps_of(self.seq_len)):
             if self.row_len % length:
@@ -498,11 +509,29 @@ class LoaderConfig(BaseModel):
                     f"{given}: rows of {length:,} tokens are cut from rows of order_len = {self.row_len:,}, which is "
                     "not a multiple of it; set order_len to a common multiple of all lengths"
                 )
-        for skipped in self.skip_steps:
-            if skipped.unit == "tokens":
+
+    def _check_growing_packs(self, given: str) -> None:
+        needed: dict[str, Any] = {"long_documents": "split", "order_len": None}
+        for name, value in needed.items():
+            if getattr(self, name) != value:
                 raise ValueError(
-                    f"skip_steps: {skipped} in tokens does not work with a list as seq_len: give it in rows"
+                    f'{given} with rows = "pack" needs {name} = {shown(value)}, found {shown(getattr(self, name))}'
                 )
+        if not isinstance(self.global_batch, int):
+            raise ValueError(
+                f'{given} with rows = "pack" needs one number as global_batch, found '
+                f"{shown(self._plain('global_batch'))}"
+            )
+
+    @property
+    def grows_by_window(self) -> bool:
+        """Whether the length of rows changes from packing window to packing window."""
+        return self.changes_length and self.rows == "pack" and self.mixture is None
+
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether rows are parts of those of the order, and change their length between groups of these."""
+        return self.changes_length and not self.grows_by_window
 
     @property
     def has_total(self) -> bool:
@@ -541,7 +570,8 @@ class LoaderConfig(BaseModel):
         """How `seq_len` and `global_batch` change with the tokens of the run; empty without `global_batch`."""
         if self.global_batch is None:
             return ()
-        return merged_stages(steps_of(self.seq_len), steps_of(self.global_batch))
+        lengths = ((0, self.row_len),) if self.grows_by_window else steps_of(self.seq_len)
+        return merged_stages(lengths, steps_of(self.global_batch))
 
     @property
     def batch_names(self) -> tuple[str, ...]:

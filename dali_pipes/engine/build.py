@@ -17,6 +17,7 @@ from dali_pipes.placement.base import Placement
 from dali_pipes.placement.cpu import AssembledPlacement, StagedPlacement
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.placement.selection import GPU_PLACEMENTS, choose_device, choose_placement
+from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.make import make_rows
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
@@ -195,8 +196,9 @@ def with_curriculum(config: LoaderConfig, interleave: Interleave) -> Interleave:
     return Curriculum(
         interleave,
         config.curriculum,
-        cuts=config.changes_length,
+        cuts=config.cuts_rows,
         seed=config.seed,
+        growing=interleave if config.grows_by_window and isinstance(interleave, DocumentRows) else None,
         first_place=None if mixture is None else mixture.first_place,
     )
 

@@ -142,6 +142,11 @@ def curriculum_text(schedule: Schedule, epoch: int) -> str:
         return ""
     rows, _ = curriculum.count_by_now(epoch)
     parts = []
+    if curriculum.growing is not None and curriculum.growing.lengths is not None:
+        lengths = curriculum.growing.lengths
+        for window, seq_len in lengths.in_epoch(epoch):
+            begin = f"from token {lengths.tokens_before(epoch, window):,}: " if window or epoch else ""
+            parts.append(f"{begin}{counted(seq_len, 'token')} a row")
     for segment in curriculum.segments(epoch):
         if segment.row and segment.row >= rows:
             continue

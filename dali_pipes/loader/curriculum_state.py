@@ -6,6 +6,7 @@
 before:   places of the run before the epoch
 segments: of the epoch, up to the saved row: first row, first place, tokens of a row, rows of an optimizer step
 end:      places of the epoch, with rows of several lengths
+lengths:  with rows = "pack", of the epoch's packing windows up to the saved row: first window, tokens of a row
 check:    a hash of all of this and the saved position
 
 Stages that come later are those of the configuration: they may change from run to run.
@@ -14,6 +15,7 @@ Stages that come later are those of the configuration: they may change from run 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dali_pipes.errors import StateError
@@ -28,6 +30,8 @@ class SavedCurriculum(NamedTuple):
 
     before: int
     segments: Sequence[Segment]
+    lengths: Sequence[tuple[int, int]] | None = None
+    """Where the lengths of rows are those of packing windows."""
 
 
 def curriculum_entry(curriculum: Curriculum, position: Position) -> dict[str, Any]:
@@ -36,6 +40,10 @@ def curriculum_entry(curriculum: Curriculum, position: Position) -> dict[str, An
     segments = [segment for segment in curriculum.segments(epoch) if segment.row < rows or not segment.row]
     end = {"end": curriculum.num_places(epoch)} if curriculum.cuts else {}
     entry = {"before": curriculum.places_before(epoch), "segments": [list(segment) for segment in segments], **end}
+    if curriculum.growing is not None and curriculum.growing.lengths is not None:
+        begun = curriculum.growing.windows_begun(epoch, rows)
+        lengths = curriculum.growing.lengths.in_epoch(epoch)
+        entry["lengths"] = [list(length) for length in lengths if length[0] < begun]
     return {**entry, "check": _check_value(entry, position)}
 
 
@@ -55,7 +63,8 @@ def read_curriculum(entry: Any, curriculum: Curriculum, position: Position, step
         return SavedCurriculum(curriculum.places_before(position.epoch), [begin])
     if not _is_right(entry, curriculum, position):
         raise StateError(f"the state is damaged: curriculum is {short(entry)}; use an unchanged copy")
-    saved = SavedCurriculum(entry["before"], [Segment(*segment) for segment in entry["segments"]])
+    segments, lengths = [Segment(*segment) for segment in entry["segments"]], entry.get("lengths")
+    saved = SavedCurriculum(entry["before"], segments, None if lengths is None else [(w, n) for w, n in lengths])
     last = saved.segments[-1]
     left = -(position.rows - last.row) % last.global_batch
     if left % step_rows:
@@ -65,7 +74,7 @@ def read_curriculum(entry: Any, curriculum: Curriculum, position: Position, step
             f"{counted(step_rows, 'row')} of a step of all ranks; save when loader.step_end is true, or resume with "
             "the ranks and batch_size of the saved run"
         )
-    following = curriculum.continued(position.rows, *saved)
+    following = curriculum.continued(position.rows, saved.before, saved.segments)
     switch = next((segment.row for segment in following if segment.row > position.rows), None)
     size = [segment for segment in following if segment.row <= position.rows][-1].global_batch
     if size % step_rows and (switch is None or switch > position.rows + left):
@@ -101,6 +110,18 @@ def _is_right(entry: Any, curriculum: Curriculum, position: Position) -> bool:
     if not rows or not all(isinstance(row, list) and len(row) == 4 and all(map(is_count, row)) for row in rows):
         return False
     segments = [Segment(*row) for row in rows]
+    if curriculum.growing is not None and not _are_lengths(entry.get("lengths"), curriculum.growing.seq_len):
+        return False
     if segments[0][:2] != (0, 0) or segments[-1].row > position.rows:
         return False
     return curriculum.may_follow(segments)
+
+
+def _are_lengths(lengths: Any, longest: int) -> bool:
+    """Whether they can be first windows and tokens of a row; none before the first window has begun."""
+    if not (isinstance(lengths, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in lengths)):
+        return False
+    if not all(is_count(window) and is_count(length) and 0 < length <= longest for window, length in lengths):
+        return False
+    windows = [window for window, _ in lengths]
+    return windows[:1] in ([], [0]) and all(before < now for before, now in pairwise(windows))

@@ -88,6 +88,7 @@ class States:
         mixture: MixedRows | None = None,
     ) -> None:
         self._corpora, self._schedule, self._mixture, self._on_change = corpora, schedule, mixture, config.on_change
+        self._changes_length = config.changes_length
         self._skip_steps, self._seq_len = config.skip_steps, config.row_len
         self._order = schedule.interleave.order_name
         if mixture is None:
@@ -248,10 +249,19 @@ class States:
             return None
         return read_curriculum(state.get("curriculum"), curriculum, position, self._schedule.global_rows)
 
+    def _resume_lengths(self, state: Mapping[str, Any], position: Position, mark: WindowMark) -> None:
+        """Where packing windows have their own lengths, let those that were begun keep them."""
+        saved, curriculum = self._read_curriculum(state, position), self._schedule.curriculum
+        if curriculum is None or saved is None or curriculum.growing is None or saved.lengths is None:
+            return
+        assert curriculum.growing.lengths is not None
+        begun = mark.window + (position.rows > mark.rows_before)
+        curriculum.growing.set_lengths(curriculum.growing.lengths.resumed(position.epoch, begun, list(saved.lengths)))
+
     def _resume_curriculum(self, saved: SavedCurriculum | None, position: Position) -> None:
         curriculum = self._schedule.curriculum
         if curriculum is not None and saved is not None:
-            curriculum.go_on(position, *saved)
+            curriculum.go_on(position, saved.before, saved.segments)
 
     def _check_steps(self, saved: Saved) -> None:
         """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.
@@ -303,8 +313,7 @@ class States:
             differences += self._data_differences(state["corpus"], expected["corpus"])
         if not differences:
             return {}
-        cuts = self._schedule.curriculum is not None and self._schedule.curriculum.cuts
-        others = cuts or len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
+        others = self._changes_length or len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
         if others or on_change == "refuse":
             advice = "" if of_settings or self._mixture is not None else growth_advice(state, self._corpora[""])
             advice = advice or "Use the corpus and settings that the state was saved with, or start without the state"
@@ -336,6 +345,8 @@ class States:
                 f"{position.epoch}, rows {position.rows}, window {list(window)} and these settings; use an unchanged "
                 "copy"
             )
+        if not saved:
+            self._resume_lengths(state, position, WindowMark(*window))
         if not saved and not self._schedule.interleave.seek(*position, WindowMark(*window)):
             raise StateError(
                 f"the state is damaged: row {position.rows} of epoch {position.epoch} is not in window {window[0]}, "

@@ -12,7 +12,7 @@ state therefore says in which window it is and how many rows came before it.
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -39,6 +39,7 @@ from dali_pipes.rows.packing import (
 )
 from dali_pipes.rows.pass_begins import PassBegin, PassBegins
 from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
+from dali_pipes.rows.window_lengths import Lengths, WindowLengths
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
@@ -47,6 +48,9 @@ _MOST_LENGTHS, _RUNS = 1 << 21, 64
 """The lengths of at most 2,097,152 documents, sampled in 64 runs, estimate what long documents lose."""
 _MOST_KEPT_LENGTHS = 1 << 16
 """The same for a share of the documents: they are anywhere in the corpus, in random order, and slower to look up."""
+
+LENGTHS_NAME = "window-lengths-v1"
+"""Added to the name of the order where rows grow."""
 
 _WINDOWS_KEPT = 6
 """A step of 65,536 packed rows may span this many windows; with fewer, some would be planned again after counting."""
@@ -94,6 +98,7 @@ class DocumentRows:
     Known results are returned immediately, even while another thread plans: saving a state never waits for a plan.
 
     offsets: int64 (D + 1,), documents of the split: tokens offsets[d] : offsets[d + 1]. Empty ones are in no row.
+    lengths: (tokens of the run, tokens of a row), rising, the first at 0, where rows grow; `seq_len` is the longest.
     name: makes the orders of this source its own; None: those of a corpus without a name.
     share: keeps floor(share * D) documents, at least one, which depend on the name alone. Without a shuffle they come
     in a fixed order, the same in every pass, but not in that of the corpus.
@@ -117,6 +122,7 @@ class DocumentRows:
         shuffle: bool,
         seed: int,
         buckets: LengthBuckets | None = None,
+        lengths: Sequence[tuple[int, int]] = (),
         name: str | None = None,
         share: Fraction | None = None,
     ) -> None:
@@ -124,6 +130,8 @@ class DocumentRows:
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
         self.num_tokens, self.order_name = self.span, ORDER_NAME if shuffle else SEQUENTIAL
+        if lengths:
+            self.order_name += f", {LENGTHS_NAME}"
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed, self._names = shuffle, seed, key_names(name)
         num_kept = kept(share, len(offsets) - 1)
@@ -131,6 +139,7 @@ class DocumentRows:
         self.num_documents = len(offsets) - 1 if num_kept is None else num_kept
         self.keeps_all = num_kept is None
         self.num_windows = -(-self.num_documents // window_documents)
+        self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
         self._counts = WindowCounts()
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
@@ -280,8 +289,50 @@ class DocumentRows:
         return []
 
     def widths(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array | None:
-        """For each step the bucket of the longest row that any rank has in it; None without buckets."""
+        """For each step the bucket of the longest row that any rank has in it; None without buckets.
+
+        Where rows grow, a step with rows of two windows is as wide as the longer ones.
+        """
+        if self.lengths is not None:
+            return self._widths_of_windows(epoch, first, end, step_rows)
         return None if self.buckets is None else self.buckets.widths(self.longest_rows(epoch, first, end, step_rows))
+
+    def _widths_of_windows(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array:
+        assert self.lengths is not None
+        widths = np.zeros(-(-(end - first) // step_rows), np.int64)
+        row = first
+        while row < end:
+            mark = self._window_of(epoch, row)
+            until = min(end, mark.rows_before + self._plan(epoch, mark.window).num_rows)
+            steps = slice((row - first) // step_rows, -(-(until - first) // step_rows))
+            widths[steps] = np.maximum(widths[steps], self.lengths.of(epoch, mark.window))
+            row = until
+        return widths
+
+    def windows_begun(self, epoch: int, row: int) -> int:
+        """Windows of an epoch that have rows before `row`."""
+        mark = self.mark(epoch, row)
+        return mark.window + (row > mark.rows_before)
+
+    def tokens_before(self, epoch: int, row: int) -> int:
+        """Tokens of the run before a row, where rows grow: by windows, and within one in proportion to its rows."""
+        assert self.lengths is not None
+        mark = self.mark(epoch, row)
+        begin = self.lengths.tokens_before(epoch, mark.window)
+        if row == mark.rows_before:
+            return begin
+        tokens = self.lengths.tokens_before(epoch, mark.window + 1) - begin
+        return begin + tokens * (row - mark.rows_before) // self._plan(epoch, mark.window).num_rows
+
+    def set_lengths(self, run: Mapping[int, Lengths]) -> None:
+        """Let some epochs have other lengths than the stages say: see `WindowLengths.run`. Waits for a running plan."""
+        assert self.lengths is not None
+        if self.lengths.run == run:
+            return
+        with self._planning, self._lock:
+            self.lengths.run = dict(run)
+            self._counts = WindowCounts()
+            self._plans.clear()
 
     def longest_rows(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array:
         """Tokens of the longest of each `step_rows` rows from `first` to `end` - 1; the last may be fewer.
@@ -373,7 +424,7 @@ class DocumentRows:
             with self._lock:
                 self._counts.note(self._numbered(epoch), window, packing.num_rows)
             rows += packing.num_rows
-            places += self._places(packing)
+            places += self._places(packing, epoch, window)
             pieces_tokens += int(packing.piece_lengths.sum())
             counts = PackingCounts(*(a + b for a, b in zip(counts, packing.counts, strict=True)))
             if advance is not None:
@@ -392,8 +443,8 @@ class DocumentRows:
         return counted.next_window >= self.num_windows
 
     def _numbered(self, epoch: int) -> int:
-        """The number that an epoch's plan is known by: without a shuffle all epochs are one."""
-        return epoch if self._shuffle else 0
+        """The number that an epoch's plan is known by: without a shuffle all epochs are one, unless rows grow."""
+        return epoch if self._shuffle or self.lengths is not None else 0
 
     def _pass_of(self, begins: PassBegins, row: int) -> PassBegin:
         """The pass that holds the source's row `row`, not before the first of `begins`. Counts passes up to it."""
@@ -444,6 +495,7 @@ class DocumentRows:
     def _plan(self, epoch: int, window: int) -> Packing:
         """The rows that the documents of a window make; `piece_documents` are documents of the split."""
         epoch = self._numbered(epoch)
+        counts = self._counts  # what is planned here counts there, also if `set_lengths` begins others meanwhile
         packing = self._kept_plan(epoch, window)
         if packing is None:
             with self._planning:
@@ -455,7 +507,7 @@ class DocumentRows:
                         while len(self._plans) > _WINDOWS_KEPT:
                             self._plans.popitem(last=False)
         with self._lock:
-            self._counts.note(epoch, window, packing.num_rows)
+            counts.note(epoch, window, packing.num_rows)
         return packing
 
     def _kept_plan(self, epoch: int, window: int) -> Packing | None:
@@ -471,7 +523,8 @@ class DocumentRows:
         if self._shuffle:
             documents = permute(documents, self.num_documents, self._key("order", epoch))
         documents = self._kept(documents)
-        packing = self._ordered(self._pack(self._lengths(documents)), epoch, window)
+        seq_len = self.seq_len if self.lengths is None else self.lengths.of(epoch, window)
+        packing = self._ordered(self._pack(self._lengths(documents), seq_len), epoch, window)
         whose = narrow(documents, len(self.offsets) - 1)[packing.piece_documents]
         return packing._replace(piece_documents=whose)
 
@@ -482,10 +535,10 @@ class DocumentRows:
     def _lengths(self, documents: Int64Array) -> Int64Array:
         return self.offsets[documents + 1] - self.offsets[documents]
 
-    def _pack(self, lengths: Int64Array) -> Packing:
+    def _pack(self, lengths: Int64Array, seq_len: int) -> Packing:
         if self._mode == "pack":
-            return pack(lengths, self.seq_len, self._long_documents)
-        pieces = rows_of_documents(lengths, self.seq_len, self._long_documents)
+            return pack(lengths, seq_len, self._long_documents)
+        pieces = rows_of_documents(lengths, seq_len, self._long_documents)
         rows = len(pieces.piece_documents)
         return Packing(narrow(np.arange(rows + 1), rows), *pieces)
 
@@ -500,8 +553,10 @@ class DocumentRows:
             piece_lengths=packing.piece_lengths[order],
         )
 
-    def _places(self, packing: Packing) -> int:
+    def _places(self, packing: Packing, epoch: int, window: int) -> int:
         """Positions in the rows of a window, each as wide as it has to be."""
+        if self.lengths is not None:
+            return packing.num_rows * self.lengths.of(epoch, window)
         if self.buckets is None:
             return packing.num_rows * self.seq_len
         return int(self.buckets.widths(packing.piece_lengths).sum())

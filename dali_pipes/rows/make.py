@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
+from dali_pipes.config.curriculum import steps_of
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import ConfigError
@@ -82,6 +83,7 @@ def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, 
         window_documents=config.window_documents,
         shuffle=_shuffles(config),
         seed=config.seed,
+        lengths=steps_of(config.seq_len) if config.grows_by_window else (),
         buckets=None if config.bucket_widths is None else LengthBuckets(np.array(config.bucket_widths, np.int64)),
         name=None if source is None else source.name,
         share=None if source is None else source.share,

@@ -51,6 +51,8 @@ class PlanReports:
 
         Looks for the file once an epoch.
         """
+        if self._documents.lengths is not None:
+            return None
         if epoch not in self._known:
             folder, _ = cache_folder(self._files)
             self._known[epoch] = None if folder is None else self._load(epoch, folder / self._name(epoch))
@@ -74,6 +76,8 @@ class PlanReports:
         if known is not None:
             return known
         make = partial(self._make, epoch)
+        if self._documents.lengths is not None:  # a resumed run may have had others in this epoch
+            return make()
         folder, reason = cache_folder(self._files)
         if folder is None:
             report = make()

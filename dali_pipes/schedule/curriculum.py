@@ -23,8 +23,10 @@ import numpy.typing as npt
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators.permute import permute_each, preimage, splitmix64
 from dali_pipes.rows.base import PADDING, SEQUENTIAL, KeyedRange, Parts, Rows, order_key
+from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
+from dali_pipes.rows.window_lengths import Lengths
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule.interleave import Interleave
 
@@ -51,6 +53,7 @@ class Curriculum:
     places:      the order that rows are cut from, or, unless `cuts`, the rows themselves
     stages:      (tokens of the run, tokens of a row, rows of an optimizer step), rising, the first at 0
     cuts:        whether rows may be shorter than those of the order
+    growing:     `places`, where the lengths of rows are its own
     first_place: the place of the run at which an epoch begins, where `places` has its own count of that
     """
 
@@ -63,9 +66,11 @@ class Curriculum:
         *,
         cuts: bool,
         seed: int = 0,
+        growing: DocumentRows | None = None,
         first_place: Callable[[int], int] | None = None,
     ) -> None:
         self._places, self._seed, self._first_place = places, seed, first_place
+        self.growing = growing
         self.cuts, self.seq_len, self.stride, self.num_tokens = cuts, places.seq_len, places.stride, places.num_tokens
         self.most_planned, self.row_tokens = places.most_planned, places.row_tokens
         self._lookahead = self.row_tokens - self.seq_len
@@ -127,6 +132,8 @@ class Curriculum:
 
     def tokens_before(self, epoch: int, rows: int) -> int:
         """Tokens of the run, `order_len` a place, before a row. May block, as `places_before`."""
+        if self.growing is not None:
+            return self.growing.tokens_before(epoch, rows)
         segment = self.segment(epoch, rows)
         places = self.places_before(epoch) + segment.place
         return places * self.seq_len + (rows - segment.row) * segment.seq_len
@@ -172,13 +179,16 @@ class Curriculum:
         )
 
     @property
-    def run(self) -> tuple[dict[int, list[Segment]], dict[int, int]]:
-        """Where the run stands: what `go_on` sets."""
-        return self._segments, self._befores
+    def run(self) -> tuple[dict[int, list[Segment]], dict[int, int], dict[int, Lengths]]:
+        """Where the run stands: what `go_on` and `set_lengths` of `growing` set."""
+        lengths = None if self.growing is None else self.growing.lengths
+        return self._segments, self._befores, {} if lengths is None else lengths.run
 
     @run.setter
-    def run(self, run: tuple[dict[int, list[Segment]], dict[int, int]]) -> None:
-        self._segments, self._befores = run
+    def run(self, run: tuple[dict[int, list[Segment]], dict[int, int], dict[int, Lengths]]) -> None:
+        self._segments, self._befores, lengths = run
+        if self.growing is not None:
+            self.growing.set_lengths(lengths)
 
     def go_on(self, position: tuple[int, int], before: int, segments: Sequence[Segment]) -> None:
         """Continue a run that had `segments` up to a position.

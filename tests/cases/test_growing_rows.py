@@ -478,3 +478,118 @@ def test_states_that_cannot_be_continued(folder: Path) -> None:
         loader.load_state_dict(state)
     with TokenLoader(**{**settings, "seq_len": 32}, batch_size=6) as loader, pytest.raises(StateError, match="order"):
         loader.load_state_dict(state)
+
+
+PACKED: dict[str, Any] = {"rows": "pack", "eos_id": END_ID, "window_documents": 120, "global_batch": 12, "quiet": True}
+PACKED |= {"seq_len": [[0, 16], [10_000, 32], [25_000, 64], [40_000, 24]]}
+PACKED |= {"outputs": ("input_ids", "labels", "attention_mask", "position_ids")}
+PackedRow = tuple[int, ...]
+
+
+def packed_steps(folder: Path, ranks: int, batch_size: int, state: Any = None, **more: Any) -> Iterator[Any]:
+    """Of each step the rows of all ranks, in the order of the epoch, without padding; the width; and a loader."""
+    settings = {**PACKED, "corpus": folder / "ends.bin", **more}
+    with ExitStack() as stack:
+        loaders = [
+            stack.enter_context(TokenLoader(**settings, batch_size=batch_size, rank=rank, world_size=ranks))
+            for rank in range(ranks)
+        ]
+        for loader in loaders if state is not None else ():
+            loader.load_state_dict(state)
+        for _ in range(2):
+            for batches in zip(*loaders, strict=True):
+                rows: list[PackedRow] = []
+                for row in range(batch_size):
+                    for batch in batches:
+                        size = int(batch["attention_mask"][row].sum())
+                        ids, labels = batch["input_ids"][row], batch["labels"][row]
+                        follows = (ids[1:] == ids[:-1] + 1) & (batch["attention_mask"][row][1:] == 1)
+                        assert torch.equal(labels[:-1][follows], ids[1:][follows])
+                        assert (labels[size:] == -100).all()
+                        rows.append(tuple(ids[:size].tolist()))
+                (width,) = {batch["input_ids"].shape[1] for batch in batches}
+                assert max(map(len, rows)) <= width
+                yield rows, width, loaders[0]
+
+
+def test_packed_rows_grow_and_keep_every_token(folder: Path) -> None:
+    steps = [(rows, width, loader.tokens_seen, loader.epoch) for rows, width, loader in packed_steps(folder, 1, 4)]
+    assert {width for _, width, *_ in steps} == {16, 24, 32, 64}
+    seen = [tokens for *_, tokens, _ in steps]
+    assert seen == sorted(seen)
+    for length, at in ((32, 10_000), (64, 25_000), (24, 40_000)):
+        first = next(number for number, (_, width, *_) in enumerate(steps) if width == length)
+        assert at - 500 < seen[first - 1] < at + 120 * 11  # at the end of a window
+    for epoch in range(2):
+        of_epoch = [rows for number, (rows, *_) in enumerate(steps) if (steps[number - 1][3] if number else 0) == epoch]
+        tokens = [token for rows in of_epoch for row in rows for token in row if token != END_ID]
+        assert len(tokens) == len(set(tokens)) > 0.98 * TOKENS["web"] * 10 / 11  # the last incomplete step is left out
+    for ranks, batch_size in ((3, 4), (2, 6), (1, 12)):
+        rows = [row for step, *_ in packed_steps(folder, ranks, batch_size) for row in step]
+        assert rows == [row for step, *_ in steps for row in step]
+
+
+def test_packed_rows_that_grow_resume_anywhere(folder: Path) -> None:
+    rows: list[PackedRow] = []
+    states: list[tuple[int, bool, Any, int]] = []
+    for step, _, loader in packed_steps(folder, 1, 4):
+        rows += step
+        states.append((len(rows), loader.step_end, loader.state_dict(), loader.tokens_seen))
+    for done, ends, state, seen in [*states[::41], states[len(states) // 2 - 1], states[-1]]:
+        after: list[PackedRow] = []
+        for step, _, loader in itertools.islice(packed_steps(folder, 3 if ends else 1, 4, state), 12):
+            if not after:
+                assert loader.tokens_seen > seen
+            after += step
+        expected = rows[done : done + len(after)]
+        assert after[: len(expected)] == expected
+
+
+def test_packed_lengths_may_change_at_a_resume(folder: Path) -> None:
+    """The window that has begun keeps its length, also where new stages want another one before it."""
+    rows: list[PackedRow] = []
+    for step, _, loader in itertools.islice(packed_steps(folder, 1, 4), 100):
+        rows += step
+        state = loader.state_dict()
+    changed = {"seq_len": [[0, 64], [20_000, 48]]}
+    after = [(step, width) for step, width, _ in packed_steps(folder, 1, 4, state, **changed)]
+    assert after[0][1] == 16
+    assert [width for _, width in after][:200].count(64) > 20
+    epoch = rows + [row for step, _ in after for row in step]
+    tokens = [token for row in epoch for token in row if token != END_ID]
+    counts = np.bincount(tokens)
+    assert counts.max() == 2  # two epochs
+    first = epoch[: len(epoch) * 2 // 5]
+    assert len(set(first)) == len(first)
+    with pytest.raises(StateError, match="order"):
+        list(itertools.islice(packed_steps(folder, 1, 4, state, seq_len=64), 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"long_documents": "truncate"}, ["split", "truncate"]),
+        ({"order_len": 64}, ["order_len", "64"]),
+        ({"global_batch": [[0, 12], [99, 24]]}, ["global_batch", "one number"]),
+        ({"rows": "pad"}, ["pad"]),
+        ({"global_batch": None}, ["global_batch"]),
+        ({"skip_steps": [{"tokens": [0, 960]}]}, ["tokens"]),
+    ],
+)
+def test_bad_schedules_of_packed_rows(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        LoaderConfig(**{**PACKED, "corpus": "ends.bin", "batch_size": 4, **changes})
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.skipif(gpu_stand_in.why_not() is not None, reason="no compiler for the stand-in")
+@pytest.mark.parametrize("placement", ["host", "device"])
+def test_a_gpu_has_the_same_packed_batches(folder: Path, placement: str) -> None:
+    settings = {**PACKED, "corpus": folder / "ends.bin", "batch_size": 4}
+    with gpu_stand_in.installed("random", seed=3), ExitStack() as stack:
+        on_gpu = stack.enter_context(TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=3))
+        on_cpu = stack.enter_context(TokenLoader(**settings, device="cpu"))
+        for ours, expected in zip(on_gpu, on_cpu, strict=True):
+            for name, values in expected.items():
+                assert torch.equal(torch.as_tensor(np.asarray(ours[name])), values), name

@@ -334,6 +334,52 @@ def test_a_source_stays_until_other_weights_begin(folder: Path, growing: bool) -
         assert {source for batch in other for source in batch["source_ids"].tolist()} == {0, 1}
 
 
+@pytest.mark.parametrize("growing", [False, True])
+def test_a_run_that_stops_gives_all_its_rows_and_saves_its_end(folder: Path, growing: bool) -> None:
+    """Its last epoch is shorter, without a resume as with one, and more passes let it go on from the saved end."""
+    sources = mixture(folder, web=0.5, code=0.5)
+    sources["code"]["max_epochs"] = 4.5  # 418 rows, so that the run has 6 strata
+    lengths = {"seq_len": [[0, SEQ_LEN // 2]], "order_len": SEQ_LEN, "global_batch": 4} if growing else {}
+    settings: dict[str, Any] = {"mixture": sources, "total_rows": 480, "on_exhausted": "stop", **lengths}
+    parts = 2 if growing else 1
+    with loader(folder, **settings) as run:
+        lengths_of_epochs = [sum(len(batch["row_ids"]) for batch in run) for _ in range(2)]
+        assert lengths_of_epochs == [480 * parts, (768 - 480) * parts]
+        end, report = run.state_dict(), run.mixture_report()
+        assert end["mixture"]["place"] == report.place == 768
+        assert (run.tokens_seen, run.step, run.epoch) == (768 * SEQ_LEN, 0, 2)
+        assert run.mixture_report(step=10**6) == report
+        assert "epoch 2" in run.summary()
+        with pytest.raises(ConfigError, match=r"768 rows.*'code'.*max_epochs"):
+            next(iter(run))
+    with loader(folder, **settings) as again:
+        again.load_state_dict(json.loads(json.dumps(end)))
+        assert again.state_dict() == end
+        with pytest.raises(ConfigError, match=r"768 rows.*'code'.*max_epochs"):
+            next(iter(again))
+    sources["code"]["max_epochs"] = 9
+    with loader(folder, **settings) as more:
+        more.load_state_dict(end)
+        next(iter(more))
+        assert more.mixture_report(step=0).place == 768
+    with loader(
+        folder, **{**settings, "mixture": {**sources, "code": {**sources["code"], "max_epochs": 4.5}}}
+    ) as paused:
+        paused.load_state_dict(end)
+        assert paused.set_weights({"web": 1, "code": 0}) == 768
+        assert {source for batch in paused for source in batch["source_ids"].tolist()} == {0}
+        assert paused.tokens_seen == (768 + 480) * SEQ_LEN
+
+
+def test_weights_too_small_for_a_row_are_those_of_a_pause(folder: Path) -> None:
+    for tiny in (1e-19, 1e-30, "1e-60"):
+        with loader(folder, mixture=mixture(folder, web=tiny, code=1, math=tiny), total_rows=None) as mixed:
+            assert {source for source, _ in rows_of(mixed).values()} == {1}
+        with loader(folder) as mixed:
+            begin = mixed.set_weights({"web": tiny, "code": 1, "math": 0})
+            assert {source for place, (source, _) in rows_of(mixed).items() if place >= begin} == {1}
+
+
 def test_an_earlier_state_of_a_run_that_ends_can_be_loaded_after_a_later_one(folder: Path) -> None:
     """The later one is in an epoch that is cut short, with fewer rows than the earlier one has had."""
     sources = mixture(folder, web=0.5, code=0.5)

@@ -113,7 +113,7 @@ class MixedRows:
         if self.order.end is None:
             return self.total
         left = self.order.end - self.first_place(epoch)
-        return min(self.total, left) if left or not self.order.end else self.total
+        return min(self.total, left) if left else self.total
 
     def count_by_now(self, epoch: int) -> tuple[int, bool]:
         return self.count(epoch), True

@@ -371,6 +371,15 @@ def test_a_run_that_stops_gives_all_its_rows_and_saves_its_end(folder: Path, gro
         assert paused.tokens_seen == (768 + 480) * SEQ_LEN
 
 
+@pytest.mark.parametrize("on_exhausted", ["drop", "stop"])
+def test_passes_that_do_not_fill_the_first_rows_are_named(folder: Path, on_exhausted: str) -> None:
+    sources = mixture(folder, code=1)
+    sources["code"]["max_epochs"] = 0.5
+    for more in ({}, {"global_batch": 8}):
+        with pytest.raises(ConfigError, match=r"mixture\.code: max_epochs = 0\.5 allows 46 rows.* 128 rows"):
+            loader(folder, mixture=sources, on_exhausted=on_exhausted, **more)
+
+
 def test_weights_too_small_for_a_row_are_those_of_a_pause(folder: Path) -> None:
     for tiny in (1e-19, 1e-30, "1e-60"):
         with loader(folder, mixture=mixture(folder, web=tiny, code=1, math=tiny), total_rows=None) as mixed:

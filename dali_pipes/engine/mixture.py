@@ -144,10 +144,10 @@ def share_of(config: LoaderConfig, name: str) -> Fraction | None:
 
 
 def stages_in_rows(config: LoaderConfig, rows: Mapping[str, RowSource]) -> list[tuple[int, dict[str, Fraction]]]:
-    """The stages of a configuration: first place, and weights in rows."""
-    stages = [(0, in_rows(_base_weights(config, rows), rows))]
-    stages += [(-(-stage.at // config.row_len), in_rows(stage.weights, rows)) for stage in config.stages]
-    return stages
+    """The stages of a configuration: first place, and weights in rows. Of two within one row, the later counts."""
+    stages = {0: in_rows(_base_weights(config, rows), rows)}
+    stages |= {-(-stage.at // config.row_len): in_rows(stage.weights, rows) for stage in config.stages}
+    return list(stages.items())
 
 
 def in_rows(weights: RowWeights, rows: Mapping[str, RowSource]) -> dict[str, Fraction]:

@@ -274,6 +274,13 @@ def test_stages_begin_at_their_tokens(folder: Path) -> None:
     assert {rows[place][0] for place in range(384, 900)} == {1}
 
 
+def test_of_stages_that_begin_within_one_row_the_later_counts(folder: Path) -> None:
+    weights = [{"web": 0, "code": 1, "math": 0}, {"web": 0, "code": 0, "math": 1}]
+    stages = [{"at": at, "weights": of} for at, of in zip((300 * SEQ_LEN + 1, 300 * SEQ_LEN + 2), weights, strict=True)]
+    with loader(folder, stages=stages) as staged:
+        assert {source for place, (source, _) in rows_of(staged).items() if place >= 384} == {2}
+
+
 def test_sources_come_and_go_on_resume(folder: Path) -> None:
     before, total = mixture(folder, web=0.7, code=0.3), 896  # whole strata
     with loader(folder, mixture=before, total_rows=total) as first:

@@ -9,13 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
+from dali_pipes.config.amounts import plain_fraction
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus_or_text import open_corpus
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.make import Named, make_rows
+from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule.mixed_rows import MixedRows
-from dali_pipes.schedule.mixture import MixtureOrder
+from dali_pipes.schedule.mixture import STRATUM, MixtureOrder
 
 Int64Array = npt.NDArray[np.int64]
 RowWeights = Mapping[str, Fraction]
@@ -119,6 +121,13 @@ def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) 
         caps=caps if may_end else None,
         on_exhausted="stop" if config.on_exhausted == "stop" else "drop",
     )
+    if order.end == 0:
+        name, _, _, cap = order.exhausted[-1]
+        raise ConfigError(
+            f"mixture.{name}: max_epochs = {plain_fraction(config.mixture[name].max_epochs or Fraction(0))} allows "
+            f"{counted(cap, 'row')}, fewer than its part of the first {STRATUM} rows, so the run would be empty; "
+            "raise max_epochs, or lower the weight"
+        )
     if total is None:
         total = _until_one_ends(config, order, rows)
     mixture = MixedRows(
@@ -135,10 +144,10 @@ def share_of(config: LoaderConfig, name: str) -> Fraction | None:
 
 
 def stages_in_rows(config: LoaderConfig, rows: Mapping[str, RowSource]) -> list[tuple[int, dict[str, Fraction]]]:
-    """The stages of a configuration: first place, and weights in rows."""
-    stages = [(0, in_rows(_base_weights(config, rows), rows))]
-    stages += [(-(-stage.at // config.row_len), in_rows(stage.weights, rows)) for stage in config.stages]
-    return stages
+    """The stages of a configuration: first place, and weights in rows. Of two within one row, the later counts."""
+    stages = {0: in_rows(_base_weights(config, rows), rows)}
+    stages |= {-(-stage.at // config.row_len): in_rows(stage.weights, rows) for stage in config.stages}
+    return list(stages.items())
 
 
 def in_rows(weights: RowWeights, rows: Mapping[str, RowSource]) -> dict[str, Fraction]:

@@ -48,6 +48,7 @@ from dali_pipes.loader.state_change import (
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule import Position, Schedule
+from dali_pipes.schedule.curriculum import PARTS_ORDER_NAME
 from dali_pipes.schedule.mixed_rows import MixedRows
 
 OnChange = Literal["refuse", "nearest", "mixture"]
@@ -206,7 +207,7 @@ class States:
                 f"the state was damaged or edited: its check value {short(state.get('check'))} does not match its "
                 "other entries; use an unchanged copy"
             )
-        differences = [*_differences("", state["config"], expected["config"]).values()]
+        differences = [*self._setting_differences(state["config"], expected["config"]).values()]
         saved, now = state["corpus"].get("sources"), expected["corpus"]["sources"]
         if not isinstance(saved, Mapping) or not all(isinstance(about, Mapping) for about in saved.values()):
             raise StateError(f"the state is damaged: the sources are {short(saved)}, expected a dict of dicts")
@@ -302,12 +303,12 @@ class States:
     ) -> dict[str, tuple[Any, Any]]:
         """The settings that differ, if `on_change` allows that: what was saved, and what is set now."""
         differences = []
-        if state["order"] != expected["order"]:
-            differences.append(f"order: saved {short(state['order'])}, now {expected['order']!r}")
         saved, now = state["config"], expected["config"]
+        if state["order"] != self._order:
+            differences.append(self._order_difference(state["order"], saved, now))
         if ("rows" in saved) != ("rows" in now):  # the state of a stream leaves out how documents make rows
             saved, now = map(_without_documents, (saved, now))
-        of_settings = _differences("", saved, now)
+        of_settings = self._setting_differences(saved, now)
         differences += of_settings.values()
         if state["corpus"].get("fingerprint") != expected["corpus"]["fingerprint"]:
             differences += self._data_differences(state["corpus"], expected["corpus"])
@@ -324,6 +325,23 @@ class States:
                 + f"\n{advice}{'' if others else nearest}"
             )
         return changed_settings(state["config"], expected["config"])
+
+    def _order_difference(self, order: Any, saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+        """A line for another order; of rows that are cut from others in one of the two, as the setting that does so."""
+        cut = f", {PARTS_ORDER_NAME}"
+        if order == f"{self._order}{cut}":
+            return f"order_len: saved {_shown('seq_len', saved)}, now nothing"
+        if order == self._order.removesuffix(cut):
+            return f"order_len: saved nothing, now {_shown('seq_len', now)}"
+        return f"order: saved {short(order)}, now {self._order!r}"
+
+    def _setting_differences(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+        """A line for each setting that differs, by its name in a state, where seq_len is that of rows of the order."""
+        lines = _differences("", saved, now)
+        if self._schedule.curriculum is not None and self._schedule.curriculum.cuts and "seq_len" in lines:
+            lines["seq_len"] = f"order_len: saved {_shown('seq_len', saved)}, now {_shown('seq_len', now)}"
+            lines.pop("stride", None)
+        return lines
 
     def _data_differences(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if self._mixture is not None or "sources" in saved:

@@ -388,6 +388,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         sources = dict(zip(mixture.names, mixture.sources, strict=True))
         order = mixture.order.with_stage(begin, in_rows(given, sources), keep_later=True)
         mixture.check_caps(mixture.first_place(position.epoch) + mixture.total, order)
+        if mixture.order.end is not None:  # where the epoch begins does not change with the end
+            mixture.begin_at(position.epoch, mixture.first_place(position.epoch))
         mixture.set_order(order)
         self._source.forget_plans()
         self._stream.read_again()

@@ -27,9 +27,12 @@ class Interleave(Protocol):
     row_tokens: int
     stride: int
     num_tokens: int
-    is_uniform: bool
     order_name: str
     most_planned: int | None
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every epoch has the same number of rows, known without planning."""
 
     def count(self, epoch: int, at_least: int | None = None, /) -> int:
         """Rows of an epoch that are known, at least `at_least` of them if it has that many. May plan documents."""

@@ -43,8 +43,6 @@ class MixedRows:
     keeps_caps:     whether an epoch that needs more rows than the caps allow is an error; else the order ends before
     """
 
-    is_uniform = True
-
     def __init__(
         self,
         names: Sequence[str],
@@ -77,18 +75,17 @@ class MixedRows:
         self._checked: tuple[int, MixtureOrder] | None = None  # up to where, in which order
 
     @property
-    def num_rows(self) -> int:
-        """Rows of an epoch: the total, or fewer where the order ends before, because sources are exhausted."""
-        return self.total if self.order.end is None else max(0, min(self.total, self.order.end - self._first))
+    def is_uniform(self) -> bool:
+        return self.order.end is None
 
     def first_place(self, epoch: int) -> int:
-        """The place of the run at which an epoch begins."""
+        """The place of the run at which an epoch begins: for epochs after the end of the order, that end."""
         first = self._first + (epoch - self._epoch) * self.total
-        if first < 0:
+        if epoch < self._epoch and self._first != self._epoch * self.total:
             raise ConfigError(
-                f"epoch {epoch:,} cannot be located: the run was resumed in epoch {self._epoch:,} with another total"
+                f"epoch {epoch:,} cannot be located: its length differs from that of epochs from {self._epoch:,} on"
             )
-        return first
+        return first if self.order.end is None else min(first, self.order.end)
 
     @property
     def known_epoch(self) -> int:
@@ -109,7 +106,14 @@ class MixedRows:
         self.order, self._epoch, self._first = run
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
-        return self.num_rows
+        """Rows of an epoch: the total, or fewer where the order ends within it, because sources are exhausted.
+
+        Epochs after the end have the total, so that their first row raises what `plan` says.
+        """
+        if self.order.end is None:
+            return self.total
+        left = self.order.end - self.first_place(epoch)
+        return min(self.total, left) if left else self.total
 
     def count_by_now(self, epoch: int) -> tuple[int, bool]:
         return self.count(epoch), True

@@ -51,7 +51,8 @@ class MixtureReport(ShownAsTable):
 
 
 def mixture_report(mixture: MixedRows, place: int) -> MixtureReport:
-    """The report before a place. Plans one window of each source whose rows hold documents."""
+    """The report before a place, or at the end of the order. Plans one window of each source of documents."""
+    place = place if mixture.order.end is None else min(place, mixture.order.end)
     counts = dict(zip(mixture.order.names, mixture.order.counts_before(place).tolist(), strict=True))
     weights = mixture.order.weights_at(place)
     means = {name: source.mean_tokens() for name, source in zip(mixture.names, mixture.sources, strict=True)}

@@ -441,6 +441,31 @@ def test_batches_per_step_is_that_of_the_last_batch_where_steps_after_it_are_ski
                 break
 
 
+@pytest.mark.parametrize("kind", ["corpus", "mixture"])
+def test_a_state_of_other_rows_names_order_len(folder: Path, kind: str) -> None:
+    settings = settings_of(folder, kind)
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"seq_len": 32, "global_batch": 24}, "nothing"),
+        ({"order_len": 64}, "64"),
+        ({"seq_len": [(0, 8)]}, "8"),
+    ]
+    states = {}
+    for more, name in [({}, "32"), *others]:
+        with TokenLoader(**{**settings, **more}, batch_size=6) as loader:
+            states[name] = loader.state_dict()
+    for more, name in others:
+        with TokenLoader(**{**settings, **more}, batch_size=6) as loader:
+            with pytest.raises(StateError, match=f"order_len: saved 32, now {name}\n") as refused:
+                loader.load_state_dict(states["32"])
+            assert "stride" not in str(refused.value)
+    with TokenLoader(**settings, batch_size=6) as loader:
+        for _, name in others:
+            with pytest.raises(StateError, match=f"order_len: saved {name}, now 32\n"):
+                loader.load_state_dict(states[name])
+        with pytest.raises(StateError, match="order: saved"):
+            loader.load_state_dict({**states["32"], "order": "other"})
+
+
 def test_a_refused_state_changes_nothing(folder: Path) -> None:
     """`skip_steps` in steps is refused last, when the order of the saved run has been taken over."""
     settings = {**settings_of(folder, "mixture"), "skip_steps": [(96, 104)]}

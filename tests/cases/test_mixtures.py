@@ -274,6 +274,13 @@ def test_stages_begin_at_their_tokens(folder: Path) -> None:
     assert {rows[place][0] for place in range(384, 900)} == {1}
 
 
+def test_of_stages_that_begin_within_one_row_the_later_counts(folder: Path) -> None:
+    weights = [{"web": 0, "code": 1, "math": 0}, {"web": 0, "code": 0, "math": 1}]
+    stages = [{"at": at, "weights": of} for at, of in zip((300 * SEQ_LEN + 1, 300 * SEQ_LEN + 2), weights, strict=True)]
+    with loader(folder, stages=stages) as staged:
+        assert {source for place, (source, _) in rows_of(staged).items() if place >= 384} == {2}
+
+
 def test_sources_come_and_go_on_resume(folder: Path) -> None:
     before, total = mixture(folder, web=0.7, code=0.3), 896  # whole strata
     with loader(folder, mixture=before, total_rows=total) as first:
@@ -332,6 +339,61 @@ def test_a_source_stays_until_other_weights_begin(folder: Path, growing: bool) -
     with loader(folder, mixture=removed, total_rows=total, on_change="mixture", **lengths) as other:
         other.load_state_dict(state)
         assert {source for batch in other for source in batch["source_ids"].tolist()} == {0, 1}
+
+
+@pytest.mark.parametrize("growing", [False, True])
+def test_a_run_that_stops_gives_all_its_rows_and_saves_its_end(folder: Path, growing: bool) -> None:
+    """Its last epoch is shorter, without a resume as with one, and more passes let it go on from the saved end."""
+    sources = mixture(folder, web=0.5, code=0.5)
+    sources["code"]["max_epochs"] = 4.5  # 418 rows, so that the run has 6 strata
+    lengths = {"seq_len": [[0, SEQ_LEN // 2]], "order_len": SEQ_LEN, "global_batch": 4} if growing else {}
+    settings: dict[str, Any] = {"mixture": sources, "total_rows": 480, "on_exhausted": "stop", **lengths}
+    parts = 2 if growing else 1
+    with loader(folder, **settings) as run:
+        lengths_of_epochs = [sum(len(batch["row_ids"]) for batch in run) for _ in range(2)]
+        assert lengths_of_epochs == [480 * parts, (768 - 480) * parts]
+        end, report = run.state_dict(), run.mixture_report()
+        assert end["mixture"]["place"] == report.place == 768
+        assert (run.tokens_seen, run.step, run.epoch) == (768 * SEQ_LEN, 0, 2)
+        assert run.mixture_report(step=10**6) == report
+        assert "epoch 2" in run.summary()
+        with pytest.raises(ConfigError, match=r"768 rows.*'code'.*max_epochs"):
+            next(iter(run))
+    with loader(folder, **settings) as again:
+        again.load_state_dict(json.loads(json.dumps(end)))
+        assert again.state_dict() == end
+        with pytest.raises(ConfigError, match=r"768 rows.*'code'.*max_epochs"):
+            next(iter(again))
+    sources["code"]["max_epochs"] = 9
+    with loader(folder, **settings) as more:
+        more.load_state_dict(end)
+        next(iter(more))
+        assert more.mixture_report(step=0).place == 768
+    with loader(
+        folder, **{**settings, "mixture": {**sources, "code": {**sources["code"], "max_epochs": 4.5}}}
+    ) as paused:
+        paused.load_state_dict(end)
+        assert paused.set_weights({"web": 1, "code": 0}) == 768
+        assert {source for batch in paused for source in batch["source_ids"].tolist()} == {0}
+        assert paused.tokens_seen == (768 + 480) * SEQ_LEN
+
+
+@pytest.mark.parametrize("on_exhausted", ["drop", "stop"])
+def test_passes_that_do_not_fill_the_first_rows_are_named(folder: Path, on_exhausted: str) -> None:
+    sources = mixture(folder, code=1)
+    sources["code"]["max_epochs"] = 0.5
+    for more in ({}, {"global_batch": 8}):
+        with pytest.raises(ConfigError, match=r"mixture\.code: max_epochs = 0\.5 allows 46 rows.* 128 rows"):
+            loader(folder, mixture=sources, on_exhausted=on_exhausted, **more)
+
+
+def test_weights_too_small_for_a_row_are_those_of_a_pause(folder: Path) -> None:
+    for tiny in (1e-19, 1e-30, "1e-60"):
+        with loader(folder, mixture=mixture(folder, web=tiny, code=1, math=tiny), total_rows=None) as mixed:
+            assert {source for source, _ in rows_of(mixed).values()} == {1}
+        with loader(folder) as mixed:
+            begin = mixed.set_weights({"web": tiny, "code": 1, "math": 0})
+            assert {source for place, (source, _) in rows_of(mixed).items() if place >= begin} == {1}
 
 
 def test_an_earlier_state_of_a_run_that_ends_can_be_loaded_after_a_later_one(folder: Path) -> None:
@@ -548,7 +610,7 @@ def test_another_proxy_or_share_is_another_order(folder: Path) -> None:
 def test_what_a_state_changed_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with loader(folder, mixture=mixture(folder, web=0.7, code=0.3)) as first:
         batches = iter(first)
-        for _ in range(40):
+        for _ in range(64):  # two strata: web, which is removed, gives no row of the next
             next(batches)
         state = first.state_dict()
     now = mixture(folder, code=0.3, math=0.1)
@@ -562,12 +624,12 @@ def test_what_a_state_changed_is_said(folder: Path, capsys: pytest.CaptureFixtur
             "mixture.math": (None, 0.25),
             "mixture.web": (pytest.approx(0.7), None),
         }
-        assert (change.begin, change.epoch, change.rows_before, change.rows) == (256, 0, 160, 160)
+        assert (change.begin, change.epoch, change.rows_before, change.rows) == (256, 0, 256, 256)
         assert change.line() in said
         facts = (
             "row 256",
             "global batch of 8 rows",
-            "step 20",
+            "step 32",
             "mixture.code 75.00% (was 30.00%)",
             "mixture.math 25.00% (new)",
             "mixture.web removed",

@@ -86,7 +86,7 @@ def resumed(mixture: MixedRows, fresh: MixedRows, epoch: int, rows: int) -> Mixe
     """A new mixture that goes on from the state of another one, as JSON."""
     entry = json.loads(json.dumps(mixture_entry(mixture, epoch, rows)))
     check_entry(entry)
-    assert resume_mixture(fresh, entry, epoch, rows, None) is None
+    assert resume_mixture(fresh, entry, epoch, rows, rows, None) is None
     return fresh
 
 

@@ -1,12 +1,14 @@
 """The part of a state that says how rows and optimizer steps have grown, and how a run goes on from it.
 
     "curriculum": {"before": 3000000, "segments": [[0, 0, 2048, 256], [1280, 320, 8192, 512]], "end": 1500000,
-                   "check": "0f3a52c1"}
+                   "lists": "93c1b7e0", "since": 0, "check": "0f3a52c1"}
 
 before:   places of the run before the epoch
 segments: of the epoch, up to the saved row: first row, first place, tokens of a row, rows of an optimizer step
 end:      places of the epoch, with rows of several lengths
 lengths:  with rows = "pack", of the epoch's packing windows up to the saved row: first window, tokens of a row
+lists:    a hash of the configured lists
+since:    the first epoch that had these lists; earlier ones cannot be located
 check:    a hash of all of this and the saved position
 
 Stages that come later are those of the configuration: they may change from run to run.
@@ -30,6 +32,8 @@ class SavedCurriculum(NamedTuple):
 
     before: int
     segments: Sequence[Segment]
+    since: int
+    """The first epoch that had the lists of this run."""
     lengths: Sequence[tuple[int, int]] | None = None
     """Where the lengths of rows are those of packing windows."""
 
@@ -40,6 +44,7 @@ def curriculum_entry(curriculum: Curriculum, position: Position) -> dict[str, An
     segments = [segment for segment in curriculum.segments(epoch) if segment.row < rows or not segment.row]
     end = {"end": curriculum.num_places(epoch)} if curriculum.cuts else {}
     entry = {"before": curriculum.places_before(epoch), "segments": [list(segment) for segment in segments], **end}
+    entry |= {"lists": curriculum.lists, "since": min(curriculum.since, epoch)}
     if curriculum.growing is not None and curriculum.growing.lengths is not None:
         begun = curriculum.growing.windows_begun(epoch, rows)
         lengths = curriculum.growing.lengths.in_epoch(epoch)
@@ -60,11 +65,12 @@ def read_curriculum(entry: Any, curriculum: Curriculum, position: Position, step
     """
     if entry is None and not curriculum.cuts:  # steps are counted from here on
         begin = Segment(0, 0, curriculum.seq_len, 1)
-        return SavedCurriculum(curriculum.places_before(position.epoch), [begin])
+        return SavedCurriculum(curriculum.places_before(position.epoch), [begin], position.epoch)
     if not _is_right(entry, curriculum, position):
         raise StateError(f"the state is damaged: curriculum is {short(entry)}; use an unchanged copy")
     segments, lengths = [Segment(*segment) for segment in entry["segments"]], entry.get("lengths")
-    saved = SavedCurriculum(entry["before"], segments, None if lengths is None else [(w, n) for w, n in lengths])
+    since = entry["since"] if entry["lists"] == curriculum.lists else position.epoch
+    saved = SavedCurriculum(entry["before"], segments, since, None if lengths is None else [(w, n) for w, n in lengths])
     last = saved.segments[-1]
     left = -(position.rows - last.row) % last.global_batch
     if left % step_rows:
@@ -103,6 +109,8 @@ def _refuse_other_end(saved: int, curriculum: Curriculum, position: Position, se
 
 def _is_right(entry: Any, curriculum: Curriculum, position: Position) -> bool:
     if not (isinstance(entry, Mapping) and is_count(entry.get("before")) and isinstance(entry.get("segments"), list)):
+        return False
+    if not (is_count(entry.get("since")) and entry["since"] <= position.epoch and isinstance(entry.get("lists"), str)):
         return False
     if entry.get("check") != _check_value(entry, position) or (curriculum.cuts and not is_count(entry.get("end"))):
         return False

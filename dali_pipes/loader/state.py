@@ -160,8 +160,10 @@ class States:
                 f"the state has version {short(state['version'])}, but this release reads version {VERSION}; load it "
                 "with the release that saved it"
             )
-        # Where a mixture went on with another total, the places of earlier epochs are not known.
-        expected = self.at(Position(0 if self._mixture is None else self._mixture.known_epoch, 0))
+        # Where a run went on with another total or other lists, the places of earlier epochs are not known.
+        mixture, curriculum = self._mixture, self._schedule.curriculum
+        known = max(0 if mixture is None else mixture.known_epoch, 0 if curriculum is None else curriculum.since)
+        expected = self.at(Position(known, 0))
         missing = [name for name in expected if name not in state and name not in _MAY_BE_MISSING]
         if missing:
             raise StateError(f"the state is incomplete: {', '.join(missing)} missing; use an unchanged copy")
@@ -262,7 +264,7 @@ class States:
     def _resume_curriculum(self, saved: SavedCurriculum | None, position: Position) -> None:
         curriculum = self._schedule.curriculum
         if curriculum is not None and saved is not None:
-            curriculum.go_on(position, saved.before, saved.segments)
+            curriculum.go_on(position, saved.before, saved.segments, saved.since)
 
     def _check_steps(self, saved: Saved) -> None:
         """Refuse ranges of `skip_steps` that lie ahead and do not tell which rows of this run they mean.

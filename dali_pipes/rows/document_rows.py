@@ -139,6 +139,7 @@ class DocumentRows:
         self.num_documents = len(offsets) - 1 if num_kept is None else num_kept
         self.keeps_all = num_kept is None
         self.num_windows = -(-self.num_documents // window_documents)
+        self.length_stages = [list(length) for length in lengths]
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
         self._counts = WindowCounts()
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))

@@ -11,6 +11,8 @@ So the tokens of an epoch are the same for every schedule. A change waits for th
 before, that is both the end of a group and the end of an optimizer step. An epoch has whole optimizer steps.
 """
 
+import hashlib
+import json
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -81,6 +83,13 @@ class Curriculum:
         self._largest_step = max(global_batch for _, _, global_batch in stages)
         self._segments: dict[int, list[Segment]] = {}
         self._befores = {0: 0}
+        self.since = 0
+        """The first epoch that this run knows: those before it may have had other lists."""
+        stated = json.dumps(
+            [self.order_name, self.seq_len, list(map(list, stages)), [] if growing is None else growing.length_stages]
+        )
+        self.lists = hashlib.sha256(stated.encode()).hexdigest()[:8]
+        """A hash of the lists."""
 
     def places_before(self, epoch: int) -> int:
         """Places of the run before an epoch. Counts rows of documents in all epochs before it, which may block."""
@@ -97,6 +106,11 @@ class Curriculum:
 
     def segments(self, epoch: int) -> list[Segment]:
         """What holds in an epoch, as if it did not end. May block, as `places_before`."""
+        if epoch < self.since:
+            raise ConfigError(
+                f"epoch {epoch:,} cannot be located: the run was resumed in epoch {self.since:,} with other lists as "
+                "seq_len or global_batch; use the settings of the earlier run, without the state"
+            )
         if epoch not in self._segments:
             begin = Segment(0, 0, *self._wanted(self._before(epoch)))
             self._segments[epoch] = self._continued(self._before(epoch), [begin], 0)
@@ -179,25 +193,26 @@ class Curriculum:
         )
 
     @property
-    def run(self) -> tuple[dict[int, list[Segment]], dict[int, int], dict[int, Lengths]]:
+    def run(self) -> tuple[dict[int, list[Segment]], dict[int, int], int, dict[int, Lengths]]:
         """Where the run stands: what `go_on` and `set_lengths` of `growing` set."""
         lengths = None if self.growing is None else self.growing.lengths
-        return self._segments, self._befores, {} if lengths is None else lengths.run
+        return self._segments, self._befores, self.since, {} if lengths is None else lengths.run
 
     @run.setter
-    def run(self, run: tuple[dict[int, list[Segment]], dict[int, int], dict[int, Lengths]]) -> None:
-        self._segments, self._befores, lengths = run
+    def run(self, run: tuple[dict[int, list[Segment]], dict[int, int], int, dict[int, Lengths]]) -> None:
+        self._segments, self._befores, self.since, lengths = run
         if self.growing is not None:
             self.growing.set_lengths(lengths)
 
-    def go_on(self, position: tuple[int, int], before: int, segments: Sequence[Segment]) -> None:
+    def go_on(self, position: tuple[int, int], before: int, segments: Sequence[Segment], since: int) -> None:
         """Continue a run that had `segments` up to a position.
 
-        before: places of the run before the epoch.
+        before: places of the run before the epoch. since: the first epoch that had the lists of this run.
         """
         epoch, rows = position
         self._segments = {epoch: self.continued(rows, before, segments)}
         self._befores = {epoch: before}
+        self.since = since
 
     def continued(self, rows: int, before: int, segments: Sequence[Segment]) -> list[Segment]:
         """`segments` up to a row, as in `go_on`, and then what the stages want now, which begins as soon as it may."""

@@ -618,3 +618,27 @@ def test_a_gpu_has_the_same_packed_batches(folder: Path, placement: str) -> None
         for ours, expected in zip(on_gpu, on_cpu, strict=True):
             for name, values in expected.items():
                 assert torch.equal(torch.as_tensor(np.asarray(ours[name])), values), name
+
+
+@pytest.mark.parametrize("kind", ["corpus", "mixture"])
+def test_steps_of_earlier_epochs_are_located_if_their_lists_are_known(folder: Path, kind: str) -> None:
+    settings = settings_of(folder, kind)
+    with TokenLoader(**settings, batch_size=6) as loader:
+        for _ in loader:
+            pass
+        for _ in zip(range(4), loader, strict=False):
+            pass
+        state, places = loader.state_dict(), [loader.locate(step, 2, epoch=0) for step in range(0, 300, 50)]
+    with TokenLoader(**settings, batch_size=6) as loader:
+        loader.load_state_dict(state)
+        assert [loader.locate(step, 2, epoch=0) for step in range(0, 300, 50)] == places
+        state = loader.state_dict()
+    changed = {**settings, "seq_len": [(0, 32)], "order_len": 32}
+    with TokenLoader(**changed, batch_size=6) as loader:
+        loader.load_state_dict(state)
+        next(iter(loader))
+        for number in (0, 1):
+            loader.load_state_dict(loader.state_dict() if number else state)
+            assert loader.locate(loader.step + 100, 0).row_id
+            with pytest.raises(ConfigError, match=r"epoch 0 .* epoch 1 "):
+                loader.locate(0, 0, epoch=0)

@@ -314,7 +314,7 @@ def test_a_source_stays_until_other_weights_begin(folder: Path, growing: bool) -
     """Removed before, it would be missing in rows that are planned; with weight 0 it gives those and no others."""
     before, total = mixture(folder, web=0.7, code=0.3), 896
     lengths = {"seq_len": [[0, SEQ_LEN // 2]], "order_len": SEQ_LEN, "global_batch": 4} if growing else {}
-    states: dict[int, Any] = {}
+    states: dict[int, dict[str, Any]] = {}
     with loader(folder, mixture=before, total_rows=total, **lengths) as first:
         for _ in first:
             place = first.state_dict()["mixture"]["place"]

@@ -123,7 +123,7 @@ def test_a_later_stage_changes_no_row_before_it(
     rows = data.draw(st.sampled_from(ends))
     changed = curriculum(num_places, later, global_batch)
     segments = [segment for segment in own.segments(0) if segment.row < rows or not segment.row]
-    changed.go_on((0, rows), 0, segments)
+    changed.go_on((0, rows), 0, segments, 0)
     before, after = (rows_of(Schedule(each, 1), 0) for each in (own, changed))
     assert after[:rows] == before[:rows]
     tokens = np.concatenate([np.arange(start, start + width) for start, width in after])

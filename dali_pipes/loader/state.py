@@ -22,6 +22,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from dali_pipes.config import DOCUMENT_ORDER_FIELDS, LoaderConfig
@@ -48,6 +49,7 @@ from dali_pipes.loader.state_change import (
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule import Position, Schedule
+from dali_pipes.schedule.curriculum import PARTS_ORDER_NAME
 from dali_pipes.schedule.mixed_rows import MixedRows
 
 OnChange = Literal["refuse", "nearest", "mixture"]
@@ -189,7 +191,8 @@ class States:
                 f"the state was damaged or edited: its check value {short(state.get('check'))} does not match its "
                 "other entries; use an unchanged copy"
             )
-        differences = [*_differences("", state["config"], expected["config"]).values()]
+        differences = [*_order_len_differences(state, expected)]
+        differences += _differences("", *_settings_shown(state, expected)).values()
         saved, now = state["corpus"].get("sources"), expected["corpus"]["sources"]
         if not isinstance(saved, Mapping) or not all(isinstance(about, Mapping) for about in saved.values()):
             raise StateError(f"the state is damaged: the sources are {short(saved)}, expected a dict of dicts")
@@ -204,7 +207,8 @@ class States:
                 ""
                 if differences
                 else (
-                    ', or set on_change = "mixture" to go on with these sources and weights from the next 128 rows on'
+                    ', or set on_change = "mixture" to continue with these sources and weights from the next '
+                    "multiple of 128 rows on"
                 )
             )
             raise StateError(
@@ -223,6 +227,9 @@ class States:
             )
         change = resume_mixture(mixture, entry, epoch, places, set(saved) if of_mixture else None)
         self._resume_curriculum(saved_curriculum, position)
+        if change is not None and curriculum is not None and curriculum.cuts:  # its rows are shorter than places
+            tokens = curriculum.tokens_before(epoch, rows) - curriculum.tokens_before(epoch, 0)
+            change = replace(change, rows_before=rows, rows=rows, tokens_before=tokens, tokens=tokens)
         return Saved(position, change, step_rows)
 
     def _read_curriculum(self, state: Mapping[str, Any], position: Position) -> SavedCurriculum | None:
@@ -266,8 +273,8 @@ class States:
                 if (epoch, row) > position and not curriculum.is_step_end(epoch, row):
                     size = curriculum.segment(epoch, row).global_batch // schedule.global_rows
                     raise ConfigError(
-                        f"skip_steps: steps {first:,} to {end - 1:,} of epoch {epoch:,} are not whole optimizer steps, "
-                        f"which global_batch makes of {counted(size, 'step')} of all ranks there; skip whole ones"
+                        f"skip_steps: steps {first:,} to {end - 1:,} of epoch {epoch:,} are not whole optimizer steps: "
+                        f"with global_batch, an optimizer step there has {counted(size, 'step')}; skip multiples of it"
                     )
 
     def _refuse_differences(
@@ -275,9 +282,11 @@ class States:
     ) -> dict[str, tuple[Any, Any]]:
         """The settings that differ, if `on_change` allows that: what was saved, and what is set now."""
         differences = []
-        if state["order"] != expected["order"]:
-            differences.append(f"order: saved {short(state['order'])}, now {expected['order']!r}")
-        saved, now = state["config"], expected["config"]
+        was_order, order = _without_parts(state["order"]), _without_parts(expected["order"])
+        if was_order != order:
+            differences.append(f"order: saved {short(was_order)}, now {order!r}")
+        differences += _order_len_differences(state, expected)
+        saved, now = _settings_shown(state, expected)
         if ("rows" in saved) != ("rows" in now):  # the state of a stream leaves out how documents make rows
             saved, now = map(_without_documents, (saved, now))
         of_settings = _differences("", saved, now)
@@ -286,8 +295,7 @@ class States:
             differences += self._data_differences(state["corpus"], expected["corpus"])
         if not differences:
             return {}
-        cuts = self._schedule.curriculum is not None and self._schedule.curriculum.cuts
-        others = cuts or len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
+        others = _cuts(state) or _cuts(expected) or len(differences) > len(of_settings.keys() & set(MAY_CHANGE))
         if others or on_change == "refuse":
             advice = "" if of_settings or self._mixture is not None else growth_advice(state, self._corpora[""])
             advice = advice or "Use the corpus and settings that the state was saved with, or start without the state"
@@ -467,6 +475,35 @@ def _differences(prefix: str, saved: Mapping[str, Any], now: Mapping[str, Any]) 
         name: f"{prefix}{name}: saved {_shown(name, saved)}, now {_shown(name, now)}"
         for name in dict.fromkeys([*now, *saved])
         if saved.get(name) != now.get(name)
+    }
+
+
+def _without_parts(order: Any) -> Any:
+    """The name of an order without what a `seq_len` list or `order_len` adds to it."""
+    return order.removesuffix(f", {PARTS_ORDER_NAME}") if isinstance(order, str) else order
+
+
+def _cuts(state: Mapping[str, Any]) -> bool:
+    """Whether rows of a run are cut from those of the order, whose length a state calls `seq_len` and `stride`."""
+    return bool(_without_parts(state["order"]) != state["order"])
+
+
+def _order_len_differences(state: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """A line if the rows that others are cut from have another length, or only one of the two runs cuts any."""
+    saved, now = (each["config"].get("seq_len") if _cuts(each) else None for each in (state, expected))
+    return [] if saved == now else [f"order_len: saved {short(saved)}, now {now}"]
+
+
+def _settings_shown(
+    state: Mapping[str, Any], expected: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The settings of both to compare by name: without those that stand for `order_len`."""
+    saved, now = state["config"], expected["config"]
+    if not (_cuts(state) or _cuts(expected)):
+        return saved, now
+    of_order = ("seq_len", "stride")
+    return {name: value for name, value in saved.items() if name not in of_order}, {
+        name: value for name, value in now.items() if name not in of_order
     }
 
 

@@ -409,7 +409,10 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 raise ConfigError(
                     f"step {step:,} of epoch {epoch:,} does not exist in this run, which began at {first:,}"
                 )
-            rows = base + (step - first) * self._schedule.global_rows
+            end = first + self._schedule.steps(base, epoch)
+            if step > end:
+                raise ConfigError(f"step {step:,} of epoch {epoch:,} does not exist: the epoch ends after step {end:,}")
+            rows = min(base + (step - first) * self._schedule.global_rows, self._schedule.rows_known(epoch))
         return mixture_report(mixture, mixture.place(epoch, self._schedule.places(Position(epoch, rows))))
 
     def validation_loaders(self, **settings: Any) -> dict[str, "TokenLoader"]:

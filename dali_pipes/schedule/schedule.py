@@ -73,9 +73,8 @@ class Schedule:
         if self.steps(most=1) == 0:
             if self.curriculum is not None:
                 raise ConfigError(
-                    f"an epoch has less than one optimizer step: global_batch is "
-                    f"{counted(self.curriculum.segment(0, 0).global_batch, 'row')}; use more data or a smaller "
-                    "global_batch"
+                    "an epoch is shorter than one optimizer step: global_batch = "
+                    f"{self.curriculum.segment(0, 0).global_batch:,}; use more data or a smaller global_batch"
                 )
             raise ConfigError(
                 f"{counted(self.rows_known(0), 'row')} {'is' if self.rows_known(0) == 1 else 'are'} fewer than one "

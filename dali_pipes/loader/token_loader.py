@@ -286,7 +286,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         `on_change` "nearest" (None: the setting's value) the lengths of rows may differ too: the run then resumes at
         the row nearest to the same number of tokens, prints a line to standard error, and records the change in
         `state_change`. With "mixture", sources and weights may differ: every source continues where it stopped.
-        Ends an iteration in progress. Raises `StateError` listing the differences if the corpus or the order has changed.
+        Ends an iteration in progress. Raises `StateError` listing the differences if the corpus or the order has
+        changed.
         """
         self._check_open()
         self._check_ranks()

@@ -62,8 +62,8 @@ def read_curriculum(entry: Any, curriculum: Curriculum, position: Position, step
         raise StateError(
             f"the state was saved {counted(last.global_batch - left, 'row')} into an optimizer step of "
             f"{counted(last.global_batch, 'row')}; the remaining {counted(left, 'row')} are not a multiple of "
-            f"the {counted(step_rows, 'row')} that all ranks take at a time. Save when loader.step_end is true, or resume with the "
-            "ranks and batch_size of the saved run"
+            f"the {counted(step_rows, 'row')} that all ranks take at a time. Save when loader.step_end is true, "
+            "or resume with the ranks and batch_size of the saved run"
         )
     if curriculum.cuts:
         _refuse_other_end(entry["end"], curriculum, position, saved.segments)

@@ -160,7 +160,7 @@ def origins(loader: Any, batch_size: int, dice: random.Random) -> list[str]:
     for _ in range(3):
         step, row, epoch = dice.randrange(30), dice.randrange(batch_size), dice.randrange(3)
         try:
-            found.append(repr(loader.locate(step, row, epoch=epoch)))
+            found.append(repr(tuple(loader.locate(step, row, epoch=epoch))[:5]))  # without what newer ones add
         except Exception as error:
             found.append(type(error).__name__)
     return found

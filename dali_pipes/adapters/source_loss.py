@@ -47,7 +47,7 @@ class SourceLoss:
         config = loader.config
         if config.mixture is None:
             raise ConfigError(
-                "SourceLoss applies to a mixture, but this loader reads one corpus: set mixture instead of corpus"
+                "SourceLoss needs a mixture, but this loader reads one corpus: set mixture instead of corpus"
             )
         if "source_ids" not in config.outputs:
             raise ConfigError(
@@ -81,7 +81,7 @@ class SourceLoss:
             weights = weights.flatten() if losses.ndim == 1 else weights
             expected = f"({rows},), {tuple(counted.shape)} or ({counted.numel()},)"
         else:
-            expected = f"{tuple(weights.shape)}, as the weights, and {rows} rows"
+            expected = f"{tuple(weights.shape)}, the shape of the weights, with {rows} rows"
         has_rows = losses.ndim > 0 and (losses.numel() % rows == 0 if losses.ndim == 1 else len(losses) == rows)
         if losses.shape != weights.shape or not has_rows:
             raise ConfigError(
@@ -92,7 +92,7 @@ class SourceLoss:
             if tensor.device != self._totals.device:
                 raise ConfigError(
                     f"{name} are on {tensor.device}, but SourceLoss adds on {self._totals.device}: move the batch to "
-                    "the device of the losses, and pass that one as SourceLoss(loader, device=...)"
+                    "the device of the losses, and pass that device as SourceLoss(loader, device=...)"
                 )
         weights = weights.reshape(rows, -1).to(self._totals.dtype)
         weighted = losses.reshape(rows, -1).to(self._totals.dtype) * weights
@@ -102,7 +102,7 @@ class SourceLoss:
         self._totals.index_add_(1, columns, torch.stack([sums, weights.sum(1)]))
 
     def means(self, group: "ProcessGroup | None" = None) -> dict[str, float]:
-        """The mean loss of each source that has had any, by name, in the order of `mixture`. Blocks until it is known.
+        """The mean loss of each source with labels since the last `reset`, by name, in the order of `mixture`. Blocks.
 
         group: the ranks whose losses are added up, such as `torch.distributed.group.WORLD`: all of them must call, and
                all get the same means. None: the losses of this rank alone, without communication

@@ -52,13 +52,14 @@ def _conflict_with_global_batch(accumulation: int, config: LoaderConfig) -> str:
     rows = config.batch_size * (config.world_size or 1)
     if len(sizes) > 1:
         return (
-            f"the loader's global_batch changes from step to step ({sizes[0]:,} to {sizes[-1]:,} rows), which Trainer "
-            "does not support; set one number as global_batch, or step by loader.step_end in your own training loop"
+            f"the loader's global_batch changes during the run ({sizes[0]:,} to {sizes[-1]:,} rows), which Trainer "
+            "does not support; set global_batch to one number, or use loader.step_end in your own training loop"
         )
     if sizes and sizes[0] != accumulation * rows:
         return (
-            f"with {counted(rows, 'row')} in a batch of all ranks it makes steps of {accumulation * rows:,} rows, but "
-            f"the loader has global_batch = {sizes[0]:,}; set gradient_accumulation_steps = {sizes[0] // rows}"
+            f"with {counted(rows, 'row')} in the batches of all ranks, that is {accumulation * rows:,} rows per "
+            f"optimizer step, but the loader has global_batch = {sizes[0]:,}; set gradient_accumulation_steps = "
+            f"{sizes[0] // rows}"
         )
     return ""
 

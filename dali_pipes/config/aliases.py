@@ -209,7 +209,7 @@ ALIASES = (
     _alias(NOT_NEEDED, "tokenizing uses all cores", "num_proc preprocessing_num_workers"),
     _alias(
         NOT_NEEDED,
-        "gradient accumulation is up to the trainer; with global_batch, loader.step_end says when a step is complete",
+        "accumulate gradients in the training loop; with global_batch, loader.step_end says when a step is complete",
         "gradient_accumulation_steps grad_accum_steps accumulate_grad_batches",
     ),
     _alias(
@@ -274,7 +274,8 @@ ALIASES = (
     _alias(
         ELSEWHERE,
         "set batch_size, the rows of one rank in one batch: divide the global batch by the number of ranks and of "
-        "accumulated batches, and a number of tokens also by seq_len; global_batch can then say the rows of a step",
+        "accumulated batches, and a number of tokens also by seq_len; or set global_batch to the rows of an optimizer "
+        "step over all ranks, and step when loader.step_end is true",
         "global_batch_size train_batch_size total_batch_size tokens_per_batch max_tokens",
     ),
     _alias(

@@ -38,15 +38,20 @@ def _parse_steps(value: Any) -> Steps:
         if not isinstance(entry, list | tuple) or len(entry) != 2:
             raise ValueError(f"{_EXPECTED}; found {shown(entry)}")
         at, number = parse_count(entry[0]), entry[1]
-        for what, found, least in (("a whole number of tokens", at, 0), ("a whole number", number, 1)):
+        for what, found, least in (("tokens", at, 0), ("value", number, 1)):
             if isinstance(found, bool) or not isinstance(found, Integral) or not least <= int(found) < _LARGEST:
-                raise ValueError(f"{shown(entry)}: expected {what} of at least {least}, found {shown(found)}")
+                raise ValueError(
+                    f"{shown(entry)}: {what}: expected a whole number of at least {least}, found {shown(found)}"
+                )
         if not steps and at:
-            raise ValueError(f"{shown(entry)}: the first entry holds from the start of the run: write [0, {number}]")
+            raise ValueError(
+                f"the first entry is {shown(entry)}, but it must begin at 0 tokens: write [0, {number}], or put "
+                "another entry before it"
+            )
         if steps and at <= steps[-1][0]:
             raise ValueError(
-                f"{shown(entry)} does not come after the entry before it, at {steps[-1][0]:,} tokens: list entries by "
-                "rising tokens"
+                f"{shown(entry)} comes after an entry at {steps[-1][0]:,} tokens: list entries by increasing tokens, "
+                "each number once"
             )
         steps.append((int(at), int(number)))
     if not steps:

@@ -170,18 +170,19 @@ class LoaderConfig(BaseModel):
     batch_size: int = Field(gt=0, description="Rows in a batch of one rank (B).")
     seq_len: Scheduled = Field(
         description="Tokens in a row (T). A row reads T + 1 tokens from the corpus to shift the labels. A list of "
-        '[tokens, T], such as `[[0, 2048], ["20B", 8192]]`, changes it during the run; it needs `global_batch`.',
+        '[tokens, T], such as `[[0, 2048], ["20B", 8192]]`, changes the length during the run and needs '
+        "`global_batch`.",
     )
     order_len: int | None = Field(
         None,
         gt=0,
-        description="With a list as `seq_len`, tokens of a row of the order, which shorter rows are cut from: a "
-        "multiple of all of them. None: the longest.",
+        description="Tokens in a row of the order. Rows of all lengths in a `seq_len` list are cut from these rows, so "
+        "it must be a multiple of each length. None: the longest length.",
     )
     global_batch: Scheduled | None = Field(
         None,
-        description="Rows of an optimizer step over all ranks, or a list of [tokens, rows]. `batch_size` stays the "
-        "rows of a batch, and `loader.step_end` says when a step is complete. None: every batch is a step.",
+        description="Rows in an optimizer step over all ranks, or a list of [tokens, rows]: a multiple of ranks times "
+        "`batch_size`. `loader.step_end` says when a step is complete. None: every batch is a step.",
     )
     stride: int | None = Field(
         None,
@@ -470,13 +471,17 @@ class LoaderConfig(BaseModel):
 
     def _check_curriculum(self) -> None:
         """What goes with lists as `seq_len` and `global_batch`."""
-        if self.global_batch is not None:
-            for name, needed in (("drop_last", True), ("split", "train")):
-                if getattr(self, name) != needed:
-                    raise ValueError(
-                        f"{name} = {shown(getattr(self, name))} does not work with global_batch, which makes whole "
-                        f"optimizer steps of a training split: set {name} = {shown(needed)}, or remove global_batch"
-                    )
+        if self.global_batch is not None and self.split == "validation":
+            number = f", and set seq_len = {self.row_len}" * (not isinstance(self.seq_len, int))
+            lengths = "global_batch and order_len" if self.order_len is not None else "global_batch"
+            raise ValueError(
+                f'split = "validation" does not work with global_batch, which is for training: remove {lengths}{number}'
+            )
+        if self.global_batch is not None and not self.drop_last:
+            raise ValueError(
+                "drop_last = False does not work with global_batch, because an epoch then consists of whole optimizer "
+                "steps: set drop_last = True, or remove global_batch"
+            )
         if not self.changes_length:
             return
         given = f"seq_len = {shown(self._plain('seq_len'))}" + f", order_len = {self.order_len}" * (
@@ -484,30 +489,29 @@ class LoaderConfig(BaseModel):
         )
         if self.global_batch is None:
             raise ValueError(
-                f"{given} needs global_batch, the rows of an optimizer step over all ranks: lengths change between "
-                "steps, whatever the ranks"
+                f"{given} needs global_batch, because lengths change only between optimizer steps: set global_batch to "
+                "the rows of an optimizer step over all ranks"
             )
         for skipped in self.skip_steps:
             if skipped.unit == "tokens":
                 raise ValueError(
-                    f"skip_steps: {skipped} in tokens does not work with a list as seq_len: give it in rows"
+                    f"skip_steps: {skipped} in tokens does not work with a seq_len list or order_len: give it in rows"
                 )
         if self.grows_by_window:
             self._check_growing_packs(given)
             return
         if self._row_modes != {"stream"} or self.stride is not None:
-            found = (
-                f"stride = {self.stride}" if self.stride is not None else f"rows = {', '.join(sorted(self._row_modes))}"
-            )
+            of_documents = " and ".join(f'rows = "{mode}"' for mode in sorted(self._row_modes - {"stream"}))
+            found = f"stride = {self.stride}" if self.stride is not None else of_documents
             raise ValueError(
-                f'{given} changes the length of rows, which needs rows = "stream" without stride, or rows = "pack" '
-                f"without a mixture; found {found}"
+                f'{given} changes the length of rows, which works with rows = "stream" without stride, and with rows = '
+                f'"pack" without a mixture: remove {found}'
             )
         for length in values(steps_of(self.seq_len)):
             if self.row_len % length:
                 raise ValueError(
-                    f"{given}: rows of {length:,} tokens are cut from rows of order_len = {self.row_len:,}, which is "
-                    "not a multiple of it; set order_len to a common multiple of all lengths"
+                    f"{given}: rows of {length} tokens are cut from rows of order_len = {self.row_len}, which is not a "
+                    f"multiple of {length}; set order_len to a common multiple of all lengths"
                 )
 
     def _check_growing_packs(self, given: str) -> None:

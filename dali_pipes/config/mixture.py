@@ -147,11 +147,15 @@ def parse_sources(value: Any) -> Any:
     sources = dict(value.items())
     if not sources:
         raise ValueError(f"{_EXPECTED}; found an empty one")
-    for name in sources:
+    for name, table in sources.items():
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.strip():
             raise ValueError(f"expected names of 1 to {_LONGEST_NAME} characters, found {shown(name)}")
         if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in name):
             raise ValueError(f"the name {shown(name)} contains a control character; use printable text")
+        if isinstance(table, Mapping) and "corpus" not in table:
+            complete = [other for other, its in sources.items() if isinstance(its, Mapping) and "corpus" in its]
+            if near := difflib.get_close_matches(name, complete, n=1):
+                raise ValueError(f"{shown(name)} does not have a corpus: set one, or did you mean {shown(near[0])}?")
     return {name: dict(table.items()) if isinstance(table, Mapping) else table for name, table in sources.items()}
 
 
@@ -185,7 +189,9 @@ def check_stages(stages: tuple[Stage, ...], names: Mapping[str, Any]) -> tuple[S
     for number, stage in enumerate(stages):
         place = f"stage {number} (at = {stage.at:,})"
         if stage.at <= at:
-            raise ValueError(f"{place} does not come after the one before (at = {at:,}): list stages by rising at")
+            raise ValueError(
+                f"{place} comes after a stage with at = {at:,}: list stages by increasing at, each number once"
+            )
         at = stage.at
         for name in stage.weights:
             if name not in names:
@@ -194,7 +200,7 @@ def check_stages(stages: tuple[Stage, ...], names: Mapping[str, Any]) -> tuple[S
                 raise ValueError(f"{place} names {shown(name)}, which is not in mixture; {meant}")
         if missing := [name for name in names if name not in stage.weights]:
             raise ValueError(
-                f"{place} does not have a weight for {shown(missing)}: give one to every source, 0 to pause it"
+                f"{place} does not have a weight for {shown(missing)}: set one for every source, 0 to pause it"
             )
         try:
             check_sum(stage.weights)
@@ -216,7 +222,12 @@ def parse_weights(weights: Mapping[str, Any], names: Sequence[str]) -> dict[str,
     try:
         if not isinstance(weights, Mapping):
             raise ValueError(f"expected a dict of weights by source name, found {shown(weights)}")
-        given = {name: _number(weight, zero=True) for name, weight in weights.items()}
+        given = {}
+        for name, weight in weights.items():
+            try:
+                given[name] = _number(weight, zero=True)
+            except ValueError as error:
+                raise ValueError(f"{shown(name)}: {error}") from None
         (stage,) = check_stages((Stage.model_construct(at=1, weights=given),), dict.fromkeys(names))
     except ValueError as error:
         raise ConfigError(

@@ -58,7 +58,7 @@ class BuiltSource:
         gpu_problem: Callable[[], str | None] = lambda: None,
     ) -> None:
         if config.varies_width and (graph is not None or not for_loader):
-            name = "a list as seq_len" if config.length_buckets is None else "length_buckets"
+            name = "a seq_len list" if config.length_buckets is None else "length_buckets"
             raise ConfigError(
                 f"{name} yields batches of different widths, which a DALI pipeline does not support; remove it, or use "
                 "a TokenLoader without graph"
@@ -180,9 +180,9 @@ def with_curriculum(config: LoaderConfig, interleave: Interleave) -> Interleave:
     for stage in config.curriculum:
         if stage.global_batch % rows:
             raise ConfigError(
-                f"global_batch = {stage.global_batch:,} is not a multiple of the {rows:,} rows of a step of all ranks "
-                f"({counted(config.world_size or 1, 'rank')} x batch_size {config.batch_size:,}); use a multiple of "
-                "it, or another batch_size"
+                f"global_batch = {stage.global_batch:,} is not a multiple of {counted(rows, 'row')}, one batch on "
+                f"every rank ({counted(config.world_size or 1, 'rank')} x batch_size {config.batch_size:,}); use a "
+                f"multiple of {rows:,}, or another batch_size"
             )
     mixture = interleave if isinstance(interleave, MixedRows) else None
     if mixture is not None and config.has_total:
@@ -190,7 +190,7 @@ def with_curriculum(config: LoaderConfig, interleave: Interleave) -> Interleave:
         for stage in config.curriculum:
             if stage.at >= tokens:
                 raise ConfigError(
-                    f"seq_len or global_batch changes at {stage.at:,} tokens, which the run does not reach: it has "
+                    f"seq_len or global_batch changes at {stage.at:,} tokens, but the mixture has a total of only "
                     f"{tokens:,}; use a larger total, or an earlier change"
                 )
     return Curriculum(

@@ -141,18 +141,21 @@ def curriculum_text(schedule: Schedule, epoch: int) -> str:
     if curriculum is None:
         return ""
     rows, _ = curriculum.count_by_now(epoch)
-    parts = []
+    parts: list[str] = []
     if curriculum.growing is not None and curriculum.growing.lengths is not None:
         lengths = curriculum.growing.lengths
         for window, seq_len in lengths.in_epoch(epoch):
-            begin = f"from token {lengths.tokens_before(epoch, window):,}: " if window or epoch else ""
-            parts.append(f"{begin}{counted(seq_len, 'token')} a row")
+            begin = f" from token {lengths.tokens_before(epoch, window):,}" if window or epoch else ""
+            length = f"{seq_len:,}" if parts else f"rows of {counted(seq_len, 'token')}"
+            parts.append(f"{length}{begin}")
+        return "; ".join((*parts, f"optimizer steps of {counted(curriculum.segment(epoch, 0).global_batch, 'row')}"))
     for segment in curriculum.segments(epoch):
         if segment.row and segment.row >= rows:
             continue
-        begin = f"from token {curriculum.tokens_before(epoch, segment.row):,}: " if segment.row or epoch else ""
-        of_rows = f"{counted(segment.seq_len, 'token')} a row, " if curriculum.cuts else ""
-        parts.append(f"{begin}{of_rows}{counted(segment.global_batch, 'row')} an optimizer step")
+        begin = f" from token {curriculum.tokens_before(epoch, segment.row):,}" if segment.row or epoch else ""
+        step = f"{segment.global_batch:,}" if parts else f"optimizer steps of {counted(segment.global_batch, 'row')}"
+        tokens = f" x {segment.seq_len:,}{'' if parts else ' tokens'}" if curriculum.cuts else ""
+        parts.append(f"{step}{tokens}{begin}")
     return "; ".join(parts)
 
 

@@ -58,7 +58,7 @@ def _check_value(entry: Mapping[str, Any], position: Position) -> str:
 
 
 def read_curriculum(entry: Any, curriculum: Curriculum, position: Position, step_rows: int) -> SavedCurriculum:
-    """What the entry of a state says; None: the saving run did not have a `global_batch`. Changes nothing.
+    """What the entry of a state says; None: the saved run did not have `global_batch`. Changes nothing.
 
     step_rows: rows of a step of all ranks in this run. Raises `StateError` for an entry that cannot be right, and for
                a run that cannot go on from there.
@@ -76,9 +76,9 @@ def read_curriculum(entry: Any, curriculum: Curriculum, position: Position, step
     if left % step_rows:
         raise StateError(
             f"the state was saved {counted(last.global_batch - left, 'row')} into an optimizer step of "
-            f"{counted(last.global_batch, 'row')}, and the {left:,} that are left are not a multiple of the "
-            f"{counted(step_rows, 'row')} of a step of all ranks; save when loader.step_end is true, or resume with "
-            "the ranks and batch_size of the saved run"
+            f"{counted(last.global_batch, 'row')}; the remaining {counted(left, 'row')} are not a multiple of "
+            f"the {counted(step_rows, 'row')} that all ranks take at a time. Save when loader.step_end is true, "
+            "or resume with the ranks and batch_size of the saved run"
         )
     following = curriculum.continued(position.rows, saved.before, saved.segments)
     switch = next((segment.row for segment in following if segment.row > position.rows), None)
@@ -102,8 +102,8 @@ def _refuse_other_end(saved: int, curriculum: Curriculum, position: Position, se
         curriculum.is_within_last_group(position.rows, segments, places) for places in (end, saved)
     ):
         raise StateError(
-            f"the state was saved near the end of its epoch, whose length was {saved:,} rows of order_len and is "
-            f"{end:,} now, so the order of the next rows would change; use the total of the saved run"
+            f"the state was saved near the end of its epoch, which had {saved:,} rows of order_len tokens and now has "
+            f"{end:,}, so the order of the next rows would change; use the total of the saved run"
         )
 
 

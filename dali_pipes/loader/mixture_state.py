@@ -76,8 +76,8 @@ def resume_mixture(
     place, marks = entry["place"], entry["marks"]
     if places > mixture.total:
         raise StateError(
-            f"the state is {places:,} rows into an epoch, but the total now ends it after {mixture.total:,}; set a "
-            "total that is not before the saved position"
+            f"the state was saved after {places:,} rows of an epoch, but with the current total an epoch has only "
+            f"{mixture.total:,}; set a larger total"
         )
     saved = _read(entry["stages"])
     former = [name for _, weights in saved for name in weights if name not in mixture.names]
@@ -100,7 +100,7 @@ def resume_mixture(
         found = marks.get(name, [0])[0]
         if found != count:
             raise StateError(
-                f"the state is damaged: source {name!r} has had {short(found)} rows before row {place:,}, expected "
+                f"the state is damaged: source {name!r} gave {short(found)} rows before row {place:,}, expected "
                 f"{count:,}; use an unchanged copy"
             )
     _refuse_missing(former, order, place - places + places_done, mixture.next_stratum(place))

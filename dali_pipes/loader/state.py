@@ -22,6 +22,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from dali_pipes.config import DOCUMENT_ORDER_FIELDS, LoaderConfig
@@ -224,7 +225,8 @@ class States:
                 ""
                 if differences
                 else (
-                    ', or set on_change = "mixture" to go on with these sources and weights from the next 128 rows on'
+                    ', or set on_change = "mixture" to continue with these sources and weights from the next '
+                    "multiple of 128 rows on"
                 )
             )
             raise StateError(
@@ -244,6 +246,9 @@ class States:
             )
         change = resume_mixture(mixture, entry, epoch, places, places_done, set(saved) if of_mixture else None)
         self._resume_curriculum(saved_curriculum, position)
+        if change is not None and curriculum is not None and curriculum.cuts:  # its rows are shorter than places
+            tokens = curriculum.tokens_before(epoch, rows) - curriculum.tokens_before(epoch, 0)
+            change = replace(change, rows_before=rows, rows=rows, tokens_before=tokens, tokens=tokens)
         return Saved(position, change, step_rows)
 
     def _read_curriculum(self, state: Mapping[str, Any], position: Position) -> SavedCurriculum | None:
@@ -296,8 +301,8 @@ class States:
                 if (epoch, row) > position and not curriculum.is_step_end(epoch, row):
                     size = curriculum.segment(epoch, row).global_batch // schedule.global_rows
                     raise ConfigError(
-                        f"skip_steps: steps {first:,} to {end - 1:,} of epoch {epoch:,} are not whole optimizer steps, "
-                        f"which global_batch makes of {counted(size, 'step')} of all ranks there; skip whole ones"
+                        f"skip_steps: steps {first:,} to {end - 1:,} of epoch {epoch:,} are not whole optimizer steps: "
+                        f"with global_batch, an optimizer step there has {counted(size, 'step')}; skip multiples of it"
                     )
 
     def _refuse_differences(

@@ -53,14 +53,16 @@ class StateChange:
 
 @dataclass(frozen=True)
 class MixtureChange(StateChange):
-    """How `on_change = "mixture"` resumed with other sources or weights: every source goes on where it was.
+    """How `on_change = "mixture"` resumed with other sources or weights: every source continues where it stopped.
 
-    `settings` has "mixture.NAME" for each source that came, went or has another weight: its share of the rows, 0 to 1,
-    before and from `begin` on, None where it was or is not in the mixture. Rows and tokens stay as they were saved.
+    `settings` has "mixture.NAME" for each source that was added, removed or has another weight: its share of the rows,
+    0 to 1, before and from `begin` on, None where it is not in the mixture. Rows and tokens stay as they were saved.
     """
 
     begin: int
-    """Row of the run, over all epochs and ranks, from which on the new sources and weights hold."""
+    """Row of the run, over all epochs and ranks, from which the new sources and weights hold; of `order_len` tokens if
+    `seq_len` is a list.
+    """
 
     def differences(self) -> str:
         """The sources that differ, as text for a message."""
@@ -72,7 +74,7 @@ class MixtureChange(StateChange):
     def line(self) -> str:
         """All of it, in one line for a log."""
         return (
-            f"the state was saved with another mixture; from row {self.begin:,} of the run on, the shares of the rows "
+            f"the state was saved with a different mixture; from row {self.begin:,} of the run on, the shares of rows "
             f"are: {self.differences()}"
         )
 

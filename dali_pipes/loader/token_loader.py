@@ -85,7 +85,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     state_change: StateChange | None
     """What `on_change` changed when the last state was loaded: a `MixtureChange` with "mixture", else a `StateChange`.
-    None if that state fitted.
+    None if nothing changed.
     """
     _consumed: Position | tuple[StepRange, int]  # up to the last batch handed out: a place, or steps and how many
     _last: tuple[StepRange, int] | None  # steps whose last one is the last batch handed out, since a state was loaded
@@ -162,7 +162,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     @property
     def step_end(self) -> bool:
-        """Whether the batches handed out so far make whole optimizer steps of `global_batch` rows over all ranks.
+        """Whether the last batch handed out completes an optimizer step of `global_batch` rows over all ranks.
 
             for batch in loader:
                 loss = model(batch) / loader.batches_per_step
@@ -170,8 +170,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 if loader.step_end:
                     optimizer.step()
 
-        Without `global_batch` every batch is a step, so this is always true. Blocks only where rows of documents of
-        earlier epochs have to be counted, after a resume without their count.
+        Without `global_batch`, every batch is a step, so this is always true. Blocks only if rows of documents in
+        earlier epochs have to be counted after a resume.
         """
         curriculum = self._schedule.curriculum
         return curriculum is None or curriculum.is_step_end(*self._position)
@@ -191,9 +191,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def tokens_seen(self) -> int:
         """Tokens of the run up to the last batch handed out, over all ranks and epochs, with padding.
 
-        The count of `total_tokens`, of `stages`, and of lists as `seq_len` and `global_batch`: `seq_len` for each row
-        of the order, also of those at the end of an epoch that `drop_last` or `skip_steps` leave out. Where rows hold
-        documents, those of earlier epochs have to be counted, which blocks the first time.
+        `total_tokens`, `stages`, and `seq_len` and `global_batch` lists count the same way: `seq_len` for each row,
+        including rows that `drop_last` or `skip_steps` leave out. If rows hold documents, those of earlier epochs have
+        to be counted, which blocks the first time.
         """
         curriculum, (epoch, rows) = self._schedule.curriculum, self._position
         if curriculum is not None:
@@ -231,8 +231,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         Plans the whole epoch, which blocks (less than a second for a million documents) and shows its progress.
         Training does not need it. The report is cached in the user's cache folder, like document offsets.
 
-        source: of a mixture, the source whose rows are meant, in the pass that it has reached; `epoch` of the report is
-                the number of the pass. Raises `ConfigError` with `rows = "stream"`, and for a wrong or missing source.
+        source: in a mixture, the source to report on, in the pass that it has reached; `epoch` of the report is the
+                number of the pass. Raises `ConfigError` with `rows = "stream"`, and for a wrong or missing source.
         """
         if self._built.mixture is None:
             if source is not None:
@@ -286,8 +286,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         World size, batch size, block size, threads, device and placement may differ from the saving run. With
         `on_change` "nearest" (None: the setting's value) the lengths of rows may differ too: the run then resumes at
         the row nearest to the same number of tokens, prints a line to standard error, and records the change in
-        `state_change`. With "mixture", sources and weights may differ: every source goes on where it was. Ends an
-        iteration in progress. Raises `StateError` listing the differences if the corpus or the order has changed.
+        `state_change`. With "mixture", sources and weights may differ: every source continues where it stopped.
+        Ends an iteration in progress. Raises `StateError` listing the differences if the corpus or the order has
+        changed.
         """
         self._check_open()
         self._check_ranks()
@@ -359,16 +360,16 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         return loader_table(self.config, self._built, stats, self._position, was_left=left, is_closed=closed)
 
     def set_weights(self, weights: Mapping[str, Any]) -> int:
-        """Change the weights of a mixture from the next 128 rows on. Returns the row at which they begin.
+        """Change the weights of a mixture from the next multiple of 128 rows on. Returns the row at which they begin.
 
-        weights: for every source its new share of the tokens, as in `mixture`; 0 pauses a source, which later goes on
-                 where it stopped. They hold until the next of `stages`, if there is one. A running `for` goes on: what
-                 was read ahead is planned anew, which costs about as much as a resume.
+        weights: for every source its new share of the tokens, as in `mixture`; 0 pauses a source, which later continues
+                 where it stopped. They hold until the next of `stages`, if there is one. A running `for` continues:
+                 what was read ahead is planned again, which costs about as much as a resume.
 
         Call it in the thread that iterates, between two batches, and on every rank after the same step: with a process
-        group the ranks compare position and weights, which blocks until all have called. The change is in later
-        states. Raises `ConfigError` without a mixture, for unknown or missing sources, where ranks differ, and where a
-        source would exceed its `max_epochs`; the old weights then stay.
+        group, the ranks compare position and weights, which blocks until all have called. Later states contain the
+        change. Raises `ConfigError` without a mixture, for unknown or missing sources, if ranks differ, and if a source
+        would exceed its `max_epochs`; the old weights then stay.
         """
         self._check_open()
         self._check_ranks()
@@ -399,8 +400,10 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def mixture_report(self, step: int | None = None) -> MixtureReport:
         """What a mixture has used of each source: share asked and achieved, tokens, passes, rows left.
 
-        step: number of a step of the next batch's epoch, up to whose first row is counted, by arithmetic; None: up to
-              now. Raises `ConfigError` without a mixture.
+        step: a step of the next batch's epoch; the report is computed for the moment before its first row. The number
+              of steps stands for the end of the epoch. None: up to now
+
+        Raises `ConfigError` without a mixture, and for a step that does not exist.
         """
         mixture = self._mixture("mixture_report()")
         epoch, rows = self._position
@@ -411,14 +414,18 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 raise ConfigError(
                     f"step {step:,} of epoch {epoch:,} does not exist in this run, which began at {first:,}"
                 )
-            rows = base + (step - first) * self._schedule.global_rows
+            end = first + self._schedule.steps(base, epoch)
+            if step > end:
+                raise ConfigError(f"step {step:,} of epoch {epoch:,} does not exist: the epoch ends after step {end:,}")
+            rows = min(base + (step - first) * self._schedule.global_rows, self._schedule.rows_known(epoch))
         return mixture_report(mixture, mixture.place(epoch, self._schedule.places(Position(epoch, rows))))
 
     def validation_loaders(self, **settings: Any) -> dict[str, "TokenLoader"]:
         """A loader for the validation split of each source of a mixture, by name: every row once over all ranks.
 
-        Needs `validation_fraction`. Not shuffled, the last step is kept; `settings` change others, such as
-        `batch_size`. Close each one after use. Raises as `TokenLoader`.
+        Needs `validation_fraction`. Rows are not shuffled, have `order_len` tokens if `seq_len` is a list, and the last
+        step is kept. `settings` override others, such as `batch_size`. Close each loader after use. Raises as
+        `TokenLoader`.
         """
         self._mixture("validation_loaders()")
         if not self.config.validation_fraction:

@@ -143,8 +143,8 @@ class MixedRows:
         if self.order.end is not None and len(here) and int(places_of_run.max()) >= self.order.end:
             names = ", ".join(sorted(repr(source.name) for source in self.order.exhausted))
             raise ConfigError(
-                f"mixture: the run has {self.order.end:,} rows, and epoch {epoch:,} needs more: {names} had all passes "
-                "of max_epochs; raise max_epochs, or end the training"
+                f"mixture: the run ends after {self.order.end:,} rows, in or before epoch {epoch:,}, because {names} "
+                "reached max_epochs; raise max_epochs, or stop training"
             )
         numbers, counts = self.order.rows(places_of_run)
         sources[here] = numbers
@@ -338,8 +338,8 @@ class MixedRows:
     def _source(self, number: int) -> RowSource:
         if number >= len(self.sources):
             raise ConfigError(
-                f"source {self.order.names[number]!r} gave rows to an earlier part of this run, but it is not in the "
-                "mixture any more; add it with weight 0 to locate those rows"
+                f"source {self.order.names[number]!r} gave rows to an earlier part of this run, but is no longer in "
+                "the mixture; add it with weight 0 to locate those rows"
             )
         return self.sources[number]
 

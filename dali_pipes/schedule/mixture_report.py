@@ -29,7 +29,9 @@ class SourceUse:
 
 @dataclass(frozen=True, repr=False)
 class MixtureReport(ShownAsTable):
-    """The use of each source before row `place` of the run, counted over all epochs and ranks."""
+    """The use of each source before row `place` of the run, counted over all epochs and ranks: rows of `order_len`
+    tokens if `seq_len` is a list.
+    """
 
     place: int
     tokens: int

@@ -20,6 +20,7 @@ from profiles import examples
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.errors import ConfigError, StateError
+from dali_pipes.loader.state_change import MixtureChange
 from dali_pipes.rows.windows import WindowRows, split_windows
 
 ORDER_LEN = 32
@@ -501,8 +502,35 @@ def test_states_that_cannot_be_continued(folder: Path) -> None:
         with pytest.raises(StateError, match=r"937.*1,000"):
             loader.load_state_dict(near_end)
         loader.load_state_dict(state)
-    with TokenLoader(**{**settings, "seq_len": 32}, batch_size=6) as loader, pytest.raises(StateError, match="order"):
+    with (
+        TokenLoader(**{**settings, "seq_len": 32}, batch_size=6) as loader,
+        pytest.raises(StateError, match="order_len: saved 32, now nothing") as caught,
+    ):
         loader.load_state_dict(state)
+    assert "group64" not in str(caught.value)
+    longer = TokenLoader(**settings, order_len=64, batch_size=6)
+    with longer, pytest.raises(StateError, match="order_len: saved 32, now 64") as caught:
+        longer.load_state_dict(state)
+    assert "seq_len: " not in str(caught.value)
+
+
+def test_a_change_of_the_mixture_counts_rows_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of 8 tokens, a quarter of a row of the order."""
+    settings = settings_of(folder, "mixture")
+    with TokenLoader(**settings, batch_size=6) as loader:
+        batches = iter(loader)
+        for _ in range(8):
+            next(batches)
+        state = loader.state_dict()
+    settings["mixture"]["web"]["weight"] = 0.4
+    with TokenLoader(**{**settings, "quiet": False}, batch_size=6, on_change="mixture") as loader:
+        capsys.readouterr()
+        loader.load_state_dict(state)
+        change = loader.state_change
+        assert isinstance(change, MixtureChange)
+        assert (change.rows_before, change.rows, change.tokens_before, change.tokens) == (48, 48, 48 * 8, 48 * 8)
+        assert change.begin == 128
+        assert "the next row" not in capsys.readouterr().err
 
 
 PACKED: dict[str, Any] = {"rows": "pack", "eos_id": END_ID, "window_documents": 120, "global_batch": 12, "quiet": True}

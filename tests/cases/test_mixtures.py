@@ -355,7 +355,8 @@ def test_a_run_that_stops_gives_all_its_rows_and_saves_its_end(folder: Path, gro
         end, report = run.state_dict(), run.mixture_report()
         assert end["mixture"]["place"] == report.place == 768
         assert (run.tokens_seen, run.step, run.epoch) == (768 * SEQ_LEN, 0, 2)
-        assert run.mixture_report(step=10**6) == report
+        with pytest.raises(ConfigError, match="1,000,000"):
+            run.mixture_report(step=10**6)
         assert "epoch 2" in run.summary()
         with pytest.raises(ConfigError, match=r"768 rows.*'code'.*max_epochs"):
             next(iter(run))
@@ -500,6 +501,8 @@ def test_loss_masks_of_one_source(folder: Path, tmp_path: Path) -> None:
 def test_reports_and_validation(folder: Path) -> None:
     with loader(folder, validation_fraction=0.1) as mixed:
         report = mixed.mixture_report(step=225)
+        with pytest.raises(ConfigError, match=r"step 226 .* step 225"):
+            mixed.mixture_report(step=226)
         rows = rows_of(mixed)
         used = Counter(source for source, _ in rows.values())
         assert [source.rows for source in report.sources] == [used[number] for number in range(3)]
@@ -638,6 +641,9 @@ def test_what_a_state_changed_is_said(folder: Path, capsys: pytest.CaptureFixtur
         again = other.state_dict()
         other.load_state_dict(again)
         assert other.state_change is None
+        for value in (-1, "70%"):
+            with pytest.raises(ConfigError, match=rf"set_weights: 'math': .*{value}"):
+                other.set_weights({"code": 0.5, "math": value})
         other.set_weights({"code": 0.5, "math": 0.5})
         live = other.state_dict()
     more = mixture(folder, code=0.3, math=0.1, web=0.4)

@@ -226,6 +226,14 @@ def test_one_synthetic_corpus_may_be_several_sources() -> None:
     assert list(LoaderConfig(**SHAPE, mixture=sources).sources) == ["a", "b"]
 
 
+def test_a_misspelled_source_is_named_with_the_one_that_was_meant() -> None:
+    mixture = {"web": {"corpus": "synthetic:1M", "weight": 1}, "wbe": {"weight": 0.5}}
+    with pytest.raises(ConfigError, match=r"mixture: 'wbe' .*'web'"):
+        LoaderConfig(**SHAPE, mixture=mixture)
+    with pytest.raises(ConfigError, match=r"mixture\.other\.corpus: is missing"):
+        LoaderConfig(**SHAPE, mixture={"web": mixture["web"], "other": {"weight": 0.5}})
+
+
 @pytest.mark.parametrize(
     ("stages", "names"),
     [

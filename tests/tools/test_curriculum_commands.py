@@ -69,7 +69,7 @@ def test_the_plan_of_a_mixture_shows_when_lengths_change(config: Path) -> None:
     assert [entry["tokens"] for entry in plan["lengths"]] == list(begins.values())
     text = run_well("mixture", config)
     for (length, rows), tokens in begins.items():
-        assert f"rows of {length} tokens, steps of {rows} rows from token {tokens:,}" in text
+        assert f"from token {tokens:,}: optimizer steps of {rows} rows x {length} tokens" in text
     assert len(run_json("mixture", config, "--at", 5_000, "--json")["lengths"]) == 1
 
 
@@ -78,5 +78,5 @@ def test_start_lines_say_when_lengths_change(config: Path, capsys: pytest.Captur
         pass
     said = capsys.readouterr().err
     assert "(4, 8 to 32)" in said
-    assert "8 tokens a row, 8 rows an optimizer step; from token 6,144: 32 tokens a row" in said
+    assert "steps of 8 rows x 8 tokens; 8 x 32 from token 6,144" in said
     assert all(len(line) <= 120 for line in said.splitlines())

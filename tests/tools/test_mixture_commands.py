@@ -135,7 +135,7 @@ def test_text_names_sources_stages_and_figures(config: Path) -> None:
         (line,) = (line for line in printed.splitlines() if line.startswith(use["name"]) and "leaves" not in line)
         assert f"{use['tokens']:,}" in line
         assert f"{use['rows']:,}" in line
-    assert "stage 0" in printed
+    assert "from token 0, row 0: web 60.00%" in printed
     assert "code leaves" in run_well("mixture", config)
 
 
@@ -206,7 +206,7 @@ def test_one_setting_of_one_source_is_set(config: Path) -> None:
     for name, facts in {
         "mixture.web.weight": ["--set mixture.web.weight=-1", "mixture.web.weight: ", "-1"],
         "mixture.web.wieght": ["--set mixture.web.wieght=-1", "mixture.web.wieght: ", "weight"],
-        "mixture.wbe.weight": ["--set mixture.wbe.weight=-1", "mixture.wbe.corpus: "],
+        "mixture.wbe.weight": ["--set mixture.wbe.weight=-1", "mixture: 'wbe'"],
         "mixture.web": ["--set mixture.web=-1", "mixture.web: "],
         "mixture.a b.weight": ["--set mixture.a b.weight=-1", "mixture.a b"],
         "model.web.weight": ["--set model.web.weight=-1", "model.web.weight"],

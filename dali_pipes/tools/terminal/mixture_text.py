@@ -29,12 +29,13 @@ def show_mixture(plan: MixturePlan) -> None:
     for name, *figures in table:
         cells = [name.ljust(widths[0]), *(f.rjust(width) for f, width in zip(figures, widths[1:], strict=True))]
         lines.append("  ".join(cells))
-    for number, stage in enumerate(plan.stages):
+    for stage in plan.stages:
         weights = ", ".join(f"{printable(name)} {weight:.2%}" for name, weight in stage.weights.items())
-        lines.append(f"stage {number} from token {stage.tokens:,}, row {stage.place:,}: {weights}")
+        lines.append(f"from token {stage.tokens:,}, row {stage.place:,}: {weights}")
     for lengths in plan.lengths:
         lines.append(
-            f"rows of {lengths.seq_len:,} tokens, steps of {lengths.global_batch:,} rows from token {lengths.tokens:,}"
+            f"from token {lengths.tokens:,}: optimizer steps of {lengths.global_batch:,} rows x {lengths.seq_len:,} "
+            "tokens"
         )
     for source in plan.exhausted:
         lines.append(

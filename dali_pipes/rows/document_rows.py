@@ -12,7 +12,7 @@ state therefore says in which window it is and how many rows came before it.
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -139,7 +139,6 @@ class DocumentRows:
         self.num_documents = len(offsets) - 1 if num_kept is None else num_kept
         self.keeps_all = num_kept is None
         self.num_windows = -(-self.num_documents // window_documents)
-        self.length_stages = [list(length) for length in lengths]
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
         self._counts = WindowCounts()
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
@@ -301,13 +300,9 @@ class DocumentRows:
     def _widths_of_windows(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array:
         assert self.lengths is not None
         widths = np.zeros(-(-(end - first) // step_rows), np.int64)
-        row = first
-        while row < end:
-            mark = self._window_of(epoch, row)
-            until = min(end, mark.rows_before + self._plan(epoch, mark.window).num_rows)
+        for mark, _, row, until in self._windows_of(epoch, first, end):
             steps = slice((row - first) // step_rows, -(-(until - first) // step_rows))
             widths[steps] = np.maximum(widths[steps], self.lengths.of(epoch, mark.window))
-            row = until
         return widths
 
     def windows_begun(self, epoch: int, row: int) -> int:
@@ -343,19 +338,23 @@ class DocumentRows:
         assert self.buckets is not None
         self.count(epoch, end)
         longest = np.zeros(-(-(end - first) // step_rows), np.int64)
+        for mark, packing, row, until in self._windows_of(epoch, first, end):
+            steps = np.arange((row - first) // step_rows, (until - 1 - first) // step_rows + 1)
+            lengths = packing.piece_lengths[row - mark.rows_before : until - mark.rows_before]
+            begins = np.maximum(first + steps * step_rows - row, 0)
+            longest[steps] = np.maximum(longest[steps], np.maximum.reduceat(lengths, begins))
+        return longest
+
+    def _windows_of(self, epoch: int, first: int, end: int) -> Iterator[tuple[WindowMark, Packing, int, int]]:
+        """The windows of rows `first` to `end` - 1, with their plans and the part of these rows that each has."""
         row = first
         while row < end:
             mark = self._window_of(epoch, row)
             packing = self._plan(epoch, mark.window)
             until = min(end, mark.rows_before + packing.num_rows)
-            if until == row:  # as in `pieces`
-                continue
-            steps = np.arange((row - first) // step_rows, (until - 1 - first) // step_rows + 1)
-            lengths = packing.piece_lengths[row - mark.rows_before : until - mark.rows_before]
-            begins = np.maximum(first + steps * step_rows - row, 0)
-            longest[steps] = np.maximum(longest[steps], np.maximum.reduceat(lengths, begins))
+            if until > row:  # else it has no rows, or had to be counted again, as in `plan`
+                yield mark, packing, row, until
             row = until
-        return longest
 
     def plan_next(self, epoch: int, row: int) -> None:
         """Plan the window after that of `row`, so that later calls do not wait for it. Blocks."""

@@ -142,8 +142,8 @@ def curriculum_text(schedule: Schedule, epoch: int) -> str:
         return ""
     rows, _ = curriculum.count_by_now(epoch)
     parts: list[str] = []
-    if curriculum.growing is not None and curriculum.growing.lengths is not None:
-        lengths = curriculum.growing.lengths
+    lengths = curriculum.lengths
+    if lengths is not None:
         for window, seq_len in lengths.in_epoch(epoch):
             begin = f" from token {lengths.tokens_before(epoch, window):,}" if window or epoch else ""
             length = f"{seq_len:,}" if parts else f"rows of {counted(seq_len, 'token')}"

@@ -45,10 +45,9 @@ def curriculum_entry(curriculum: Curriculum, position: Position) -> dict[str, An
     end = {"end": curriculum.num_places(epoch)} if curriculum.cuts else {}
     entry = {"before": curriculum.places_before(epoch), "segments": [list(segment) for segment in segments], **end}
     entry |= {"lists": curriculum.lists, "since": min(curriculum.since, epoch)}
-    if curriculum.growing is not None and curriculum.growing.lengths is not None:
+    if curriculum.growing is not None and curriculum.lengths is not None:
         begun = curriculum.growing.windows_begun(epoch, rows)
-        lengths = curriculum.growing.lengths.in_epoch(epoch)
-        entry["lengths"] = [list(length) for length in lengths if length[0] < begun]
+        entry["lengths"] = [list(length) for length in curriculum.lengths.in_epoch(epoch) if length[0] < begun]
     return {**entry, "check": _check_value(entry, position)}
 
 

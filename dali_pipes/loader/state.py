@@ -31,11 +31,7 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.engine.mixture import share_of
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.corpus_growth import growth_advice
-from dali_pipes.loader.curriculum_state import (
-    SavedCurriculum,
-    curriculum_entry,
-    read_curriculum,
-)
+from dali_pipes.loader.curriculum_state import SavedCurriculum, curriculum_entry, read_curriculum
 from dali_pipes.loader.mixture_state import changed_weights, check_entry, mixture_entry, resume_mixture
 from dali_pipes.loader.state_change import (
     MAY_CHANGE,
@@ -49,7 +45,7 @@ from dali_pipes.loader.state_change import (
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule import Position, Schedule
-from dali_pipes.schedule.curriculum import PARTS_ORDER_NAME
+from dali_pipes.schedule.curriculum import PARTS_ORDER_NAME, Curriculum
 from dali_pipes.schedule.mixed_rows import MixedRows
 
 OnChange = Literal["refuse", "nearest", "mixture"]
@@ -127,17 +123,16 @@ class States:
 
     def load(self, state: Mapping[str, Any], on_change: OnChange | None = None) -> Saved:
         """Let the order go on as a state says, see `read`. After an error it is as it was."""
-        mixture, curriculum = self._mixture, self._schedule.curriculum
-        of_mixture = None if mixture is None else mixture.run
-        of_curriculum = None if curriculum is None else curriculum.run
+        held: list[MixedRows | Curriculum] = [
+            each for each in (self._mixture, self._schedule.curriculum) if each is not None
+        ]
+        before: list[Any] = [each.run for each in held]
         try:
             saved = self.read(state, on_change)
             self._check_steps(saved)
         except BaseException:
-            if mixture is not None and of_mixture is not None:
-                mixture.run = of_mixture
-            if curriculum is not None and of_curriculum is not None:
-                curriculum.run = of_curriculum
+            for each, run in zip(held, before, strict=True):
+                each.run = run
             raise
         return saved
 
@@ -185,10 +180,12 @@ class States:
             )
         _check_step_rows(step_rows)
         position = Position(epoch, rows)
+        saved_curriculum = None if changed else self._read_curriculum(state, position)
         if "window" in expected:
-            self._read_window(state, position, {name: saved for name, (saved, _) in changed.items()})
+            of_settings = {name: saved for name, (saved, _) in changed.items()}
+            self._read_window(state, position, of_settings, saved_curriculum)
         if not changed:
-            self._resume_curriculum(self._read_curriculum(state, position), position)
+            self._resume_curriculum(saved_curriculum, position)
             return Saved(position, None, step_rows)
         change = nearest_position(position, state["config"], changed, self._schedule)
         position = Position(epoch, change.rows)
@@ -257,14 +254,14 @@ class States:
             return None
         return read_curriculum(state.get("curriculum"), curriculum, position, self._schedule.global_rows)
 
-    def _resume_lengths(self, state: Mapping[str, Any], position: Position, mark: WindowMark) -> None:
+    def _resume_lengths(self, saved: SavedCurriculum | None, position: Position, mark: WindowMark) -> None:
         """Where packing windows have their own lengths, let those that were begun keep them."""
-        saved, curriculum = self._read_curriculum(state, position), self._schedule.curriculum
-        if curriculum is None or saved is None or curriculum.growing is None or saved.lengths is None:
+        curriculum = self._schedule.curriculum
+        if curriculum is None or curriculum.growing is None or curriculum.lengths is None:
             return
-        assert curriculum.growing.lengths is not None
+        assert saved is not None
         begun = mark.window + (position.rows > mark.rows_before)
-        curriculum.growing.set_lengths(curriculum.growing.lengths.resumed(position.epoch, begun, list(saved.lengths)))
+        curriculum.growing.set_lengths(curriculum.lengths.resumed(position.epoch, begun, list(saved.lengths or ())))
 
     def _resume_curriculum(self, saved: SavedCurriculum | None, position: Position) -> None:
         curriculum = self._schedule.curriculum
@@ -355,7 +352,13 @@ class States:
             return [f"corpus: saved {'with' if 'sources' in saved else 'without'} a mixture"]
         return _corpus_differences(saved, now, self._corpora[""])
 
-    def _read_window(self, state: Mapping[str, Any], position: Position, saved: Mapping[str, Any]) -> None:
+    def _read_window(
+        self,
+        state: Mapping[str, Any],
+        position: Position,
+        saved: Mapping[str, Any],
+        saved_curriculum: SavedCurriculum | None,
+    ) -> None:
         """Check the window of a state, and count rows from there unless other settings were `saved` with it."""
         window = state.get("window")
         if not (isinstance(window, list | tuple) and len(window) == 2 and all(map(is_count, window))):
@@ -370,9 +373,10 @@ class States:
                 f"{position.epoch}, rows {position.rows}, window {list(window)} and these settings; use an unchanged "
                 "copy"
             )
-        if not saved:
-            self._resume_lengths(state, position, WindowMark(*window))
-        if not saved and not self._schedule.interleave.seek(*position, WindowMark(*window)):
+        if saved:
+            return
+        self._resume_lengths(saved_curriculum, position, WindowMark(*window))
+        if not self._schedule.interleave.seek(*position, WindowMark(*window)):
             raise StateError(
                 f"the state is damaged: row {position.rows} of epoch {position.epoch} is not in window {window[0]}, "
                 f"which begins after {window[1]} rows; use an unchanged copy"

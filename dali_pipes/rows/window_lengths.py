@@ -23,6 +23,7 @@ class WindowLengths:
     """
 
     def __init__(self, stages: Sequence[tuple[int, int]], num_tokens: int, num_windows: int) -> None:
+        self.stages = tuple(stages)
         self._firsts = [-(-tokens * num_windows // num_tokens) for tokens, _ in stages]
         self._values = [length for _, length in stages]
         self._num_windows, self._num_tokens = num_windows, num_tokens

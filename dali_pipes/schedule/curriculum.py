@@ -28,7 +28,7 @@ from dali_pipes.rows.base import PADDING, SEQUENTIAL, KeyedRange, Parts, Rows, o
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
-from dali_pipes.rows.window_lengths import Lengths
+from dali_pipes.rows.window_lengths import Lengths, WindowLengths
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule.interleave import Interleave
 
@@ -85,11 +85,15 @@ class Curriculum:
         self._befores = {0: 0}
         self.since = 0
         """The first epoch that this run knows: those before it may have had other lists."""
-        stated = json.dumps(
-            [self.order_name, self.seq_len, list(map(list, stages)), [] if growing is None else growing.length_stages]
-        )
+        of_windows = () if self.lengths is None else self.lengths.stages
+        stated = json.dumps([self.order_name, self.seq_len, [list(stage) for stage in stages], of_windows])
         self.lists = hashlib.sha256(stated.encode()).hexdigest()[:8]
         """A hash of the lists."""
+
+    @property
+    def lengths(self) -> WindowLengths | None:
+        """The lengths of rows by packing window, where rows grow that way."""
+        return None if self.growing is None else self.growing.lengths
 
     def places_before(self, epoch: int) -> int:
         """Places of the run before an epoch. Counts rows of documents in all epochs before it, which may block."""
@@ -195,8 +199,7 @@ class Curriculum:
     @property
     def run(self) -> tuple[dict[int, list[Segment]], dict[int, int], int, dict[int, Lengths]]:
         """Where the run stands: what `go_on` and `set_lengths` of `growing` set."""
-        lengths = None if self.growing is None else self.growing.lengths
-        return self._segments, self._befores, self.since, {} if lengths is None else lengths.run
+        return self._segments, self._befores, self.since, {} if self.lengths is None else self.lengths.run
 
     @run.setter
     def run(self, run: tuple[dict[int, list[Segment]], dict[int, int], int, dict[int, Lengths]]) -> None:

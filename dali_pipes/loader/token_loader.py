@@ -214,8 +214,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         """
         self._check_ranks()
         epoch, schedule = self.epoch, self._schedule
-        by_report = self._reports is not None and schedule.curriculum is None
-        rows = self._reports.rows(epoch) if self._reports is not None and by_report else schedule.rows_known(epoch)
+        reports = self._reports if schedule.curriculum is None else None  # which counts rows of whole steps alone
+        rows = schedule.rows_known(epoch) if reports is None else reports.rows(epoch)
         base = schedule.counted_from(self._resumed, epoch)
         return schedule.left_of(schedule.step_number(base) + schedule.steps_of(rows - base), epoch)
 
@@ -256,7 +256,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 f'plan_report({source!r}) applies to rows = "pack" and rows = "pad", but mixture.{source} has rows = '
                 '"stream"'
             )
-        counts = mixture.order.counts_before(mixture.place(self._position.epoch, self._schedule.places(self._position)))
+        counts = mixture.order.counts_before(self._place_of_run(mixture, self._position))
         passes, _ = rows.at(counts[number : number + 1])
         return reports.report(int(passes[0]))
 
@@ -346,10 +346,10 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         )
 
     def _source_rows(self) -> dict[str, int]:
-        mixture, (epoch, rows) = self._built.mixture, self._position
+        mixture = self._built.mixture
         if mixture is None:
             return {}
-        counts = mixture.order.counts_before(mixture.place(epoch, self._schedule.places(Position(epoch, rows))))
+        counts = mixture.order.counts_before(self._place_of_run(mixture, self._position))
         return dict(zip(mixture.names, counts.tolist(), strict=False))  # the order also knows sources that left
 
     def _table(self) -> Table:
@@ -375,7 +375,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._check_ranks()
         mixture = self._mixture("set_weights()")
         position = self._position
-        place = mixture.place(position.epoch, self._schedule.places(position))
+        place = self._place_of_run(mixture, position)
         given, problem = {}, None
         try:
             given = parse_weights(weights, mixture.names)
@@ -418,7 +418,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             if step > end:
                 raise ConfigError(f"step {step:,} of epoch {epoch:,} does not exist: the epoch ends after step {end:,}")
             rows = min(base + (step - first) * self._schedule.global_rows, self._schedule.rows_known(epoch))
-        return mixture_report(mixture, mixture.place(epoch, self._schedule.places(Position(epoch, rows))))
+        return mixture_report(mixture, self._place_of_run(mixture, Position(epoch, rows)))
 
     def validation_loaders(self, **settings: Any) -> dict[str, "TokenLoader"]:
         """A loader for the validation split of each source of a mixture, by name: every row once over all ranks.
@@ -477,6 +477,10 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         if self._built.mixture is None:
             raise ConfigError(f"{what} applies to a mixture, but this loader reads one corpus: set mixture")
         return self._built.mixture
+
+    def _place_of_run(self, mixture: MixedRows, position: Position) -> int:
+        """The first row of the order, over all epochs, that a run which stands there has not begun."""
+        return mixture.place(position.epoch, self._schedule.places(position))
 
     def _next(self) -> Position:
         if self._begun and not self._running:  # a `for` was left early: the next one is the next epoch

@@ -433,9 +433,8 @@ class LoaderConfig(BaseModel):
                 f"corpus = {shown(list(self.corpus))} and mixture are both set: each source of a mixture has its own "
                 "corpus, so remove one of the two"
             )
-        totals = [name for name in MIXTURE_FIELDS if name.startswith("total_") and getattr(self, name) is not None]
-        if len(totals) > 1:
-            values = " and ".join(f"{name} = {getattr(self, name):,}" for name in totals)
+        if len(self._totals) > 1:
+            values = " and ".join(f"{name} = {getattr(self, name):,}" for name in self._totals)
             raise ValueError(f"{values} are both set: set the length of an epoch once")
         if self.total_tokens is not None and self.total_tokens < self.row_len:
             raise ValueError(
@@ -540,7 +539,12 @@ class LoaderConfig(BaseModel):
     @property
     def has_total(self) -> bool:
         """Whether the length of an epoch of a mixture is set."""
-        return any(getattr(self, name) is not None for name in MIXTURE_FIELDS if name.startswith("total_"))
+        return bool(self._totals)
+
+    @property
+    def _totals(self) -> list[str]:
+        """The settings of the length of an epoch that are given."""
+        return [name for name in MIXTURE_FIELDS if name.startswith("total_") and getattr(self, name) is not None]
 
     @property
     def bucket_widths(self) -> tuple[int, ...] | None:

@@ -18,11 +18,10 @@ from dali_pipes.adapters.batch_fields import field_of
 from dali_pipes.errors import ConfigError
 from dali_pipes.loader.batches import outside_modes
 from dali_pipes.loader.token_loader import TokenLoader
+from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup  # some builds of torch are without it
-
-_IGNORED_LABEL = -100
 
 
 class SourceLoss:
@@ -76,7 +75,7 @@ class SourceLoss:
         source_ids: Tensor = field_of(batch, "source_ids")
         rows, losses = len(source_ids), losses.detach()
         if weights is None:
-            counted = field_of(batch, "labels")[:, self._first_label :] != _IGNORED_LABEL
+            counted = field_of(batch, "labels")[:, self._first_label :] != IGNORE_INDEX
             weights = counted.flatten(1).sum(1) if losses.shape == source_ids.shape else counted
             weights = weights.flatten() if losses.ndim == 1 else weights
             expected = f"({rows},), {tuple(counted.shape)} or ({counted.numel()},)"

@@ -105,9 +105,9 @@ def measure(rule: Rule, weights: Weights, prefixes: list[int], seed: int) -> dic
 
 def main(
     sources: Annotated[str, typer.Option(help="numbers of sources, separated by commas")] = "5,100,1000",
-    rows: Annotated[str, typer.Option(help="share errors are taken after so many rows, separated by commas")] = (
-        "1e4,1e6"
-    ),
+    rows: Annotated[
+        str, typer.Option(help="numbers of rows after which share errors are measured, separated by commas")
+    ] = ("1e4,1e6"),
     seed: Annotated[int, typer.Option(min=0)] = 1,
 ) -> None:
     """Run every rule, print a table and, as the last line, one line of JSON."""

@@ -1,4 +1,4 @@
-"""Each benchmark starts as a script of its own, from any folder. What it does has its tests elsewhere."""
+"""Each benchmark starts as a script, from any folder. Other tests cover what it does."""
 
 import subprocess
 import sys

@@ -7,6 +7,9 @@ and finds a row by its own key; then every token is compared, so a clash of keys
                                          the fifth token, 7 or 5, tells them apart
 """
 
+import functools
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,21 @@ Tokens = np.ndarray[Any, np.dtype[Any]]
 
 class CheckError(Exception):
     """A loader delivered something that is not in the corpus, is not shifted right, or came twice in an epoch."""
+
+
+def problems_as_results(run: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Wraps what carries out a task: problems come back as `failed` with the reason."""
+
+    @functools.wraps(run)
+    def runs(task: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return run(task)
+        except CheckError as error:
+            return {"failed": f"wrong data: {error}"}
+        except Exception:
+            return {"failed": traceback.format_exc(limit=-4)}
+
+    return runs
 
 
 class Checker:

@@ -11,7 +11,6 @@ The timed loop does nothing with a batch but hold it until the next one has come
 import contextlib
 import gc
 import time
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from comparison.alternatives import ALTERNATIVES, Loader, Pair
-from comparison.check import Checker, CheckError
+from comparison.check import Checker, CheckError, problems_as_results
 from comparison.child import serve
 from comparison.process import CpuMeter, MemoryWatch
 from comparison.work import Limits, Work
@@ -150,6 +149,7 @@ def _close(stream: Any) -> None:
     gc.collect()
 
 
+@problems_as_results
 def run(task: dict[str, Any]) -> dict[str, Any]:
     """Carry out a task: measure within `limits`, or prepare the corpus where they are None.
 
@@ -160,15 +160,10 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         loader = alternative.load()
     except Exception as error:  # a package may fail to import with anything, e.g. RuntimeError from a mismatched pair
         return {"skipped": f"{type(error).__name__}: {error}"}
-    try:
-        if task["limits"] is None:
-            loader.prepare(work)
-            return {}
-        return measure(alternative.name, work, Limits(**task["limits"]))
-    except CheckError as error:
-        return {"failed": f"wrong data: {error}"}
-    except Exception:
-        return {"failed": traceback.format_exc(limit=-4)}
+    if task["limits"] is None:
+        loader.prepare(work)
+        return {}
+    return measure(alternative.name, work, Limits(**task["limits"]))
 
 
 def load(task: dict[str, Any]) -> None:

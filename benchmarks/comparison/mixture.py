@@ -6,7 +6,6 @@ start   the first batch, and a resume at 80 % of the epoch, whose rows are marke
 
 import contextlib
 import time
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from comparison.alternatives import Pair
-from comparison.check import CheckError
+from comparison.check import CheckError, problems_as_results
 from comparison.child import serve
 from comparison.measure import timed, warm_up
 from comparison.start import mark_rows
@@ -106,14 +105,10 @@ def _pairs(loader: TokenLoader) -> Iterator[Pair]:
         yield batch["input_ids"], batch["labels"]
 
 
+@problems_as_results
 def run(task: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a task; problems come back as `failed` with the reason."""
-    try:
-        return start(**task) if "sources" in task else {"cases": rates(**task)}
-    except CheckError as error:
-        return {"failed": f"wrong data: {error}"}
-    except Exception:
-        return {"failed": traceback.format_exc(limit=-4)}
+    """Carry out a task."""
+    return start(**task) if "sources" in task else {"cases": rates(**task)}
 
 
 def load(task: dict[str, Any]) -> None:

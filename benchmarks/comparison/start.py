@@ -8,14 +8,13 @@ import importlib
 import json
 import os
 import time
-import traceback
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from comparison.check import CheckError
+from comparison.check import CheckError, problems_as_results
 from comparison.child import serve
 from comparison.process import MemoryWatch
 from comparison.work import RESUME_AT
@@ -66,14 +65,10 @@ def mark_rows(loader: TokenLoader, step: int, batch_size: int, seq_len: int) -> 
     return torch.from_numpy(rows.astype(np.int64))
 
 
+@problems_as_results
 def run(task: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a task; problems come back as `failed` with the reason."""
-    try:
-        return measure(**task)
-    except CheckError as error:
-        return {"failed": f"wrong data: {error}"}
-    except Exception:
-        return {"failed": traceback.format_exc(limit=-4)}
+    """Carry out a task."""
+    return measure(**task)
 
 
 def load(task: dict[str, Any]) -> None:

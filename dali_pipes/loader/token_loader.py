@@ -20,7 +20,7 @@ from dali_pipes.config import LoaderConfig, Paths
 from dali_pipes.config.mixture import parse_weights
 from dali_pipes.config.validators import shown
 from dali_pipes.corpus import Corpus
-from dali_pipes.engine.block_stream import Batches, BlockStream
+from dali_pipes.engine.block_stream import BlockStream
 from dali_pipes.engine.build import BuiltSource, Graph
 from dali_pipes.engine.mixture import in_rows, share_of
 from dali_pipes.errors import ConfigError, LoaderClosedError
@@ -45,7 +45,7 @@ from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.rows.plan_reports import reports_of
 from dali_pipes.rows.source import Source
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
-from dali_pipes.runtime.threads import end_thread_at_exit
+from dali_pipes.runtime.threads import Halt, end_thread_at_exit
 from dali_pipes.schedule import Position, StepRange
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture_report import MixtureReport, mixture_report
@@ -109,9 +109,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._group_may_differ = config.rank is None  # from these ranks, until a process group has agreed with them
         self._ranks_given = config.rank is not None
         config = resolve_ranks(config)
-        self._closed, self._is_fresh = False, True
+        self._closed, self._is_fresh, self._halt = False, True, Halt()
         self._iterator: Callable[[], Generator[Batch, None, None] | None] = lambda: None  # the newest one, unless gone
-        self._built = built = BuiltSource(config, endless=True, for_loader=True, graph=graph, gpu_problem=cuda_problem)
+        self._built = built = BuiltSource(config, endless=True, cut=sliced, graph=graph, gpu_problem=cuda_problem)
         self._source, self._schedule = built.source, built.schedule
         self._stream = BlockStream(built, config, graph)
         try:
@@ -120,7 +120,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             order = config.order_settings() if built.mixture is not None else order_settings(config, self.corpus)
             self._reports = reports_of(built.rows, order)
             self._share = None if parallel is None else RowShare(*parallel, config.context_split)
+            self._context_size = 1 if self._share is None else self._share.size
             self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
+            self._adapts = built.device is not None or self._share is not None or self._static is not None
             self._watch = WaitWatch(config)
             self._start_at(self._schedule.normalize(Position(0, 0)), None, run=0)
             self._config = config
@@ -267,7 +269,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             self._states.check_ranges(Position(0, 0))
         self._run += 1
         self._running = False
-        iterator = self._batches_from(self._run)
+        self._halt.raised = True  # for the iterator before
+        self._halt = Halt()
+        iterator = self._batches_from(self._run, self._halt)
         self._iterator = weakref.ref(iterator)
         return self._built.ranges.each("next", iterator)
 
@@ -322,15 +326,13 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     def stats(self) -> LoaderStats:
         """The statistics so far. Does not block."""
-        times = self._source.block_times()
-        times.kernels_s += self._stream.kernels_s
         return LoaderStats(
             batches=self._batches,
             tokens=self._tokens,
             wall_s=self._wall_s,
             data_wait_s=self._wait_s,
             queue_depth=self._stream.queue_depth,
-            block_times=times,
+            block_times=self._source.block_times(),
             device=self._built.device_name,
             placement=self._built.placement,
             placement_reason=self._built.placement_reason,
@@ -339,7 +341,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             batches_per_run=self._built.batches_per_run,
             block_limits=self._built.block_limits(),
             memory=self._stream.memory(),
-            engine=self._stream.engine,
+            engine=self._built.engine,
             cache=CacheStats.sum(corpus.cache_stats() for corpus in self._built.corpora.values()),
             read_retries=sum(corpus.read_retries for corpus in self._built.corpora.values()),
             source_rows=self._source_rows(),
@@ -394,7 +396,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         mixture.set_order(order)
         self._source.forget_plans()
         self._stream.read_again()
-        self._weights_changed = True
+        self._weights_changed = self._halt.raised = True
         return begin
 
     def mixture_report(self, step: int | None = None) -> MixtureReport:
@@ -458,7 +460,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         A `for` that runs meanwhile ends with `LoaderClosedError`. If it is inside `next()` at this moment, in another
         thread, that call stops the threads and closes the files as it ends.
         """
-        self._closed = True
+        self._closed = self._halt.raised = True
         self._run += 1
         self._running = False
         iterator = self._iterator()
@@ -487,7 +489,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             return self._schedule.next_epoch(self._position.epoch)
         return self._position
 
-    def _batches_from(self, run: int) -> Generator[Batch, None, None]:
+    def _batches_from(self, run: int, halt: Halt) -> Generator[Batch, None, None]:
         try:
             asked = time.perf_counter()
             self._check_current(run)
@@ -501,28 +503,37 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 steps = self._stream.peek()
                 if steps.epoch != start.epoch and not self.config.repeat:
                     return
+                if self._group_may_differ and _group_exists():
+                    self._check_ranks()
                 consumer = current_stream(self._built.device)
-                batches = self._batches_of(self._stream.take(consumer), consumer)
-                for taken, batch in enumerate(batches, 1):
-                    is_last = taken == steps.num_steps
+                batches, num_tokens = self._stream.take(consumer)
+                assert len(batches) == steps.num_steps, "a block has a batch for each of its steps"
+                batches.reverse()
+                # A training step leaves nothing of this in the CPU's caches, so what runs for each batch is kept short.
+                for taken in range(1, steps.num_steps + 1):
+                    batch = batches.pop()
+                    if self._adapts:
+                        batch = self._adapted(batch, consumer)
+                    is_last = not batches
                     consumed = self._schedule.after(steps, taken) if is_last else (steps, taken)
                     begun = not is_last or consumed[0] == steps.epoch
                     handed_out = time.perf_counter()
                     self._wait_s += handed_out - asked
                     self._wall_s += handed_out - asked
+                    self._batches += 1
+                    self._tokens += num_tokens[taken - 1] // self._context_size
                     # No call from here on, where an interrupt could make the state count an undelivered batch.
                     self._consumed, self._begun, self._running, self._last = consumed, begun, True, (steps, taken)
                     yield batch
                     asked = time.perf_counter()
-                    self._check_current(run)
-                    if self._group_may_differ and _group_exists():
-                        self._check_ranks()
+                    if halt.raised:
+                        halt.raised = False
+                        self._check_current(run)
                     self._wall_s += asked - handed_out
                     if self._wall_s >= self._watch.next_s:
                         self._watch.look(self._batches, self.stats)
                     if self._weights_changed:
                         break
-                assert self._weights_changed or taken == steps.num_steps, "a block has a batch for each of its steps"
                 del batch, batches  # or the block would be held here while the next one is made
         except Exception as error:  # not an interrupt: it may come in the loop's body too, where it ends the epoch
             if run == self._run and self._running:
@@ -536,21 +547,14 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             if self._closed:
                 self._stream.close()  # `close()` left that to this call
 
-    def _batches_of(self, parts: Iterator[Batches], taken_for: int | None) -> Iterator[Batch]:
-        """Batches as views of the parts of a block: no copies, unless they must be at fixed addresses."""
-        for part in parts:
-            batches = sliced(part, self._built.outputs, self._built.device)
-            for size, width, batch in zip(part.sizes, part.widths, batches, strict=True):
-                self._batches += 1
-                self._tokens += size * width if self._share is None else size * width // self._share.size
-                stream = current_stream(self._built.device)
-                if stream is not None and stream != taken_for:
-                    self._stream.use(stream)
-                if self._share is not None:
-                    batch = self._share.of(batch)
-                if self._static is not None:
-                    batch = self._static.fill(batch, stream)
-                yield batch
+    def _adapted(self, batch: Batch, taken_for: int | None) -> Batch:
+        """What has to be done to each batch when it is handed out: its stream, its share of rows, fixed addresses."""
+        stream = current_stream(self._built.device)
+        if stream is not None and stream != taken_for:
+            self._stream.use(stream)
+        if self._share is not None:
+            batch = self._share.of(batch)
+        return batch if self._static is None else self._static.fill(batch, stream)
 
     @property
     def _position(self) -> Position:
@@ -579,6 +583,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     def _start_at(self, position: Position, change: StateChange | None, *, run: int) -> None:
         self._run = run  # number of the newest iterator; older ones are superseded
+        self._halt.raised = True
         self._consumed = self._resumed = position  # the latter is where this object began, and its epoch
         self.state_change = change
         self._running = False  # the newest iterator has handed out a batch and has not ended

@@ -5,6 +5,7 @@ may still be training. These end when they are stopped, when their owner is coll
 """
 
 import atexit
+import os
 import threading
 import traceback
 import weakref
@@ -24,6 +25,29 @@ _live: "weakref.WeakSet[ReaderThreads]" = weakref.WeakSet()
 _at_exit: list[Callable[[], None]] = []
 _exiting = threading.Event()
 _AT_EXIT = "the interpreter is shutting down and the reader threads have stopped; data can no longer be read"
+
+
+class Halt:
+    """One flag for all reasons why a running iteration may have to stop, so that it has to look at one thing alone.
+
+    `raised` is set when this process is a fork of the one that made it, or exits, and by whoever else wants the
+    iteration to look why; that clears it first, so that nothing raised meanwhile is lost.
+    """
+
+    __slots__ = ("__weakref__", "raised")
+
+    def __init__(self) -> None:
+        self.raised = _exiting.is_set()
+        _halts.add(self)
+
+
+def _raise_all() -> None:
+    for halt in list(_halts):
+        halt.raised = True
+
+
+_halts: "weakref.WeakSet[Halt]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_raise_all)
 
 
 class ReaderThreads:
@@ -143,5 +167,6 @@ def end_thread_at_exit() -> None:
 def _stop_all() -> None:
     """No thread may fill a buffer while the interpreter frees memory."""
     _exiting.set()
+    _raise_all()
     for threads in list(_live):
         threads.stop(_EXIT_WAIT_S)

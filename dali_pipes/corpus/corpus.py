@@ -268,8 +268,6 @@ class Corpus:
         """Close the files; reads in progress finish. Idempotent. Attributes stay usable."""
         self.end_retries()
         self._pool.close()
-        for one in self._types:
-            one.raw.close()
         self._chunks.clear()
         if self.loss_mask is not None:
             self.loss_mask.close()

@@ -24,7 +24,7 @@ from dali_pipes.schedule.plans import Plan
 
 Array = npt.NDArray[Any]
 
-_PART_TOKENS = 1 << 16
+_PART_TOKENS = 1 << 17
 """Tokens assembled at a time: their ids, and what is made of them, stay in the core's own cache."""
 
 

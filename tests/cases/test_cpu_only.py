@@ -148,7 +148,7 @@ def test_engines_hand_over_to_each_other(files: Path, monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             if engine == "direct":
                 patch.setitem(sys.modules, "nvidia.dali", None)
-            with TokenLoader(**common, outputs=OUTPUTS, batches_per_run=1 + number % 2) as loader:
+            with TokenLoader(**common, outputs=OUTPUTS, batches_per_run=1 + number % 2, engine=engine) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 assert all_same(take(loader_stream(loader), 3), take(expected, 3))

@@ -191,4 +191,4 @@ def test_a_loader_counts_what_it_hands_out(counting: Callable[..., Any]) -> None
         assert stats.block_times.blocks >= 1
         assert stats.block_times.read_s > 0
         assert 0 < stats.block_times.wait_s < stats.data_wait_s
-        assert (stats.device, stats.placement, stats.engine) == ("cpu", "host", "dali")
+        assert (stats.device, stats.placement, stats.engine) == ("cpu", "host", "direct")

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dali_pipes.errors import LoaderClosedError
 
@@ -27,27 +27,24 @@ _exiting = threading.Event()
 _AT_EXIT = "the interpreter is shutting down and the reader threads have stopped; data can no longer be read"
 
 
-class Halt:
-    """One flag for all reasons why a running iteration may have to stop, so that it has to look at one thing alone.
+class Stoppable(Protocol):
+    """What must not go on in a fork of its process, nor while the interpreter shuts down."""
 
-    `raised` is set when this process is a fork of the one that made it, or exits, and by whoever else wants the
-    iteration to look why; that clears it first, so that nothing raised meanwhile is lost.
-    """
-
-    __slots__ = ("__weakref__", "raised")
-
-    def __init__(self) -> None:
-        self.raised = _exiting.is_set()
-        _halts.add(self)
+    def stop(self) -> None: ...
 
 
-def _raise_all() -> None:
-    for halt in list(_halts):
-        halt.raised = True
+def stop_with_process(one: Stoppable) -> None:
+    """Let `one.stop()` be called in a process that is forked from this one, and when the interpreter exits."""
+    _stoppable.add(one)
 
 
-_halts: "weakref.WeakSet[Halt]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_raise_all)
+def _stop_stoppable() -> None:
+    for one in list(_stoppable):
+        one.stop()
+
+
+_stoppable: "weakref.WeakSet[Stoppable]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_stop_stoppable)
 
 
 class ReaderThreads:
@@ -167,6 +164,6 @@ def end_thread_at_exit() -> None:
 def _stop_all() -> None:
     """No thread may fill a buffer while the interpreter frees memory."""
     _exiting.set()
-    _raise_all()
+    _stop_stoppable()
     for threads in list(_live):
         threads.stop(_EXIT_WAIT_S)

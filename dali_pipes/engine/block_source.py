@@ -310,7 +310,8 @@ class BlockSource:
         block = self._block(steps, slot.plan)
         if self._cut is not None:
             begin = time.perf_counter()
-            block.batches = self._cut(block.with_arrays(slot.fields))
+            with self._ranges.around("batches"):
+                block.batches = self._cut(block.with_arrays(slot.fields))
             slot.fields = {}
             times.kernels_s += time.perf_counter() - begin
         if slot.plan is not None:

@@ -300,6 +300,12 @@ class LoaderConfig(BaseModel):
     read_retries: int = Field(
         4, ge=0, le=100, description="Number of times a read is retried after an error that may be transient."
     )
+    reads: Literal["calls", "mapped"] = Field(
+        "calls",
+        description="How ids get from files into memory. `calls`: by system calls, which can fail with an error; "
+        "`mapped`: from maps of the files, which costs less on a local disk, but ends the process with SIGBUS if a "
+        "file shrinks or the disk fails.",
+    )
     eager: bool = Field(False, description="Decode the whole corpus at the start and keep it in memory.")
     batches_per_run: int | None = Field(
         None, gt=0, description="Batches in a block (K). None: as many as reach a target size in bytes."

@@ -505,9 +505,6 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             start, self._weights_changed = self._next(), False
             self._stream.seek(start)
             while True:
-                if self._weights_changed:  # in the loop's body: blocks beyond the last batch are planned anew
-                    self._weights_changed = False
-                    self._stream.seek(self._consumed)
                 steps = self._stream.peek()
                 if steps.epoch != start.epoch and not self.config.repeat:
                     return
@@ -527,6 +524,11 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 asked = time.perf_counter()
                 self._check_current(run)
                 self._count_block(asked)
+                if handout.taken < steps.num_steps or self._weights_changed:
+                    # New weights, or an interrupt in a call that would have ended this iteration.
+                    self._weights_changed = False
+                    self._stream.read_again()
+                    self._stream.seek(self._consumed)
                 if self._wall_s >= self._watch.next_s:
                     self._watch.look(self._batches, self.stats)
         except Exception as error:  # not an interrupt: it may come in the loop's body too, where it ends the epoch

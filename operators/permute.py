@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -60,6 +60,10 @@ _EACH_VECTOR_MINIMUM = 16
 
 # Elements that `permute_each` takes together: its working arrays, 25 words a group among them, stay in the cache.
 _EACH_PART = 2**13
+
+# From this many elements on, the keys of each round are spread over them when it comes: those of all rounds would not
+# stay in the cache.
+_SPREAD_BY_ROUND = 2**11
 
 # A domain of up to 7 bits is permuted by a table of three rounds, which has up to 2**13 entries.
 _TABLE_BITS = 7
@@ -164,12 +168,14 @@ def preimage(image: int, n: int, key: int) -> int:
 
 def _permute_numpy(indices: NDArray[np.int64], n: int, key: int) -> NDArray[np.int64]:
     domain, schedule = _domain(n), _key_schedule(key)
-    left_bits, right_bits = map(_constant, domain)
-    images, end = indices.astype(np.uint64), _constant(n)
-    outside = np.arange(images.size)
+    constants, offset, end = _constants(sum(domain)), _constant(schedule.offset), _constant(n)
+    images = indices.astype(np.uint64)
+    outside = np.arange(min(images.size, _VECTOR_MINIMUM - 1))
+    if images.size >= _VECTOR_MINIMUM:
+        images = _encrypt(images, constants, schedule.arrays, offset)
+        outside = np.flatnonzero(images >= end)
     while outside.size >= _VECTOR_MINIMUM:
-        values = images[outside] if outside.size < images.size else images
-        walked = _encrypt(values, left_bits, right_bits, schedule.arrays, _constant(schedule.offset))
+        walked = _encrypt(images[outside], constants, schedule.arrays, offset)
         images[outside] = walked
         outside = outside[walked >= end]
     for position in outside.tolist():
@@ -194,8 +200,9 @@ def _permute_groups(
         walked = _encrypt_each(images[outside], bits, outputs, spread)
         images[outside] = walked
         outside = outside[walked >= spread(ends)]
-    for position, group in zip(outside.tolist(), groups[outside].tolist(), strict=True):
-        images[position] = _walk_one(int(images[position]), int(sizes[group]), _schedule(outputs[:, group]))
+    groups = groups[outside]
+    for position, n, own in zip(outside.tolist(), sizes[groups].tolist(), outputs.T[groups].tolist(), strict=True):
+        images[position] = _walk_one(int(images[position]), n, _schedule(own))
     return images
 
 
@@ -206,13 +213,12 @@ def _encrypt_each(
 
     outputs: (25, G).
     """
-    if bits.ndim:
-        bits = spread(bits)
-    elif bits <= _TABLE_BITS:
+    if bits.ndim == 0 and bits <= _TABLE_BITS:
         return _encrypt_by_table(values, int(bits), outputs, spread)
-    left_bits = np.asarray(bits >> _constant(1))
-    round_keys = map(spread, outputs[:-1] >> _constant(32))
-    return _encrypt(values, left_bits, np.asarray(bits - left_bits), round_keys, spread(outputs[-1]))
+    constants = _Constants.of(spread(bits)) if bits.ndim else _constants(int(bits))
+    keys = outputs[:-1] >> _constant(32)
+    is_few = outputs.shape[1] > 1 and values.size < _SPREAD_BY_ROUND
+    return _encrypt(values, constants, spread(keys) if is_few else map(spread, keys), spread(outputs[-1]))
 
 
 def _spread(counts: NDArray[np.int64]) -> _Spread:
@@ -222,12 +228,12 @@ def _spread(counts: NDArray[np.int64]) -> _Spread:
     if len(counts) == counts.sum():
         return lambda of_groups: of_groups
     if 4 * len(counts) < counts.sum():
-        return lambda of_groups: of_groups.repeat(counts)
+        return lambda of_groups: of_groups.repeat(counts, axis=-1)
     return _taken(np.arange(len(counts)).repeat(counts))  # faster for few values a group
 
 
 def _taken(groups: NDArray[np.int64]) -> _Spread:
-    return lambda of_groups: of_groups.take(groups)
+    return lambda of_groups: of_groups.take(groups, axis=-1)
 
 
 def _permute_cupy(indices: cupy.ndarray, n: int, key: int) -> cupy.ndarray:
@@ -294,14 +300,13 @@ class _KeySchedule(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _key_schedule(key: int) -> _KeySchedule:
-    schedule = _schedule(splitmix64(_constant(key), _OUTPUT_NUMBERS[:, 0]))
+    schedule = _schedule(splitmix64(_constant(key), _OUTPUT_NUMBERS[:, 0]).tolist())
     return schedule._replace(arrays=tuple(map(_constant, schedule.round_keys)))
 
 
-def _schedule(outputs: NDArray[np.uint64]) -> _KeySchedule:
-    """The round keys are the upper words of the outputs of splitmix64 but the last, which is the offset."""
-    *rounds, offset = outputs.tolist()
-    return _KeySchedule(tuple(output >> 32 for output in rounds), offset, ())
+def _schedule(outputs: Sequence[int]) -> _KeySchedule:
+    """Of outputs of splitmix64: round keys in the upper words, and at last the offset."""
+    return _KeySchedule(tuple([output >> 32 for output in outputs[:-1]]), outputs[-1], ())
 
 
 def _constant(value: int) -> NDArray[np.uint64]:
@@ -309,23 +314,56 @@ def _constant(value: int) -> NDArray[np.uint64]:
     return np.array(value, np.uint64)
 
 
+class _Constants(NamedTuple):
+    """What a pass needs of the domains: for each value, (R,), or for all, ()."""
+
+    multiplier: NDArray[np.uint64]
+    high_word: NDArray[np.uint64]
+    left_bits: NDArray[np.uint64]
+    right_bits: NDArray[np.uint64]
+    left_mask: NDArray[np.uint64]
+    right_mask: NDArray[np.uint64]
+    mask: NDArray[np.uint64]
+    has_spare: bool
+    """Whether the right half of any domain has a bit more than the left half."""
+
+    @classmethod
+    def of(cls, bits: NDArray[np.uint64]) -> _Constants:
+        one = _constant(1)
+        left_bits = bits >> one
+        right_bits = bits - left_bits
+        spare = right_bits - left_bits
+        return cls(
+            # The product shifted left by the spare bit is that with a shifted constant; no bit of the halves is lost.
+            multiplier=np.asarray(_constant(_MULTIPLIER) << spare),
+            high_word=np.asarray(_constant(32) + spare),
+            left_bits=np.asarray(left_bits),
+            right_bits=np.asarray(right_bits),
+            left_mask=np.asarray((one << left_bits) - one),
+            right_mask=np.asarray((one << right_bits) - one),
+            mask=np.asarray((one << bits) - one),
+            has_spare=bool(spare.any()),
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _constants(bits: int) -> _Constants:
+    return _Constants.of(_constant(bits))
+
+
 def _encrypt(
     values: NDArray[np.uint64],
-    left_bits: NDArray[np.uint64],
-    right_bits: NDArray[np.uint64],
+    constants: _Constants,
     round_keys: Iterable[NDArray[np.uint64]],
     offset: NDArray[np.uint64],
 ) -> NDArray[np.uint64]:
     """One pass of the rounds over values (R,), each in its domain. Allocates two arrays of that size; wraps on purpose.
 
-    left_bits, right_bits, each of round_keys, offset: of each value, (R,), or of all, ().
+    Each of round_keys, offset: for each value, (R,), or for all, ().
     """
-    one, spare = _constant(1), right_bits - left_bits
-    # The product shifted left by the spare bit is the product with a shifted constant; no bit of the halves is lost.
-    multiplier, high_word = np.asarray(_constant(_MULTIPLIER) << spare), np.asarray(_constant(32) + spare)
-    left_mask, right_mask = np.asarray((one << left_bits) - one), np.asarray((one << right_bits) - one)
+    multiplier, high_word, left_bits, right_bits, left_mask, right_mask, whole_mask, has_spare = constants
     left, right = values >> right_bits, values & right_mask
-    product, has_spare = np.empty_like(left), bool(spare.any())
+    product = np.empty_like(left)
     # A pass over few elements is 120 to 190 calls; looking up their names in NumPy each time took 20% of it.
     multiply, shift, xor, mask, merge = np.multiply, np.right_shift, np.bitwise_xor, np.bitwise_and, np.bitwise_or
     for round_key in round_keys:
@@ -344,7 +382,7 @@ def _encrypt(
     left <<= right_bits
     left |= right
     left += offset
-    left &= np.asarray((one << right_bits << left_bits) - one)
+    left &= whole_mask
     return left
 
 
@@ -376,10 +414,11 @@ def _rounds_table(bits: int) -> NDArray[np.int64]:
     """The table of `_encrypt_by_table`: for each value and, above it, each key of a first and of a second round."""
     left_bits, right_bits = _Domain(bits // 2, bits - bits // 2)
     values, no_key = np.arange(1 << bits, dtype=np.uint64), _constant(0)
-    one_round = _encrypt(values, _constant(left_bits), _constant(right_bits), [no_key], no_key).view(np.int64)
+    one_round = _encrypt(values, _constants(bits), [no_key], no_key).view(np.int64)
     keys = np.arange(1 << left_bits) << right_bits
     after_two = one_round[one_round ^ keys[:, None]]
-    return one_round[after_two ^ keys[:, None, None]].ravel()
+    table: NDArray[np.int64] = one_round[after_two ^ keys[:, None, None]].ravel()
+    return table
 
 
 def _walk_one(value: int, n: int, schedule: _KeySchedule) -> int:
@@ -394,12 +433,14 @@ def _walk_one(value: int, n: int, schedule: _KeySchedule) -> int:
 def _encrypt_one(value: int, domain: _Domain, schedule: _KeySchedule) -> int:
     """The same pass for one Python integer."""
     left_bits, right_bits = domain
+    spare = right_bits - left_bits
     left_mask, right_mask = (1 << left_bits) - 1, (1 << right_bits) - 1
     left, right = value >> right_bits, value & right_mask
+    multiplier = _MULTIPLIER & ((1 << (32 + left_bits)) - 1)  # no higher bit of a product is used
     for round_key in schedule.round_keys:
-        product = (left * _MULTIPLIER) & _WORD
+        product = left * multiplier
         left = ((product >> 32) ^ right ^ round_key) & left_mask
-        right = ((product << (right_bits - left_bits)) | (right >> left_bits)) & right_mask
+        right = ((product << spare) | (right >> left_bits)) & right_mask
     return (((left << right_bits) | right) + schedule.offset) & ((1 << sum(domain)) - 1)
 
 

@@ -52,8 +52,9 @@ _MOST_KEPT_LENGTHS = 1 << 16
 LENGTHS_NAME = "window-lengths-v1"
 """Added to the name of the order where rows grow."""
 
-_WINDOWS_KEPT = 6
-"""A step of 65,536 packed rows may span this many windows; with fewer, some would be planned again after counting."""
+_FEWEST_WINDOWS_KEPT = 6
+"""Plans of windows kept, and more where a plan of rows spans more of them: each is needed to count its rows, and again
+to find them."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ class DocumentRows:
         self._counts = WindowCounts()
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
+        self._windows_kept = _FEWEST_WINDOWS_KEPT
         self._lock = threading.Lock()  # of the counts and plans; never held while a window is planned
         self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
 
@@ -246,6 +248,9 @@ class DocumentRows:
         real = row_ids[row_ids >= 0]
         planned: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
+        if len(real):
+            first, last = (self._window_of(epoch, int(row)).window for row in real[[0, -1]])
+            self._windows_kept = max(self._windows_kept, last - first + 2)
         done = 0
         while done < len(real):
             mark = self._window_of(epoch, int(real[done]))
@@ -411,7 +416,7 @@ class DocumentRows:
         return LeftOut(documents * count // (runs * run), round(share * total), share, False)
 
     def plan_bytes(self) -> int:
-        """Bytes of the plans that are kept, at most six windows."""
+        """Bytes of the plans that are kept: of six windows, or of more where a step spans more."""
         with self._lock:
             return sum(packing.nbytes for packing in self._plans.values())
 
@@ -504,7 +509,7 @@ class DocumentRows:
                     packing = self._make_plan(epoch, window)
                     with self._lock:
                         self._plans[epoch, window] = packing
-                        while len(self._plans) > _WINDOWS_KEPT:
+                        while len(self._plans) > self._windows_kept:
                             self._plans.popitem(last=False)
         with self._lock:
             counts.note(epoch, window, packing.num_rows)

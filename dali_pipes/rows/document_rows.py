@@ -53,8 +53,7 @@ LENGTHS_NAME = "window-lengths-v1"
 """Added to the name of the order where rows grow."""
 
 _FEWEST_WINDOWS_KEPT = 6
-"""Plans of windows kept, and more where a plan of rows spans more of them: each is needed to count its rows, and again
-to find them."""
+"""Plans of windows kept, and more where a step spans more: each is needed to count its rows, and again to find them."""
 
 
 @dataclass(frozen=True)
@@ -249,8 +248,7 @@ class DocumentRows:
         planned: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
         if len(real):
-            first, last = (self._window_of(epoch, int(row)).window for row in real[[0, -1]])
-            self._windows_kept = max(self._windows_kept, last - first + 2)
+            self._keep(epoch, int(real[0]), int(real[-1]))
         done = 0
         while done < len(real):
             mark = self._window_of(epoch, int(real[done]))
@@ -352,6 +350,8 @@ class DocumentRows:
 
     def _windows_of(self, epoch: int, first: int, end: int) -> Iterator[tuple[WindowMark, Packing, int, int]]:
         """The windows of rows `first` to `end` - 1, with their plans and the part of these rows that each has."""
+        if first < end:
+            self._keep(epoch, first, end - 1)
         row = first
         while row < end:
             mark = self._window_of(epoch, row)
@@ -514,6 +514,11 @@ class DocumentRows:
         with self._lock:
             counts.note(epoch, window, packing.num_rows)
         return packing
+
+    def _keep(self, epoch: int, first: int, last: int) -> None:
+        """Keep the plans of as many windows as these rows span: else all would be planned again for the next ones."""
+        windows = self._window_of(epoch, last).window - self._window_of(epoch, first).window + 1
+        self._windows_kept = max(self._windows_kept, windows + 2)  # other ranks may have rows in one more
 
     def _kept_plan(self, epoch: int, window: int) -> Packing | None:
         with self._lock:

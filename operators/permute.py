@@ -59,7 +59,7 @@ _VECTOR_MINIMUM = 8
 _EACH_VECTOR_MINIMUM = 16
 
 # Elements that `permute_each` takes together: its working arrays, 25 words a group among them, stay in the cache.
-_EACH_PART = 2**13
+_EACH_PART = 2**14
 
 # From this many elements on, the keys of each round are spread over them when it comes: those of all rounds would not
 # stay in the cache.

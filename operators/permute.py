@@ -170,8 +170,9 @@ def _permute_numpy(indices: NDArray[np.int64], n: int, key: int) -> NDArray[np.i
     domain, schedule = _domain(n), _key_schedule(key)
     constants, offset, end = _constants(sum(domain)), _constant(schedule.offset), _constant(n)
     images = indices.astype(np.uint64)
-    outside = np.arange(min(images.size, _VECTOR_MINIMUM - 1))
-    if images.size >= _VECTOR_MINIMUM:
+    if images.size < _VECTOR_MINIMUM:
+        outside = np.arange(images.size)
+    else:
         images = _encrypt(images, constants, schedule.arrays, offset)
         outside = np.flatnonzero(images >= end)
     while outside.size >= _VECTOR_MINIMUM:

@@ -103,7 +103,8 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     reader = RowReader(chunks, columns, digest, file.identity)
     if kept is not None:
         reader.known_facts, reader.known_totals = kept.facts, kept.totals
-    with chunks.opened_as(parquet if isinstance(file, HeldFile) else None):
+    # Chunks of small tables are read one after another, in this thread.
+    with chunks.opened_as(parquet if isinstance(file, HeldFile) and reader.is_small else None):
         found = make_data_file(reader, "parquet", file.size, options.scans)
     if kept is None:
         facts = reader.facts() if reader.is_small else None

@@ -1,4 +1,7 @@
-"""Open any corpus: token files, or text files with a tokenizer."""
+"""Open any corpus: token files, or text files with a tokenizer.
+
+What reads text is imported only where there is a tokenizer.
+"""
 
 import os
 from collections.abc import Sequence
@@ -14,9 +17,6 @@ from dali_pipes.corpus.discovery.file_names import is_side_file
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES
 from dali_pipes.storage.retries import DEFAULT_RETRIES
-from dali_pipes.text import cached_tokens, find_text_files
-from dali_pipes.text.formats.registry import TEXT_FORMATS, recognize
-from dali_pipes.text.inputs import list_files
 
 
 def open_corpus(
@@ -88,6 +88,8 @@ def open_corpus(
     for name, value in only_tokens.items():
         if value is not None:
             raise ConfigError(f"{name} = {value!r} applies to token files, not to text; omit it")
+    from dali_pipes.text import cached_tokens, find_text_files
+
     made_by = f"dali_pipes {__version__}"
     notes: list[str] = []
     folder, end = cached_tokens(find_text_files(paths, notes), tokenizer, eos_id, text_key or "text", made_by)
@@ -97,6 +99,8 @@ def open_corpus(
 def _are_text(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], text_key: str | None, has_dtype: bool
 ) -> bool:
+    from dali_pipes.text.inputs import list_files
+
     try:
         files = list_files(paths)
     except CorpusError:  # such as a Megatron prefix: opening it as token files works, or explains the problem
@@ -109,6 +113,8 @@ def _are_text(
 
 
 def _is_text(path: Path, text_key: str | None, has_dtype: bool) -> bool:
+    from dali_pipes.text.formats.registry import TEXT_FORMATS, recognize
+
     found = recognize(path)
     if found is None:
         return False

@@ -187,7 +187,6 @@ class RowReader:
         return set(self.columns.beside) <= {LOSS_MASK}
 
     def _scan(self, scans: ColumnScans) -> Int64Array:
-        # Only labels are compared with the ids; for everything else the number of ids is enough.
         offsets = None if fields.LABELS in self.columns.beside else self.read_row_offsets
         lengths = None if offsets is None else np.diff(offsets())
         facts = join_facts(scans.for_chunks(partial(self._measure, lengths), self.chunks.sizes))
@@ -200,7 +199,9 @@ class RowReader:
         """The facts of a chunk, after all checks of its content. lengths: of all rows, if they are known."""
         path, first_row = self.chunks.path, int(self.first_rows[chunk])
         tokens, row, parts = self.columns.tokens, first_row, []
-        for row, cells in self._cells(chunk, self._names if lengths is None else self.columns.beside):
+        # Only labels are compared with the ids; for everything else the number of ids is enough.
+        uncopied = None if fields.LABELS in self.columns.beside else tokens
+        for row, cells in self._cells(chunk, self._names if lengths is None else self.columns.beside, uncopied):
             if lengths is None:
                 ids = cells.pop(tokens)
             else:
@@ -216,17 +217,17 @@ class RowReader:
             )
         return join_facts(parts, one_chunk=True)
 
-    def _cells(self, chunk: int, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Cells]]]:
-        """The first row and the columns of each batch of a chunk."""
+    def _cells(
+        self, chunk: int, names: Sequence[str], uncopied: str | None = None
+    ) -> Iterator[tuple[int, dict[str, Cells]]]:
+        """The first row and the columns of each batch of a chunk. uncopied: the column that comes without values."""
         row = int(self.first_rows[chunk])
         for arrays in self.chunks.batches(chunk, names):
-            yield (
-                row,
-                {
-                    name: cells_of(rows_of(array, self.chunks.path, name, row))
-                    for name, array in zip(names, arrays, strict=True)
-                },
-            )
+            cells = {}
+            for name, array in zip(names, arrays, strict=True):
+                rows = rows_of(array, self.chunks.path, name, row)
+                cells[name] = Cells(rows.lengths, _NO_IDS) if name == uncopied else cells_of(rows)
+            yield row, cells
             row += len(arrays[0])
 
     def _place(self, first_row: int) -> Place:

@@ -84,6 +84,8 @@ def facts_of_offsets(offsets: Int64Array, first_rows: Int64Array) -> RowFacts:
 
 def join_facts(parts: Sequence[RowFacts], *, one_chunk: bool = False) -> RowFacts:
     """The facts of several chunks, one after another; or of several parts of `one_chunk`."""
+    if len(parts) == 1 and (len(parts[0].counts) == 1 or not one_chunk):
+        return parts[0]
     numbering: dict[str, Numbering] = {}
     for part in parts:
         numbering |= {name: one.join(numbering.get(name, one)) for name, one in part.numbering.items()}

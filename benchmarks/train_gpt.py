@@ -209,7 +209,7 @@ def report(trainer: Trainer, job: Job, folder: Path, peak: Peak, console: Consol
     if with_sample:
         console.print(Panel(Text(_sample_text(trainer, job)), title="sample of the trained model"))
     rate = trainer.tokens_done / trainer.train_s if trainer.train_s else 0.0
-    achieved = history.flops_per_s()
+    achieved = trainer.flops_done / trainer.train_s if trainer.train_s else 0.0
     tokens = trainer.step * job.loader.batch_size * job.loader.row_len
     rows = {
         "steps": f"{trainer.step} of {job.plan.steps}",
@@ -217,7 +217,7 @@ def report(trainer: Trainer, job: Job, folder: Path, peak: Peak, console: Consol
         "train loss": f"{history.train_loss:.3f} (initially {history.losses[0]:.3f})" if history.losses else "none",
         "validation loss": "none" if history.val_loss is None else f"{history.val_loss:.3f}",
         "tokens/s": f"{rate:,.0f}",
-        "MFU": _mfu_text(trainer, peak),
+        "MFU": _mfu_text(trainer, achieved, peak),
         "data wait": f"{stats.data_wait_s:.3f} s, {stats.data_wait_pct:.2f}%",
         "loader": stats.rating_line(),
         "files": f"{folder}/: {NAME}, metrics.jsonl, training.png",
@@ -263,18 +263,17 @@ def _progress_line(trainer: Trainer, peak: Peak) -> str:
     return f"loss {loss}  {rate:,.0f} tokens/s  {share}  data wait {trainer.loader.stats().data_wait_pct:.2f}%"
 
 
-def _mfu_text(trainer: Trainer, peak: Peak) -> str:
+def _mfu_text(trainer: Trainer, achieved: float, peak: Peak) -> str:
     """MFU, and what it would be without data wait: if that is much more, the data is the cause."""
-    history = trainer.history
-    achieved, recent = history.flops_per_s(), history.flops_per_s(SMOOTHING_STEPS)
     if not peak.flops:
         return f"{peak.about} ({achieved / 1e12:.3g} model TFLOP/s)"
-    waited_s, step_s = sum(history.data_wait_s[-len(history.step_s) :]), sum(history.step_s)
-    computing = achieved * step_s / (step_s - waited_s) if step_s > waited_s else achieved
+    recent = trainer.history.flops_per_s(SMOOTHING_STEPS)
+    computing_s = trainer.train_s - trainer.loader.stats().data_wait_s
+    without_wait = trainer.flops_done / computing_s if computing_s > 0 else achieved
     return (
         f"{achieved / peak.flops:.1%} of {peak.flops / 1e12:,.4g} TFLOP/s ({peak.about}), "
         f"{recent / peak.flops:.1%} in the last {SMOOTHING_STEPS} steps; without data wait "
-        f"{computing / peak.flops:.1%}"
+        f"{without_wait / peak.flops:.1%}"
     )
 
 

@@ -57,7 +57,8 @@ class Trainer:
         self.plan, self.shape = plan, shape
         self.step = 0
         self.history = History()
-        self.tokens_done = 0  # by this object, as `train_s`: what was done before a resume is not in them
+        # By this object: what was done before a resume, perhaps on another device, is not in them.
+        self.tokens_done, self.flops_done = 0, 0
         self.train_s = 0.0
         self._pending: list[torch.Tensor] = []
         self._stack = contextlib.ExitStack()
@@ -112,11 +113,13 @@ class Trainer:
         self._read_losses()
 
     def _note_time(self, batch: dict[str, torch.Tensor], seconds: float) -> None:
-        tokens, row_tokens = batch["input_ids"].numel(), batch["input_ids"].shape[1]
+        tokens = batch["input_ids"].numel()
+        flops = tokens * flops_per_token(self.shape, batch["input_ids"].shape[1])
         self.train_s += seconds
         self.tokens_done += tokens
+        self.flops_done += flops
         self.history.step_s.append(seconds)
-        self.history.step_flops.append(tokens * flops_per_token(self.shape, row_tokens))
+        self.history.step_flops.append(flops)
 
     def _train_step(self, batch: dict[str, torch.Tensor]) -> None:
         for group in self._optimizer.param_groups:

@@ -32,7 +32,7 @@ LOADERS = {"dali_pipes": 0, "torch_dataloader_2": 2}
 """Worker processes of each."""
 MOST_RESIDENT = 0.05
 """Share of a cold file that may be in the page cache before the start."""
-_DROP_EVERY_S = 0.02
+_DROP_EVERY_S = 0.25  # often enough for what is read ahead, and little work for the pages that a map keeps
 _WARM_UP_STEPS = 20
 _BURN_BYTES = bytes(1 << 18)
 
@@ -59,9 +59,12 @@ def resident_share(path: Path) -> float:
 
 
 @contextlib.contextmanager
-def kept_cold(path: Path) -> Iterator[None]:
-    """Inside, a thread drops the file's pages again and again. Raises CheckError if the file stays in the cache."""
-    ended = threading.Event()
+def kept_cold(path: Path) -> Iterator[Callable[[], float]]:
+    """Inside, a thread drops the file's pages again and again; yields what tells its CPU seconds so far.
+
+    Raises CheckError if the file stays in the cache.
+    """
+    ended, used_s = threading.Event(), 0.0
     with path.open("rb") as file:
         os.fsync(file.fileno())  # pages that are not on the disk yet would stay
         drop_pages(file.fileno())
@@ -70,13 +73,15 @@ def kept_cold(path: Path) -> Iterator[None]:
             raise CheckError(f"{share:.0%} of {path} stays in the page cache: name a folder on a disk with --data-dir")
 
         def drop() -> None:
+            nonlocal used_s
             while not ended.wait(_DROP_EVERY_S):
                 drop_pages(file.fileno())
+                used_s = time.thread_time()
 
         thread = threading.Thread(target=drop, daemon=True)
         thread.start()
         try:
-            yield
+            yield lambda: used_s
         finally:
             ended.set()
             thread.join()
@@ -133,11 +138,10 @@ def measure(name: str, work: Work, step_s: float, seconds: float, consumer: str,
     if not is_cold:
         warm(path)
     with contextlib.ExitStack() as stack:
-        if is_cold:
-            stack.enter_context(kept_cold(path))
+        dropping_s = stack.enter_context(kept_cold(path)) if is_cold else lambda: 0.0
         stream, own_wait_s = stack.enter_context(opened(name, work))
         waits, elapsed_s, cpu_s, last = consume(stream, step_s, seconds, consumer)
-        in_all_s = own_wait_s()
+        in_all_s, cpu_s = own_wait_s(), cpu_s - dropping_s()
         resident = resident_share(path)
     Checker(work).check(*last)
     percentiles = statistics.quantiles(waits, n=1000, method="inclusive") if len(waits) > 1 else waits * 999
@@ -150,7 +154,7 @@ def measure(name: str, work: Work, step_s: float, seconds: float, consumer: str,
         "next_p99_s": percentiles[989],
         "next_p999_s": percentiles[998],
         "next_most_s": max(waits),
-        # Of everything, the consumer too: what a loader costs is the difference to another one at the same pace.
+        # Of the consumer too: what a loader costs is the difference to another one at the same pace.
         "cpu_s": cpu_s,
         "resident_share": resident,
     }

@@ -41,6 +41,7 @@ def main(
     consumer: Annotated[str, typer.Option(help=_CONSUMERS_HELP)] = "burn",
     seconds: Annotated[float, typer.Option(min=0.01, help="of the consumer's own work in a round")] = 4.0,
     rounds: Annotated[int, typer.Option(min=1, help="of each loader, warm and cold")] = 5,
+    threads: Annotated[int | None, typer.Option(min=1, help="num_threads of TokenLoader; default: its own")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="tokens of the corpus")] = 400_000_000,
     data_dir: Annotated[
         Path | None, typer.Option(help="folder on a disk for the corpus, which is kept; default: temporary")
@@ -52,7 +53,7 @@ def main(
         raise typer.BadParameter(f"unknown consumer {consumer!r}; choose {' or '.join(CONSUMERS)}")
     console, about = wide_console(), machine()
     folder = data_dir or Path(tempfile.gettempdir()) / "dali_pipes_benchmark"
-    work = Work(str(make_corpus(folder, tokens)), tokens, batch_size, seq_len, str(folder))
+    work = Work(str(make_corpus(folder, tokens)), tokens, batch_size, seq_len, str(folder), threads=threads)
     pace = {"step_s": work.batch_tokens / (1e6 * rate), "seconds": seconds, "consumer": consumer}
     entries: list[dict[str, Any]] = [
         {"loader": name, "cache": cache, "rounds": []} for name in LOADERS for cache in CACHES
@@ -69,6 +70,7 @@ def main(
         "batch_size": batch_size,
         "seq_len": seq_len,
         "rate_mtok_s": rate,
+        "threads": threads,
         **pace,
         **summary(entries),
     }

@@ -127,6 +127,7 @@ def opened(name: str, work: Work) -> Iterator[tuple[Iterator[Pair], Callable[[],
         yield stream, lambda: None
         return
     settings: dict[str, Any] = {"batch_size": work.batch_size, "seq_len": work.seq_len, "seed": work.seed}
+    settings |= {} if work.threads is None else {"num_threads": work.threads}
     with TokenLoader(corpus=work.corpus, device="cpu", quiet=True, repeat=True, **settings) as loader:
         batches = ((batch["input_ids"], batch["labels"]) for batch in loader)
         yield batches, lambda: loader.stats().data_wait_s

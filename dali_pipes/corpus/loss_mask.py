@@ -113,8 +113,8 @@ def open_loss_mask(
     if isinstance(named, list | tuple) and not named:
         return None
     if named is None:
-        beside = [f"{file.path}{SUFFIX}" for file in files]
-        paths: list[Path | None] = [Path(path) if is_listed(path) else None for path in beside]
+        beside = [file.path.with_name(file.path.name + SUFFIX) for file in files]
+        paths: list[Path | None] = [path if is_listed(path) else None for path in beside]
         twice = next((f for f, path in zip(files, paths, strict=True) if path is not None and f.loss_mask), None)
         if twice is not None:
             raise CorpusFormatError(

@@ -71,7 +71,7 @@ def file_size(path: Path) -> int | None:
     return local.file_size(path)
 
 
-def is_listed(path: str | Path) -> bool:
+def is_listed(path: Path) -> bool:
     """Whether something is at `path`; also a link to a missing file, which cannot be opened. Blocks for a look-up."""
     return local.is_listed(path)
 

@@ -144,7 +144,7 @@ def file_size(path: Path) -> int | None:
         raise CorpusReadError(f"{path}: cannot be accessed: {error.strerror}") from error
 
 
-def is_listed(path: str | Path) -> bool:
+def is_listed(path: Path) -> bool:
     """As `byte_file.is_listed`."""
     return os.path.lexists(path)
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dali_pipes.corpus.columns.row_facts import RowFacts, RowTotals
+from dali_pipes.corpus.columns.row_facts import KEPT_VERSION, RowFacts, RowTotals
 from dali_pipes.corpus.columns.token_columns import TokenColumns
 from dali_pipes.corpus.data_file import Int64Array
 from dali_pipes.errors import CorpusReadError
@@ -91,7 +91,7 @@ class KeptTables:
             return {}
         first = self._files[0]
         try:
-            about = f"dali_pipes tables {first.name} {file_identity(first)} {self._settings}"
+            about = f"dali_pipes tables {KEPT_VERSION} {first.name} {file_identity(first)} {self._settings}"
         except CorpusReadError:  # opening it says so
             return {}
         self._path = folder / user_cache.kept_name("tables", os.fsencode(about))

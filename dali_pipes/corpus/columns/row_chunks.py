@@ -23,6 +23,7 @@ from dali_pipes import fields
 from dali_pipes.corpus.columns.list_arrays import cells_of, copy_rows, rows_of
 from dali_pipes.corpus.columns.row_columns import Cells, Place, check_numbering, find_kept, find_learned, read_rows
 from dali_pipes.corpus.columns.row_facts import (
+    KEPT_VERSION,
     RowFacts,
     RowTotals,
     facts_of_offsets,
@@ -40,7 +41,6 @@ from dali_pipes.storage.fingerprint import digest_content
 LEAST_KEPT_BYTES = 1 << 16
 """Columns of fewer bytes are read again, or kept together with those of other files (`kept_tables`)."""
 
-_KEPT_VERSION = 1
 _MASK = np.dtype(np.uint8)
 _NO_IDS = np.zeros(0, np.int64)
 
@@ -128,7 +128,7 @@ class RowReader:
                 packed, why = scan(), "the file is small"
             else:
                 key = digest_content(self.digest, [self.identity])
-                about = f"dali_pipes rows {_KEPT_VERSION} {key} {'/'.join(self._names)}".encode()
+                about = f"dali_pipes rows {KEPT_VERSION} {key} {'/'.join(self._names)}".encode()
                 packed, why = offset_cache.find_or_make([self.chunks.path], "rows", about, self._is_plausible, scan)
         facts = facts_of_offsets(packed, self.first_rows) if self._is_simple else RowFacts.unpack(packed, num_chunks)
         # Kept in memory if it cannot be kept on disk, or is not to be read from there.

@@ -18,6 +18,9 @@ from dali_pipes.corpus.columns.token_columns import LOSS_MASK
 from dali_pipes.corpus.data_file import Int64Array, UsedColumns
 from dali_pipes.runtime import offset_cache
 
+KEPT_VERSION = 1
+"""Of all that is cached about rows; another one wherever the same bytes would give other facts."""
+
 
 class RowTotals(NamedTuple):
     """counts: ids of each chunk, int64 (C,). documents: their number. removed, unlearned: as in RowFacts."""

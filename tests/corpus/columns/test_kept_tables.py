@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from profiles import examples
 from table_files import list_array, table_of, write_parquet
 
-from dali_pipes.corpus import Corpus, open_corpus
+from dali_pipes.corpus import Corpus, open_corpus, opener
 from dali_pipes.corpus.columns import kept_tables, row_chunks
 from dali_pipes.corpus.formats import parquet
 from dali_pipes.runtime import offset_cache
@@ -128,6 +128,19 @@ def test_a_later_start_parses_nothing(tmp_path: Path, parsed: list[str]) -> None
     write_some(tmp_path / "data")
     assert len(opened(tmp_path / "data", parsed)) == FILES
     assert opened(tmp_path / "data", parsed) == []
+
+
+def test_files_that_are_opened_in_threads_are_kept_as_well(
+    tmp_path: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large tables are."""
+    write_some(tmp_path / "data")
+    before = read(tmp_path / "data")
+    kept_file(tmp_path).unlink()
+    monkeypatch.setattr(opener, "_LARGE_TABLE_BYTES", 1)
+    for expected in (FILES, 0):
+        assert len(opened(tmp_path / "data", parsed)) == expected
+        assert read(tmp_path / "data") == before
 
 
 def test_few_files_are_opened_anew(tmp_path: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

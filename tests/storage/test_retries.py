@@ -68,8 +68,12 @@ class Storage:
                 raise OSError(error, os.strerror(error))
             return preadv(descriptor, buffers, offset, *flags)
 
-        def failing_read(reader: BatchReader, descriptors: Any, addresses: Any, count_bytes: Any, offsets: Any) -> Any:
-            results = read(reader, descriptors, addresses, count_bytes, offsets).copy()
+        def failing_read(
+            reader: BatchReader, descriptors: Any, addresses: Any, count_bytes: Any, offsets: Any, **how: Any
+        ) -> Any:
+            results = read(reader, descriptors, addresses, count_bytes, offsets, **how).copy()
+            if how:  # what is not in memory is read again, by a read that waits
+                return results
             for at, (descriptor, offset) in enumerate(zip(descriptors.tolist(), offsets.tolist(), strict=True)):
                 results[at] = -self._draw(descriptor, offset) or results[at]
             return results

@@ -129,6 +129,10 @@ def segments(
     batch = _Batches.of(shape[0], batch_rows)
     results = _results(outputs, shape, batch, mtp, cu_capacity, out or {}, on_device)
     rule = _LabelRule(max(mtp, 1), not mask_boundaries, loss_mask)
+    if not shape[0]:
+        for name in {"cu_seqlens", "num_segments"} & results.keys():
+            results[name].fill(0)
+        return results
     if not on_device:
         _segments_numpy(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad)
         return results
@@ -173,6 +177,7 @@ def _segments_numpy(
         layout.count_segments(flat["num_segments"], batch_rows)
     if "segment_ids" in flat:
         layout.number_pieces(flat["segment_ids"])
+        layout.pad(flat["segment_ids"], 0)
     if "position_ids" in flat:
         layout.count_positions(flat["position_ids"])
         layout.pad(flat["position_ids"], 0)
@@ -182,19 +187,19 @@ def _segments_numpy(
     if limit is None and not {"input_ids", "labels", "loss_mask"} & flat.keys():
         return
     shown = Shown(tokens, layout)
+    if "input_ids" in flat:
+        shown.copy(flat["input_ids"])
+        layout.pad(flat["input_ids"], pad_id)
     if "labels" in flat or "loss_mask" in flat:
-        if limit is not None and bad is not None:
+        _fill_labels(shown, layout, rule, tokens.dtype, flat.get("labels"), flat.get("loss_mask"))
+    if limit is not None and bad is not None:
+        if "labels" in flat or "loss_mask" in flat:
             positions, behind = layout.labels_behind(rule.num_labels if "labels" in flat else 1, rule.cross)
             _count_outside(tokens[behind].astype(np.int64), positions, limit, bad)
-        _fill_labels(shown, layout, rule, tokens.dtype, flat.get("labels"), flat.get("loss_mask"))
-    if "input_ids" not in flat and limit is None:
-        return
-    inputs = flat["input_ids"] if "input_ids" in flat else np.empty(layout.size, np.int64)
-    shown.copy(inputs)
-    if limit is not None and bad is not None:
-        layout.pad(inputs, 0)
-        _count_outside(inputs, None, limit, bad)
-    layout.pad(inputs, pad_id)
+        ids = np.empty(layout.size, np.int64)
+        shown.copy(ids)
+        layout.pad(ids, 0)
+        _count_outside(ids, None, limit, bad)
 
 
 def _count_outside(
@@ -213,34 +218,35 @@ def _fill_labels(
     layout: PieceLayout,
     rule: _LabelRule,
     token_dtype: np.dtype[Any],
-    flat_labels: NDArray[np.int64] | None,
-    loss_mask: NDArray[np.int64] | None,
+    flat_labels: NDArray[Any] | None,
+    loss_mask: NDArray[Any] | None,
 ) -> None:
-    learn = rule.learn
-    # Deriving the loss mask from the labels' values is slower: only if labels may be masked or tokens may be -100.
-    by_value = learn is not None or not np.can_cast(token_dtype, np.uint32)
     next_tokens = layout.ends_of_pieces(1, rule.cross)
-    if loss_mask is not None and not by_value:
+    shown_learn, learned = None, None
+    if rule.learn is not None:
+        shown_learn, learned = Shown(rule.learn, layout), np.empty(layout.size, np.uint8)
+    if flat_labels is not None:
+        labels = flat_labels.reshape(layout.size, rule.num_labels)
+        for step, label in enumerate(labels.T, 1):
+            ends = next_tokens if step == 1 else layout.ends_of_pieces(step, rule.cross)
+            shown.look_ahead(step, ends, IGNORE_INDEX, label)
+            if shown_learn is not None and learned is not None:
+                shown_learn.look_ahead(step, ends, 0, learned)
+                np.copyto(label, IGNORE_INDEX, where=learned == 0)
+            layout.pad(label, IGNORE_INDEX)
+    if loss_mask is None:
+        return
+    if shown_learn is not None and learned is not None:
+        shown_learn.look_ahead(1, next_tokens, 0, learned)
+        loss_mask[...] = learned != 0
+    else:
         loss_mask.fill(1)
         loss_mask[next_tokens.ignored] = 0
-        layout.pad(loss_mask, 0)
-    if flat_labels is None:
-        if not by_value:
-            return
-        flat_labels = np.empty(layout.size * rule.num_labels, np.int64)
-    labels = flat_labels.reshape(layout.size, rule.num_labels)
-    if learn is not None:
-        shown_learn = Shown(learn, layout)
-        learned = np.empty(layout.size, np.uint8)
-    for step, label in enumerate(labels.T, 1):
-        ends = next_tokens if step == 1 else layout.ends_of_pieces(step, rule.cross)
-        shown.look_ahead(step, ends, IGNORE_INDEX, label)
-        if learn is not None:
-            shown_learn.look_ahead(step, ends, 0, learned)
-            label[learned == 0] = IGNORE_INDEX
-        layout.pad(label, IGNORE_INDEX)
-    if loss_mask is not None and by_value:
-        np.not_equal(labels[:, 0], IGNORE_INDEX, out=loss_mask, casting="unsafe")
+    if not np.can_cast(token_dtype, np.uint32):  # a token may be -100 itself: only its own dtype tells
+        next_token = np.empty(layout.size, token_dtype)
+        shown.look_ahead(1, next_tokens, 0, next_token)
+        loss_mask[next_token == np.int64(IGNORE_INDEX).astype(token_dtype)] = 0
+    layout.pad(loss_mask, 0)
 
 
 def _segments_cupy(
@@ -259,10 +265,6 @@ def _segments_cupy(
 
     count, seq_len = shape
     null = np.uint64(0)
-    if count == 0:
-        for name in {"cu_seqlens", "num_segments"} & results.keys():
-            results[name].fill(0)
-        return
     offsets, starts, lengths, ends = (cupy.ascontiguousarray(table) for table in pieces)
     # Written by the first kernel for the second: where each piece begins in its row, and whether a row has padding, in
     # whole words per batch.
@@ -359,7 +361,7 @@ def _require_tables(pieces: PieceTables, on_device: bool) -> None:
 def _checked(pieces: PieceTables, num_tokens: int, seq_len: int) -> PieceTables:
     """The pieces in the rows, numbered from the first of them. Raises ValueError for pieces that cannot be read."""
     offsets, num_pieces = pieces.row_offsets, pieces.starts.size
-    if offsets[0] < 0 or offsets[-1] > num_pieces or (offsets[1:] < offsets[:-1]).any():
+    if offsets[0] < 0 or offsets[-1] > num_pieces or np.count_nonzero(offsets[1:] < offsets[:-1]):
         raise ValueError(
             f"segments: row_offsets must not decrease and must be inside [0, {num_pieces}], the number of pieces"
         )
@@ -368,7 +370,7 @@ def _checked(pieces: PieceTables, num_tokens: int, seq_len: int) -> PieceTables:
     # In this order, no difference of values that pass the earlier tests overflows 64 bits.
     wrong = (starts < 0) | (lengths < 1) | (lengths > seq_len) | (ends > num_tokens) | (ends < starts)
     wrong |= ends - starts < lengths
-    if wrong.any():
+    if np.count_nonzero(wrong):
         at = int(wrong.argmax())
         raise ValueError(
             f"segments: piece {first + at:,} starts at token {starts[at]:,}, has {lengths[at]:,}, and its labels end "

@@ -1,7 +1,7 @@
 """The layout of pieces in rows, for the NumPy path of `segments`: copies, repeated values, and labels ahead.
 
-Tables have one entry per piece. Each output is written once, from values of one or two bytes that stay in the cache; the
-padding of rows and the ends of pieces, a few positions, are written again. Arrays with one entry per position are
+Tables have one entry per piece. Each output is written once, from values of one or two bytes that stay in the cache;
+the padding of rows and the ends of pieces, a few positions, are written again. Arrays with one entry per position are
 avoided, except if the pieces of many rows are scattered over the tokens.
 """
 

@@ -89,9 +89,9 @@ class PieceLayout:
     def count_positions(self, line: NDArray[Any]) -> None:
         """For each position, its place in the piece, from 0; padding is undefined."""
         for pieces, part in self._chunks:
-            positions = _counting(part.stop - part.start)
-            if pieces.stop - pieces.start > 1:
-                begins = (self._edges[pieces] - part.start).astype(positions.dtype).repeat(self._spans[pieces])
+            positions, begins = _counting(part.stop - part.start), self.begins[pieces] - part.start
+            if begins[-1]:  # else it is one piece
+                begins = begins.astype(positions.dtype).repeat(self._spans[pieces])
                 positions = np.subtract(positions, begins, out=begins)
             line[part] = positions
 
@@ -238,7 +238,7 @@ class PieceLayout:
         """Segments of each batch."""
         before = self._segments_before
         firsts = before[:-1:batch_rows]
-        counts = -firsts
+        counts: NDArray[np.int64] = -firsts
         counts[:-1] += firsts[1:]
         counts[-1] += before[-1]
         return counts

@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from dali_pipes.operators import _kernel, _row
@@ -52,6 +53,13 @@ class _Batches(NamedTuple):
         return cls(batch_rows, (-(-num_rows // batch_rows),))
 
 
+class _Dtypes(NamedTuple):
+    """Of outputs with a value for each position."""
+
+    indices: np.dtype[Any]
+    masks: np.dtype[Any]
+
+
 class _LabelRule(NamedTuple):
     """`cross`: labels may come from the next pieces of the row. `learn`: 0 for tokens that are not labels; or None."""
 
@@ -76,6 +84,8 @@ def segments(
     batch_rows: int | None = None,
     cu_capacity: int | None = None,
     out: Mapping[str, Array] | None = None,
+    index_dtype: npt.DTypeLike = np.int64,
+    mask_dtype: npt.DTypeLike | None = None,
     vocab_size: int | None = None,
     bad: Array | None = None,
     work: Array | None = None,
@@ -98,14 +108,17 @@ def segments(
     cu_capacity: C, the number of segments per batch that `cu_seqlens` has room for, at least one per row; by default
         B * T, or as in `out`.
     out: contiguous arrays to fill and return, by output, which must not overlap the input. Missing ones are allocated.
+    index_dtype: int64 or int32, of all outputs (R, T) but the masks. Values keep their low bits, so ids of 2**31 or
+        more do not fit int32; `pad_id` must.
+    mask_dtype: of attention_mask and loss_mask: bool, or `index_dtype` as by default.
     bad: as in `rows`, for the tokens in the rows, without padding, and for labels after them, whether `loss_mask` hides
         them or not. Position p is position p % T of row p // T; an id that is only a label counts at the last position
         of its piece.
     work: for CuPy, int64 with at least `work_size` elements: scratch memory for the kernels. By default it is allocated
         for each call.
 
-    Outputs, int64 (R, T) unless stated otherwise, and 0 on padding:
-    input_ids: the tokens, their low 64 bits; `pad_id` on padding.
+    Outputs, (R, T) unless stated otherwise, and 0 on padding:
+    input_ids: the tokens; `pad_id` on padding.
     labels: (R, T), with `mtp` (R, T, mtp); -100 without a label and on padding.
     position_ids: 0, 1, ... in each piece. segment_ids: number of the piece in its row, from 1. attention_mask: 1.
     loss_mask: 1 where the label, the first of `mtp`, is not -100.
@@ -118,7 +131,9 @@ def segments(
     """
     seq_len, pad_id, mtp = operator.index(seq_len), operator.index(pad_id), operator.index(mtp)
     on_device = _row.require_tokens("segments", tokens, seq_len)
-    require_inside("segments", -(2**63), 63, pad_id=pad_id)
+    dtypes = _dtypes(index_dtype, mask_dtype)
+    bits = 8 * dtypes.indices.itemsize - 1
+    require_inside("segments", -(2**bits), bits, pad_id=pad_id)
     require_inside("segments", 0, 31, mtp=mtp)
     pieces = PieceTables(row_offsets, piece_starts, piece_lengths, piece_ends)
     _require_tables(pieces, on_device)
@@ -127,7 +142,7 @@ def segments(
     limit = _row.id_limit("segments", tokens.dtype, vocab_size, bad, on_device)
     shape = row_offsets.size - 1, seq_len
     batch = _Batches.of(shape[0], batch_rows)
-    results = _results(outputs, shape, batch, mtp, cu_capacity, out or {}, on_device)
+    results = _results(outputs, shape, batch, mtp, cu_capacity, out or {}, dtypes, on_device)
     rule = _LabelRule(max(mtp, 1), not mask_boundaries, loss_mask)
     if not shape[0]:
         for name in {"cu_seqlens", "num_segments"} & results.keys():
@@ -143,7 +158,7 @@ def segments(
         work = cupy.empty((needed,), np.int64)
     else:
         _row.require_vector("segments", "work", work[:needed], needed, on_device)
-    _segments_cupy(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad, work)
+    _segments_cupy(tokens, pieces, shape, batch.rows, rule, pad_id, results, dtypes, limit, bad, work)
     return results
 
 
@@ -257,6 +272,7 @@ def _segments_cupy(
     rule: _LabelRule,
     pad_id: int,
     results: dict[str, cupy.ndarray],
+    dtypes: _Dtypes,
     limit: int | None,
     bad: cupy.ndarray | None,
     work: cupy.ndarray,
@@ -282,14 +298,25 @@ def _segments_cupy(
     bounds = cu_seqlens, room, results.get("num_segments", null)
     check = (null, null) if limit is None else (np.uint64(limit), bad)
     tables = offsets, starts, lengths, ends, begins, padded
-    kernel = _kernel.load("segments", _kernel.expression("segments", tokens.dtype))
+    kernel = _kernel.load("segments", _kernel.expression("segments", tokens.dtype, *dtypes))
     kernel(*launch_shape, (tokens, learn, *sizes, *tables, np.int64(pad_id), *labels, *wanted, *bounds, *check))
 
 
 # In the order of the kernel's parameters.
 _ROW_OUTPUTS = ("input_ids", "labels", "position_ids", "segment_ids", "attention_mask", "loss_mask")
+_MASKS = ("attention_mask", "loss_mask")
 OUTPUTS = (*_ROW_OUTPUTS, "cu_seqlens", "num_segments")
 """Valid names in `outputs`."""
+
+
+def _dtypes(index_dtype: npt.DTypeLike, mask_dtype: npt.DTypeLike | None) -> _Dtypes:
+    index = np.dtype(index_dtype)
+    if index not in (np.int64, np.int32):
+        raise TypeError(f"segments: index_dtype is {index}, expected int64 or int32")
+    mask = index if mask_dtype is None else np.dtype(mask_dtype)
+    if mask not in (index, np.bool_):
+        raise TypeError(f"segments: mask_dtype is {mask}, expected bool or {index}, the index_dtype")
+    return _Dtypes(index, mask)
 
 
 def _results(
@@ -299,6 +326,7 @@ def _results(
     mtp: int,
     cu_capacity: int | None,
     out: Mapping[str, Array],
+    dtypes: _Dtypes,
     on_device: bool,
 ) -> dict[str, Any]:
     """The arrays to fill, by output: those of `out` after a check, or new ones."""
@@ -312,11 +340,11 @@ def _results(
     results = {}
     for name in dict.fromkeys(outputs):
         wanted: tuple[int, ...] = shape
-        dtype: np.dtype[Any] = np.dtype(np.int64)
+        dtype = dtypes.masks if name in _MASKS else dtypes.indices
         if name == "labels" and mtp:
             wanted = *shape, mtp
         elif name == "num_segments":
-            wanted = batch.axis or (1,)
+            wanted, dtype = batch.axis or (1,), np.dtype(np.int64)
         elif name == "cu_seqlens":
             places = batch.rows if batch.axis else shape[0], shape[1]
             wanted = *batch.axis, _capacity(places, cu_capacity, out.get(name)) + 1

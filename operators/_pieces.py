@@ -230,7 +230,7 @@ class PieceLayout:
     @functools.cached_property
     def _segments_before(self) -> NDArray[np.int64]:
         """(R + 1,): pieces and padding before each row."""
-        before = self.offsets.copy()
+        before: NDArray[np.int64] = self.offsets.copy()
         before[1:] += np.add.accumulate(self._is_padded, dtype=np.int64)
         return before
 

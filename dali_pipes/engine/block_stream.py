@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.config.outputs import OUTPUTS, made_from_plans, on_host
+from dali_pipes.config.outputs import made_from_plans, on_host
 from dali_pipes.documents import Pieces, some_rows, staged
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.buffers import Buffers
@@ -219,7 +219,7 @@ class BlockStream:
         outputs, row_begins = self._built.outputs, plan.row_begins(self._built.rows.rows)
         block_tokens, loss_mask = staging["tokens"], staging.get("loss_mask")
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
-        from_tokens = [(name, OUTPUTS[name].dtype) for name in outputs.from_tokens]
+        from_tokens = [(name, outputs.dtype(name)) for name in outputs.from_tokens]
         from_plan = {name: plan.field(name) for name in made_from_plans(outputs.names)}
         begin = 0
         for first in range(0, len(sizes), self._batches_at_a_time):

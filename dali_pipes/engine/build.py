@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.outputs import OUTPUTS, arrays_of
 from dali_pipes.config.skip_steps import in_steps
@@ -154,9 +156,9 @@ class BuiltSource:
                     f'placement = "{config.placement}" needs a GPU ({self.device_reason}); use placement = "host"'
                 )
             if self.staged:
-                staged = StagedPlacement(self.rows, self.schedule, vocab_size=config.vocab_size)
+                staged = StagedPlacement(self.rows, self.schedule, vocab_size=config.id_limit)
                 return "host", self.device_reason, staged
-            assembled = AssembledPlacement(self.rows, self.schedule, self.outputs, vocab_size=config.vocab_size)
+            assembled = AssembledPlacement(self.rows, self.schedule, self.outputs, vocab_size=config.id_limit)
             return "host", self.device_reason, assembled
         corpus_bytes = self.rows.rows.span * self.rows.token_bytes
         name, reason = choose_placement(config.placement, self.device, corpus_bytes, config.max_device_bytes)
@@ -166,7 +168,7 @@ class BuiltSource:
             self.outputs,
             Gpu(self.device),
             max_rows=self.batches_per_run * config.batch_size,
-            vocab_size=config.vocab_size,
+            vocab_size=config.id_limit,
         )
         self.gpu = placement.gpu
         return name, reason, placement
@@ -227,6 +229,8 @@ def make_outputs(config: LoaderConfig, *, in_pieces: bool) -> Outputs:
         pad_id=config.pad_id,
         mtp=config.mtp,
         mask_boundaries=config.masks_boundaries,
+        index_dtype=np.dtype(config.index_dtype),
+        mask_dtype=np.dtype(config.mask_dtype or config.index_dtype),
     )
 
 
@@ -246,5 +250,5 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -
 
 
 def _counted_bytes(config: LoaderConfig) -> int:
-    """What a batch counts for in max_block_bytes: int64 inputs and labels."""
-    return config.batch_size * config.row_len * 8 * 2
+    """What a batch counts for in max_block_bytes: inputs and labels."""
+    return config.batch_size * config.row_len * np.dtype(config.index_dtype).itemsize * 2

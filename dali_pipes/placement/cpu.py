@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.config.outputs import OUTPUTS, made_from_plans
+from dali_pipes.config.outputs import made_from_plans
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
@@ -86,7 +86,7 @@ class AssembledPlacement(StagedPlacement):
     def new_slot(self, max_rows: int) -> Slot:
         slot = super().new_slot(max_rows)
         for name in self._outputs.from_tokens:
-            dtype = OUTPUTS[name].dtype if self._outputs.in_pieces else self._narrow
+            dtype = self._outputs.dtype(name) if self._outputs.in_pieces else self._narrow
             slot.arrays[_OUTPUT + name] = np.empty(self._outputs.shape(name, max_rows), dtype)
         return slot
 

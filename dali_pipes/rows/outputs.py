@@ -26,6 +26,7 @@ class Outputs:
 
     names:    fields in their order, arrays and numbers
     in_pieces: whether rows are put together from pieces
+    index_dtype, mask_dtype: of arrays with a value for each position
     """
 
     names: tuple[str, ...]
@@ -36,11 +37,18 @@ class Outputs:
     pad_id: int = 0
     mtp: int = 0
     mask_boundaries: bool = True
+    index_dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009 - immutable
+    mask_dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009
 
     @property
     def from_tokens(self) -> tuple[str, ...]:
         """Arrays that a kernel fills. Runs of tokens give both inputs and labels, whether both are asked for or not."""
         return made_by_kernels(self.names) if self.in_pieces else ("input_ids", "labels")
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Of one array."""
+        spec = OUTPUTS[name]
+        return spec.dtype or (self.mask_dtype if spec.is_mask else self.index_dtype)
 
     def shape(self, name: str, rows: int, width: int | None = None) -> tuple[int, ...]:
         """Shape of one array of some rows of `width` positions (`seq_len`); the last batch may be partial."""
@@ -48,7 +56,7 @@ class Outputs:
 
     def num_bytes(self, name: str, rows: int, width: int | None = None) -> int:
         """Bytes of one array of some rows, as `shape`."""
-        return math.prod(self.shape(name, rows, width)) * OUTPUTS[name].dtype.itemsize
+        return math.prod(self.shape(name, rows, width)) * self.dtype(name).itemsize
 
     def size(self, name: str, parts: Sequence[tuple[int, int]]) -> int:
         """Elements of one array of some parts of a block: rows and width of each."""
@@ -103,6 +111,8 @@ class Outputs:
             loss_mask=loss_mask,
             batch_rows=self.batch_size,
             out=out,
+            index_dtype=self.index_dtype,
+            mask_dtype=self.mask_dtype,
             vocab_size=vocab_size,
             bad=bad,
             work=work,

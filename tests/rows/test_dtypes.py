@@ -92,7 +92,7 @@ def test_the_same_values_in_other_types(corpus: str, engine: str, kind: str, pla
         wide.load_state_dict(state)
         for loader in others:
             loader.load_state_dict(state)
-        for wanted, *batches in itertools.islice(zip(wide, *others, strict=True), 2):
+        for wanted, *batches in itertools.islice(zip(iter(wide), *map(iter, others), strict=True), 2):
             for batch, choice in zip(batches, CHOICES, strict=True):
                 check(batch, wanted, choice)
 
@@ -119,7 +119,7 @@ def test_a_pipeline_hands_out_the_same_types(corpus: str, choice: dict[str, Any]
         for wanted in loader:
             outputs = pipe.run()
             batch = {
-                name: torch.from_dlpack(output[0]).clone().reshape(wanted[name].shape)
+                name: torch.utils.dlpack.from_dlpack(output[0]).clone().reshape(wanted[name].shape)
                 for name, output in zip(names, outputs, strict=True)
             }
             check(batch, {name: wanted[name] for name in names}, choice)

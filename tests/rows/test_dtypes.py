@@ -92,8 +92,8 @@ def test_the_same_values_in_other_types(corpus: str, engine: str, kind: str, pla
         wide.load_state_dict(state)
         for loader in others:
             loader.load_state_dict(state)
-        for wanted, *batches in itertools.islice(zip(iter(wide), *map(iter, others), strict=True), 2):
-            for batch, choice in zip(batches, CHOICES, strict=True):
+        for wanted, *resumed in itertools.islice(zip(iter(wide), *map(iter, others), strict=True), 2):
+            for batch, choice in zip(resumed, CHOICES, strict=True):
                 check(batch, wanted, choice)
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.config.outputs import made_from_plans, on_host
-from dali_pipes.documents import Pieces, some_rows, staged
+from dali_pipes.config.outputs import made_from_plans
+from dali_pipes.documents import some_rows, staged
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.buffers import Buffers
 from dali_pipes.engine.build import BuiltSource, Graph
@@ -85,7 +85,6 @@ class BlockStream:
         # Rows that are put together cost more, so their batches are assembled one by one: no `next()` takes long.
         most = 1 if built.outputs.in_pieces else BATCHES_TOKENS // batch_tokens
         self._batches_at_a_time = max(1, min(most, built.source.batches_per_run))
-        self._has_numbers = any(map(on_host, built.outputs.names))
         self._buffers = Buffers(self._batches_at_a_time * batch_tokens * max(1, config.mtp))
         self._loans = None if built.device is None else loans_of(built.device)
         self._loan: Loan | None = None
@@ -193,7 +192,7 @@ class BlockStream:
             return self._built.ranges.each("kernels", self._assembled(staging, plan, sizes, widths))
         named = dict(zip(self._built.source.arrays, arrays, strict=True))
         is_flat = self._config.varies_width
-        values = self._host_values(None if plan is None else plan.pieces, sizes, widths)
+        values = self._built.outputs.host_values(None if plan is None else plan.pieces, sizes, widths)
         return iter([Batches(named, sizes, values, widths, is_flat)])
 
     def use(self, stream: int) -> None:
@@ -240,22 +239,9 @@ class BlockStream:
             # The plan is kept, and the batch is the trainer's.
             arrays |= {name: array[begin:end].copy() for name, array in from_plan.items()}
             begin = end
-            values = self._host_values(part, part_sizes, part_widths)
+            values = outputs.host_values(part, part_sizes, part_widths)
             self.kernels_s += time.perf_counter() - started
             yield Batches(arrays, part_sizes, values, part_widths)
-
-    def _host_values(self, pieces: Pieces | None, sizes: list[int], widths: list[int]) -> list[dict[str, int]]:
-        """Of each batch, the fields that are numbers on the host."""
-        if not self._has_numbers:
-            return [{}] * len(sizes)
-        assert pieces is not None
-        if len(sizes) == 1:
-            return [self._built.outputs.host_values(pieces, widths[0])]
-        ends = np.cumsum(sizes).tolist()
-        return [
-            self._built.outputs.host_values(some_rows(pieces, end - size, end), width)
-            for size, end, width in zip(sizes, ends, widths, strict=True)
-        ]
 
     def _fill(self, queue: BlockQueue) -> None:
         while self._error is None and queue.in_flight < queue.depth:

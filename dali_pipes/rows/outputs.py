@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.config.outputs import OUTPUTS, made_by_kernels
+from dali_pipes.config.outputs import OUTPUTS, made_by_kernels, on_host
 from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows, segments
 from dali_pipes.operators.segments import work_size
@@ -122,11 +122,22 @@ class Outputs:
         """Elements of int64 memory that `fill` needs on a GPU for up to `max_rows` rows."""
         return work_size(max_rows * self.seq_len, max_rows, self.batch_size) if self.in_pieces else 0
 
-    def host_values(self, pieces: Pieces | None, width: int) -> dict[str, int]:
-        """The numbers of one batch of `width` positions a row, whose padding is its last segment."""
-        if pieces is None:
-            return {}
-        tokens = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
-        padding = width - (tokens[1:] - tokens[:-1])
-        longest = max(int(pieces.lengths.max(initial=0)), int(padding.max(initial=0)))
-        return {"max_seqlen": longest, "num_segments": len(pieces.lengths) + int(np.count_nonzero(padding))}
+    def host_values(self, pieces: Pieces | None, sizes: Sequence[int], widths: Sequence[int]) -> list[dict[str, int]]:
+        """The numbers of each batch of a block. The padding of a row is its last segment.
+
+        sizes, widths: rows of each batch, 1 or more, and the positions of each of its rows
+        """
+        if pieces is None or not any(map(on_host, self.names)):
+            return [{}] * len(sizes)
+        ends = np.cumsum(sizes)
+        firsts = ends - sizes
+        totals = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
+        padding = np.repeat(widths, sizes) - (totals[1:] - totals[:-1])
+        first_pieces = pieces.row_offsets[firsts]
+        num_pieces = pieces.row_offsets[ends] - first_pieces
+        # Of a batch without pieces, `reduceat` returns the length at its place, which belongs to another.
+        longest = np.maximum.reduceat(np.append(pieces.lengths, 0), first_pieces) * (num_pieces > 0)
+        longest = np.maximum(longest, np.maximum.reduceat(padding, firsts))
+        segments = num_pieces + np.add.reduceat(padding > 0, firsts, dtype=np.int64)
+        columns = longest.tolist(), segments.tolist()
+        return [{"max_seqlen": most, "num_segments": count} for most, count in zip(*columns, strict=True)]

@@ -129,10 +129,11 @@ class Outputs:
         """
         if pieces is None or not any(map(on_host, self.names)):
             return [{}] * len(sizes)
-        ends = np.cumsum(sizes)
-        firsts = ends - sizes
+        counts = np.array(sizes, np.int64)
+        ends = counts.cumsum()
+        firsts = ends - counts
         totals = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
-        padding = np.repeat(widths, sizes) - (totals[1:] - totals[:-1])
+        padding = np.repeat(widths, counts) - (totals[1:] - totals[:-1])
         first_pieces = pieces.row_offsets[firsts]
         num_pieces = pieces.row_offsets[ends] - first_pieces
         # Of a batch without pieces, `reduceat` returns the length at its place, which belongs to another.

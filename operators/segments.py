@@ -330,9 +330,9 @@ def _results(
     on_device: bool,
 ) -> dict[str, Any]:
     """The arrays to fill, by output: those of `out` after a check, or new ones."""
-    unknown = [name for name in (*outputs, *out) if name not in OUTPUTS]
+    unknown = {*outputs, *out}.difference(OUTPUTS)
     if unknown:
-        raise ValueError(f"segments: unknown output {unknown[0]!r}, expected some of {', '.join(OUTPUTS)}")
+        raise ValueError(f"segments: unknown output {min(unknown)!r}, expected some of {', '.join(OUTPUTS)}")
     if on_device:
         import cupy as module
     else:

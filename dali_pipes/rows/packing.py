@@ -20,6 +20,7 @@ All of it is integer arithmetic on `lengths`, so every rank on every machine get
 """
 
 from bisect import bisect_left, insort
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -235,7 +236,9 @@ class _FreeRows:
 
 def _rows_of_pieces(placements: list[_Placement]) -> Int64Array:
     """The row of each piece, in order of decreasing length: int64 (P,)."""
-    first_rows, rows, per_row = np.array(placements, np.int64).reshape(-1, 3).T
+    # A third of the time that an array of the tuples takes.
+    numbers = np.fromiter(chain.from_iterable(placements), np.int64, 3 * len(placements))
+    first_rows, rows, per_row = numbers.reshape(-1, 3).T
     offsets = _offsets(rows * per_row)
     placement = np.repeat(np.arange(rows.size), rows * per_row)
     within = np.arange(placement.size) - offsets[placement]

@@ -352,6 +352,40 @@ def test_equals_the_walk_by_element(
     assert xp.numpy(bad).tolist() == [len(outside), min(outside, default=2**63 - 1)]
 
 
+@settings_with_backend
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=6),
+    spare=st.integers(0, 3),
+    distance=st.integers(1, 9),
+    first=st.integers(0, 3),
+    after=st.integers(0, 4),
+    mtp=st.sampled_from([0, 3]),
+    mask_boundaries=st.booleans(),
+)
+def test_rows_at_equal_distances(
+    xp: Backend,
+    lengths: list[list[int]],
+    spare: int,
+    distance: int,
+    first: int,
+    after: int,
+    mtp: int,
+    mask_boundaries: bool,
+) -> None:
+    """As rows lie that were read one after another; they may overlap, and the tokens may end with the last piece."""
+    seq_len = max(1, *map(sum, lengths)) + spare
+    rows: list[list[Piece]] = []
+    for number, row in enumerate(lengths):
+        begin = first + number * distance
+        rows.append([(begin + sum(row[:at]), length, begin + sum(row[: at + 1])) for at, length in enumerate(row)])
+    num_tokens = max([1, *(end for row in rows for *_, end in row)]) + after
+    rows = [[(start, length, min(num_tokens, end + after)) for start, length, end in row] for row in rows]
+    tokens = list(range(100, 100 + num_tokens))
+    options: dict[str, Any] = {"pad_id": 7, "mtp": mtp, "mask_boundaries": mask_boundaries, "loss_mask": None}
+    found = run(xp, tokens, rows, seq_len, **options)
+    assert found == by_element(tokens, rows, seq_len, cu_capacity=len(rows) * seq_len, **options)
+
+
 SHAPES = [(1, 5000, 40), (2, 4096, 1), (1, 6000, 4000), (3, 257, 30), (600, 3, 2), (3000, 1, 1), (5, 1000, 1000)]
 
 

@@ -43,7 +43,7 @@ def test_segments(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_quick(bench_segments, capsys)
     on_cpu = [entry for entry in found["entries"] if entry["device"] == "numpy"]
     assert [entry["name"] for entry in on_cpu] == [
-        *("segments, all outputs", "segments, inputs and labels", "rows") * 2
+        *("segments, all outputs", "segments, all, int32 and bool", "segments, inputs and labels", "rows") * 2
     ]
     assert all(entry["pieces"] > entry["rows"] == 3 and entry["baseline"] == "rows" for entry in on_cpu)
 

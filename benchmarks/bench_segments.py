@@ -82,7 +82,7 @@ def _alternatives(
     starts = module.asarray(np.random.default_rng(1).integers(0, tokens.size - seq_len, count))
     both = module.empty((count, seq_len), np.int64), module.empty((count, seq_len), np.int64)
     two = {name: out[name] for name in ("input_ids", "labels")}
-    types = {"index_dtype": np.int32, "mask_dtype": np.bool_}
+    types: dict[str, Any] = {"index_dtype": np.int32, "mask_dtype": np.bool_}
     narrow = segments(**there, outputs=OUTPUTS, **types)
     for name, array in narrow.items():
         if not bool((array == out[name]).all()):

@@ -18,7 +18,7 @@ from comparison.report import machine, wide_console
 from rich.table import Table
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.engine.build import batches_per_run
+from dali_pipes.engine.build import TARGET_BLOCK_TOKENS, batches_per_run
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.length_buckets import LengthBuckets
@@ -87,7 +87,7 @@ def build(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size
         )
     schedule = Schedule(source, batch_size, rank=world_size - 1, world_size=world_size)
     config = LoaderConfig(corpus="tokens", batch_size=batch_size, seq_len=SEQ_LEN)
-    return schedule, batches_per_run(config, schedule, on_gpu=False)
+    return schedule, batches_per_run(config, schedule, TARGET_BLOCK_TOKENS)
 
 
 def measured(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dali_pipes import __version__
 from dali_pipes import corpus as token_files
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.discovery.file_names import is_side_file
+from dali_pipes.corpus.id_types import Reads
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES
 from dali_pipes.storage.retries import DEFAULT_RETRIES
@@ -33,6 +34,7 @@ def open_corpus(
     eager: bool = False,
     verify: bool = False,
     read_retries: int = DEFAULT_RETRIES,
+    reads: Reads = "calls",
     vocab_size: int | None = None,
 ) -> Corpus:
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
@@ -65,6 +67,7 @@ def open_corpus(
             eager=eager,
             verify=verify,
             read_retries=read_retries,
+            reads=reads,
             vocab_size=vocab_size,
         )
         if tokenizer is not None and corpus.is_synthetic:
@@ -91,7 +94,7 @@ def open_corpus(
     made_by = f"dali_pipes {__version__}"
     notes: list[str] = []
     folder, end = cached_tokens(find_text_files(paths, notes), tokenizer, eos_id, text_key or "text", made_by)
-    return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries, notes=notes)
+    return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries, reads=reads, notes=notes)
 
 
 def _are_text(

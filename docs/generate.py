@@ -32,8 +32,8 @@ SETTINGS = {
     "ranks": "rank world_size context_parallel context_split",
     "device": "device placement max_device_bytes static_buffers",
     "reading": (
-        "num_threads prefetch_queue_depth batches_per_run max_block_bytes decoded_cache_bytes eager read_retries "
-        "verify_checksums"
+        "engine num_threads prefetch_queue_depth batches_per_run max_block_bytes reads decoded_cache_bytes eager "
+        "read_retries verify_checksums"
     ),
     "messages": "quiet nvtx",
 }

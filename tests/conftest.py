@@ -164,10 +164,12 @@ def load() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The queue of a test: "direct", as without DALI, or "dali", where a test asks for it with `indirect`."""
+    """The queue of a test's loaders: "direct", without DALI, or "dali", where a test asks for it with `indirect`."""
     name = str(getattr(request, "param", "direct"))
     if name == "direct":
         monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    else:
+        monkeypatch.setattr("dali_pipes.engine.build.BuiltSource._choose_engine", lambda *_: name)
     return name
 
 

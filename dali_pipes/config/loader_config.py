@@ -287,6 +287,11 @@ class LoaderConfig(BaseModel):
         description="How rows get to the GPU. `host`: they are read on the host and copied; `device`: the whole corpus "
         "is kept in GPU memory; `auto`: `device` if the corpus is small.",
     )
+    engine: Literal["auto", "dali", "direct"] = Field(
+        "auto",
+        description="What runs the queue of blocks. `auto`: DALI on a GPU and with `graph`, else none: on a CPU reader "
+        "threads alone, the `direct` queue, need less time and memory than DALI.",
+    )
 
     quiet: bool = Field(
         False, description="Do not print the summary at the start or warnings when training waits for data."
@@ -295,7 +300,9 @@ class LoaderConfig(BaseModel):
         None, description="Mark ranges for profilers with NVTX. None: only if Nsight Systems started the process."
     )
 
-    prefetch_queue_depth: int = Field(2, gt=0, le=64, description="Number of blocks of batches to prefetch.")
+    prefetch_queue_depth: int = Field(
+        2, gt=0, le=64, description="Number of blocks of batches to prefetch, apart from those that threads work on."
+    )
     num_threads: int = Field(2, gt=0, le=256, description="Number of threads that read ahead.")
     decoded_cache_bytes: int = Field(
         1 << 30, ge=0, description="Memory in bytes for decoded tokens, for formats that have to be decoded."
@@ -305,6 +312,12 @@ class LoaderConfig(BaseModel):
     )
     read_retries: int = Field(
         4, ge=0, le=100, description="Number of times a read is retried after an error that may be transient."
+    )
+    reads: Literal["calls", "mapped"] = Field(
+        "calls",
+        description="How ids get from files into memory. `calls`: by system calls, which can fail with an error; "
+        "`mapped`: from maps of the files, which costs less on a local disk, but ends the process with SIGBUS if a "
+        "file shrinks or the disk fails.",
     )
     eager: bool = Field(False, description="Decode the whole corpus at the start and keep it in memory.")
     batches_per_run: int | None = Field(

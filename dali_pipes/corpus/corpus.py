@@ -24,7 +24,7 @@ import numpy.typing as npt
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.discovery.manifests import StatedTokenizer
 from dali_pipes.corpus.eager_decoding import decode_all, decoded_bytes
-from dali_pipes.corpus.id_types import StoredType, stored_types
+from dali_pipes.corpus.id_types import Reads, StoredType, stored_types
 from dali_pipes.corpus.notes import notes_on
 from dali_pipes.corpus.spans import cut_at, read_through
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
@@ -87,7 +87,8 @@ class Corpus:
     mask_digests:  as file_digests, of the files' masks, at most 12; empty without masks
     notes:         notes for the user: files that a folder or pattern skipped, columns that are used or ignored
 
-    A context manager. Files are opened when they are needed and read with positioned reads, never memory-mapped.
+    A context manager. Files are opened when they are needed and read with positioned reads, and memory-mapped only
+    with `reads = "mapped"`.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Corpus:
         loss_mask: TokenMask | None = None,
         *,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        reads: Reads = "calls",
         eos_id_from: Path | None = None,
         tokenizers: Sequence[StatedTokenizer] = (),
         notes: Sequence[str] = (),
@@ -118,7 +120,8 @@ class Corpus:
             identities=[file.identity for file in files],
             retries=self._retries,
         )
-        self._types, self._type_numbers = stored_types([file.stored for file in files], self._pool)
+        self._reads = reads
+        self._types, self._type_numbers = stored_types([file.stored for file in files], self._pool, reads)
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
         self._generate = files[0].generate  # ids by formula: no file is read
@@ -168,10 +171,10 @@ class Corpus:
     def joined(cls, corpora: Sequence["Corpus"]) -> "Corpus":
         """The files of several corpora as one, which keeps no more of them open than one corpus does. For reads alone.
 
-        It has the read retries of the first, and is closed separately.
+        It has the read retries of the first, reads as that one does, and is closed separately.
         """
         with corpora[0]._retries.in_use():
-            return cls([file for corpus in corpora for file in corpus._data_files])
+            return cls([file for corpus in corpora for file in corpus._data_files], reads=corpora[0]._reads)
 
     @property
     def document_offsets(self) -> Int64Array | None:
@@ -268,8 +271,6 @@ class Corpus:
         """Close the files; reads in progress finish. Idempotent. Attributes stay usable."""
         self.end_retries()
         self._pool.close()
-        for one in self._types:
-            one.raw.close()
         self._chunks.clear()
         if self.loss_mask is not None:
             self.loss_mask.close()

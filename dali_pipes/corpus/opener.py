@@ -17,6 +17,7 @@ from dali_pipes.corpus.discovery.manifests import Manifests
 from dali_pipes.corpus.eager_decoding import decoded_bytes
 from dali_pipes.corpus.formats import huggingface, registry, synthetic
 from dali_pipes.corpus.formats.format import OpenOptions
+from dali_pipes.corpus.id_types import Reads
 from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 from dali_pipes.storage.byte_file import open_file
@@ -38,6 +39,7 @@ def open_corpus(
     eager: bool = False,
     verify: bool = False,
     read_retries: int = DEFAULT_RETRIES,
+    reads: Reads = "calls",
     vocab_size: int | None = None,
     notes: Sequence[str] = (),
 ) -> Corpus:
@@ -68,6 +70,9 @@ def open_corpus(
     eager:        decode the whole corpus now and keep it; blocks, and prints its size on standard error
     verify:       compare the files with the checksums that the format records (MDS), which reads all of them
     read_retries: number of retries after a transient read failure, now and later; see `dali_pipes.storage.retries`
+    reads:        "calls": ids are read with system calls, which can fail with an error; "mapped": copied from a map of
+                  each file, which costs less for files in the page cache of a local disk, but ends the process with
+                  SIGBUS if a file shrinks or the disk fails. Formats that have to be decoded always use calls.
     vocab_size:   of a synthetic corpus, 50257 by default. Ids of files are not compared with it here.
     notes:        first notes of `Corpus.notes`, about the inputs of these files
 
@@ -81,7 +86,17 @@ def open_corpus(
         return _open_synthetic(paths, vocab_size, dtype, eos_id, loss_masks, token_column, verify)
     with ReadRetries(read_retries).in_use():
         return _open_corpus(
-            paths, format, dtype, eos_id, loss_masks, token_column, cache_bytes, [*notes], eager=eager, verify=verify
+            paths,
+            format,
+            dtype,
+            eos_id,
+            loss_masks,
+            token_column,
+            cache_bytes,
+            [*notes],
+            eager=eager,
+            verify=verify,
+            reads=reads,
         )
 
 
@@ -97,6 +112,7 @@ def _open_corpus(
     *,
     eager: bool,
     verify: bool,
+    reads: Reads,
 ) -> Corpus:
     registry.check_name(format)
     id_type = None if dtype is None else _id_type(dtype, format)
@@ -134,6 +150,7 @@ def _open_corpus(
         end_id,
         mask,
         cache_bytes=cache_bytes,
+        reads=reads,
         eos_id_from=manifest,
         tokenizers=manifests.tokenizers(files),
         notes=notes,

@@ -4,19 +4,17 @@ A block is K batches of one rank. For each block the source plans the rows (inte
 token kernels. Planning and reading are done ahead of time by threads, with reads that release the GIL into buffers
 that are kept and reused, so the thread that runs the pipeline, the trainer's, does not touch a file:
 
-    reader threads    plan ─▶ positioned reads ─▶ range check ─┐
-    trainer's thread      source(block number) ◀── ready block ┘
-
-Blocks leave here in the file's own width if the consumer can widen them: DALI copies what an external
-source hands it, and copying two bytes a token costs an eighth of copying two int64. A block's plan goes with it, by
-number, up to the loader.
+    reader threads    plan ─▶ positioned reads ─▶ range check ─▶ on the CPU: token kernels, batches ─┐
+    trainer's thread      source(block number) ◀───────────────────────────────────── ready block ◀──┘
 """
 
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +24,7 @@ from dali_pipes.engine.profiling import Ranges
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.monitoring.stats import BlockTimes
 from dali_pipes.placement.base import Placement, Slot
+from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
 from dali_pipes.runtime.threads import ReaderThreads
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
@@ -53,6 +52,37 @@ class BlockInfo(NamedTuple):
     epoch_idx: int
 
 
+class Batches(NamedTuple):
+    """The arrays of a block's batches."""
+
+    arrays: dict[str, Any]
+    """By field: the rows of the batches one after another; fields of segment bounds have a line for each batch."""
+    sizes: list[int]
+    """Rows of each batch."""
+    values: list[dict[str, int]]
+    """Of each batch, the fields that are numbers on the host."""
+    widths: list[int]
+    """Positions in a row, of each batch."""
+    is_flat: bool
+    """Whether arrays of positions are in one line, because the batches may have different widths."""
+
+
+@dataclass
+class Block:
+    """What is known of a block apart from its arrays: of each batch, as in `Batches`."""
+
+    sizes: list[int]
+    values: list[dict[str, int]]
+    widths: list[int]
+    is_flat: bool
+    batches: list[Any] | None = None
+    """The batches, where a reader thread has made them."""
+
+    def with_arrays(self, arrays: dict[str, Any]) -> Batches:
+        """The same with the arrays."""
+        return Batches(arrays, self.sizes, self.values, self.widths, self.is_flat)
+
+
 class BlockSource:
     """Blocks by number, for DALI's external source (`batch=True, batch_info=True`) or for a queue without DALI.
 
@@ -63,8 +93,10 @@ class BlockSource:
 
     endless:     blocks run on from epoch to epoch; else `StopIteration` ends each epoch, and DALI's `epoch_idx` tells
                  which one is meant
-    keeps_plans: whether the plan of each block that was handed out waits for `take_plan`
+    keeps_blocks: whether what is known of each block that was handed out waits for `take_block`
     arrays:      which arrays of a block to hand out, in order
+    cut:         makes the batches of a block from its arrays, in a reader thread, which are then in `Block.batches`;
+                 None: they are handed out as arrays alone
     """
 
     def __init__(
@@ -72,25 +104,30 @@ class BlockSource:
         rows: Source,
         schedule: Schedule,
         placement: Placement,
+        outputs: Outputs,
         *,
         arrays: tuple[str, ...],
         batches_per_run: int,
         num_threads: int,
         prefetch_queue_depth: int,
         endless: bool,
-        keeps_plans: bool = False,
+        keeps_blocks: bool = False,
+        cut: Callable[[Batches], list[Any]] | None = None,
         ranges: Ranges,
     ) -> None:
         self.rows, self.schedule, self.placement = rows, schedule, placement
         self.arrays, self.batches_per_run, self.endless = arrays, batches_per_run, endless
-        self._keeps_plans = keeps_plans
-        self._plans: dict[int, Plan | None] = {}
+        self._outputs = outputs
+        self._keeps_blocks, self._cut = keeps_blocks, cut
+        self._taken: dict[int, Block] = {}
         self._num_threads, self._ranges = num_threads, ranges
+        # DALI's queue holds blocks of its own.
+        self._most_pending = num_threads + (1 if cut is None else prefetch_queue_depth - 1)
         self._queue_depth = prefetch_queue_depth
         self.forget_plans()
         self._blocks = Blocks(schedule, batches_per_run, Position(0, 0))
         self._origin = 0
-        self._pending: dict[tuple[int | None, int], Future[Slot]] = {}
+        self._pending: dict[tuple[int | None, int], Future[tuple[Slot, Block]]] = {}
         self._free: deque[Slot] = deque()
         self._delivered: Slot | None = None
         self._threads: ReaderThreads | None = None
@@ -107,6 +144,7 @@ class BlockSource:
         # round it would put one there twice, and two blocks into the same memory.
         last, self._delivered = self._delivered, None
         if last is not None:
+            last.fields = {}
             self._free.append(last)
         key = self._read_ahead(info)
         if key is None:
@@ -115,7 +153,7 @@ class BlockSource:
         asked = time.perf_counter()
         try:
             assert self._threads is not None, "blocks to read exist only with threads"
-            slot = self._threads.result(self._pending[key])
+            slot, block = self._threads.result(self._pending[key])
             self.check_usable()
             del self._pending[key]
         except Exception:
@@ -127,16 +165,16 @@ class BlockSource:
         assert steps is not None
         begin = time.perf_counter()
         with self._ranges.around("deliver"):
-            arrays = self.placement.deliver(slot, steps, info.iteration)
+            arrays = self.placement.deliver(slot, steps, info.iteration) if self.arrays else {}
         self._add_times(BlockTimes(wait_s=begin - asked, kernels_s=time.perf_counter() - begin))
         self.delivered += 1
-        if self._keeps_plans:
-            self._plans[info.iteration] = slot.plan
+        if self._keeps_blocks:
+            self._taken[info.iteration] = block
         return tuple(arrays[name] for name in self.arrays)
 
-    def take_plan(self, info: BlockInfo) -> Plan | None:
-        """The plan of a block that was handed out, once; None where its rows were not planned. Does not block."""
-        return self._plans.pop(info.iteration)
+    def take_block(self, info: BlockInfo) -> Block:
+        """What is known of a block that was handed out, once. Does not block."""
+        return self._taken.pop(info.iteration)
 
     def check(self, info: BlockInfo) -> None:
         """Raise `TokenRangeError` if a block that was handed out holds a bad id that only a GPU has seen.
@@ -160,7 +198,7 @@ class BlockSource:
         """Make `iteration` the first block from `position` on. Blocks read ahead for another place are dropped."""
         self._blocks = Blocks(self.schedule, self.batches_per_run, position)
         self._origin = iteration
-        self._plans.clear()
+        self._taken.clear()
         self.placement.restart()
         threads = self._threads
         if threads is not None and not threads.are_alive:
@@ -172,7 +210,7 @@ class BlockSource:
     def forget_plans(self) -> None:
         """Plan rows anew from now on, because their order has changed. Blocks on their way keep their plans."""
         self._planned = PlanCache(
-            self.schedule, self.batches_per_run, num_threads=self._num_threads, queue_depth=self._queue_depth
+            self.schedule, self.batches_per_run, num_threads=self._most_pending - 1, queue_depth=self._queue_depth
         )
 
     def blocks_ready(self) -> int:
@@ -204,7 +242,7 @@ class BlockSource:
             threads.stop()
         self._threads = None
         self._pending.clear()
-        self._plans.clear()
+        self._taken.clear()
         self._free.clear()
         self._delivered = None
         self.placement.close()
@@ -231,7 +269,7 @@ class BlockSource:
             return None
         epoch_index = None if self.endless else info.epoch_idx
         block = info.iteration - self._origin
-        wanted = range(block, block + self._num_threads + 1)
+        wanted = range(block, block + self._most_pending)
         for key in [key for key in self._pending if key[0] != epoch_index or key[1] not in wanted]:
             self._discard(key)
         threads = self._threads
@@ -251,11 +289,13 @@ class BlockSource:
         if not future.cancel():
             future.add_done_callback(self._reclaim)
 
-    def _reclaim(self, future: "Future[Slot]") -> None:
+    def _reclaim(self, future: "Future[tuple[Slot, Block]]") -> None:
         if future.exception() is None:
-            self._free.append(future.result())
+            slot, _ = future.result()
+            slot.fields = {}
+            self._free.append(slot)
 
-    def _prepare(self, steps: StepRange, slot: Slot | None) -> Slot:
+    def _prepare(self, steps: StepRange, slot: Slot | None) -> tuple[Slot, Block]:
         slot = self.placement.new_slot(self.batches_per_run * self.schedule.batch_size) if slot is None else slot
         times = BlockTimes(blocks=1)
         if self.placement.plans_rows:
@@ -265,11 +305,29 @@ class BlockSource:
             times.plan_s = time.perf_counter() - begin
         with self._ranges.around("read"):
             self.placement.prepare(slot, times)
+        block = self._block(steps, slot.plan)
+        if self._cut is not None:
+            begin = time.perf_counter()
+            with self._ranges.around("batches"):
+                block.batches = self._cut(block.with_arrays(slot.fields))
+            slot.fields = {}
+            times.kernels_s += time.perf_counter() - begin
         if slot.plan is not None:
             with self._ranges.around("plan"):
                 self._planned.plan_next(slot.plan)
         self._add_times(times)
-        return slot
+        return slot, block
+
+    def _block(self, steps: StepRange, plan: Plan | None) -> Block:
+        schedule, seq_len = self.schedule, self._outputs.seq_len
+        sizes = [schedule.batch_size] * (steps.num_steps - 1)
+        sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))
+        if plan is None or plan.widths is None:
+            widths, is_flat = [seq_len] * len(sizes), False
+        else:
+            widths, is_flat = plan.widths[np.cumsum(sizes) - 1].tolist(), True
+        values = self._outputs.host_values(None if plan is None else plan.pieces, sizes, widths)
+        return Block(sizes, values, widths, is_flat)
 
     def _add_times(self, times: BlockTimes) -> None:
         self._times.setdefault(threading.get_ident(), BlockTimes()).add(times)

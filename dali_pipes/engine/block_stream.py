@@ -2,97 +2,56 @@
 
 `BlockStream` keeps the queue filled, hands out good blocks before an error that comes after them, and can be moved to
 another position. It never waits for a block that is still being read while another one is ready.
-
-On the CPU the queue carries tokens in the file's own width. They are widened, shifted and labeled a few batches at a
-time, just before they are handed out, into memory that is reused when it is no longer referenced: fresh pages would
-cost more than the work itself.
 """
 
 import atexit
 import contextlib
+import operator
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from dali_pipes.config import LoaderConfig
-from dali_pipes.config.outputs import made_from_plans
-from dali_pipes.documents import some_rows, staged
 from dali_pipes.engine.block_source import BlockInfo
-from dali_pipes.engine.buffers import Buffers
 from dali_pipes.engine.build import BuiltSource, Graph
-from dali_pipes.engine.dali import DaliQueue, dali_installed, define_pipeline
+from dali_pipes.engine.dali import DaliQueue, define_pipeline, require_dali
 from dali_pipes.engine.queues import BlockQueue, DirectQueue
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.monitoring.stats import MemoryHeld
-from dali_pipes.placement.cpu import assemble
 from dali_pipes.placement.cuda import Loan, loans_of
 from dali_pipes.runtime.threads import end_thread_at_exit, to_keep
 from dali_pipes.schedule import Position, StepRange
-from dali_pipes.schedule.plans import Plan
 
 _EXIT_WAIT_S = 10.0
 _USER_WAIT_S = 1.0
 
-BATCHES_TOKENS = 1 << 18
-"""Tokens widened at a time on the CPU, 2 MiB an output. Less costs more calls, each at the price of a cold cache."""
 
+class Taken(NamedTuple):
+    """The batches of one block, as `BuiltSource.cut` makes them, and the tokens of each with padding."""
 
-class Batches(NamedTuple):
-    """Batches of a block, one after another."""
-
-    arrays: dict[str, Any]
-    """By field: the rows of the batches one after another; fields of segment bounds have a line for each batch."""
-    sizes: list[int]
-    """Rows of each batch."""
-    values: list[dict[str, int]]
-    """Of each batch, the fields that are numbers on the host."""
-    widths: list[int]
-    """Positions in a row, of each batch."""
-    is_flat: bool = False
-    """Whether arrays of positions are in one line, because the batches have different widths."""
-
-
-def open_queue(
-    built: BuiltSource, config: LoaderConfig, graph: Graph | None, with_dali: bool
-) -> tuple[BlockQueue, str]:
-    """A queue over a source and the name of its engine: "dali", or "direct" on a CPU without DALI."""
-    if built.device is None and graph is None and not (with_dali and dali_installed()):
-        return DirectQueue(built.source), "direct"
-    on_device = contextlib.nullcontext if built.gpu is None else built.gpu.on_device
-    return DaliQueue(define_pipeline(built, config, graph), built.source, on_device), "dali"
+    batches: list[Any]
+    num_tokens: list[int]
 
 
 class BlockStream:
     """The blocks from a position on, through epoch after epoch. For one thread at a time.
 
-    `with_dali` False: on a CPU none is used, as where it is not installed, which saves a few blocks the start of it.
+    Raises `BackendError` if DALI is needed and is not installed.
     """
 
-    def __init__(
-        self, built: BuiltSource, config: LoaderConfig, graph: Graph | None = None, *, with_dali: bool = True
-    ) -> None:
-        self._built, self._config, self._graph, self._with_dali = built, config, graph, with_dali
+    def __init__(self, built: BuiltSource, config: LoaderConfig, graph: Graph | None = None) -> None:
+        if built.engine == "dali":
+            require_dali()
+        self._built, self._config, self._graph = built, config, graph
         self._queue: BlockQueue | None = None
         self._next_iteration = 0  # the number by which the source knows the next block to take
         self._error: Exception | None = None
-        batch_tokens = config.batch_size * config.row_len
-        # Rows that are put together cost more, so their batches are assembled one by one: no `next()` takes long.
-        most = 1 if built.outputs.in_pieces else BATCHES_TOKENS // batch_tokens
-        self._batches_at_a_time = max(1, min(most, built.source.batches_per_run))
-        self._buffers = Buffers(self._batches_at_a_time * batch_tokens * max(1, config.mtp))
         self._loans = None if built.device is None else loans_of(built.device)
         self._loan: Loan | None = None
         self._gate = threading.RLock()  # held by the thread inside the queue; at exit it must be free
         self._is_stale = False  # what has been read ahead is of another order
-        self.engine = "not started"
-        self.kernels_s = 0.0
-        """Seconds spent widening and labelling blocks in `take`."""
 
     @property
     def queue_depth(self) -> int:
@@ -126,7 +85,7 @@ class BlockStream:
                 return
         if self._queue is None or self._error is not None:
             self._drop_queue()
-            self._queue, self.engine = open_queue(self._built, self._config, self._graph, self._with_dali)
+            self._queue = self._open_queue()
             _streams.add(self)
             if not _at_exit:  # registered after DALI's own handler, so it runs before that one
                 _at_exit.append(atexit.register(_close_streams))
@@ -144,8 +103,8 @@ class BlockStream:
         assert steps is not None, "a loader's source is endless"
         return steps
 
-    def take(self, stream: int | None = None) -> Iterator[Batches]:
-        """The batches of the next block, some at a time. Blocks while it is not ready.
+    def take(self, stream: int | None = None) -> Taken:
+        """The batches of the next block. Blocks while it is not ready.
 
         stream: on a GPU, the raw handle of the stream that they are for.
 
@@ -154,7 +113,7 @@ class BlockStream:
         with self._gate:
             end_thread_at_exit()
             _users.add(threading.current_thread())
-            steps, queue = self.peek(), self._queue
+            queue = self._queue
             if queue is None:
                 raise LoaderClosedError("the queue was closed by an error, or because the interpreter is shutting down")
             try:
@@ -169,31 +128,22 @@ class BlockStream:
                     if isinstance(error, StopIteration):
                         raise RuntimeError("DALI did not hand out a block") from error
                     raise
-                block = BlockInfo(self._next_iteration, 0)
-                self._built.source.check(block)
-                plan = self._built.source.take_plan(block)
+                number = BlockInfo(self._next_iteration, 0)
+                self._built.source.check(number)
+                block = self._built.source.take_block(number)
                 self._next_iteration += 1
             except BaseException:
                 self._drop_queue()  # what the queue holds after an interrupt is not known; seek makes a new one
                 end_thread_at_exit()
                 raise
-        schedule = self._built.schedule
-        sizes = [schedule.batch_size] * (steps.num_steps - 1)
-        sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))
-        widths = [self._config.row_len] * len(sizes)
-        if plan is not None and plan.widths is not None:
-            widths = plan.widths[np.cumsum(sizes) - 1].tolist()
-        if self._loans is not None:
-            assert stream is not None, "a GPU's blocks are taken for a stream"
-            arrays, self._loan = self._loans.lend(arrays, self._built.block_bytes(widths), stream)
-        if self._built.staged:
-            assert plan is not None, "tokens are read for planned rows"
-            staging = dict(zip(self._built.source.arrays, map(np.from_dlpack, arrays), strict=True))
-            return self._built.ranges.each("kernels", self._assembled(staging, plan, sizes, widths))
-        named = dict(zip(self._built.source.arrays, arrays, strict=True))
-        is_flat = self._config.varies_width
-        values = self._built.outputs.host_values(None if plan is None else plan.pieces, sizes, widths)
-        return iter([Batches(named, sizes, values, widths, is_flat)])
+        if block.batches is None:
+            if self._loans is not None:
+                assert stream is not None, "a GPU's blocks are taken for a stream"
+                arrays, self._loan = self._loans.lend(arrays, self._built.block_bytes(block.widths), stream)
+            named = dict(zip(self._built.source.arrays, arrays, strict=True))
+            assert self._built.cut is not None, "a stream is of a loader"
+            block.batches = self._built.cut(block.with_arrays(named))
+        return Taken(block.batches, list(map(operator.mul, block.sizes, block.widths)))
 
     def use(self, stream: int) -> None:
         """On a GPU: the next batch of the block taken last is for `stream`, even if the block was for another."""
@@ -211,37 +161,11 @@ class BlockStream:
         self._loan = None
         self._built.close()
 
-    def _assembled(
-        self, staging: dict[str, npt.NDArray[Any]], plan: Plan, sizes: list[int], widths: list[int]
-    ) -> Iterator[Batches]:
-        """Batches from the tokens of a block, some at a time."""
-        outputs, row_begins = self._built.outputs, plan.row_begins(self._built.rows.rows)
-        block_tokens, loss_mask = staging["tokens"], staging.get("loss_mask")
-        pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
-        from_tokens = [(name, outputs.dtype(name)) for name in outputs.from_tokens]
-        from_plan = {name: plan.field(name) for name in made_from_plans(outputs.names)}
-        begin = 0
-        for first in range(0, len(sizes), self._batches_at_a_time):
-            started = time.perf_counter()
-            batches = slice(first, first + self._batches_at_a_time)
-            part_sizes, part_widths = sizes[batches], widths[batches]
-            end = begin + sum(part_sizes)
-            arrays: dict[str, Any] = {}
-            for name, dtype in from_tokens:
-                shape = outputs.shape(name, end - begin, part_widths[0])
-                arrays[name] = self._buffers.take(shape) if dtype == np.int64 else np.empty(shape, dtype)
-            row_ids = plan.row_ids[begin:end]
-            if pieces is None:
-                part, tokens = None, block_tokens[row_begins[begin] : row_begins[end]]
-            else:
-                part, tokens = some_rows(pieces, begin, end), block_tokens
-            assemble(outputs, row_ids, tokens, part, arrays, loss_mask=loss_mask, width=part_widths[0])
-            # The plan is kept, and the batch is the trainer's.
-            arrays |= {name: array[begin:end].copy() for name, array in from_plan.items()}
-            begin = end
-            values = outputs.host_values(part, part_sizes, part_widths)
-            self.kernels_s += time.perf_counter() - started
-            yield Batches(arrays, part_sizes, values, part_widths)
+    def _open_queue(self) -> BlockQueue:
+        if self._built.engine == "direct":
+            return DirectQueue(self._built.source)
+        on_device = contextlib.nullcontext if self._built.gpu is None else self._built.gpu.on_device
+        return DaliQueue(define_pipeline(self._built, self._config, self._graph), self._built.source, on_device)
 
     def _fill(self, queue: BlockQueue) -> None:
         while self._error is None and queue.in_flight < queue.depth:

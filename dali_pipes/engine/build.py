@@ -1,7 +1,8 @@
 """From a configuration to a block source: corpus, rows, schedule, outputs, device and placement, each decided here."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,13 +11,13 @@ from dali_pipes.config.outputs import OUTPUTS, arrays_of
 from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.joined import JoinedCorpora
-from dali_pipes.engine.block_source import BlockSource
+from dali_pipes.engine.block_source import Batches, BlockSource
 from dali_pipes.engine.mixture import mix, open_corpora
 from dali_pipes.engine.profiling import open_ranges
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.monitoring.stats import BlockLimits
 from dali_pipes.placement.base import Placement
-from dali_pipes.placement.cpu import AssembledPlacement, StagedPlacement
+from dali_pipes.placement.cpu import CpuPlacement
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.placement.selection import GPU_PLACEMENTS, choose_device, choose_placement
 from dali_pipes.rows.document_rows import DocumentRows
@@ -29,11 +30,17 @@ from dali_pipes.schedule import Interleave, Schedule, of_one_source
 from dali_pipes.schedule.curriculum import Curriculum
 from dali_pipes.schedule.mixed_rows import MixedRows
 
+TARGET_DIRECT_BLOCK_TOKENS = 1 << 18
+"""Tokens of a block when the user sets no `batches_per_run`: 2 MiB as int64. Several are on their way at a time."""
+
 TARGET_BLOCK_TOKENS = 1 << 20
-"""Tokens of a block when the user sets no `batches_per_run`: 2 MiB as uint16. A quarter of it cost twice the CPU."""
+"""The same for DALI on the CPU: 2 MiB as uint16. A quarter of it cost twice the CPU."""
 
 TARGET_GPU_BLOCK_TOKENS = 1 << 22
 """The same on a GPU, where a run costs DALI more of the host while the device is busy (`benchmarks/README.md`)."""
+
+Cut = Callable[[Batches, Outputs, int | None], list[Any]]
+"""The arrays of a block's batches, and their GPU if they are on one → the batches that a loader hands out."""
 
 Graph = Callable[[dict[str, Any]], Mapping[str, Any]]
 """DALI data nodes by output name → nodes of the same names, rows still in the first axis."""
@@ -42,9 +49,8 @@ Graph = Callable[[dict[str, Any]], Mapping[str, Any]]
 class BuiltSource:
     """A block source, and what was decided while building it.
 
-    for_loader: whether a `TokenLoader` takes the blocks; with `graph`, after the user's DALI operators.
-    staged:     whether blocks are tokens in the file's width, which the loader assembles itself: on the CPU, without a
-                graph.
+    cut:    makes the batches of a loader from the arrays of a block; None without one, where DALI hands out arrays
+    engine: "dali", or on a CPU "direct": blocks are taken from the source itself
     gpu_problem: returns why the consumer of the batches cannot use a GPU, None if it can; see `choose_device`.
     """
 
@@ -55,11 +61,11 @@ class BuiltSource:
         config: LoaderConfig,
         *,
         endless: bool,
-        for_loader: bool = False,
+        cut: Cut | None = None,
         graph: Graph | None = None,
         gpu_problem: Callable[[], str | None] = lambda: None,
     ) -> None:
-        if config.varies_width and (graph is not None or not for_loader):
+        if config.varies_width and (graph is not None or cut is None):
             name = "a seq_len list" if config.length_buckets is None else "length_buckets"
             raise ConfigError(
                 f"{name} yields batches of different widths, which a DALI pipeline does not support; remove it, or use "
@@ -87,25 +93,28 @@ class BuiltSource:
             self.device, self.device_reason = choose_device(
                 config.device, environment_number("LOCAL_RANK"), gpu_problem
             )
-            self.staged = for_loader and graph is None and self.device is None
-            self.batches_per_run = batches_per_run(config, self.schedule, on_gpu=self.device is not None)
+            self.engine = self._choose_engine(graph, cut)
+            self.batches_per_run = batches_per_run(config, self.schedule, self._target_tokens())
             self.placement, self.placement_reason, placement = self._place()
         except BaseException:
             for corpus in corpora.values():
                 corpus.close()
             raise
         self.ranges = open_ranges(config.nvtx)
-        staged = ("tokens", "loss_mask") if self.rows.has_loss_mask else ("tokens",)
+        self.cut = None if cut is None else partial(_cut, cut, self.outputs, self.device)
+        is_direct = self.engine == "direct"
         self.source = BlockSource(
             self.rows,
             self.schedule,
             placement,
-            arrays=staged if self.staged else arrays_of(config.outputs),
+            self.outputs,
+            arrays=() if is_direct else arrays_of(config.outputs),
             batches_per_run=self.batches_per_run,
             num_threads=config.num_threads,
             prefetch_queue_depth=config.prefetch_queue_depth,
             endless=endless,
-            keeps_plans=for_loader,
+            keeps_blocks=cut is not None,
+            cut=self.cut if is_direct else None,
             ranges=self.ranges,
         )
         self._epoch_steps = self._steps_known()
@@ -134,7 +143,7 @@ class BuiltSource:
 
     def axes(self, name: str) -> int:
         """Axes of an array of a block, as DALI sees it."""
-        if self.staged or (self._config.varies_width and not OUTPUTS[name].from_plan):
+        if self._config.varies_width and not OUTPUTS[name].from_plan:
             return 1
         return len(self.outputs.shape(name, 1))
 
@@ -142,6 +151,27 @@ class BuiltSource:
         """Stop the reader threads, free the buffers and close the files. Idempotent."""
         self.source.close()
         self.rows.close()
+
+    def _choose_engine(self, graph: Graph | None, cut: Cut | None) -> Literal["dali", "direct"]:
+        """Raises `ConfigError` for a direct queue where only DALI's works."""
+        wanted = self._config.engine
+        needed = (
+            "batches are delivered to a GPU"
+            if self.device is not None
+            else "graph adds DALI operators"
+            if graph is not None
+            else "build_pipeline builds a DALI pipeline"
+            if cut is None
+            else None
+        )
+        if wanted == "direct" and needed is not None:
+            raise ConfigError(f'engine = "direct" does not support this: {needed}; use engine = "auto" or "dali"')
+        return "direct" if needed is None and wanted != "dali" else "dali"
+
+    def _target_tokens(self) -> int:
+        if self.device is not None:
+            return TARGET_GPU_BLOCK_TOKENS
+        return TARGET_DIRECT_BLOCK_TOKENS if self.engine == "direct" else TARGET_BLOCK_TOKENS
 
     def _steps_known(self) -> int | None:
         known = self.schedule.interleave.is_counted(0)
@@ -155,11 +185,9 @@ class BuiltSource:
                 raise BackendError(
                     f'placement = "{config.placement}" needs a GPU ({self.device_reason}); use placement = "host"'
                 )
-            if self.staged:
-                staged = StagedPlacement(self.rows, self.schedule, vocab_size=config.id_limit)
-                return "host", self.device_reason, staged
-            assembled = AssembledPlacement(self.rows, self.schedule, self.outputs, vocab_size=config.id_limit)
-            return "host", self.device_reason, assembled
+            narrow = self.engine == "dali"
+            on_cpu = CpuPlacement(self.rows, self.schedule, self.outputs, vocab_size=config.id_limit, narrow=narrow)
+            return "host", self.device_reason, on_cpu
         corpus_bytes = self.rows.rows.span * self.rows.token_bytes
         name, reason = choose_placement(config.placement, self.device, corpus_bytes, config.max_device_bytes)
         placement = GPU_PLACEMENTS[name](
@@ -172,6 +200,10 @@ class BuiltSource:
         )
         self.gpu = placement.gpu
         return name, reason, placement
+
+
+def _cut(cut: Cut, outputs: Outputs, device: int | None, block: Batches) -> list[Any]:
+    return cut(block, outputs, device)
 
 
 def with_curriculum(config: LoaderConfig, interleave: Interleave) -> Interleave:
@@ -234,14 +266,14 @@ def make_outputs(config: LoaderConfig, *, in_pieces: bool) -> Outputs:
     )
 
 
-def batches_per_run(config: LoaderConfig, schedule: Schedule, *, on_gpu: bool) -> int:
-    """Batches in one DALI run (K): the user's, or as many as reach the byte target; both capped by max_block_bytes.
+def batches_per_run(config: LoaderConfig, schedule: Schedule, target_tokens: int) -> int:
+    """Batches in a block (K): the user's, or as many as reach the target; both capped by max_block_bytes.
 
     Where documents have to be planned, the target is also one of rows, over all ranks, whose plan the first batch waits
     for.
     """
     batch_tokens = config.batch_size * config.row_len
-    wanted = (TARGET_GPU_BLOCK_TOKENS if on_gpu else TARGET_BLOCK_TOKENS) // batch_tokens
+    wanted = target_tokens // batch_tokens
     if schedule.interleave.most_planned is not None:
         wanted = min(wanted, schedule.interleave.most_planned // schedule.global_rows)
     wanted = config.batches_per_run or wanted

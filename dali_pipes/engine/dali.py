@@ -56,8 +56,7 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
 def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> Any:
     """The DALI graph around a source: its outputs, cast to the types of a batch where they are not of them yet."""
     names = built.source.arrays
-    advice = " (cpu: without a GPU; else the CUDA version of the driver)"
-    with optional_package("DALI", "cpu", "cuda12", "cuda13", purpose="to build a pipeline", advice=advice):
+    with _dali():
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import Pipeline
     # exec_dynamic: outputs own their memory, so a batch stays as it was for as long as someone holds it. The older
@@ -82,7 +81,7 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
             cuda_stream=None if built.gpu is None else built.gpu.stream,
         )
         named = dict(zip(names, nodes, strict=True))
-        if built.device is None and not built.staged and not built.outputs.in_pieces:  # these are narrow
+        if built.device is None and not built.outputs.in_pieces:  # these are narrow
             narrow = built.outputs.from_tokens
             wide = types.INT32 if config.index_dtype == "int32" else types.INT64
             named = {n: fn.cast(v, dtype=wide) if n in narrow else v for n, v in named.items()}
@@ -138,12 +137,16 @@ class DaliQueue:
         self._pipe = None
 
 
-def dali_installed() -> bool:
-    """Whether DALI can be imported. Imports nothing."""
-    try:
-        return importlib.util.find_spec("nvidia.dali") is not None
-    except ModuleNotFoundError:  # no package called nvidia at all
-        return False
+def require_dali() -> None:
+    """Raise `BackendError` if DALI is not installed. Imports nothing."""
+    with _dali():
+        if importlib.util.find_spec("nvidia.dali") is None:  # raises ModuleNotFoundError without any package nvidia
+            raise ModuleNotFoundError("nvidia.dali")
+
+
+def _dali() -> contextlib.AbstractContextManager[None]:
+    advice = " (cpu: without a GPU; else the CUDA version of the driver)"
+    return optional_package("DALI", "cpu", "cuda12", "cuda13", purpose="to build a pipeline", advice=advice)
 
 
 class _SourceOf:

@@ -58,6 +58,7 @@ def _open(config: LoaderConfig) -> Corpus:
         eager=config.eager,
         verify=config.verify_checksums,
         read_retries=config.read_retries,
+        reads=config.reads,
         vocab_size=config.vocab_size,
     )
 

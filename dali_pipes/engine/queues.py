@@ -21,6 +21,8 @@ class BlockQueue(Protocol):
     def take(self, stream: int | None = None) -> list[Any]:
         """Arrays of the oldest block asked for, one an output, each supporting DLPack and owned by the caller.
 
+        None at all where the source has cut the block into batches: see `BlockSource.take_block`.
+
         On a GPU they are ready in the order of `stream`, a raw handle, without waiting for the device; None waits.
         """
 
@@ -32,7 +34,7 @@ class BlockQueue(Protocol):
 
 
 class DirectQueue:
-    """The blocks of a source on the CPU without DALI. A block is valid until the next `take`.
+    """The blocks of a source on the CPU without DALI, which `BlockSource.take_block` then has.
 
     It asks the source when a block is taken; the source itself reads ahead.
     """
@@ -52,10 +54,10 @@ class DirectQueue:
         self._asked += 1
 
     def take(self, stream: int | None = None) -> list[Any]:
-        arrays = self._source(BlockInfo(self._next_iteration, 0))
+        self._source(BlockInfo(self._next_iteration, 0))
         self._next_iteration += 1
         self._asked -= 1
-        return [array[0] for array in arrays]
+        return []
 
     def drain(self) -> int:
         self._asked = 0

@@ -10,7 +10,7 @@ block are made together, so a mode that is on at one `next()` would reach the ot
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 
 from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.config.outputs import OUTPUTS, Axes
-from dali_pipes.engine.block_stream import Batches
+from dali_pipes.engine.block_source import Batches
 from dali_pipes.rows.outputs import Outputs
 
 Batch = dict[str, Any]
@@ -47,8 +47,8 @@ def outside_modes(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
 
 
 @outside_modes
-def sliced(block: Batches, outputs: Outputs, device: int | None) -> Iterator[Batch]:
-    """The batches of a block, or of a part of it, one after another, in its memory. Does not block."""
+def sliced(block: Batches, outputs: Outputs, device: int | None) -> list[Batch]:
+    """The batches of a block, one after another, in its memory. Does not block."""
     columns: dict[str, Sequence[Any]] = {}
     for name in outputs.names:
         axes = OUTPUTS[name].axes
@@ -65,7 +65,7 @@ def sliced(block: Batches, outputs: Outputs, device: int | None) -> Iterator[Bat
             columns[name] = cut(array, lines, device)
         if axes is Axes.SEGMENT_BOUNDS:
             columns[name] = [bounds.view(-1) for bounds in columns[name]]
-    return (dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True))
+    return [dict(zip(columns, batch, strict=True)) for batch in zip(*columns.values(), strict=True)]
 
 
 class RowShare:

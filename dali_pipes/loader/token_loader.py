@@ -8,9 +8,11 @@ The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]`
 """
 
 import inspect
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -20,7 +22,7 @@ from dali_pipes.config import LoaderConfig, Paths
 from dali_pipes.config.mixture import parse_weights
 from dali_pipes.config.validators import shown
 from dali_pipes.corpus import Corpus
-from dali_pipes.engine.block_stream import Batches, BlockStream
+from dali_pipes.engine.block_stream import BlockStream
 from dali_pipes.engine.build import BuiltSource, Graph
 from dali_pipes.engine.mixture import in_rows, share_of
 from dali_pipes.errors import ConfigError, LoaderClosedError
@@ -35,6 +37,7 @@ from dali_pipes.loader.batches import (
     sliced,
 )
 from dali_pipes.loader.dataset_guards import DatasetGuards, refuse_workers
+from dali_pipes.loader.handout import Handout
 from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
 from dali_pipes.loader.ranks_agree import refuse_differing_ranks
 from dali_pipes.loader.state import OnChange, States, order_settings
@@ -45,7 +48,7 @@ from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.rows.plan_reports import reports_of
 from dali_pipes.rows.source import Source
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
-from dali_pipes.runtime.threads import end_thread_at_exit
+from dali_pipes.runtime.threads import end_thread_at_exit, stop_with_process
 from dali_pipes.schedule import Position, StepRange
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture_report import MixtureReport, mixture_report
@@ -88,12 +91,13 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     """What `on_change` changed when the last state was loaded: a `MixtureChange` with "mixture", else a `StateChange`.
     None if nothing changed.
     """
-    _consumed: Position | tuple[StepRange, int]  # up to the last batch handed out: a place, or steps and how many
-    _last: tuple[StepRange, int] | None  # steps whose last one is the last batch handed out, since a state was loaded
-    _begun: bool  # this object has begun the epoch of `_position`, and it is not complete
-    _batches = _tokens = 0
+    _consumed: Position  # before the current block
+    _last_block: tuple[StepRange, int] | None  # steps of the block before it, and how many of them were taken
+    _begun: bool  # this object had begun the epoch of `_consumed`, and it was not complete
+    _batches = _tokens = 0  # before the current block
     _weights_changed = False  # since the last batch: what has been read ahead is of the old order
-    _wait_s = _wall_s = 0.0
+    _wait_s = _wall_s = 0.0  # the latter before `_block_begin_s`
+    _block_begin_s: float | None = None  # when the block was taken whose batches are being handed out
 
     def __init__(
         self,
@@ -110,9 +114,10 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._group_may_differ = config.rank is None  # from these ranks, until a process group has agreed with them
         self._ranks_given = config.rank is not None
         config = resolve_ranks(config)
-        self._closed, self._is_fresh = False, True
-        self._iterator: Callable[[], Generator[Batch, None, None] | None] = lambda: None  # the newest one, unless gone
-        self._built = built = BuiltSource(config, endless=True, for_loader=True, graph=graph, gpu_problem=cuda_problem)
+        self._closed, self._is_fresh, self._handout = False, True, Handout()
+        stop_with_process(self._handout)
+        self._blocks: Callable[[], Generator[Iterator[Batch], None, None] | None] = lambda: None  # unless gone
+        self._built = built = BuiltSource(config, endless=True, cut=sliced, graph=graph, gpu_problem=cuda_problem)
         self._source, self._schedule = built.source, built.schedule
         self._stream = BlockStream(built, config, graph)
         try:
@@ -121,7 +126,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             order = config.order_settings() if built.mixture is not None else order_settings(config, self.corpus)
             self._reports = reports_of(built.rows, order)
             self._share = None if parallel is None else RowShare(*parallel, config.context_split)
+            self._context_size = 1 if self._share is None else self._share.size
             self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
+            self._adapts = built.device is not None or self._share is not None or self._static is not None
             self._watch = WaitWatch(config)
             self._start_at(self._schedule.normalize(Position(0, 0)), None, run=0)
             self._config = config
@@ -267,10 +274,11 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         if self._is_fresh:  # else the state has been checked against them
             self._states.check_ranges(Position(0, 0))
         self._run += 1
+        self._count_block(time.perf_counter())
         self._running = False
-        iterator = self._batches_from(self._run)
-        self._iterator = weakref.ref(iterator)
-        return self._built.ranges.each("next", iterator)
+        blocks = self._blocks_from(self._run, self._handout)
+        self._blocks = weakref.ref(blocks)
+        return self._built.ranges.each("next", itertools.chain.from_iterable(blocks))
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the run, after the last batch handed out; prefetched ones do not count. Does not block.
@@ -323,15 +331,14 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     def stats(self) -> LoaderStats:
         """The statistics so far. Does not block."""
-        times = self._source.block_times()
-        times.kernels_s += self._stream.kernels_s
+        batches, tokens = self._counts()
         return LoaderStats(
-            batches=self._batches,
-            tokens=self._tokens,
-            wall_s=self._wall_s,
+            batches=batches,
+            tokens=tokens,
+            wall_s=self._wall_s_now(),
             data_wait_s=self._wait_s,
             queue_depth=self._stream.queue_depth,
-            block_times=times,
+            block_times=self._source.block_times(),
             device=self._built.device_name,
             placement=self._built.placement,
             placement_reason=self._built.placement_reason,
@@ -340,7 +347,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             batches_per_run=self._built.batches_per_run,
             block_limits=self._built.block_limits(),
             memory=self._stream.memory(),
-            engine=self._stream.engine,
+            engine=self._built.engine,
             cache=CacheStats.sum(corpus.cache_stats() for corpus in self._built.corpora.values()),
             read_retries=sum(corpus.read_retries for corpus in self._built.corpora.values()),
             source_rows=self._source_rows(),
@@ -356,8 +363,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def _table(self) -> Table:
         if not hasattr(self, "_config"):  # a debugger shows a loader whose settings were refused
             return NOT_BUILT
-        stats = LoaderStats(self._batches, self._tokens, self._wall_s, self._wait_s, queue_depth=0)
-        left, closed = self._begun and not self._running, self._closed
+        stats = LoaderStats(*self._counts(), self._wall_s_now(), self._wait_s, queue_depth=0)
+        left, closed = self._is_begun and not self._running, self._closed
         return loader_table(self.config, self._built, stats, self._position, was_left=left, is_closed=closed)
 
     def set_weights(self, weights: Mapping[str, Any]) -> int:
@@ -396,6 +403,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._source.forget_plans()
         self._stream.read_again()
         self._weights_changed = True
+        self._handout.stop()
         return begin
 
     def mixture_report(self, step: int | None = None) -> MixtureReport:
@@ -460,10 +468,11 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         thread, that call stops the threads and closes the files as it ends.
         """
         self._closed = True
+        self._handout.stop()
         self._run += 1
         self._running = False
-        iterator = self._iterator()
-        if iterator is not None and inspect.getgeneratorstate(iterator) == inspect.GEN_RUNNING:
+        blocks = self._blocks()
+        if blocks is not None and inspect.getgeneratorstate(blocks) == inspect.GEN_RUNNING:
             self._source.end()  # `next()` may hold a lock that a reader thread waits for
         else:
             self._stream.close()
@@ -484,11 +493,12 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         return mixture.place(position.epoch, self._schedule.places(position))
 
     def _next(self) -> Position:
-        if self._begun and not self._running:  # a `for` was left early: the next one is the next epoch
+        if self._is_begun and not self._running:  # a `for` was left early: the next one is the next epoch
             return self._schedule.next_epoch(self._position.epoch)
         return self._position
 
-    def _batches_from(self, run: int) -> Generator[Batch, None, None]:
+    def _blocks_from(self, run: int, handout: Handout) -> Generator[Iterator[Batch], None, None]:
+        """The batches of one block after another. Runs where a block ends, and where `handout` was stopped."""
         try:
             asked = time.perf_counter()
             self._check_current(run)
@@ -496,68 +506,97 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             start, self._weights_changed = self._next(), False
             self._stream.seek(start)
             while True:
-                if self._weights_changed:  # in the loop's body: blocks beyond the last batch are planned anew
-                    self._weights_changed = False
-                    self._stream.seek(self._position)
                 steps = self._stream.peek()
                 if steps.epoch != start.epoch and not self.config.repeat:
                     return
+                if self._group_may_differ and _group_exists():
+                    self._check_ranks()
                 consumer = current_stream(self._built.device)
-                batches = self._batches_of(self._stream.take(consumer), consumer)
-                for taken, batch in enumerate(batches, 1):
-                    is_last = taken == steps.num_steps
-                    consumed = self._schedule.after(steps, taken) if is_last else (steps, taken)
-                    begun = not is_last or consumed[0] == steps.epoch
-                    handed_out = time.perf_counter()
-                    self._wait_s += handed_out - asked
-                    self._wall_s += handed_out - asked
-                    # No call from here on, where an interrupt could make the state count an undelivered batch.
-                    self._consumed, self._begun, self._running, self._last = consumed, begun, True, (steps, taken)
-                    yield batch
-                    asked = time.perf_counter()
-                    self._check_current(run)
-                    if self._group_may_differ and _group_exists():
-                        self._check_ranks()
-                    self._wall_s += asked - handed_out
-                    if self._wall_s >= self._watch.next_s:
-                        self._watch.look(self._batches, self.stats)
-                    if self._weights_changed:
-                        break
-                assert self._weights_changed or taken == steps.num_steps, "a block has a batch for each of its steps"
-                del batch, batches  # or the block would be held here while the next one is made
+                taken = self._stream.take(consumer)
+                batches = handout.fill(taken.batches, steps, taken.num_tokens)
+                del taken  # or it would be held here while the next one is made
+                if self._adapts:
+                    batches = map(partial(self._adapted, consumer), batches)
+                handed_out = time.perf_counter()
+                self._wait_s += handed_out - asked
+                self._wall_s += handed_out - asked
+                self._running, self._block_begin_s = True, handed_out
+                yield batches
+                asked = time.perf_counter()
+                self._check_current(run)
+                self._count_block(asked)
+                if handout.taken < steps.num_steps or self._weights_changed:
+                    # New weights, or an interrupt in a call that would have ended this iteration.
+                    self._weights_changed = False
+                    self._stream.read_again()
+                    self._stream.seek(self._consumed)
+                if self._wall_s >= self._watch.next_s:
+                    self._watch.look(self._batches, self.stats)
         except Exception as error:  # not an interrupt: it may come in the loop's body too, where it ends the epoch
-            if run == self._run and self._running:
-                self._begun = False  # the trainer did not leave this epoch: its next `for` continues it
+            if run == self._run:
+                self._count_block(time.perf_counter())
+                if self._running:
+                    self._begun = False  # the trainer did not leave this epoch: its next `for` continues it
             if not isinstance(error, LoaderClosedError):
                 self._check_open()  # an error met because another thread closed the loader says that
             raise
         finally:
             if run == self._run:
+                self._count_block(time.perf_counter())
                 self._running = False
             if self._closed:
                 self._stream.close()  # `close()` left that to this call
 
-    def _batches_of(self, parts: Iterator[Batches], taken_for: int | None) -> Iterator[Batch]:
-        """Batches as views of the parts of a block: no copies, unless they must be at fixed addresses."""
-        for part in parts:
-            batches = sliced(part, self._built.outputs, self._built.device)
-            for size, width, batch in zip(part.sizes, part.widths, batches, strict=True):
-                self._batches += 1
-                self._tokens += size * width if self._share is None else size * width // self._share.size
-                stream = current_stream(self._built.device)
-                if stream is not None and stream != taken_for:
-                    self._stream.use(stream)
-                if self._share is not None:
-                    batch = self._share.of(batch)
-                if self._static is not None:
-                    batch = self._static.fill(batch, stream)
-                yield batch
+    def _count_block(self, now: float) -> None:
+        """Add what was handed out of the current block to what came before it."""
+        handout, begin_s = self._handout, self._block_begin_s
+        handout.stop()
+        if begin_s is None:
+            return
+        consumed, begun, last, counts = self._position, self._is_begun, self._last, self._counts()
+        self._consumed, self._begun, self._last_block = consumed, begun, last
+        # In one step, or an interrupt could count the block twice.
+        self._batches, self._tokens, self._wall_s, self._block_begin_s = *counts, self._wall_s + (now - begin_s), None
+
+    def _wall_s_now(self) -> float:
+        begin_s = self._block_begin_s  # another thread may change it meanwhile
+        return self._wall_s + (0.0 if begin_s is None else time.perf_counter() - begin_s)
+
+    def _counts(self) -> tuple[int, int]:
+        """Batches and tokens handed out so far."""
+        if self._block_begin_s is None:
+            return self._batches, self._tokens
+        return self._batches + self._handout.taken, self._tokens + self._handout.tokens // self._context_size
+
+    def _adapted(self, taken_for: int | None, batch: Batch) -> Batch:
+        """What has to be done to each batch when it is handed out: its stream, its share of rows, fixed addresses."""
+        asked, stream = time.perf_counter(), current_stream(self._built.device)
+        if stream is not None and stream != taken_for:
+            self._stream.use(stream)
+        if self._share is not None:
+            batch = self._share.of(batch)
+        if self._static is not None:
+            batch = self._static.fill(batch, stream)
+        self._wait_s += time.perf_counter() - asked
+        return batch
+
+    @property
+    def _last(self) -> tuple[StepRange, int] | None:
+        """Steps whose last one is the last batch handed out, since a state was loaded."""
+        taken = self._handout.taken if self._block_begin_s is not None else 0
+        return (self._handout.steps, taken) if taken else self._last_block
 
     @property
     def _position(self) -> Position:
         """After the last batch handed out: what a state says. Computed when asked for, not at every batch."""
-        consumed = self._consumed
-        return consumed if isinstance(consumed, Position) else self._schedule.after(*consumed)
+        taken = self._handout.taken if self._block_begin_s is not None else 0
+        return self._schedule.after(self._handout.steps, taken) if taken else self._consumed
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether this object has begun the epoch of `_position`, and it is not complete."""
+        steps, taken = self._handout.steps, self._handout.taken if self._block_begin_s is not None else 0
+        return self._begun if not taken else taken < steps.num_steps or self._position.epoch == steps.epoch
 
     def _check_open(self) -> None:
         if self._closed:
@@ -579,9 +618,10 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             self._group_may_differ = False
 
     def _start_at(self, position: Position, change: StateChange | None, *, run: int) -> None:
+        self._count_block(time.perf_counter())
         self._run = run  # number of the newest iterator; older ones are superseded
         self._consumed = self._resumed = position  # the latter is where this object began, and its epoch
         self.state_change = change
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._begun = False  # the epoch of `_position` was begun by this object and is not complete
-        self._last = None
+        self._last_block = None

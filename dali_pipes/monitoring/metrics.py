@@ -36,9 +36,7 @@ METRICS = (
     Metric("read_retries", "counter", "read_retries", "Reads that were retried."),
     Metric("plan_seconds", "counter", "block_times.plan_s", "Time that reader threads spent planning rows."),
     Metric("read_seconds", "counter", "block_times.read_s", "Time that reader threads spent reading tokens."),
-    Metric(
-        "kernels_seconds", "counter", "block_times.kernels_s", "Time that the trainer's thread spent on token kernels."
-    ),
+    Metric("kernels_seconds", "counter", "block_times.kernels_s", "Time spent on building the fields of batches."),
     Metric(
         "reader_wait_seconds",
         "counter",

@@ -27,6 +27,8 @@ class BlockTimes:
     plan_s: float = 0.0
     read_s: float = 0.0
     kernels_s: float = 0.0
+    """Building inputs, labels and other outputs: on a CPU in the reader threads, on a GPU queueing the kernels for it
+    in the trainer's thread."""
     wait_s: float = 0.0
     """Wait of the trainer's thread for a reader thread: the part of `data_wait_s` due to planning and reading."""
 
@@ -170,16 +172,17 @@ class LoaderStats(ShownAsTable):
         if self.rating not in ("fair", "poor"):
             return ""
         times = self.block_times
-        rest_s = self.data_wait_s - times.wait_s - times.kernels_s
+        queueing_s = 0.0 if self.device == "cpu" else times.kernels_s
+        rest_s = self.data_wait_s - times.wait_s - queueing_s
         more_batches = self.block_limits.more_batches(self.batches_per_run)
         all_steps = (
             f"a block already has all {self.batches_per_run:,} steps of an epoch, so only more data makes blocks larger"
         )
-        if max(times.wait_s, times.kernels_s) < rest_s:
+        if max(times.wait_s, queueing_s) < rest_s:
             return f"most of it is the fixed cost of each block: {more_batches or all_steps}"
-        if times.wait_s < times.kernels_s:
-            if self.device != "cpu":
-                return f"most of it is launching kernels for each block: {more_batches or all_steps}"
+        if times.wait_s < queueing_s:
+            return f"most of it is launching kernels for each block: {more_batches or all_steps}"
+        if self.device == "cpu" and max(times.read_s, times.plan_s) < times.kernels_s:
             return (
                 'most of it is building inputs and labels on the CPU: set device = "cuda" if there is a GPU; otherwise '
                 "leave a core free (torch.set_num_threads) and remove outputs that are not used"

@@ -21,8 +21,10 @@ class Slot:
     """Memory of one block on its way; reused block after block. `arrays` belongs to the placement."""
 
     arrays: dict[str, Array] = field(default_factory=dict)
+    fields: dict[str, Array] = field(default_factory=dict)
+    """On the CPU, the fields of the batches of the block: memory that is not reused while anyone holds them."""
     plan: Plan | None = None
-    """Rows of the block, where the placement wants them planned; it goes with the block up to the loader."""
+    """Rows of the block, where the placement wants them planned."""
     num_pieces: int = 0
     """In all rows of the block, where they are put together from pieces."""
 

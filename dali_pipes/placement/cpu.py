@@ -1,7 +1,8 @@
-"""The placements on a CPU: where a block's tokens are read to, and in which form they leave.
+"""The placement on a CPU: reader threads read a block's tokens and assemble the fields of its batches.
 
-StagedPlacement       tokens in the file's own width: what a loader takes, which widens them when it hands them out
-AssembledPlacement    the fields of the batches: what a bare pipeline takes, where DALI widens narrow ones
+    reader threads    positioned reads ─▶ check of the ids ─▶ widen, shift, label ─▶ arrays that are the trainer's
+
+So the thread that takes a block finds it complete.
 """
 
 import time
@@ -10,31 +11,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.config.outputs import made_from_plans
-from dali_pipes.documents import Pieces, staged
+from dali_pipes.config.outputs import OUTPUTS, Axes, arrays_of, made_from_plans
+from dali_pipes.documents import Pieces, some_rows, staged
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.placement.base import Slot, refuse_bad_id
+from dali_pipes.placement.buffers import Buffers
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule import PADDING, Schedule, StepRange
 from dali_pipes.schedule.plans import Plan
 
-Array = Any
+Array = npt.NDArray[Any]
+
+_PART_TOKENS = 1 << 17
+"""Tokens assembled at a time: their ids, and what is made of them, stay in the core's own cache."""
 
 
-class StagedPlacement:
-    """Tokens from files to host memory, untouched: `tokens` (N,) in the file's own width, row after row.
+class CpuPlacement:
+    """The fields of the batches in host memory.
 
-    A loader on the CPU takes this and assembles the batches itself. The loss mask, if the corpus has one, is
-    `loss_mask`, uint8 (N,).
+    narrow: leave `input_ids` and `labels` in the file's own width where rows are runs of tokens, for DALI to widen: it
+            copies what an external source hands it, and copying two bytes a token costs an eighth of copying two int64.
+            Padding rows need a label of -100, so where the schedule has them these are int32 or int64.
     """
 
     plans_rows = True
 
-    def __init__(self, source: Source, schedule: Schedule, *, vocab_size: int | None) -> None:
-        self._source, self._schedule, self._vocab_size = source, schedule, vocab_size
+    def __init__(
+        self, source: Source, schedule: Schedule, outputs: Outputs, *, vocab_size: int | None, narrow: bool
+    ) -> None:
+        self._source, self._schedule, self._outputs, self._vocab_size = source, schedule, outputs, vocab_size
         self._row_tokens = source.rows.row_tokens
+        self._dtypes = {name: outputs.dtype(name) for name in (*outputs.from_tokens, *made_from_plans(outputs.names))}
+        if narrow and not outputs.in_pieces:
+            signed = np.dtype(np.int32 if np.can_cast(source.dtype, np.int32) else np.int64)
+            self._dtypes |= dict.fromkeys(outputs.from_tokens, signed if schedule.pads else source.dtype)
+        self._buffers = Buffers()
 
     def new_slot(self, max_rows: int) -> Slot:
         arrays = {"tokens": np.empty(max_rows * self._row_tokens, self._source.dtype)}
@@ -43,19 +56,19 @@ class StagedPlacement:
         return Slot(arrays)
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
-        """Read the rows of the slot's plan and check the range of their ids."""
+        """Read the rows of the slot's plan, check the range of their ids, and assemble the fields."""
         assert slot.plan is not None
-        row_begins = slot.plan.row_begins(self._source.rows)
+        plan, begin = slot.plan, time.perf_counter()
+        row_begins = plan.row_begins(self._source.rows)
         tokens, loss_mask = _read_part(slot, int(row_begins[-1]))
-        begin = time.perf_counter()
-        self._source.read(slot.plan.rows, row_begins, tokens, loss_mask)
-        refuse_bad_id(self._source, self._schedule, slot.plan, tokens, self._vocab_size)
-        times.read_s = time.perf_counter() - begin
+        self._source.read(plan.rows, row_begins, tokens, loss_mask)
+        refuse_bad_id(self._source, self._schedule, plan, tokens, self._vocab_size)
+        read = time.perf_counter()
+        slot.fields = self._assembled(plan, row_begins, tokens, loss_mask)
+        times.read_s, times.kernels_s = read - begin, time.perf_counter() - read
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
-        assert slot.plan is not None
-        size = int(slot.plan.row_begins(self._source.rows)[-1])
-        return {name: array[None, :size] for name, array in slot.arrays.items()}
+        return {name: slot.fields[name][None] for name in arrays_of(self._outputs.names)}
 
     def check(self, iteration: int | None = None) -> None:
         pass  # ids were checked when they were read
@@ -69,73 +82,56 @@ class StagedPlacement:
     def close(self) -> None:
         pass
 
-
-class AssembledPlacement(StagedPlacement):
-    """The fields of the batches in host memory: what a CPU pipeline without a loader takes.
-
-    Without pieces `input_ids` and `labels` are in the file's own width, and DALI widens them. Padding rows need a label
-    of -100, so where the schedule has them these arrays are int32 or int64.
-    """
-
-    def __init__(self, source: Source, schedule: Schedule, outputs: Outputs, *, vocab_size: int | None) -> None:
-        super().__init__(source, schedule, vocab_size=vocab_size)
-        self._outputs = outputs
-        signed = np.dtype(np.int32 if np.can_cast(source.dtype, np.int32) else np.int64)
-        self._narrow = signed if schedule.pads else source.dtype
-
-    def new_slot(self, max_rows: int) -> Slot:
-        slot = super().new_slot(max_rows)
-        for name in self._outputs.from_tokens:
-            dtype = self._outputs.dtype(name) if self._outputs.in_pieces else self._narrow
-            slot.arrays[_OUTPUT + name] = np.empty(self._outputs.shape(name, max_rows), dtype)
-        return slot
-
-    def prepare(self, slot: Slot, times: BlockTimes) -> None:
-        super().prepare(slot, times)
-        assert slot.plan is not None
-        begin = time.perf_counter()
-        plan, row_begins = slot.plan, slot.plan.row_begins(self._source.rows)
-        tokens, loss_mask = _read_part(slot, int(row_begins[-1]))
+    def _assembled(
+        self, plan: Plan, row_begins: npt.NDArray[np.int64], tokens: Array, loss_mask: Array | None
+    ) -> dict[str, Array]:
+        """All fields of a block. Those of positions are in one line where batches have different widths."""
+        outputs, runs = self._outputs, plan.runs(self._outputs.seq_len)
+        lines = self._buffers.take({name: (outputs.size(name, runs), dtype) for name, dtype in self._dtypes.items()})
+        parts = {name: outputs.unfolded(name, lines[name], runs) for name in outputs.from_tokens}
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
-        assemble(self._outputs, plan.row_ids, tokens, pieces, self._arrays(slot, plan), loss_mask=loss_mask)
-        times.kernels_s = time.perf_counter() - begin
+        row = 0
+        for number, (count, width) in enumerate(runs):
+            batches = max(1, _PART_TOKENS // (outputs.batch_size * width))
+            for first in range(0, count, batches * outputs.batch_size):
+                end = min(first + batches * outputs.batch_size, count)
+                out = {name: part[number][_lines(name, first, end, outputs)] for name, part in parts.items()}
+                self._fill(plan, row + first, row + end, row_begins, tokens, pieces, out, width, loss_mask)
+            row += count
+        for name in lines.keys() - parts.keys():
+            lines[name][:] = plan.field(name)
+        if plan.widths is not None:
+            return lines
+        return lines | {name: part[0] for name, part in parts.items()}
 
-    def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
-        assert slot.plan is not None
-        arrays = {name: array[None] for name, array in self._arrays(slot, slot.plan).items()}
-        from_plan = made_from_plans(self._outputs.names)
-        return arrays | {name: slot.plan.field(name)[None].copy() for name in from_plan}
-
-    def _arrays(self, slot: Slot, plan: Plan) -> dict[str, Array]:
-        count = len(plan.row_ids)
-        names = self._outputs.from_tokens
-        return {name: slot.arrays[_OUTPUT + name][: self._outputs.shape(name, count)[0]] for name in names}
-
-
-_OUTPUT = "output "
-"""What the names of arrays begin with that hold a field of the batches: one of them is called `loss_mask` too."""
-
-
-def assemble(
-    outputs: Outputs,
-    row_ids: npt.NDArray[np.int64],
-    tokens: npt.NDArray[Any],
-    pieces: Pieces | None,
-    out: dict[str, Array],
-    *,
-    loss_mask: npt.NDArray[np.uint8] | None = None,
-    width: int | None = None,
-) -> None:
-    """Fill the arrays of rows from the tokens that were read for them (N,).
-
-    pieces: by their places in `tokens`; None where rows are runs of tokens, which then follow one another
-    width:  positions of a row, where all of these rows have fewer than others
-    """
-    outputs.fill(tokens, pieces, out, width=width, loss_mask=loss_mask)
-    if pieces is None and row_ids[-1] == PADDING:  # pieces leave it empty
-        out["labels"][row_ids == PADDING] = IGNORE_INDEX
+    def _fill(
+        self,
+        plan: Plan,
+        first: int,
+        end: int,
+        row_begins: npt.NDArray[np.int64],
+        tokens: Array,
+        pieces: Pieces | None,
+        out: dict[str, Array],
+        width: int,
+        loss_mask: Array | None,
+    ) -> None:
+        if pieces is not None:
+            self._outputs.fill(tokens, some_rows(pieces, first, end), out, width=width, loss_mask=loss_mask)
+            return
+        self._outputs.fill(tokens[row_begins[first] : row_begins[end]], None, out, width=width)
+        row_ids = plan.row_ids[first:end]
+        if row_ids[-1] == PADDING:  # pieces leave such a row empty
+            out["labels"][row_ids == PADDING] = IGNORE_INDEX
 
 
-def _read_part(slot: Slot, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
+def _lines(name: str, first: int, end: int, outputs: Outputs) -> slice:
+    """Where rows first ... end - 1, which are whole batches but for the last, are in the first axis of a field."""
+    if OUTPUTS[name].axes is Axes.SEGMENT_BOUNDS:
+        return slice(first // outputs.batch_size, -(-end // outputs.batch_size))
+    return slice(first, end)
+
+
+def _read_part(slot: Slot, size: int) -> tuple[Array, npt.NDArray[np.uint8] | None]:
     """The tokens that were read into a slot, and their loss mask."""
     return slot.arrays["tokens"][:size], slot.arrays["loss_mask"][:size] if "loss_mask" in slot.arrays else None

@@ -5,13 +5,14 @@ may still be training. These end when they are stopped, when their owner is coll
 """
 
 import atexit
+import os
 import threading
 import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dali_pipes.errors import LoaderClosedError
 
@@ -24,6 +25,26 @@ _live: "weakref.WeakSet[ReaderThreads]" = weakref.WeakSet()
 _at_exit: list[Callable[[], None]] = []
 _exiting = threading.Event()
 _AT_EXIT = "the interpreter is shutting down and the reader threads have stopped; data can no longer be read"
+
+
+class Stoppable(Protocol):
+    """What must not go on in a fork of its process, nor while the interpreter shuts down."""
+
+    def stop(self) -> None: ...
+
+
+def stop_with_process(one: Stoppable) -> None:
+    """Let `one.stop()` be called in a process that is forked from this one, and when the interpreter exits."""
+    _stoppable.add(one)
+
+
+def _stop_stoppable() -> None:
+    for one in list(_stoppable):
+        one.stop()
+
+
+_stoppable: "weakref.WeakSet[Stoppable]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_stop_stoppable)
 
 
 class ReaderThreads:
@@ -143,5 +164,6 @@ def end_thread_at_exit() -> None:
 def _stop_all() -> None:
     """No thread may fill a buffer while the interpreter frees memory."""
     _exiting.set()
+    _stop_stoppable()
     for threads in list(_live):
         threads.stop(_EXIT_WAIT_S)

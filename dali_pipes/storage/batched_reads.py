@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage.file_pool import FilePool, out_of_descriptors
-from dali_pipes.storage.linux_aio import MOST_READS, BatchReader, BatchReaders, batch_length, runs_of_equal
+from dali_pipes.storage.linux_aio import MOST_READS, READERS, BatchReader, batch_length, runs_of_equal
 from dali_pipes.storage.local import LocalFile
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -26,7 +26,7 @@ class RawReads:
 
     def __init__(self, pool: FilePool, itemsize: int) -> None:
         self._pool, self._itemsize = pool, itemsize
-        self._readers = BatchReaders()
+        self._in_batches = True
 
     def read(
         self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array, offsets: Int64Array
@@ -36,7 +36,7 @@ class RawReads:
         targets, lengths: places in `view`, in tokens. numbers: the files. offsets: the bytes there.
         """
         targets, sizes = targets * self._itemsize, lengths * self._itemsize
-        reader = self._readers.borrow() if len(targets) >= _FEWEST_FOR_BATCH else None
+        reader = READERS.borrow() if self._in_batches and len(targets) >= _FEWEST_FOR_BATCH else None
         if reader is None:
             self._by_file(view, targets, sizes, numbers, offsets)
             return
@@ -54,12 +54,8 @@ class RawReads:
                 at = begin + wrong
                 self._again(view, targets[at], sizes[at], numbers[at], offsets[at], results[wrong])
             begin = part.stop
-        self._readers.give_back(reader)
+        READERS.give_back(reader)
         self._by_file(view, targets[begin:], sizes[begin:], numbers[begin:], offsets[begin:])
-
-    def close(self) -> None:
-        """Release the kernel's contexts. Idempotent."""
-        self._readers.give_up()
 
     def _batch(
         self,
@@ -82,8 +78,8 @@ class RawReads:
             if out_of_descriptors(error):  # too few for all of these files; one by one needs one
                 return None
             raise
-        except OSError:  # the kernel refuses the call: in a forked child, for one
-            self._readers.give_up()
+        except OSError:  # the kernel refuses the call, as for files of some file systems
+            self._in_batches = False
             return None
 
     def _again(

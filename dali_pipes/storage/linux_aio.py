@@ -106,6 +106,8 @@ class BatchReader:
             self._system_call(self._destroy, context)
 
     def __del__(self) -> None:
+        if sys.is_finalizing():  # the kernel destroys them all together
+            return
         with contextlib.suppress(OSError, AttributeError):  # in a forked child; or __init__ got no context
             self.close()
 
@@ -137,6 +139,9 @@ class BatchReader:
 class BatchReaders:
     """Readers that several threads borrow and give back. Thread-safe; does not block."""
 
+    MOST_IDLE = 16
+    """Readers kept, of 256 reads each; a system allows 65,536 reads for all processes together by default."""
+
     def __init__(self) -> None:
         self._idle: deque[BatchReader] = deque()
         self._available = True
@@ -154,13 +159,17 @@ class BatchReaders:
 
     def give_back(self, reader: BatchReader) -> None:
         """Let others borrow it. A reader that is not given back is closed when its last reference goes."""
-        if self._available:
+        if len(self._idle) < self.MOST_IDLE:
             self._idle.append(reader)
 
-    def give_up(self) -> None:
-        """Refuse further loans and drop the idle readers; those in use close when they are dropped. Idempotent."""
-        self._available = False
+    def forget(self) -> None:
+        """Drop the idle readers: in a forked process their contexts do not exist."""
         self._idle.clear()
+
+
+READERS: Final = BatchReaders()
+"""Of the process, since the kernel takes 20 to 80 ms to destroy a context: no corpus has to wait for that."""
+os.register_at_fork(after_in_child=READERS.forget)
 
 
 def runs_of_equal(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

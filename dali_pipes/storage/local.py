@@ -1,12 +1,17 @@
 """Files on disks and mounted file systems, read with `preadv`.
 
-They are never mapped into memory: a page of a truncated map is a SIGBUS, a short `preadv` is an error with a message.
+They are mapped into memory only where `reads = "mapped"` asks for it: a page of a truncated map is a SIGBUS, a short
+`preadv` is an error with a message.
 """
 
+import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
+
+import numpy as np
+import numpy.typing as npt
 
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage.retries import LOST_HANDLES, ReadRetries, current_retries
@@ -19,11 +24,12 @@ class LocalFile:
               each time they are asked
     """
 
-    __slots__ = ("_retries", "descriptor", "identity", "path", "size")
+    __slots__ = ("_map", "_retries", "descriptor", "identity", "path", "size")
 
     def __init__(self, path: Path, retries: ReadRetries | None = None) -> None:
         """`retries`: of errors that may pass; by default those in use. Raises CorpusReadError."""
         self.descriptor = -1
+        self._map: npt.NDArray[np.uint8] | None = None
         self.path = path
         self._retries = current_retries() if retries is None else retries
         tries = 0
@@ -49,6 +55,25 @@ class LocalFile:
                 continue
             if got != count:
                 self.finish_read(piece, offset, got)
+
+    def mapped(self) -> npt.NDArray[np.uint8]:
+        """All bytes as an array over a map of the file, which stays one if the file is closed. Does not read.
+
+        Looks up each time whether the file still has its size. Raises CorpusReadError if not, or if it cannot be
+        mapped.
+        """
+        try:
+            now = os.fstat(self.descriptor).st_size
+            if now == self.size and self._map is None:
+                self._map = np.frombuffer(mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ), np.uint8)
+        except (OSError, ValueError) as error:
+            raise CorpusReadError(f'{self.path}: cannot be mapped: {error}. Set reads = "calls".') from error
+        if now != self.size or self._map is None:
+            raise CorpusReadError(
+                f"{self.path}: was truncated or replaced after it was opened ({self.size:,} bytes then, {now:,} now). "
+                "Open the corpus again."
+            )
+        return self._map
 
     def read(self, offset: int, count: int) -> bytes:
         """As `ByteFile.read`."""

@@ -30,7 +30,7 @@ from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
 report = {{"engines": [], "streams": {{}}, "states": {{}}}}
 for dtype in {dtypes}:
     common = dict(corpus=f"{{sys.argv[1]}}/{{dtype}}.bin", dtype=dtype, format="flat", batch_size=3, seq_len=4)
-    common |= dict(device="cpu", drop_last=False, outputs=["input_ids", "labels", "row_ids"])
+    common |= dict(device="cpu", engine="{engine}", drop_last=False, outputs=["input_ids", "labels", "row_ids"])
     stream = []
     with TokenLoader(**common) as loader:
         for _ in range(2):
@@ -76,21 +76,30 @@ def check_streams(report: Any) -> None:
         assert (report["states"][dtype]["epoch"], report["states"][dtype]["rows"]) == (2, 12)
 
 
-def run(run_script: Callable[..., Any], files: Path, before: str = "", after: str = "", **variables: str) -> Any:
-    source = SCRIPT.format(before=before, after=after, dtypes=list(DTYPES))
+def run(
+    run_script: Callable[..., Any],
+    files: Path,
+    before: str = "",
+    after: str = "",
+    engine: str = "auto",
+    **variables: str,
+) -> Any:
+    source = SCRIPT.format(before=before, after=after, engine=engine, dtypes=list(DTYPES))
     done = run_script(source, files, environment={**os.environ, **variables})
     assert done.returncode == 0, done.stderr
     assert not re.search(r"Traceback|Error|[Ww]arning", done.stderr), done.stderr
     return json.loads(done.stdout)
 
 
-def test_no_driver_is_looked_for(run_script: Callable[..., Any], files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["dali", "auto"])
+def test_no_driver_is_looked_for(run_script: Callable[..., Any], files: Path, tmp_path: Path, engine: str) -> None:
     """The dynamic linker reports every library that anything in the process tries to open, also where there is none."""
     mark = 'import ctypes\ntry: ctypes.CDLL("libend_of_the_run.so")\nexcept OSError: pass'
     log = tmp_path / "linker"
-    report = run(run_script, files, after=mark, LD_DEBUG="libs", LD_DEBUG_OUTPUT=str(log))
+    report = run(run_script, files, after=mark, engine=engine, LD_DEBUG="libs", LD_DEBUG_OUTPUT=str(log))
     check_streams(report)
-    assert report["engines"] == ["dali"] * len(DTYPES)
+    assert report["engines"] == ["dali" if engine == "dali" else "direct"] * len(DTYPES)
+    assert report["dali imported"] == (engine == "dali")
     assert (report["cuda initialised"], report["cupy imported"]) == (False, False)
     assert report["libraries"] == []
     lines = "\n".join(path.read_text(errors="replace") for path in tmp_path.glob("linker.*"))
@@ -148,7 +157,7 @@ def test_engines_hand_over_to_each_other(files: Path, monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             if engine == "direct":
                 patch.setitem(sys.modules, "nvidia.dali", None)
-            with TokenLoader(**common, outputs=OUTPUTS, batches_per_run=1 + number % 2) as loader:
+            with TokenLoader(**common, outputs=OUTPUTS, batches_per_run=1 + number % 2, engine=engine) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 assert all_same(take(loader_stream(loader), 3), take(expected, 3))

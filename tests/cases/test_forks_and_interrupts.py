@@ -223,7 +223,7 @@ INTERRUPTS = {
         for engine in ("dali", "direct"):
             if engine == "direct":
                 sys.modules["nvidia.dali"] = None
-            loader = load(path, prefetch_queue_depth=2, num_threads=2)
+            loader = load(path, prefetch_queue_depth=2, num_threads=2, engine=engine)
             number, ended = 0, False
             while not ended:
                 number += STEP
@@ -241,7 +241,7 @@ INTERRUPTS = {
                     check(loader, 2 * number, received)
                 except Exception as error:
                     faults.append(f"{engine}, interrupted at {interrupt.place}: {error!r}")
-                    loader = load(path, prefetch_queue_depth=2, num_threads=2)
+                    loader = load(path, prefetch_queue_depth=2, num_threads=2, engine=engine)
             engines.append(loader.stats().engine)
             loader.close()
         assert engines == ["dali", "direct"] and number > 200, (engines, number)

@@ -58,7 +58,7 @@ def steps_of(loader):
 
 too_early, explicit = TokenLoader(**one), TokenLoader(**one, rank=rank, world_size=world_size)
 read_early, begun_early = TokenLoader(**one), TokenLoader(**one)
-iterator_early, mid_epoch = iter(begun_early), iter(TokenLoader(**one))
+iterator_early, mid_epoch = iter(begun_early), iter(TokenLoader(**one, batches_per_run=1))
 next(mid_epoch)
 os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
 launched = TokenLoader(**one)

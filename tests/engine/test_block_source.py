@@ -151,13 +151,13 @@ def test_no_thread_before_the_first_call_or_after_close(counting: Callable[..., 
 
 
 def test_batches_per_run_follows_the_byte_target_and_its_cap() -> None:
-    def choose(rows: int = 10**6, *, on_gpu: bool = False, **settings: int) -> int:
+    def choose(rows: int = 10**6, target: int = 1 << 20, **settings: int) -> int:
         config = LoaderConfig(corpus="x", **{"batch_size": 8, "seq_len": 1024, **settings})
         windows = Windows(0, rows, config.row_len, config.row_len, rows * config.row_len + 1)
-        return batches_per_run(config, Schedule(WindowRows(windows), config.batch_size), on_gpu=on_gpu)
+        return batches_per_run(config, Schedule(WindowRows(windows), config.batch_size), target)
 
-    assert choose() * 8 * 1024 >= 1 << 18
-    assert choose(on_gpu=True) == 4 * choose(), "a run costs DALI more of the host on a GPU"
+    assert choose() * 8 * 1024 == 1 << 20
+    assert choose(target=1 << 18) * 8 * 1024 == 1 << 18
     assert choose(batches_per_run=5) == 5
     assert choose(batches_per_run=5, max_block_bytes=3 * 8 * 1024 * 16) == 3
     assert choose(batches_per_run=5, max_block_bytes=1) == 1

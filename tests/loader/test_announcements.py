@@ -369,7 +369,7 @@ def test_a_loader_says_that_its_trainer_waits(counting: Callable[..., Any], capf
         for _ in itertools.islice(ours, 300):
             pass
     (line,) = capfd.readouterr().err.splitlines()
-    facts = ("dali_pipes: rank 1: ", "50", "100.0 s", "50 batches", "batches_per_run = 4 (now 2)", "quiet = true")
+    facts = ("dali_pipes: rank 1: ", "50%", "50.0 s", "50 batches", "batches_per_run = 4 (now 2)", "quiet = true")
     assert all(fact in line for fact in facts), line
     with load(corpus, quiet=True, repeat=True) as ours:
         for _ in itertools.islice(ours, 300):

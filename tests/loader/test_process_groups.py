@@ -31,7 +31,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 def make(corpus: Any, **how: Any) -> TokenLoader:
     common: dict[str, Any] = {"corpus": corpus.pattern, "dtype": corpus.dtype, "device": "cpu", "quiet": True}
-    return TokenLoader(**{**common, "seq_len": 4, "batch_size": 2, "outputs": ("row_ids",), **how})
+    common |= {"seq_len": 4, "batch_size": 2, "outputs": ("row_ids",), "batches_per_run": 1}
+    return TokenLoader(**{**common, **how})
 
 
 USES: dict[str, Callable[[TokenLoader, Any], Any]] = {
@@ -52,7 +53,9 @@ USES: dict[str, Callable[[TokenLoader, Any], Any]] = {
 def test_another_group_is_refused_at_every_use(
     counting: Callable[..., Any], group: Groups, before: Group, after: Group, taken: int, use: str
 ) -> None:
-    """Also where none was in between; and with the old one, or with none, the loader continues."""
+    """Also where none was in between; and with the old one, or with none, the loader continues. `next()` asks once a
+    block, here of one batch.
+    """
     group.now = before
     rank, world_size = before or (0, 1)
     assert after is not None

@@ -22,7 +22,6 @@ from test_batches import DEVICES, rows_of, windows_of
 
 from dali_pipes import LoaderConfig, TokenLoader, build_pipeline
 from dali_pipes.config import OUTPUT_NAMES
-from dali_pipes.engine import block_stream
 from dali_pipes.errors import BackendError, ConfigError, StateError
 
 X = IGNORED
@@ -238,11 +237,10 @@ def test_a_resume_at_every_step_on_every_device(tmp_path: Path, mode: dict[str, 
                 state = loader.state_dict()
 
 
-def test_a_loader_without_dali_serves_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_direct_queue_serves_the_same_as_dali(tmp_path: Path) -> None:
     corpus = write(tmp_path, [list(range(40))], [[0, 1] * 20])
-    with_dali = served(corpus, seq_len=5, eos_id=None)
-    monkeypatch.setattr(block_stream, "dali_installed", lambda: False)
-    assert served(corpus, seq_len=5, eos_id=None) == with_dali
+    with_dali = served(corpus, seq_len=5, eos_id=None, engine="dali")
+    assert served(corpus, seq_len=5, eos_id=None, engine="direct") == with_dali
     assert with_dali[0] == {"labels": [[1, X, 3, X, 5]], "loss_mask": [[1, 0, 1, 0, 1]]}
 
 

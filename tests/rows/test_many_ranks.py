@@ -12,7 +12,7 @@ from oracle import epoch_batches, same
 
 from dali_pipes import TokenLoader
 from dali_pipes.config import LoaderConfig
-from dali_pipes.engine.build import batches_per_run
+from dali_pipes.engine.build import TARGET_BLOCK_TOKENS, batches_per_run
 from dali_pipes.rows.document_rows import DocumentRows, RowMode
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.windows import WindowRows, split_windows
@@ -107,9 +107,9 @@ def test_a_first_batch_waits_for_the_plans_of_its_own_block(monkeypatch: pytest.
     monkeypatch.setattr(DocumentRows, "_make_plan", counted)
     config = LoaderConfig(corpus="tokens", batch_size=4, seq_len=2048)
     alone = make("pack", 300_000, batch_size=4, world_size=1)
-    assert batches_per_run(config, alone, on_gpu=False) == 128
+    assert batches_per_run(config, alone, TARGET_BLOCK_TOKENS) == 128
     schedule = make("pack", 300_000, batch_size=4, world_size=1024)
-    steps = batches_per_run(config, schedule, on_gpu=False)
+    steps = batches_per_run(config, schedule, TARGET_BLOCK_TOKENS)
     assert steps == 16
     planned.clear()
     PlanCache(schedule, steps).plan(StepRange(0, 0, 0, steps))

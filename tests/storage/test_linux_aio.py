@@ -1,7 +1,6 @@
 """Reads in one system call give the bytes and the errors that reads one by one give."""
 
 import errno
-import gc
 import os
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from dali_pipes.storage.linux_aio import MOST_READS, BatchReader, BatchReaders
 @pytest.fixture(params=["batch", "one by one"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test runs both ways: with the kernel's batches and as on a machine that has none."""
+    monkeypatch.setattr("dali_pipes.storage.batched_reads.READERS", BatchReaders())
     if request.param == "one by one":
         monkeypatch.setattr(BatchReader, "create", classmethod(lambda cls: None))
     else:
@@ -112,30 +112,31 @@ def test_a_forked_child_reads_too(tmp_path: Path, run_script: Callable[..., Any]
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_contexts_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """Counted at the system calls: the kernel's own count is for all processes together."""
+def test_later_corpora_use_the_same_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """To make one, and above all to destroy one, takes longer than to open a corpus."""
     np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    open_contexts = 0
+    calls = []
     system_call = BatchReader._system_call
 
     def counted(self: BatchReader, number: int, *arguments: Any) -> int:
-        nonlocal open_contexts
-        result = system_call(self, number, *arguments)
-        open_contexts += {self._setup: 1, self._destroy: -1}.get(number, 0)
-        return result
+        calls.append({self._setup: "setup", self._destroy: "destroy"}.get(number, "read"))
+        return system_call(self, number, *arguments)
 
     monkeypatch.setattr(BatchReader, "_system_call", counted)
-    for close in (True, False):
-        corpus = open_corpus(tmp_path)
-        starts, out = spread(corpus, 40, 7)
-        corpus.read_rows(starts, out)
-        assert open_contexts == (way == "batch")
-        if close:
-            corpus.close()
-        else:
-            del corpus
-            gc.collect()
-        assert open_contexts == 0
+    for _ in range(3):
+        with open_corpus(tmp_path) as corpus:
+            starts, out = spread(corpus, 40, 7)
+            corpus.read_rows(starts, out)
+    assert (calls.count("setup"), calls.count("destroy")) == ((1, 0) if way == "batch" else (0, 0))
+
+
+def test_only_some_idle_readers_are_kept(way: str) -> None:
+    readers = BatchReaders()
+    lent = [reader for reader in (readers.borrow() for _ in range(BatchReaders.MOST_IDLE + 3)) if reader is not None]
+    for reader in lent:
+        readers.give_back(reader)
+    kept = [readers.borrow() for _ in range(BatchReaders.MOST_IDLE)]
+    assert all(reader in lent for reader in kept) if way == "batch" else not lent
 
 
 def test_a_kernel_that_refuses_later_is_asked_no_more(
@@ -168,5 +169,6 @@ def test_readers_are_lent_to_one_thread_each(way: str) -> None:
     assert one is not other
     readers.give_back(one)
     assert readers.borrow() is one
-    readers.give_up()
-    assert readers.borrow() is None
+    readers.give_back(one)
+    readers.forget()
+    assert readers.borrow() is not one

@@ -19,9 +19,11 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents, pieces_of_windows
+from dali_pipes.engine.block_source import Batches
 from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.state import States
+from dali_pipes.rows.outputs import Outputs
 from dali_pipes.schedule import PADDING
 from dali_pipes.schedule.plans import Plan, plan_step
 
@@ -100,12 +102,19 @@ class BatchOrigin:
     rows: tuple[RowOrigin, ...]
 
 
+def _as_arrays(block: Batches, outputs: Outputs, device: int | None) -> list[Batches]:
+    """A block of one batch, as arrays with the axes of a batch."""
+    part = [(block.sizes[0], block.widths[0])]
+    arrays = {name: outputs.unfolded(name, array.reshape(-1), part)[0] for name, array in block.arrays.items()}
+    return [block._replace(arrays=arrays)]
+
+
 def built_on_cpu(config: LoaderConfig) -> BuiltSource:
     """What a loader with these settings is built on, but on the CPU and one batch at a time, which does not change
     which token is where. Skipped steps are included. Raises as `TokenLoader`.
     """
-    on_cpu = {"device": "cpu", "placement": "host", "batches_per_run": 1, "num_threads": 1, "skip_steps": ()}
-    return BuiltSource(config.replace(**on_cpu), endless=True, for_loader=True)
+    on_cpu = {"device": "cpu", "placement": "host", "engine": "direct", "batches_per_run": 1, "num_threads": 1}
+    return BuiltSource(config.replace(**on_cpu, skip_steps=()), endless=True, cut=_as_arrays)
 
 
 def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | None = None) -> BatchOrigin:

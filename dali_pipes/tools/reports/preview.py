@@ -137,12 +137,12 @@ def preview_batch(
     """
     config = config.replace(outputs=_outputs_shown(config))
     built = built_on_cpu(config)
-    with closing(BlockStream(built, config, with_dali=False)) as stream:
+    with closing(BlockStream(built, config)) as stream:
         base, schedule = counted_from(state, config, built, epoch), built.schedule
         batch = batch_origin(built, config, step, epoch, base)
         before = (step - schedule.step_number(base)) * schedule.global_rows
         stream.seek(Position(epoch, base + before))
-        (block,) = stream.take()  # of one batch
+        (block,), _ = stream.take()
         (width,) = block.widths
         ranges: Ranges = ((0, width),)
         if config.context_parallel is not None:

@@ -1,0 +1,95 @@
+"""Memory for blocks on the CPU: never two blocks in the same, never one that somebody still holds."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dali_pipes.placement.buffers import Buffers
+
+SIZES: dict[str, tuple[int, np.dtype[Any]]] = {
+    "input_ids": (1000, np.dtype(np.int64)),
+    "cu_seqlens": (33, np.dtype(np.int32)),
+    "odd": (7, np.dtype(np.int8)),
+}
+
+
+def addresses(arrays: dict[str, Any]) -> set[int]:
+    return {array.ctypes.data for array in arrays.values()}
+
+
+def test_arrays_are_apart_aligned_and_of_their_types() -> None:
+    arrays = Buffers().take(SIZES)
+    for number, (name, (count, dtype)) in enumerate(SIZES.items()):
+        assert (arrays[name].shape, arrays[name].dtype) == ((count,), dtype)
+        assert arrays[name].ctypes.data % 64 == 0
+        arrays[name][:] = number
+    assert [set(array.tolist()) for array in arrays.values()] == [{0}, {1}, {2}]
+
+
+@given(data=st.data())
+def test_memory_is_used_again_when_nobody_holds_it(data: st.DataObject) -> None:
+    """What holds it may be the array, a part, a view of another shape, or a tensor over any of these."""
+    buffers = Buffers()
+    held: list[tuple[Any, int]] = []
+    for number in range(data.draw(st.integers(1, 30))):
+        dropped = data.draw(st.sets(st.integers(0, 3)))
+        held = [one for place, one in enumerate(held) if place not in dropped]
+        arrays = buffers.take(SIZES)
+        for array in arrays.values():
+            array[:] = number
+        ids = arrays["input_ids"].reshape(10, 100)
+        kept = data.draw(st.sampled_from([ids, ids[3:5], ids[2:4].T, torch.from_numpy(ids[1:2]), arrays["odd"][2:]]))
+        del arrays, ids
+        held.append((kept, number))
+        for one, expected in held:
+            assert set(np.asarray(one).reshape(-1).tolist()) == {expected}
+    del kept, one
+    held.clear()
+    known = [buffers.take(SIZES) for _ in range(3)]
+    places = [addresses(arrays) for arrays in known]
+    del known
+    again = [buffers.take(SIZES) for _ in range(3)]
+    assert sorted(map(min, places)) == sorted(min(addresses(arrays)) for arrays in again)
+
+
+def test_more_than_some_free_pieces_go_back_to_the_system() -> None:
+    buffers = Buffers()
+    held = [buffers.take(SIZES) for _ in range(Buffers.MOST_FREE + 5)]
+    del held
+    buffers.take(SIZES)
+    assert len(buffers._free) < Buffers.MOST_FREE + 1
+
+
+def test_a_larger_group_gets_memory_of_its_size() -> None:
+    buffers = Buffers()
+    buffers.take({"a": (10, np.dtype(np.int64))})
+    large = buffers.take({"a": (100_000, np.dtype(np.int64))})["a"]
+    large[:] = 3
+    assert large.sum() == 300_000
+
+
+def test_several_threads() -> None:
+    buffers, faults = Buffers(), []
+
+    def work(number: int) -> None:
+        held: list[dict[str, Any]] = []
+        for turn in range(500):
+            arrays = buffers.take(SIZES)
+            for array in arrays.values():
+                array[:] = number
+            held.append(arrays)
+            if len(held) > turn % 4:
+                first = held.pop(0)
+                if any((array != number).any() for array in first.values()):
+                    faults.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults

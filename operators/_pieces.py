@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 # Runs of this many tokens on average are copied one by one (0.3 us each); shorter ones are gathered token by token.
 _SLICE_TOKENS = 256
 
-# Positions that are filled from a table at a time, 64 KiB of two-byte values.
-_CHUNK = 1 << 15
+# Positions that are filled from a table at a time, and a piece more: two-byte values, if that has up to 16,384 tokens.
+_CHUNK = 3 << 14
 
 # Padding of fewer positions a row on average is written position by position, not row by row.
 _SLICE_PADDING = 128
@@ -205,7 +205,7 @@ class PieceLayout:
     def fill_bounds(self, cu_seqlens: NDArray[np.int32], batch_rows: int) -> None:
         """`cu_seqlens` (K, C + 1), of batches of `batch_rows` rows."""
         num_batches, room = cu_seqlens.shape
-        most = int(self._segment_counts(batch_rows).max())
+        most = int(self.segment_counts(batch_rows).max())
         if most >= room:
             raise ValueError(f"segments: cu_seqlens has room for {room - 1:,} segments, expected at least {most:,}")
         cu_seqlens[...] = batch_rows * self.seq_len
@@ -223,10 +223,6 @@ class PieceLayout:
         if paddings.size:
             line[(places + self._counts)[self._is_padded]] = paddings
 
-    def count_segments(self, num_segments: NDArray[Any], batch_rows: int) -> None:
-        """`num_segments` (K,), of batches of `batch_rows` rows."""
-        num_segments[:] = self._segment_counts(batch_rows)
-
     @functools.cached_property
     def _segments_before(self) -> NDArray[np.int64]:
         """(R + 1,): pieces and padding before each row."""
@@ -234,8 +230,8 @@ class PieceLayout:
         before[1:] += np.add.accumulate(self._is_padded, dtype=np.int64)
         return before
 
-    def _segment_counts(self, batch_rows: int) -> NDArray[np.int64]:
-        """Segments of each batch."""
+    def segment_counts(self, batch_rows: int) -> NDArray[np.int64]:
+        """(K,): segments of each batch of `batch_rows` rows."""
         before = self._segments_before
         firsts = before[:-1:batch_rows]
         counts: NDArray[np.int64] = -firsts
@@ -295,13 +291,14 @@ class Shown:
     def look_ahead(self, step: int, ends: PieceEnds, ignore: int, line: NDArray[Any]) -> None:
         """Fill `line` with the values `step` tokens ahead, or `ignore` without a label; padding is undefined."""
         self.copy(line, step)
-        line[ends.known] = self._values[ends.ahead]
+        if ends.known.size:
+            line[ends.known] = self._values[ends.ahead]
         line[ends.ignored] = ignore
 
 
 def _counting(count: int) -> NDArray[Any]:
     """0, 1, ... `count` - 1, in the narrowest dtype."""
-    size = max(_CHUNK, 1 << (count - 1).bit_length())
+    size = max(1 << 16, 1 << (count - 1).bit_length())
     return _counting_to(size)[:count]
 
 

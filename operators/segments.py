@@ -189,7 +189,7 @@ def _segments_numpy(
     if "cu_seqlens" in flat:
         layout.fill_bounds(results["cu_seqlens"].reshape(-1, results["cu_seqlens"].shape[-1]), batch_rows)
     if "num_segments" in flat:
-        layout.count_segments(flat["num_segments"], batch_rows)
+        flat["num_segments"][:] = layout.segment_counts(batch_rows)
     if "segment_ids" in flat:
         layout.number_pieces(flat["segment_ids"])
         layout.pad(flat["segment_ids"], 0)

@@ -1,6 +1,6 @@
 """DALI: the graph around a block source, and its prefetch queue.
 
-    external_source (block source) ─▶ cast to int64 ─▶ the user's own DALI operators ─▶ prefetch queue
+    external_source (block source) ─▶ cast to index_dtype ─▶ the user's own DALI operators ─▶ prefetch queue
 
 One DALI run yields one block: a single sample of shape (K * B, T), since a run costs about the same whatever it
 carries. This module alone imports DALI.
@@ -29,10 +29,10 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
 
     Takes what a `TokenLoader` takes: a `LoaderConfig`, or the path or paths of the corpus, and settings as keywords.
 
-    Its outputs are `config.outputs`, in that order, each one sample (batch size 1) of shape (K * B, T), int64
-    ((K * B,) for row_ids); the last block of an epoch is shorter. It raises `StopIteration` at the end of an epoch and
-    starts the next one, in a new order, after `reset()`; with `repeat` it never ends. `batches_per_run = 1` gives one
-    batch per run. `graph` may add DALI operators between the casts and the outputs.
+    Its outputs are `config.outputs`, in that order, each one sample (batch size 1) of shape (K * B, T) ((K * B,) for
+    row_ids), in the types of a loader's batches; the last block of an epoch is shorter. It raises `StopIteration` at
+    the end of an epoch and starts the next one, in a new order, after `reset()`; with `repeat` it never ends.
+    `batches_per_run = 1` gives one batch per run. `graph` may add DALI operators between the casts and the outputs.
 
     `DALIGenericIterator([pipe], list(config.outputs), auto_reset=True)` gives (1, K * B, T) tensors.
 
@@ -54,7 +54,7 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
 
 
 def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> Any:
-    """The DALI graph around a source: its outputs, cast to int64 where they are wanted and are not yet."""
+    """The DALI graph around a source: its outputs, cast to the types of a batch where they are not of them yet."""
     names = built.source.arrays
     with _dali():
         from nvidia.dali import fn, types
@@ -83,7 +83,8 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
         named = dict(zip(names, nodes, strict=True))
         if built.device is None and not built.outputs.in_pieces:  # these are narrow
             narrow = built.outputs.from_tokens
-            named = {n: fn.cast(v, dtype=types.INT64) if n in narrow else v for n, v in named.items()}
+            wide = types.INT32 if config.index_dtype == "int32" else types.INT64
+            named = {n: fn.cast(v, dtype=wide) if n in narrow else v for n, v in named.items()}
         if graph is not None:
             named = dict(graph(named))
             if set(named) != set(names):

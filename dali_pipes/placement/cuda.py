@@ -93,7 +93,10 @@ class _Exported:
 
     def __init__(self, array: Array, stream: int) -> None:
         self.shape = array.shape
-        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream}
+        given = array.__cuda_array_interface__
+        # To older releases of DALI `|b1` is int8, and `?` is bool to all of them.
+        typestr = "?" if array.dtype == np.bool_ else given["typestr"]
+        self.__cuda_array_interface__ = {**given, "typestr": typestr, "stream": stream}
         self._array = array
 
 

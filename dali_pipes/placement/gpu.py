@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.config.outputs import OUTPUTS, arrays_of, made_from_plans
+from dali_pipes.config.outputs import arrays_of, made_from_plans
 from dali_pipes.documents import Pieces
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
@@ -71,12 +71,12 @@ class GpuPlacement:
         self._seq_len, self._row_tokens = outputs.seq_len, source.rows.row_tokens
         self._from_plan = made_from_plans(outputs.names)
         for name in (*outputs.from_tokens, *self._from_plan):
-            self._arrays[name] = gpu.empty(outputs.shape(name, max_rows), OUTPUTS[name].dtype)
+            self._arrays[name] = gpu.empty(outputs.shape(name, max_rows), outputs.dtype(name))
         if outputs.in_pieces:  # for a piece at every position, so that a card that is full later on ends no run
             self._table = gpu.empty((max_rows + 1 + 3 * max_rows * self._seq_len,), np.int64)
             self._work = gpu.empty((outputs.work_size(max_rows),), np.int64)
         else:
-            self._ignored = gpu.empty_pinned((self._seq_len,), np.int64)
+            self._ignored = gpu.empty_pinned((self._seq_len,), outputs.dtype("labels"))
             self._ignored[:] = IGNORE_INDEX
         self._bad = gpu.empty((2,), np.int64)
         self._tokens: Array = None
@@ -120,7 +120,7 @@ class GpuPlacement:
         """
         if self.plans_rows:
             for name in self._from_plan:
-                arrays[name] = self.gpu.empty_pinned(self._outputs.shape(name, max_rows), OUTPUTS[name].dtype)
+                arrays[name] = self.gpu.empty_pinned(self._outputs.shape(name, max_rows), self._outputs.dtype(name))
         slot = Slot({**arrays, "copied": self.gpu.event()})
         self._slots.append(slot)
         return slot

@@ -71,9 +71,9 @@ class Storage:
         def failing_read(
             reader: BatchReader, descriptors: Any, addresses: Any, count_bytes: Any, offsets: Any, **how: Any
         ) -> Any:
-            results = read(reader, descriptors, addresses, count_bytes, offsets, **how).copy()
-            if how:  # what is not in memory is read again, by a read that waits
-                return results
+            if how:  # only a read that waits for a disk can fail
+                raise OSError(errno.EOPNOTSUPP, "this file system cannot read without waiting")
+            results = read(reader, descriptors, addresses, count_bytes, offsets).copy()
             for at, (descriptor, offset) in enumerate(zip(descriptors.tolist(), offsets.tolist(), strict=True)):
                 results[at] = -self._draw(descriptor, offset) or results[at]
             return results

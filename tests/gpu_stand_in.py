@@ -40,6 +40,7 @@ from dali_pipes.loader import batches, token_loader
 from dali_pipes.loader import token_loader as loader
 from dali_pipes.operators import _kernel
 from dali_pipes.placement import cuda as device
+from dali_pipes.placement import loans
 
 POISON = 0xA5
 CONSUMER = 0
@@ -171,6 +172,7 @@ class DaliTensor:
 
     def __init__(self, gpu: "StandInGpu", shape: tuple[int, ...], typestr: str) -> None:
         self.memory = Memory(gpu, int(np.prod(shape)) * np.dtype(typestr).itemsize)
+        weakref.finalize(self.memory, gpu.keep_in_pool, self.memory.size).atexit = False
         self.__cuda_array_interface__ = {
             "shape": shape,
             "typestr": typestr,
@@ -255,6 +257,8 @@ class StandInGpu:
         """Names of the kernels launched so far."""
         self.ranges: list[tuple[str, str | None]] = []
         """Threads and the ranges that they began, or None where they ended one."""
+        self.pooled_bytes = 0
+        """What DALI's pool keeps of blocks that were dropped, which nobody else can use until it is trimmed."""
         self.freed_arenas: list[int] = []
         """Streams whose free memory CuPy's pool was told to give back."""
         self._handles = iter(range(1000, 10**9))
@@ -284,6 +288,18 @@ class StandInGpu:
     def stream(self, handle: int) -> Stream:
         with self.lock:
             return self.streams.setdefault(handle, Stream(self, handle))
+
+    def run_all(self) -> None:
+        """Time passes: everything that was queued runs."""
+        for stream in list(self.streams.values()):
+            stream.run()
+
+    def keep_in_pool(self, size: int) -> None:
+        self.pooled_bytes += size
+
+    def trim(self) -> None:
+        """`nvidia.dali.backend.ReleaseUnusedMemory`."""
+        self.pooled_bytes = 0
 
     def consume(self, handle: int) -> None:
         """Catch up with what a stream's next operation has to wait for, since torch's operations here run at once."""
@@ -322,8 +338,7 @@ class StandInGpu:
         return array
 
     def asnumpy(self, array: DeviceArray) -> npt.NDArray[Any]:
-        for stream in list(self.streams.values()):
-            stream.run()
+        self.run_all()
         return array.get()
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -383,6 +398,7 @@ class StandInGpu:
             memGetInfo=lambda: (self.capacity - self.allocated, self.capacity),
             memcpyDefault=4,
             memcpyAsync=lambda target, source, size, kind, handle: self.copy(target, source, size, handle),
+            eventQuery=lambda event: 0 if self.events[event].done else 600,
             eventRecord=lambda event, handle: self.events[event].record(self.stream(handle)),
             streamWaitEvent=lambda handle, event: self.events[event].wait_from(self.stream(handle)),
         )
@@ -446,7 +462,9 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=gpu.empty_pinned))
         patch.setattr(device, "cuda_driver_present", lambda: True)
         patch.setattr(batches, "on_gpu", lambda part, number: torch.from_numpy(np.asarray(OnHost(part))))
-        patch.setattr(device, "_loans", {})
+        patch.setattr(loans, "_loans", {})
+        patch.setattr(loans, "sleep", lambda seconds: gpu.run_all())
+        patch.setattr(pipeline, "release_unused_memory", gpu.trim)
         patch.setattr(
             block_stream, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph)
         )

@@ -9,7 +9,6 @@ cost more than the work itself.
 """
 
 import atexit
-import contextlib
 import threading
 import time
 import weakref
@@ -31,7 +30,7 @@ from dali_pipes.engine.queues import BlockQueue, DirectQueue
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.monitoring.stats import MemoryHeld
 from dali_pipes.placement.cpu import assemble
-from dali_pipes.placement.cuda import Loan, loans_of
+from dali_pipes.placement.loans import Loan, loans_of
 from dali_pipes.runtime.threads import end_thread_at_exit, to_keep
 from dali_pipes.schedule import Position, StepRange
 from dali_pipes.schedule.plans import Plan
@@ -64,8 +63,7 @@ def open_queue(
     """A queue over a source and the name of its engine: "dali", or "direct" on a CPU without DALI."""
     if built.device is None and graph is None and not (with_dali and dali_installed()):
         return DirectQueue(built.source), "direct"
-    on_device = contextlib.nullcontext if built.gpu is None else built.gpu.on_device
-    return DaliQueue(define_pipeline(built, config, graph), built.source, on_device), "dali"
+    return DaliQueue(define_pipeline(built, config, graph), built.source, built.gpu), "dali"
 
 
 class BlockStream:

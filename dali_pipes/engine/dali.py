@@ -6,12 +6,13 @@ One DALI run yields one block: a single sample of shape (K * B, T), since a run 
 carries. This module alone imports DALI.
 """
 
-import contextlib
 import ctypes
 import importlib.util
 import os
+import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from dali_pipes.config import LoaderConfig, Paths
@@ -20,6 +21,8 @@ from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.engine.block_source import BlockInfo, BlockSource
 from dali_pipes.engine.build import BuiltSource, Graph
 from dali_pipes.errors import ConfigError, LoaderClosedError
+from dali_pipes.placement.cuda import Gpu
+from dali_pipes.placement.loans import Loans, loans_of
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.runtime.ranks import resolve_ranks
 
@@ -102,21 +105,29 @@ class DaliQueue:
     ones for one each, and an error may come after some of them.
     """
 
-    def __init__(self, pipe: Any, source: BlockSource, on_device: Callable[[], Any] = contextlib.nullcontext) -> None:
-        pipe.build()
-        self._on_device = on_device
+    _pipe: Any = None
+    _loans: Loans | None = None
+
+    def __init__(self, pipe: Any, source: BlockSource, gpu: Gpu | None = None) -> None:
+        self._on_device: Callable[[], AbstractContextManager[Any]] = nullcontext if gpu is None else gpu.on_device
         self.depth = pipe.prefetch_queue_depth
-        self._pipe = pipe
         self._source = source
         self._before = source.delivered
         self._taken = 0
+        with self._on_device():
+            pipe.build()
+        self._pipe = pipe
+        if gpu is not None:
+            self._loans = loans_of(gpu.number)
+            self._loans.enter()
 
     @property
     def in_flight(self) -> int:
         return self._source.delivered - self._before - self._taken
 
     def schedule(self) -> None:
-        self._pipe.schedule_run()
+        with self._on_device():
+            self._pipe.schedule_run()
 
     def take(self, stream: int | None = None) -> list[Any]:
         pipe = self._pipe  # another thread may close the queue meanwhile
@@ -124,7 +135,7 @@ class DaliQueue:
             raise LoaderClosedError("this queue is closed")
         with self._on_device():  # 0 is the default stream of the current device, whichever DALI works for
             outputs = [output[0] for output in pipe.share_outputs(stream)]
-        pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
+            pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
         self._taken += 1
         return outputs
 
@@ -134,7 +145,24 @@ class DaliQueue:
         return self._taken
 
     def close(self) -> None:
-        self._pipe = None
+        pipe, self._pipe = self._pipe, None
+        if pipe is None or self._source.is_forked:
+            return
+        with suppress(RuntimeError), self._on_device():  # nothing else holds it, so its threads end here
+            del pipe
+        if self._loans is not None:
+            self._loans.leave(release_unused_memory)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
+
+
+def release_unused_memory() -> None:
+    """Let DALI's pools return what no pipeline uses, on the device and page-locked: torch cannot use it there."""
+    from nvidia.dali import backend
+
+    backend.ReleaseUnusedMemory()  # type: ignore[attr-defined]
 
 
 def dali_installed() -> bool:

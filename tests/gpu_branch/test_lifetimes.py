@@ -23,6 +23,7 @@ from streams import loader_stream, oracle_stream, take
 from dali_pipes import TokenLoader
 from dali_pipes.engine import block_source as source
 from dali_pipes.placement import cuda as device
+from dali_pipes.placement import loans
 from dali_pipes.placement.host import HostPlacement
 from dali_pipes.runtime.threads import ReaderThreads
 
@@ -181,12 +182,12 @@ def without_waiting_for_copies(patch: pytest.MonkeyPatch) -> None:
 
 def without_loans(patch: pytest.MonkeyPatch) -> None:
     """DALI's memory given back when the last tensor is dropped, not when its reader has passed."""
-    patch.setattr(device.Loans, "_record", lambda self, stream: self._cupy.cuda.Event(disable_timing=True))
+    patch.setattr(loans.Loans, "_record", lambda self, stream: self._cupy.cuda.Event(disable_timing=True))
 
 
 def without_telling_other_streams(patch: pytest.MonkeyPatch) -> None:
     """A batch for another stream than the block's: not made ready for it, nor kept until it has passed."""
-    patch.setattr(device.Loans, "hand_out", lambda self, loan, stream: None)
+    patch.setattr(loans.Loans, "hand_out", lambda self, loan, stream: None)
 
 
 def with_the_event_before_the_copy(patch: pytest.MonkeyPatch) -> None:
@@ -264,7 +265,7 @@ def test_static_buffers_wait_for_the_stream_that_read_them(
 ) -> None:
     """A graph on one stream may still read the last batch when the next one is asked for on another stream."""
     if not ordered:
-        monkeypatch.setattr(device.Loans, "order", lambda self, before, after: None)
+        monkeypatch.setattr(loans.Loans, "order", lambda self, before, after: None)
     corpus = counting(600)
     read: list[IntArray] = []
     with make(corpus, "host", static_buffers=True) as loader:

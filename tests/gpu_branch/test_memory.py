@@ -16,6 +16,7 @@ from dali_pipes import TokenLoader
 from dali_pipes.config.outputs import on_host
 from dali_pipes.errors import BackendError, CorpusReadError
 from dali_pipes.placement import device as device_placement
+from dali_pipes.placement import loans
 
 PLACEMENTS = ("host", "device")
 late = pytest.mark.parametrize("gpu", ["late"], indirect=True)
@@ -222,3 +223,74 @@ def test_two_loaders_side_by_side(gpu: gpu_stand_in.StandInGpu, counting: Callab
         for batch, wanted, other, other_wanted in pairs:
             assert same(batch, wanted)
             assert same(other, other_wanted)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("end", ["close", "del"])
+def test_nothing_stays_of_a_loader_whose_batches_were_dropped(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str, end: str
+) -> None:
+    """Work on dropped blocks is waited for, and DALI's pool gives its memory back, though no further block comes."""
+    gc.collect()
+    before = late_gpu.allocated
+    loader = TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=2)
+    late_gpu.consumer, late_gpu.eager = 7, False
+    for batch in loader:
+        late_gpu.stream(7).enqueue(lambda: None)
+        del batch
+    if end == "close":
+        loader.close()
+    else:
+        del loader
+        wait_for(lambda: late_gpu.allocated == before)
+    gc.collect()
+    assert (late_gpu.allocated, late_gpu.pooled_bytes) == (before, 0)
+    late_gpu.stream(0).run()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_batch_held_past_close_gives_its_block_back_when_it_is_dropped(
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str
+) -> None:
+    corpus = counting(600)
+    gc.collect()
+    before = late_gpu.allocated
+    with TokenLoader(
+        corpus=corpus.pattern, dtype="uint32", batch_size=3, seq_len=4, device="cuda", placement=placement
+    ) as loader:
+        batches = iter(loader)
+        held = [next(batches) for _ in range(2)]
+        del batches
+    expected = epoch_batches(corpus.tokens, batch_size=3, seq_len=4)
+    assert all_same(held, [next(expected), next(expected)])
+    assert late_gpu.allocated > before
+    late_gpu.stream(late_gpu.consumer).enqueue(lambda: None)
+    held.clear()
+    assert (late_gpu.allocated, late_gpu.pooled_bytes) == (before, 0)
+
+
+def test_close_does_not_wait_forever_for_work_that_never_ends(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a collective whose other ranks are gone: `close` returns, and a later one gives the memory back."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loans, "sleep", sleep)
+        patch.setattr(loans, "monotonic", lambda: now[0])
+        late_gpu.consumer, late_gpu.eager = 7, False
+        before = late_gpu.allocated
+        with TokenLoader(**settings, device="cuda", batches_per_run=2) as loader:
+            for batch in loader:
+                del batch
+        gc.collect()
+        assert late_gpu.allocated > before
+        assert 0.9 < now[0] < 1.1
+    with TokenLoader(**settings, device="cuda", batches_per_run=2) as loader:
+        next(iter(loader))
+    gc.collect()
+    late_gpu.stream(0).run()
+    assert late_gpu.allocated == before

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dali_pipes.placement import cuda as device
+from dali_pipes.placement import loans
 
 CALLED = [  # everything that dali_pipes/placement/cuda.py and operators/ take from CuPy
     "RawModule",
@@ -18,6 +19,7 @@ CALLED = [  # everything that dali_pipes/placement/cuda.py and operators/ take f
     "cuda.Stream",
     "cuda.memory.OutOfMemoryError",
     "cuda.runtime.CUDARuntimeError",
+    "cuda.runtime.eventQuery",
     "cuda.runtime.eventRecord",
     "cuda.runtime.getDeviceCount",
     "cuda.runtime.memGetInfo",
@@ -87,7 +89,7 @@ def test_a_wrong_order_of_operations_shows() -> None:
 def test_lent_memory_is_what_torch_wants() -> None:
     """The object that torch builds a tensor over names the memory, not a copy of it, and types as NumPy writes them."""
     output = type("Output", (), {"__cuda_array_interface__": _as_dali_says(4096)})
-    lent = device._Lent(output)
+    lent = loans._Lent(output)
     assert lent.__cuda_array_interface__ == {
         "shape": (6, 4),
         "typestr": "<i8",

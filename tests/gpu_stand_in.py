@@ -10,6 +10,7 @@ instead of a race that is seen once a month. The consumer, torch on the CPU, doe
 slow one queues work on a consumer's stream with `gpu.stream(handle).enqueue(...)`.
 """
 
+import bisect
 import contextlib
 import ctypes
 import hashlib
@@ -57,6 +58,7 @@ class Stream:
 
     def __init__(self, gpu: "StandInGpu", handle: int) -> None:
         self.gpu, self.ptr = gpu, handle
+        self.priority = self.device = 0
         self.queued = self.ran = 0
         self._waiting: deque[Callable[[], object]] = deque()
 
@@ -129,6 +131,8 @@ class Memory:
         self.offset = -self.raw.ctypes.data % 64
         self.address, self.size = self.raw.ctypes.data + self.offset, size
         gpu.everything.append(self.raw)
+        with gpu.lock:
+            bisect.insort(gpu._ranges, (self.address, self.address + max(size, 1)))
         counted = 0 if on_host else size
         gpu.allocated += counted
         weakref.finalize(self, gpu.poison, self.raw, counted, stream).atexit = False
@@ -201,9 +205,14 @@ class Pipeline:
         self._ready: deque[tuple[list[DaliTensor], Event]] = deque()
 
     def build(self) -> None:
-        """Nothing to build."""
+        assert self._gpu.current_device == self._device, "DALI wakes the device that is current"
+
+    def __del__(self) -> None:
+        if self._ready:
+            assert self._gpu.current_device == self._device, "DALI frees memory of the device that is current"
 
     def schedule_run(self) -> None:
+        assert self._gpu.current_device == self._device, "DALI wakes the device that is current"
         for _ in range(self.prefetch_queue_depth if self._iteration == 0 else 1):
             arrays = self._source(BlockInfo(self._iteration, 0))
             self._iteration += 1
@@ -223,7 +232,6 @@ class Pipeline:
             raise StopIteration
         outputs, event = self._ready.popleft()
         event.wait_from(self._gpu.stream(cuda_stream))
-        self._gpu.consume(cuda_stream)
         return [[output] for output in outputs]
 
     def release_outputs(self) -> None:
@@ -261,6 +269,8 @@ class StandInGpu:
         """What DALI's pool keeps of blocks that were dropped, which nobody else can use until it is trimmed."""
         self.freed_arenas: list[int] = []
         """Streams whose free memory CuPy's pool was told to give back."""
+        self.pageable_copies = 0
+        self._ranges: list[tuple[int, int]] = []
         self._handles = iter(range(1000, 10**9))
         self._threads = threading.local()
         self._kernels: dict[tuple[str, str], cuda_on_cpu.CpuKernel] = {}
@@ -306,6 +316,17 @@ class StandInGpu:
         if self.eager:
             self.stream(handle).run()
 
+    def wait_for_event(self, handle: int, event: int) -> None:
+        self.events[event].wait_from(self.stream(handle))
+        if handle == self.consumer:
+            self.consume(handle)
+
+    def new_stream(self, non_blocking: bool, priority: int) -> Stream:
+        assert non_blocking, "it must not wait for the default stream, nor that one for it"
+        stream = self.stream(self.new_handle())
+        stream.priority, stream.device = priority, self.current_device
+        return stream
+
     def poison(self, raw: npt.NDArray[np.uint8], counted: int, stream: Stream | None) -> None:
         with self.lock:
             self.allocated -= counted
@@ -317,7 +338,18 @@ class StandInGpu:
     def copy(self, target: int, source: int, size: int, handle: int) -> None:
         if handle == 0:
             self.default_stream_work += 1
+        if not self.is_known(source):  # CUDA has read pageable memory when the call returns
+            kept = ctypes.string_at(source, size)
+            self.pageable_copies += 1
+            self.stream(handle).enqueue(lambda: ctypes.memmove(target, kept, size))
+            return
         self.stream(handle).enqueue(lambda: ctypes.memmove(target, source, size))
+
+    def is_known(self, address: int) -> bool:
+        """Whether an address is one of the device's, or of pinned memory."""
+        with self.lock:
+            number = bisect.bisect_right(self._ranges, (address, 1 << 64)) - 1
+            return number >= 0 and address < self._ranges[number][1]
 
     def empty(self, shape: Any, dtype: npt.DTypeLike = np.float64) -> DeviceArray:
         self.arrays_made += 1
@@ -400,11 +432,11 @@ class StandInGpu:
             memcpyAsync=lambda target, source, size, kind, handle: self.copy(target, source, size, handle),
             eventQuery=lambda event: 0 if self.events[event].done else 600,
             eventRecord=lambda event, handle: self.events[event].record(self.stream(handle)),
-            streamWaitEvent=lambda handle, event: self.events[event].wait_from(self.stream(handle)),
+            streamWaitEvent=self.wait_for_event,
         )
         cuda = SimpleNamespace(
             Device=Device,
-            Stream=lambda non_blocking: self.stream(self.new_handle()),
+            Stream=self.new_stream,
             Event=make_event,
             runtime=runtime,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),

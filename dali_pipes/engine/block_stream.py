@@ -161,7 +161,7 @@ class BlockStream:
                 if queue.in_flight == 0 and self._error is not None:
                     raise self._error
                 try:
-                    arrays = queue.take(stream)
+                    arrays = queue.take(None if self._built.gpu is None else self._built.gpu.handover)
                 except Exception as error:
                     if self._error is not None:  # a block that DALI could not copy was counted but does not exist
                         raise self._error from error
@@ -182,9 +182,10 @@ class BlockStream:
         widths = [self._config.row_len] * len(sizes)
         if plan is not None and plan.widths is not None:
             widths = plan.widths[np.cumsum(sizes) - 1].tolist()
-        if self._loans is not None:
+        if self._loans is not None and self._built.gpu is not None:
             assert stream is not None, "a GPU's blocks are taken for a stream"
-            arrays, self._loan = self._loans.lend(arrays, self._built.block_bytes(widths), stream)
+            size, made_on = self._built.block_bytes(widths), self._built.gpu.handover
+            arrays, self._loan = self._loans.lend(arrays, size, made_on, stream)
         if self._built.staged:
             assert plan is not None, "tokens are read for planned rows"
             staging = dict(zip(self._built.source.arrays, map(np.from_dlpack, arrays), strict=True))

@@ -6,6 +6,7 @@ One DALI run yields one block: a single sample of shape (K * B, T), since a run 
 carries. This module alone imports DALI.
 """
 
+import atexit
 import ctypes
 import importlib.util
 import os
@@ -74,6 +75,8 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
     )
     _survive_forks(pipe)
     pipe._block_source = built.source
+    if built.gpu is not None:
+        _end_before_cuda(built.source)
     with pipe:
         nodes = fn.external_source(
             _SourceOf(built.source),
@@ -188,6 +191,24 @@ class _SourceOf:
         if source is None:
             raise LoaderClosedError("the DALI pipeline of this block source was deleted; build a new one")
         return source(info)
+
+
+_on_gpus: "weakref.WeakSet[BlockSource]" = weakref.WeakSet()
+_at_exit: list[Callable[[], None]] = []
+
+
+def _end_before_cuda(source: BlockSource) -> None:
+    """Close a source at exit, whose pipeline nobody may have dropped: copies from its pinned memory may be queued."""
+    _on_gpus.add(source)
+    if not _at_exit:  # registered after DALI's own handler, so it runs before that one
+        _at_exit.append(atexit.register(_close_sources))
+
+
+def _close_sources() -> None:
+    for source in list(_on_gpus):
+        if not source.is_forked:
+            source.end()
+            source.placement.close()
 
 
 _pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()

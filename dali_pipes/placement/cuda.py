@@ -35,6 +35,10 @@ from dali_pipes.runtime.optional import optional_package
 Array = Any
 Event = Any
 
+_HIGHEST_PRIORITY = -100
+"""CUDA takes the nearest that the device has. The model's kernels fill a device; a block's, queued behind them at the
+same priority, would wait for all of them, though the next `next()` may need the block."""
+
 
 def cuda_driver_present() -> bool:
     """Whether the CUDA driver library can be loaded. Creates no CUDA context."""
@@ -99,10 +103,14 @@ class Gpu:
         self.number = number
         self.device_bytes = self.pinned_bytes = 0
         self._cupy = require_cupy()
-        with self._cupy.cuda.Device(number):
-            self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        with self.on_device():
+            self._stream, self._handover = (
+                self._cupy.cuda.Stream(non_blocking=True, priority=_HIGHEST_PRIORITY) for _ in range(2)
+            )
         self.stream: int = self._stream.ptr
-        """The raw handle, as DALI takes it."""
+        """The raw handle of the stream that all work is queued on, as DALI takes it."""
+        self.handover: int = self._handover.ptr
+        """That of a stream which only waits for DALI's blocks: the other may be busy with later ones by then."""
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -134,7 +142,10 @@ class Gpu:
         return array
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Page-locked host memory with any content; copies from and to it are asynchronous."""
+        """Page-locked host memory with any content; copies from and to it are asynchronous.
+
+        Slow, and the whole device may wait meanwhile: for when a loader is built, or a slot is made.
+        """
         import cupyx
 
         with self.current():

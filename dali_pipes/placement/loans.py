@@ -95,11 +95,16 @@ class Loans:
         """Bytes of blocks that are held, or were dropped and may still be read."""
         return sum(loan.size for loan in list(self._live.values()))
 
-    def lend(self, outputs: list[Any], size: int, stream: int) -> tuple[list[Any], Loan]:
-        """Take a block's outputs, `size` bytes, ready on `stream`; returns what torch may have of them. Never waits."""
+    def lend(self, outputs: list[Any], size: int, made_on: int, stream: int) -> tuple[list[Any], Loan]:
+        """Take a block's outputs, `size` bytes, for `stream`; returns what torch may have of them. Never waits.
+
+        made_on: the loader's stream that they are ready on. Were it the consumer's, another stream that wants the block
+                 would wait for all that the consumer has queued there.
+        """
         with self._lock, self._cupy.cuda.Device(self._number):
             self._settle({stream})
-            loan = Loan(outputs, size, stream, self._record(stream))
+            loan = Loan(outputs, size, stream, self._record(made_on))
+            self._cupy.cuda.runtime.streamWaitEvent(stream, loan.ready.ptr)
             self._live[id(loan)] = loan
             try:
                 lent = [_Lent(output) for output in outputs]

@@ -229,6 +229,38 @@ def test_without_its_rule_the_data_goes_wrong(
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
+def test_another_stream_waits_for_the_block_and_not_for_the_consumer(
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str
+) -> None:
+    """A block taken on a stream that is far behind is ready elsewhere before that stream has done its work."""
+    corpus = counting(600)
+    late_gpu.eager, late_gpu.consumer = False, 7
+    read: list[IntArray] = []
+    with make(corpus, placement) as loader:
+        late_gpu.stream(7).enqueue(lambda: None)
+        batches = iter(loader)
+        next(batches)
+        late_gpu.consumer = 8
+        read_later(late_gpu, 8, next(batches)["input_ids"], read)
+        late_gpu.stream(8).run()
+        assert late_gpu.stream(7).ran == 0
+        assert np.array_equal(read[0], take(epoch_batches(corpus.tokens, **ORDER), 2)[1]["input_ids"])
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_loader_s_streams_have_the_highest_priority_on_its_device(
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str
+) -> None:
+    corpus = counting(600)
+    before = set(late_gpu.streams)
+    with TokenLoader(corpus=corpus.pattern, dtype="uint32", device="cuda:1", placement=placement, **ORDER) as loader:
+        take(iter(loader), 3)
+        new = [stream for handle, stream in late_gpu.streams.items() if handle not in before and handle >= 1000]
+        assert new
+        assert {(stream.priority < -5, stream.device) for stream in new} == {(True, 1)}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_static_buffers_keep_their_addresses(
     gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str
 ) -> None:

@@ -12,11 +12,15 @@ from held import wait_for
 from oracle import epoch_batches, same
 from streams import all_same, loader_stream
 
-from dali_pipes import TokenLoader
+from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.config.outputs import on_host
+from dali_pipes.engine import dali
+from dali_pipes.engine.block_source import BlockInfo
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import BackendError, CorpusReadError
 from dali_pipes.placement import device as device_placement
 from dali_pipes.placement import loans
+from dali_pipes.runtime.ranks import resolve_ranks
 
 PLACEMENTS = ("host", "device")
 late = pytest.mark.parametrize("gpu", ["late"], indirect=True)
@@ -93,6 +97,30 @@ def test_rows_of_pieces_allocate_nothing_once_the_loader_is_built(
         made, held = gpu.arrays_made, loader.stats().memory.device_bytes
         assert all_same(map(tensors, loader), expected)
         assert (gpu.arrays_made, loader.stats().memory.device_bytes) == (made, held)
+
+
+@late
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_block_of_many_more_pieces_than_the_first_pins_no_more_memory(
+    gpu: gpu_stand_in.StandInGpu, tmp_path: Path, placement: str
+) -> None:
+    """Page-locking in the middle of a run may stop the whole device: such a block is sent from pageable memory."""
+    tokens = np.arange(24_000, dtype=np.uint16) % 29 + 1
+    tokens[12_000::2] = 0
+    tokens.tofile(tmp_path / "a.bin")
+    settings: dict[str, Any] = {"dtype": "uint16", "eos_id": 0, "batch_size": 4, "seq_len": 100, "shuffle": False}
+    settings |= {"outputs": ("input_ids", "labels", "position_ids"), "batches_per_run": 15, "rows": "stream"}
+    path = str(tmp_path / "a.bin")
+    with TokenLoader(corpus=path, **settings, device="cpu") as loader:
+        expected = list(loader)
+    with TokenLoader(corpus=path, **settings, device="cuda", placement=placement, num_threads=1) as loader:
+        batches, got, pinned = iter(loader), [], []
+        for batch in batches:
+            got.append(batch)
+            pinned.append(loader.stats().memory.pinned_bytes)
+    assert all_same(got, [{name: values.numpy() for name, values in batch.items()} for batch in expected])
+    assert gpu.pageable_copies > 0
+    assert pinned[20] == pinned[-1]
 
 
 @late
@@ -294,3 +322,22 @@ def test_close_does_not_wait_forever_for_work_that_never_ends(
     gc.collect()
     late_gpu.stream(0).run()
     assert late_gpu.allocated == before
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_bare_pipeline_s_pinned_memory_outlives_its_copies_at_exit(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
+) -> None:
+    """Nobody closes the source of a pipeline that is still there when the interpreter ends."""
+    config = resolve_ranks(LoaderConfig(**settings, device="cuda", placement=placement, outputs=("labels", "row_ids")))
+    built = BuiltSource(config, endless=False)
+    dali._end_before_cuda(built.source)
+    assert built.gpu is not None
+    built.source(BlockInfo(0, 0))
+    stream = late_gpu.stream(built.gpu.stream)
+    queued = stream.queued
+    assert stream.ran < queued, "copies are queued"
+    dali._close_sources()
+    assert stream.ran >= queued
+    assert (built.gpu.pinned_bytes, late_gpu.allocated) == (0, 0)
+    built.close()

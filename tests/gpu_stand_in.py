@@ -41,9 +41,14 @@ from dali_pipes.loader import batches, token_loader
 from dali_pipes.loader import token_loader as loader
 from dali_pipes.operators import _kernel
 from dali_pipes.placement import cuda as device
-from dali_pipes.placement import loans
+from dali_pipes.placement import loans, on_device
 
 POISON = 0xA5
+RELAXED = 2
+FAULTS = {
+    700: "cudaErrorIllegalAddress: an illegal memory access was encountered",
+    710: "cudaErrorAssert: device-side assert triggered",
+}
 CONSUMER = 0
 """Handle of the consumer's stream where a test names no other: CUDA's default stream, as in torch."""
 
@@ -82,6 +87,8 @@ class Stream:
                 operation()
 
     def synchronize(self) -> None:
+        self.gpu.unsafe_in_captures()
+        self.gpu.check_status(self.gpu.fault)
         self.run()
 
     def __enter__(self) -> Self:
@@ -113,6 +120,8 @@ class Event:
         return self._stream is None or self._stream.ran >= self._place
 
     def synchronize(self) -> None:
+        self.gpu.unsafe_in_captures()
+        self.gpu.check_status(self.gpu.fault)
         if self._stream is not None:
             self._stream.run(self._place)
 
@@ -267,6 +276,10 @@ class StandInGpu:
         """Threads and the ranges that they began, or None where they ended one."""
         self.pooled_bytes = 0
         """What DALI's pool keeps of blocks that were dropped, which nobody else can use until it is trimmed."""
+        self.fault = 0
+        """The error that every call meets from now on, as after a kernel that failed."""
+        self.captures_ended: list[str] = []
+        """Threads whose calls would have ended the capture of a CUDA graph with default settings."""
         self.freed_arenas: list[int] = []
         """Streams whose free memory CuPy's pool was told to give back."""
         self.pageable_copies = 0
@@ -298,6 +311,26 @@ class StandInGpu:
     def stream(self, handle: int) -> Stream:
         with self.lock:
             return self.streams.setdefault(handle, Stream(self, handle))
+
+    def exchange_capture_mode(self, mode: int) -> int:
+        before = getattr(self._threads, "capture_mode", 0)
+        self._threads.capture_mode = mode
+        return before
+
+    def unsafe_in_captures(self) -> None:
+        """A call that ends a capture elsewhere, unless the thread is in relaxed mode."""
+        if getattr(self._threads, "capture_mode", 0) != RELAXED:
+            self.captures_ended.append(threading.current_thread().name)
+
+    def query_event(self, event: int) -> int:
+        self.unsafe_in_captures()
+        if self.fault:
+            return self.fault
+        return 0 if self.events[event].done else 600
+
+    def check_status(self, status: int) -> None:
+        if status:
+            raise CudaRuntimeError(FAULTS[status])
 
     def run_all(self) -> None:
         """Time passes: everything that was queued runs."""
@@ -336,6 +369,7 @@ class StandInGpu:
                 stream.enqueue(lambda: raw.fill(POISON))
 
     def copy(self, target: int, source: int, size: int, handle: int) -> None:
+        self.check_status(self.fault)
         if handle == 0:
             self.default_stream_work += 1
         if not self.is_known(source):  # CUDA has read pageable memory when the call returns
@@ -352,6 +386,7 @@ class StandInGpu:
             return number >= 0 and address < self._ranges[number][1]
 
     def empty(self, shape: Any, dtype: npt.DTypeLike = np.float64) -> DeviceArray:
+        self.unsafe_in_captures()
         self.arrays_made += 1
         shape = shape if isinstance(shape, tuple) else (shape,)
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -374,6 +409,7 @@ class StandInGpu:
         return array.get()
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        self.unsafe_in_captures()
         memory = Memory(self, int(np.prod(shape)) * np.dtype(dtype).itemsize, on_host=True)
         window = (ctypes.c_char * max(memory.size, 1)).from_address(memory.address)
         window.memory = memory  # type: ignore[attr-defined]
@@ -430,7 +466,8 @@ class StandInGpu:
             memGetInfo=lambda: (self.capacity - self.allocated, self.capacity),
             memcpyDefault=4,
             memcpyAsync=lambda target, source, size, kind, handle: self.copy(target, source, size, handle),
-            eventQuery=lambda event: 0 if self.events[event].done else 600,
+            eventQuery=self.query_event,
+            check_status=self.check_status,
             eventRecord=lambda event, handle: self.events[event].record(self.stream(handle)),
             streamWaitEvent=self.wait_for_event,
         )
@@ -495,6 +532,7 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setattr(device, "cuda_driver_present", lambda: True)
         patch.setattr(batches, "on_gpu", lambda part, number: torch.from_numpy(np.asarray(OnHost(part))))
         patch.setattr(loans, "_loans", {})
+        patch.setattr(on_device, "exchange_capture_mode", gpu.exchange_capture_mode)
         patch.setattr(loans, "sleep", lambda seconds: gpu.run_all())
         patch.setattr(pipeline, "release_unused_memory", gpu.trim)
         patch.setattr(

@@ -30,10 +30,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import BackendError
+from dali_pipes.placement.on_device import OnDevice, adopt_thread
 from dali_pipes.runtime.optional import optional_package
 
 Array = Any
 Event = Any
+
+SUCCESS, NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady
 
 _HIGHEST_PRIORITY = -100
 """CUDA takes the nearest that the device has. The model's kernels fill a device; a block's, queued behind them at the
@@ -83,7 +86,7 @@ def visible_devices() -> tuple[int, int]:
 def free_bytes(device: int) -> int:
     """Free GPU memory in bytes."""
     cupy = require_cupy()
-    with cupy.cuda.Device(device):
+    with OnDevice(cupy, device):
         return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
@@ -118,13 +121,13 @@ class Gpu:
         with self.on_device(), self._stream:
             yield
 
-    def on_device(self) -> Any:
-        """A context in which the device is the current one, for this thread."""
-        return self._cupy.cuda.Device(self.number)  # an object each: one is not for two threads
+    def on_device(self) -> OnDevice:
+        """A context for calls to CUDA and to DALI in this thread."""
+        return OnDevice(self._cupy, self.number)  # an object each: one is not for two threads
 
     def adopt_thread(self) -> None:
-        """Make the device the current one of a thread that is ours; else its next call would wake device 0, too."""
-        self._cupy.cuda.Device(self.number).use()
+        """Prepare a thread that is ours for calls to CUDA."""
+        adopt_thread(self._cupy, self.number)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Device memory with any content. Raises `BackendError` if memory runs out."""
@@ -184,7 +187,11 @@ class Gpu:
 
     def passed(self, event: Event) -> bool:
         """Whether an event has passed. Does not block."""
-        return bool(event.done)
+        with self.on_device():
+            status = self._cupy.cuda.runtime.eventQuery(event.ptr)  # CuPy's own `done` is False forever after a fault
+            if status not in (SUCCESS, NOT_READY):
+                self._cupy.cuda.runtime.check_status(status)
+        return bool(status == SUCCESS)
 
     def wait(self, event: Event) -> None:
         """Blocks the calling thread until the event has passed."""
@@ -193,7 +200,8 @@ class Gpu:
 
     def wait_for_all(self) -> None:
         """Blocks until all that was queued here is done: for loading and closing."""
-        self._stream.synchronize()
+        with self.on_device():
+            self._stream.synchronize()
 
     def export(self, array: Array) -> Any:
         """The array as DALI takes it, in the order of this stream."""

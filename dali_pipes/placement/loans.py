@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.placement.cuda import require_cupy
+from dali_pipes.placement.cuda import NOT_READY, require_cupy
+from dali_pipes.placement.on_device import OnDevice
 
-_NOT_READY = 600  # cudaErrorNotReady
 _CLOSE_WAIT_S, _LOOK_S = 1.0, 5e-4
 
 
@@ -101,7 +101,7 @@ class Loans:
         made_on: the loader's stream that they are ready on. Were it the consumer's, another stream that wants the block
                  would wait for all that the consumer has queued there.
         """
-        with self._lock, self._cupy.cuda.Device(self._number):
+        with self._lock, OnDevice(self._cupy, self._number):
             self._settle({stream})
             loan = Loan(outputs, size, stream, self._record(made_on))
             self._cupy.cuda.runtime.streamWaitEvent(stream, loan.ready.ptr)
@@ -121,14 +121,14 @@ class Loans:
     def hand_out(self, loan: Loan, stream: int) -> None:
         """Make a loan's memory ready for `stream`, and keep it until work on that stream has passed, too."""
         if stream not in loan.streams:
-            with self._lock, self._cupy.cuda.Device(self._number):
+            with self._lock, OnDevice(self._cupy, self._number):
                 self._cupy.cuda.runtime.streamWaitEvent(stream, loan.ready.ptr)
                 loan.streams.add(stream)
 
     def order(self, before: int, after: int) -> None:
         """Let stream `after` wait for what has been queued on stream `before`. Does not block."""
         if before != after:
-            with self._lock, self._cupy.cuda.Device(self._number):
+            with self._lock, OnDevice(self._cupy, self._number):
                 event = self._record(before)
                 self._cupy.cuda.runtime.streamWaitEvent(after, event.ptr)
                 self._events.append(event)  # a wait that was queued does not mind the event being recorded again
@@ -155,7 +155,7 @@ class Loans:
                     if owner is not None:
                         weakref.finalize(owner, self._settle_late, reference, trim).atexit = False
                     del owner
-        trim()
+        self._trim(trim)
 
     def _settle_late(self, reference: _LoanReference, trim: Callable[[], None]) -> None:
         """What `leave` does, for a block that was dropped after it. Called wherever the block's last tensor dies."""
@@ -166,15 +166,19 @@ class Loans:
                 self._settle_and_wait()
             finally:
                 self._lock.release()
-            trim()
+            self._trim(trim)
 
     def _settle_and_wait(self) -> None:
-        with contextlib.suppress(RuntimeError), self._cupy.cuda.Device(self._number):  # a broken context holds nothing
+        with contextlib.suppress(RuntimeError), OnDevice(self._cupy, self._number):  # a broken context holds nothing
             end = monotonic() + _CLOSE_WAIT_S
             self._settle(set())
             while self._passing and monotonic() < end:
                 sleep(_LOOK_S)
                 self._settle(set())
+
+    def _trim(self, trim: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError), OnDevice(self._cupy, self._number):
+            trim()
 
     def _settle(self, streams: set[int]) -> None:
         # Wherever an interrupt cuts this short, the next call does the rest, and what it does again changes nothing.
@@ -198,7 +202,7 @@ class Loans:
 
     def _has_passed(self, event: Any) -> bool:
         """Whether nothing before the event reads memory any more; that goes for a broken context, too."""
-        return bool(self._cupy.cuda.runtime.eventQuery(event.ptr) != _NOT_READY)
+        return bool(self._cupy.cuda.runtime.eventQuery(event.ptr) != NOT_READY)
 
     def _record(self, stream: int) -> Any:
         event = self._events.pop() if self._events else self._cupy.cuda.Event(disable_timing=True)

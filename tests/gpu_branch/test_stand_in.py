@@ -19,6 +19,7 @@ CALLED = [  # everything that dali_pipes/placement/cuda.py and operators/ take f
     "cuda.Stream",
     "cuda.memory.OutOfMemoryError",
     "cuda.runtime.CUDARuntimeError",
+    "cuda.runtime.check_status",
     "cuda.runtime.eventQuery",
     "cuda.runtime.eventRecord",
     "cuda.runtime.getDeviceCount",

@@ -185,6 +185,7 @@ class DaliTensor:
 
     def __init__(self, gpu: "StandInGpu", shape: tuple[int, ...], typestr: str) -> None:
         self.memory = Memory(gpu, int(np.prod(shape)) * np.dtype(typestr).itemsize)
+        gpu.pooled_bytes -= min(gpu.pooled_bytes, self.memory.size)
         weakref.finalize(self.memory, gpu.keep_in_pool, self.memory.size).atexit = False
         self.__cuda_array_interface__ = {
             "shape": shape,
@@ -463,7 +464,7 @@ class StandInGpu:
         runtime = SimpleNamespace(
             CUDARuntimeError=CudaRuntimeError,
             getDeviceCount=lambda: self.devices,
-            memGetInfo=lambda: (self.capacity - self.allocated, self.capacity),
+            memGetInfo=lambda: (self.capacity - self.allocated - self.pooled_bytes, self.capacity),
             memcpyDefault=4,
             memcpyAsync=lambda target, source, size, kind, handle: self.copy(target, source, size, handle),
             eventQuery=self.query_event,
@@ -494,7 +495,9 @@ class StandInGpu:
             get_default_memory_pool=lambda: SimpleNamespace(
                 free_all_blocks=lambda stream: self.freed_arenas.append(stream.ptr)
             ),
-            get_default_pinned_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
+            get_default_pinned_memory_pool=lambda: SimpleNamespace(
+                free_all_blocks=lambda: None, n_free_blocks=lambda: 0
+            ),
             cuda=cuda,
         )
 

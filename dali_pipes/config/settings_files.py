@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from dali_pipes.config.aliases import drop_removed
 from dali_pipes.errors import ConfigError
 
@@ -52,12 +50,21 @@ def read_file(path: Path) -> Source:
         elif path.suffix == ".json":
             settings = json.loads(text)
         else:
-            settings = yaml.safe_load(text)
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError) as error:
+            settings = _yaml(text)
+    except ValueError as error:
         raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: expected a table of settings, found {type(settings).__name__}")
     return Source(str(path), drop_removed(settings))
+
+
+def _yaml(text: str) -> Any:
+    import yaml  # here, for most runs read no such file
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def toml_text(settings: Mapping[str, Any]) -> str:

@@ -23,13 +23,13 @@ from gpu.runner import Part, run_part
 from gpu.session import Record
 
 PARTS = (
-    Part("environment", "gpu.environment", 40),
+    Part("environment", "gpu.environment", 30),
     Part("parity", "gpu.parity", 60),
     Part("features", "gpu.features", 80),
     Part("lifetime", "gpu.lifetime", 45),
     Part("cost", "gpu.cost", 70),
     Part("training", "gpu.training", 95),
-    Part("faults", "gpu.faults", 35),
+    Part("faults", "gpu.faults", 45),
     Part("children", "gpu.children", 55),
 )
 

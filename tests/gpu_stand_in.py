@@ -86,6 +86,12 @@ class Stream:
                 self.ran += 1
                 operation()
 
+    def abandon(self) -> None:
+        """What is queued never runs."""
+        with self.gpu.lock:
+            self._waiting.clear()
+            self.ran = self.queued
+
     def synchronize(self) -> None:
         self.gpu.unsafe_in_captures()
         self.gpu.check_status(self.gpu.fault)
@@ -153,7 +159,11 @@ class Memory:
 class DeviceArray(cuda_on_cpu.DeviceArray):
     """`cupy.ndarray`: no values for the host."""
 
-    def __init__(self, host: npt.NDArray[Any], memory: Memory) -> None:
+    def __init__(self, host: Any, memory: Any, memptr: Any = None) -> None:
+        if memptr is not None:  # called as `cupy.ndarray(shape, dtype, memptr=...)`
+            owner = memptr.mem.owner
+            assert memptr.mem.ptr == owner.ctypes.data
+            host, memory = np.ndarray(host, memory, owner.data), owner
         super().__init__(host)
         self.memory = memory
         self.nbytes = host.nbytes
@@ -161,6 +171,9 @@ class DeviceArray(cuda_on_cpu.DeviceArray):
 
     def __getitem__(self, part: Any) -> "DeviceArray":
         return DeviceArray(self._host[part], self.memory)
+
+    def view(self, dtype: npt.DTypeLike) -> "DeviceArray":
+        return DeviceArray(self._host.view(dtype), self.memory)
 
     def reshape(self, *shape: int) -> "DeviceArray":
         return DeviceArray(self._host.reshape(*shape), self.memory)
@@ -277,6 +290,11 @@ class StandInGpu:
         """Threads and the ranges that they began, or None where they ended one."""
         self.pooled_bytes = 0
         """What DALI's pool keeps of blocks that were dropped, which nobody else can use until it is trimmed."""
+        self.registered: dict[int, int] = {}
+        """Host memory that is page-locked, by address."""
+        self.waiting_for: list[list[int]] = []
+        """Addresses of the arrays of each kernel that was launched and has not run."""
+        self.lock_limit, self.device_offset = 1 << 40, 0
         self.fault = 0
         """The error that every call meets from now on, as after a kernel that failed."""
         self.captures_ended: list[str] = []
@@ -329,8 +347,23 @@ class StandInGpu:
             return self.fault
         return 0 if self.events[event].done else 600
 
+    def host_register(self, address: int, size: int, flags: int) -> None:
+        self.unsafe_in_captures()
+        assert (address % 4096, flags) == (0, 3)
+        if sum(self.registered.values()) + size > self.lock_limit:
+            raise CudaRuntimeError("cudaErrorMemoryAllocation: out of memory")
+        self.registered[address] = size
+
+    def host_unregister(self, address: int) -> None:
+        self.unsafe_in_captures()
+        self.check_status(self.fault)
+        end = address + self.registered.pop(address)
+        assert not any(address <= one < end for used in self.waiting_for for one in used), "a kernel will read it"
+
     def check_status(self, status: int) -> None:
         if status:
+            for stream in list(self.streams.values()):
+                stream.abandon()
             raise CudaRuntimeError(FAULTS[status])
 
     def run_all(self) -> None:
@@ -430,7 +463,14 @@ class StandInGpu:
                 self.kernels.append(operator)
                 if stream.ptr == 0:
                     self.default_stream_work += 1
-                stream.enqueue(lambda: kernel(grid, block, values))
+                addresses = [a.address for a in arguments if isinstance(a, DeviceArray)]
+                self.waiting_for.append(addresses)
+
+                def run() -> None:
+                    kernel(grid, block, values)
+                    self.waiting_for.remove(addresses)
+
+                stream.enqueue(run)
 
             return launch
 
@@ -469,6 +509,9 @@ class StandInGpu:
             memcpyAsync=lambda target, source, size, kind, handle: self.copy(target, source, size, handle),
             eventQuery=self.query_event,
             check_status=self.check_status,
+            hostRegister=self.host_register,
+            hostUnregister=self.host_unregister,
+            pointerGetAttributes=lambda address: SimpleNamespace(devicePointer=address + self.device_offset),
             eventRecord=lambda event, handle: self.events[event].record(self.stream(handle)),
             streamWaitEvent=self.wait_for_event,
         )
@@ -476,6 +519,8 @@ class StandInGpu:
             Device=Device,
             Stream=self.new_stream,
             Event=make_event,
+            MemoryPointer=lambda memory, offset: SimpleNamespace(mem=memory, ptr=memory.ptr + offset),
+            UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(ptr=ptr, size=size, owner=owner),
             runtime=runtime,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             nvtx=SimpleNamespace(

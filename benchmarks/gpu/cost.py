@@ -41,7 +41,7 @@ from gpu.session import Session
 KERNEL_SHARE = 0.7
 NEXT_US = {"p50": 12.0, "p99": 100.0, "p99.9": 1000.0, "mean": 16.0}
 MAIN_THREAD_US = 20.0
-CPU_S = {"host": 3.0, "device": 1.0}  # for 10^9 tokens; a NumPy thread on a CPU takes 1.1 to 2.7
+CPU_S = {"host": 3.0, "device": 1.0, "pinned": 1.0}  # for 10^9 tokens; a NumPy thread on a CPU takes 1.1 to 2.7
 _PROFILE_LINES = 25
 _GROWTH_MIB = 1.0  # what the interpreter itself may come and go by
 
@@ -165,20 +165,22 @@ def corpus_load(session: Session) -> None:
     room_tokens = min(shutil.disk_usage(session.folder).free // 4, machine.free_and_total_bytes()[0] // 4) // 2
     tokens = session.pick(min(2**30, room_tokens), 2**12)
     shape: dict[str, Any] = {"batch_size": session.pick(16, 2), "seq_len": session.pick(1024, 16)}
-    seconds: dict[int, list[float]] = {session.pick(2**20, 2**10): [], tokens: []}
-    for _round, size in itertools.product(range(3), seconds):
-        settings = shape | ON_GPU[1] | {"corpus": session.corpus("load", size), "max_device_bytes": 2 * size}
-        started = time.perf_counter()
-        with TokenLoader(**settings) as loader:
-            next(iter(loader))
-            machine.synchronize()
-            seconds[size].append(time.perf_counter() - started)
-    small, large = (statistics.median(found) for found in seconds.values())
-    rate = 2 * (tokens - min(seconds)) / max(large - small, 1e-9)
-    session.figure(f"device: build and first batch, {2 * tokens / 2**30:.2f} GiB", large, "s")
-    session.figure("device: corpus load", rate / 1e9, "GB/s")
     alone = read_rates(session)[rate_name(CHUNK_READ, THREADS)]
-    session.figure("device: corpus load: share of reading", rate / alone, "of reading alone")
+    for on_gpu in ON_GPU[1:]:
+        seconds: dict[int, list[float]] = {session.pick(2**20, 2**10): [], tokens: []}
+        for _round, size in itertools.product(range(3), seconds):
+            settings = shape | on_gpu | {"corpus": session.corpus("load", size), "max_device_bytes": 2 * size}
+            started = time.perf_counter()
+            with TokenLoader(**settings) as loader:
+                next(iter(loader))
+                machine.synchronize()
+                seconds[size].append(time.perf_counter() - started)
+        small, large = (statistics.median(found) for found in seconds.values())
+        rate = 2 * (tokens - min(seconds)) / max(large - small, 1e-9)
+        name = on_gpu["placement"]
+        session.figure(f"{name}: build and first batch, {2 * tokens / 2**30:.2f} GiB", large, "s")
+        session.figure(f"{name}: corpus load", rate / 1e9, "GB/s")
+        session.figure(f"{name}: corpus load: share of reading", rate / alone, "of reading alone")
 
 
 def reading_alone(session: Session) -> None:

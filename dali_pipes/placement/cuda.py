@@ -9,6 +9,8 @@ Who owns a buffer, which stream writes it, and which event frees it:
                 on the same `stream`, so the next block cannot overtake that copy.
     corpus      device (placement "device"), and its loss mask. Copies on `stream` write it once, while loading; kernels
                 there read it.
+    shared      host memory of the node (placement "pinned"), page-locked by each process. Kernels on `stream` read it
+                over the bus; it is unlocked when the stream has been waited for.
     bad ids     two words on the device, written by the kernels; copied on `stream` into a pinned pair a block, which is
                 read when the event after that copy has passed.
     blocks      DALI's. A consumer's streams read them. DALI would free one in the order of its own stream, which knows
@@ -23,6 +25,7 @@ library's.
 
 import contextlib
 import ctypes
+import resource
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,12 +33,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import BackendError
-from dali_pipes.placement.on_device import OnDevice, adopt_thread
+from dali_pipes.placement.on_device import OnDevice, adopt_thread, name_fault
 from dali_pipes.runtime.optional import optional_package
+from dali_pipes.runtime.progress import progress_bar
 
 Array = Any
 Event = Any
 
+_PORTABLE, _MAPPED = 1, 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
+_LOCK_BYTES = 1 << 30  # at a time, so that progress shows
 SUCCESS, NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady
 
 _HIGHEST_PRIORITY = -100
@@ -162,6 +168,48 @@ class Gpu:
                 ) from error
         self.pinned_bytes += array.nbytes
         return array
+
+    def page_lock(self, memory: npt.NDArray[np.uint8], locked: list[int]) -> Array:
+        """Page-lock host memory (N,), from the start of a page; returns it as an array that kernels read over the bus.
+
+        Blocks, and shows the progress: it takes a second for some gigabytes. Adds what `unlock` needs to `locked`.
+        Raises `BackendError` with the limits if the system refuses.
+        """
+        address, runtime = memory.ctypes.data, self._cupy.cuda.runtime
+        with (
+            self.on_device(),
+            progress_bar(f"page-locking for cuda:{self.number}", memory.nbytes, in_bytes=True) as done,
+        ):
+            for begin in range(0, memory.nbytes, _LOCK_BYTES):
+                size = min(_LOCK_BYTES, memory.nbytes - begin)
+                try:
+                    runtime.hostRegister(address + begin, size, _PORTABLE | _MAPPED)
+                except runtime.CUDARuntimeError as error:
+                    name_fault(error, self.number)
+                    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+                    most = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,} bytes"
+                    raise BackendError(
+                        f"{memory.nbytes:,} bytes of host memory cannot be page-locked for cuda:{self.number}: CUDA "
+                        f"refused after {begin:,} bytes ({error}; RLIMIT_MEMLOCK is {most}); raise the limit "
+                        '(ulimit -l), or use placement = "host"'
+                    ) from error
+                locked.append(address + begin)
+                self.pinned_bytes += size
+                if int(runtime.pointerGetAttributes(address + begin).devicePointer) != address + begin:
+                    raise BackendError(
+                        f'cuda:{self.number} cannot read host memory at its own addresses, which placement = "pinned" '
+                        'needs; use placement = "host"'
+                    )
+                done(size)
+            cuda = self._cupy.cuda
+            pointer = cuda.MemoryPointer(cuda.UnownedMemory(address, memory.nbytes, memory, self.number), 0)
+            return self._cupy.ndarray((memory.nbytes,), np.uint8, memptr=pointer)
+
+    def unlock(self, locked: list[int]) -> None:
+        """Undo `page_lock`, after the last kernel that reads the memory."""
+        with self.on_device():
+            while locked:
+                self._cupy.cuda.runtime.hostUnregister(locked.pop())
 
     def free_unused(self) -> None:
         """Return unreferenced memory to the system: CuPy would keep it, a part for each stream."""

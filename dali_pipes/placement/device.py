@@ -47,12 +47,16 @@ class DevicePlacement(GpuPlacement):
         self.plans_rows = not by_formula or bool({*self._from_plan} - {"row_ids"})
         if self.plans_rows and not outputs.in_pieces:
             self._starts = gpu.empty((max_rows,), np.int64)
-        self._tokens = gpu.empty((source.rows.span,), source.dtype)
-        load_tokens(source, self._tokens, gpu)
-        if source.has_loss_mask:
-            self._loss_mask = gpu.empty(self._tokens.shape, np.uint8)
-            load_tokens(source, self._loss_mask, gpu, of_loss_mask=True)
-        gpu.free_unused()
+        self._hold_corpus()
+
+    def _hold_corpus(self) -> None:
+        """Put what rows read of the corpus where kernels can read it, as `_tokens` and `_loss_mask`. Blocks."""
+        self._tokens = self.gpu.empty((self._source.rows.span,), self._source.dtype)
+        load_tokens(self._source, self._tokens, self.gpu)
+        if self._source.has_loss_mask:
+            self._loss_mask = self.gpu.empty(self._tokens.shape, np.uint8)
+            load_tokens(self._source, self._loss_mask, self.gpu, of_loss_mask=True)
+        self.gpu.free_unused()
 
     def new_slot(self, max_rows: int) -> Slot:
         self.gpu.adopt_thread()

@@ -12,7 +12,7 @@ from dali_pipes import TokenLoader
 from dali_pipes.errors import BackendError
 from dali_pipes.placement import cuda, on_device
 
-PLACEMENTS = ("host", "device")
+PLACEMENTS = ("host", "device", "pinned")
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

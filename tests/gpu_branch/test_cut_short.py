@@ -13,7 +13,7 @@ from streams import loader_stream, oracle_stream, take
 from dali_pipes import TokenLoader
 from dali_pipes.placement import loans
 
-PLACEMENTS = ("host", "device")
+PLACEMENTS = ("host", "device", "pinned")
 ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}
 
 

@@ -27,7 +27,7 @@ from dali_pipes.placement import loans
 from dali_pipes.placement.host import HostPlacement
 from dali_pipes.runtime.threads import ReaderThreads
 
-PLACEMENTS = ("host", "device")
+PLACEMENTS = ("host", "device", "pinned")
 ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}
 
 

@@ -22,7 +22,7 @@ from dali_pipes.placement import device as device_placement
 from dali_pipes.placement import loans
 from dali_pipes.runtime.ranks import resolve_ranks
 
-PLACEMENTS = ("host", "device")
+PLACEMENTS = ("host", "device", "pinned")
 late = pytest.mark.parametrize("gpu", ["late"], indirect=True)
 """Memory is held longest where operations run as late as CUDA allows."""
 
@@ -109,7 +109,7 @@ def test_a_block_of_many_more_pieces_than_the_first_pins_no_more_memory(
     tokens[12_000::2] = 0
     tokens.tofile(tmp_path / "a.bin")
     settings: dict[str, Any] = {"dtype": "uint16", "eos_id": 0, "batch_size": 4, "seq_len": 100, "shuffle": False}
-    settings |= {"outputs": ("input_ids", "labels", "position_ids"), "batches_per_run": 15, "rows": "stream"}
+    settings |= {"outputs": ("input_ids", "labels", "position_ids"), "batches_per_run": 5, "rows": "stream"}
     path = str(tmp_path / "a.bin")
     with TokenLoader(corpus=path, **settings, device="cpu") as loader:
         expected = list(loader)
@@ -120,7 +120,7 @@ def test_a_block_of_many_more_pieces_than_the_first_pins_no_more_memory(
             pinned.append(loader.stats().memory.pinned_bytes)
     assert all_same(got, [{name: values.numpy() for name, values in batch.items()} for batch in expected])
     assert gpu.pageable_copies > 0
-    assert pinned[20] == pinned[-1]
+    assert pinned[25] == pinned[-1], "the blocks with many pieces begin later"
 
 
 @late

@@ -55,8 +55,7 @@ class NodeMemory:
         self.size, self._text = size, text
         self.array: Bytes
         self._server: _Server | None = None
-        digest = hashlib.sha256(f"{os.getuid()} {size} {key}".encode()).hexdigest()
-        name = f"\0dali_pipes-{digest[:32]}"
+        name = socket_name(key, size)
         while True:
             listener = _listen(name)
             if listener is not None:
@@ -217,6 +216,12 @@ def _leave_servers_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_servers_to_parent)
+
+
+def socket_name(key: str, size: int) -> str:
+    """The abstract name at which the process that fills the memory listens."""
+    digest = hashlib.sha256(f"{os.getuid()} {size} {key}".encode()).hexdigest()
+    return f"\0dali_pipes-{digest[:32]}"
 
 
 def _listen(name: str) -> socket.socket | None:

@@ -159,8 +159,11 @@ def test_the_dry_run_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "captures that failed of 12 with default settings, device",
     }, "the figures that issue a target"
     assert last["not_run"] == ["children: compute-sanitizer: this is a dry run"]
-    assert sum(part.limit_s for part in gpu_check.PARTS) <= 8 * 60
     assert all(check in output for check in ("steps/s", "next() p99.9", "graph replayed", "fork"))
+
+
+def test_it_fits_in_eight_minutes() -> None:
+    assert sum(part.limit_s for part in gpu_check.PARTS) <= 8 * 60
 
 
 def test_a_checkout_and_few_packages_are_enough(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class InterruptedDeque(deque[Any]):
                 raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("place", ["cpu", "host", "device"])
+@pytest.mark.parametrize("place", ["cpu", "host", "device", "pinned"])
 def test_an_interrupt_puts_no_slot_in_line_twice(counting: Callable[..., Any], place: str) -> None:
     corpus = counting(600)
     with gpu_stand_in.installed("late"):

@@ -19,7 +19,7 @@ from streams import all_same
 from dali_pipes import TokenLoader
 from dali_pipes.errors import BackendError
 from dali_pipes.placement import node_memory
-from dali_pipes.placement.node_memory import NodeMemory, available_bytes
+from dali_pipes.placement.node_memory import NodeMemory, available_bytes, socket_name
 
 SIZE = 3_000_017
 WAIT_S = 60.0
@@ -80,25 +80,29 @@ def named(folder: Path, what: str) -> set[int]:
     return {int(path.name.split("-")[1]) for path in folder.glob(f"{what}-*")}
 
 
-def abstract_names() -> set[str]:
-    lines = Path("/proc/net/unix").read_text().splitlines()
-    return {line.split()[-1] for line in lines if "@dali_pipes-" in line}
+def is_listening(key: str, size: int) -> bool:
+    """Whether the name is taken."""
+    return socket_name(key, size).replace("\0", "@") in Path("/proc/net/unix").read_text().split()
+
+
+def left_files() -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if "dali" in name]
 
 
 def test_it_is_filled_once_and_outlives_the_process_that_filled_it(
     tmp_path: Path, start: Callable[[float], subprocess.Popen[bytes]]
 ) -> None:
-    names, files = abstract_names(), set(os.listdir("/dev/shm"))
+    key = f"{tmp_path} {os.getpid()}"
     children = {child.pid: child for child in (start(0.0) for _ in range(4))}
     until(lambda: named(tmp_path, "has") == set(children))
     (owner,) = named(tmp_path, "filling")
-    assert len(abstract_names() - names) == 1
+    assert is_listening(key, SIZE)
     os.kill(owner, signal.SIGKILL)
     children.pop(owner).wait()
     (tmp_path / "look").touch()
     until(lambda: named(tmp_path, "right") >= set(children))
-    assert abstract_names() <= names, "nobody needs the name any more"
-    assert set(os.listdir("/dev/shm")) <= files
+    assert not is_listening(key, SIZE), "nobody needs the name any more"
+    assert not left_files()
     for child in children.values():
         child.kill()
         child.wait()
@@ -151,12 +155,12 @@ def test_what_fails_while_it_is_filled_is_raised_and_leaves_nothing(tmp_path: Pa
     def fail(memory: NodeMemory, advance: Callable[[int], None]) -> None:
         raise OSError("the disk is gone")
 
-    descriptors, names = len(os.listdir("/proc/self/fd")), abstract_names()
+    descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(OSError, match="the disk is gone"):
             NodeMemory(f"{tmp_path}", 5000, fail, "the corpus")
     until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
-    assert abstract_names() <= names
+    assert not is_listening(f"{tmp_path}", 5000)
     memory = NodeMemory(f"{tmp_path}", 5000, fill_with(1), "the corpus")
     memory.close()
     del memory

@@ -64,6 +64,8 @@ class Stream:
     def __init__(self, gpu: "StandInGpu", handle: int) -> None:
         self.gpu, self.ptr = gpu, handle
         self.priority = self.device = 0
+        self.is_prompt = False
+        """Whether its operations run when they are queued, whatever the order of the others."""
         self.queued = self.ran = 0
         self._waiting: deque[Callable[[], object]] = deque()
 
@@ -71,7 +73,7 @@ class Stream:
         with self.gpu.lock:
             self.queued += 1
             self._waiting.append(operation)
-            if self.gpu.order == "early":
+            if self.gpu.order == "early" or self.is_prompt:
                 self.run()
             elif self.gpu.order == "random":
                 for stream in list(self.gpu.streams.values()):

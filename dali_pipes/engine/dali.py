@@ -122,7 +122,7 @@ class DaliQueue:
         self._pipe = pipe
         if gpu is not None:
             self._loans = loans_of(gpu.number)
-            self._loans.enter()
+            self._loans.enter(self)
 
     @property
     def in_flight(self) -> int:
@@ -148,17 +148,20 @@ class DaliQueue:
         return self._taken
 
     def close(self) -> None:
+        self._end(is_collected=False)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._end(is_collected=True)
+
+    def _end(self, *, is_collected: bool) -> None:
         pipe, self._pipe = self._pipe, None
         if pipe is None or self._source.is_forked:
             return
         with suppress(RuntimeError), self._on_device():  # nothing else holds it, so its threads end here
             del pipe
         if self._loans is not None:
-            self._loans.leave(release_unused_memory)
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.close()
+            self._loans.leave(self, release_unused_memory, is_collected=is_collected)
 
 
 def release_unused_memory() -> None:

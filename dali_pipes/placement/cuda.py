@@ -2,11 +2,13 @@
 
 Who owns a buffer, which stream writes it, and which event frees it:
 
-    staging     pinned, one a block in flight. A reader thread fills it, a copy on `stream` reads it; it is filled again
-                when the event recorded after that copy has passed, for which the reader thread waits.
-    tokens, input_ids, labels, row_ids
-                device, one set. The copy and the kernels on `stream` write them; DALI copies them into its own memory
-                on the same `stream`, so the next block cannot overtake that copy.
+    staging     pinned, one a block in flight. A reader thread fills it, a copy on `copies` reads it; it is filled again
+                when an event recorded after that copy has passed, for which the reader thread waits.
+    tokens      device, two sets (placement "host"). Copies on `copies` write one, and wait for an event recorded after
+                the kernels that read it last; kernels on `stream` wait for an event recorded after the copies.
+    input_ids, labels, row_ids
+                device, one set. The kernels on `stream` write them; DALI copies them into its own memory on the same
+                `stream`, so the next block cannot overtake that copy.
     corpus      device (placement "device"), and its loss mask. Copies on `stream` write it once, while loading; kernels
                 there read it.
     shared      host memory of the node (placement "pinned"), page-locked by each process. Kernels on `stream` read it
@@ -113,11 +115,13 @@ class Gpu:
         self.device_bytes = self.pinned_bytes = 0
         self._cupy = require_cupy()
         with self.on_device():
-            self._stream, self._handover = (
-                self._cupy.cuda.Stream(non_blocking=True, priority=_HIGHEST_PRIORITY) for _ in range(2)
+            self._stream, self._copies, self._handover = (
+                self._cupy.cuda.Stream(non_blocking=True, priority=_HIGHEST_PRIORITY) for _ in range(3)
             )
         self.stream: int = self._stream.ptr
-        """The raw handle of the stream that all work is queued on, as DALI takes it."""
+        """The raw handle of the stream that work is queued on, as DALI takes it."""
+        self.copies: int = self._copies.ptr
+        """That of a stream for large copies to the device, which run beside the kernels of the block before."""
         self.handover: int = self._handover.ptr
         """That of a stream which only waits for DALI's blocks: the other may be busy with later ones by then."""
 
@@ -217,21 +221,26 @@ class Gpu:
             self._cupy.get_default_memory_pool().free_all_blocks(stream=self._stream)
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
 
-    def copy(self, target: Array, source: Array) -> None:
+    def copy(self, target: Array, source: Array, stream: int | None = None) -> None:
         """Queue a copy between a device array and pinned memory, both contiguous and equally long. Does not block."""
         size = source.nbytes
         assert size == target.nbytes
         runtime = self._cupy.cuda.runtime
-        runtime.memcpyAsync(_address(target), _address(source), size, runtime.memcpyDefault, self.stream)
+        handle = self.stream if stream is None else stream
+        runtime.memcpyAsync(_address(target), _address(source), size, runtime.memcpyDefault, handle)
 
     def event(self) -> Event:
         """An event that has passed. A thread that waits for it sleeps instead of spinning."""
         with self.current():
             return self._cupy.cuda.Event(block=True, disable_timing=True)
 
-    def record(self, event: Event) -> None:
+    def record(self, event: Event, stream: int | None = None) -> None:
         """Let the event pass when what has been queued so far is done. Does not block."""
-        event.record(self._stream)
+        self._cupy.cuda.runtime.eventRecord(event.ptr, self.stream if stream is None else stream)
+
+    def hold_back(self, stream: int, event: Event) -> None:
+        """Let what is queued on a stream from now on wait for the event. Does not block."""
+        self._cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)
 
     def passed(self, event: Event) -> bool:
         """Whether an event has passed. Does not block."""
@@ -249,7 +258,8 @@ class Gpu:
     def wait_for_all(self) -> None:
         """Blocks until all that was queued here is done: for loading and closing."""
         with self.on_device():
-            self._stream.synchronize()
+            for stream in (self._copies, self._stream):
+                stream.synchronize()
 
     def export(self, array: Array) -> Any:
         """The array as DALI takes it, in the order of this stream."""

@@ -2,6 +2,7 @@
 
     host      reader threads ─▶ pinned staging ─▶ copy in the file's width ─▶ kernels ─▶ DALI
     device    corpus in GPU memory ─▶ kernels ─▶ DALI
+    pinned    corpus in page-locked host memory ─▶ kernels ─▶ DALI
 
 `cuda` says who owns which buffer and what frees it. Kernels check the ids while they read them; what they found is
 copied back after them and looked at one block later, so nothing waits for it.
@@ -241,11 +242,15 @@ class GpuPlacement:
         self._closed = True
         with contextlib.suppress(RuntimeError):  # the context is broken, and nothing is being copied any more
             self.gpu.wait_for_all()
-        self._bad = self._tokens = self._loss_mask = self._table = self._work = None
-        self._arrays.clear()
-        self._slots.clear()
+        self._forget_memory()
         with contextlib.suppress(RuntimeError):
             self.gpu.free_unused()
         self._unused.clear()
         self._unread.clear()
         self.gpu.device_bytes = self.gpu.pinned_bytes = 0
+
+    def _forget_memory(self) -> None:
+        """Drop what copies and kernels used, after the last of them."""
+        self._bad = self._tokens = self._loss_mask = self._table = self._work = None
+        self._arrays.clear()
+        self._slots.clear()

@@ -20,7 +20,7 @@ import numpy as np
 from dali_pipes.placement.cuda import NOT_READY, require_cupy
 from dali_pipes.placement.on_device import OnDevice
 
-_CLOSE_WAIT_S, _LOOK_S = 1.0, 5e-4
+_CLOSE_WAIT_S, _LOOK_S = 10.0, 5e-4
 
 
 class _Lent:
@@ -83,7 +83,7 @@ class Loans:
     def __init__(self, device: int) -> None:
         self._cupy, self._number, self._process = require_cupy(), device, os.getpid()
         self._lock = threading.Lock()
-        self._queues = 0
+        self._queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self._references: dict[int, _LoanReference] = {}
         self._dropped: deque[_LoanReference] = deque()
         self._live: dict[int, Loan] = {}
@@ -133,28 +133,33 @@ class Loans:
                 self._cupy.cuda.runtime.streamWaitEvent(after, event.ptr)
                 self._events.append(event)  # a wait that was queued does not mind the event being recorded again
 
-    def enter(self) -> None:
+    def enter(self, queue: object) -> None:
         """A queue of blocks begins, whose blocks will settle what was dropped before."""
-        with self._lock:
-            self._queues += 1
+        self._queues.add(queue)
 
-    def leave(self, trim: Callable[[], None]) -> None:
+    def leave(self, queue: object, trim: Callable[[], None], *, is_collected: bool) -> None:
         """A queue has ended: give back what nobody holds, and let DALI's pool return it to the device (`trim`).
 
-        Waits for work on dropped blocks, for a second at most: a collective whose other ranks are gone never ends.
+        Waits for work on dropped blocks, for some seconds at most: a collective whose other ranks are gone never ends.
         After the last queue, a block that is still held is given back when its last tensor is dropped.
+
+        is_collected: whether the garbage collector calls this, perhaps in the midst of a call that holds the lock; that
+                      one's queue then settles what was dropped
         """
-        if os.getpid() != self._process:  # a forked child, where CUDA does not work
+        self._queues.discard(queue)
+        # Not in a forked child, where CUDA does not work.
+        if os.getpid() != self._process or not self._lock.acquire(blocking=not is_collected):
             return
-        with self._lock:
-            self._queues -= 1
+        try:
             self._settle_and_wait()
-            if self._queues == 0:
+            if not self._queues:
                 for reference in list(self._references.values()):
                     owner = reference()
                     if owner is not None:
                         weakref.finalize(owner, self._settle_late, reference, trim).atexit = False
                     del owner
+        finally:
+            self._lock.release()
         self._trim(trim)
 
     def _settle_late(self, reference: _LoanReference, trim: Callable[[], None]) -> None:

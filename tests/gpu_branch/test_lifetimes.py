@@ -194,13 +194,57 @@ def with_the_event_before_the_copy(patch: pytest.MonkeyPatch) -> None:
     """An event that says nothing about the copy."""
     real = HostPlacement._fill
 
+    real_record = device.Gpu.record
+
     def fill(self: Any, slot: Any, steps: Any, arrays: Any) -> None:
-        self.gpu.record(slot.arrays["copied"])
+        copied = slot.arrays["copied"]
+        self.gpu.record(copied)
+
+        def record(gpu: Any, event: Any, stream: int | None = None) -> None:
+            if event is not copied:
+                real_record(gpu, event, stream)
+
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(device.Gpu, "record", lambda self, event: None)
+            inner.setattr(device.Gpu, "record", record)
             real(self, slot, steps, arrays)
 
     patch.setattr(HostPlacement, "_fill", fill)
+
+
+def without_holding_back(patch: pytest.MonkeyPatch, which: str) -> None:
+    """Kernels that do not wait for the copy of their tokens, or copies that do not wait for the kernels before."""
+    real = device.Gpu.hold_back
+
+    def hold_back(self: Any, stream: int, event: Any) -> None:
+        if stream != getattr(self, which):
+            real(self, stream, event)
+
+    patch.setattr(device.Gpu, "hold_back", hold_back)
+
+
+@pytest.mark.parametrize(
+    ("which", "prompt", "right"),
+    [("neither", False, True), ("neither", True, True), ("stream", False, False), ("copies", True, False)],
+)
+def test_copies_and_kernels_wait_for_each_other(
+    late_gpu: gpu_stand_in.StandInGpu,
+    counting: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+    prompt: bool,
+    right: bool,
+) -> None:
+    """Two buffers, copied to and read in turns on two streams: the copies run at once, or as late as kernels allow."""
+    corpus = counting(600)
+    monkeypatch.setattr(source, "ReaderThreads", EagerReaders)
+    if which != "neither":
+        without_holding_back(monkeypatch, which)
+    with make(corpus, "host", prefetch_queue_depth=3) as loader:
+        assert loader._built.gpu is not None
+        late_gpu.stream(loader._built.gpu.copies).is_prompt = prompt
+        got = take(loader_stream(loader), 100)
+    expected = take(oracle_stream(corpus.tokens, **ORDER), 100)
+    assert all(same(batch, wanted) for batch, wanted in zip(got, expected, strict=True)) == right
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from streams import all_same, loader_stream
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.config.outputs import on_host
+from dali_pipes.corpus import Corpus
 from dali_pipes.engine import dali
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.build import BuiltSource
@@ -316,7 +317,7 @@ def test_close_does_not_wait_forever_for_work_that_never_ends(
                 del batch
         gc.collect()
         assert late_gpu.allocated > before
-        assert 0.9 < now[0] < 1.1
+        assert 1 < now[0] < 60
     with TokenLoader(**settings, device="cuda", batches_per_run=2) as loader:
         next(iter(loader))
     gc.collect()
@@ -341,3 +342,41 @@ def test_a_bare_pipeline_s_pinned_memory_outlives_its_copies_at_exit(
     assert stream.ran >= queued
     assert (built.gpu.pinned_bytes, late_gpu.allocated) == (0, 0)
     built.close()
+
+
+@pytest.mark.parametrize("rows", ["stream", "pack"])
+def test_a_block_is_one_read(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, rows: str
+) -> None:
+    """All rows of a block, whatever files they are in, are asked for in one call."""
+    real, reads = Corpus.read_pieces, []
+
+    def read_pieces(self: Any, starts: Any, *arguments: Any) -> None:
+        reads.append(len(starts))
+        real(self, starts, *arguments)
+
+    settings = settings | {"rows": rows, "eos_id": 7, "batches_per_run": 4, "num_threads": 1}
+    with TokenLoader(**settings, device="cuda", placement="host") as loader:
+        monkeypatch.setattr(Corpus, "read_pieces", read_pieces)
+        batches = len(list(loader))
+        prepared = loader.stats().block_times.blocks
+    assert batches > 1
+    assert len(reads) == prepared
+    assert max(reads) > 4
+
+
+def test_a_loader_collected_in_the_middle_of_another_s_call_does_not_block(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector may run while the ledger of the device is locked by the same thread."""
+    dropped = [TokenLoader(**settings, device="cuda", batches_per_run=2)]
+    next(iter(dropped[0]))
+    real = loans.Loans._settle
+
+    def settle(self: Any, streams: set[int]) -> None:
+        dropped.clear()
+        real(self, streams)
+
+    monkeypatch.setattr(loans.Loans, "_settle", settle)
+    with TokenLoader(**settings, device="cuda", batches_per_run=2) as loader:
+        assert len(list(loader)) == len(loader)

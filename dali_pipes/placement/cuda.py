@@ -27,6 +27,7 @@ library's.
 
 import contextlib
 import ctypes
+import mmap
 import resource
 from collections.abc import Iterator
 from typing import Any
@@ -174,7 +175,7 @@ class Gpu:
         return array
 
     def page_lock(self, memory: npt.NDArray[np.uint8], locked: list[int]) -> Array:
-        """Page-lock host memory (N,), from the start of a page; returns it as an array that kernels read over the bus.
+        """Page-lock host memory (N,) that has its pages alone; returns it as an array that kernels read over the bus.
 
         Blocks, and shows the progress: it takes a second for some gigabytes. Adds what `unlock` needs to `locked`.
         Raises `BackendError` with the limits if the system refuses.
@@ -185,7 +186,7 @@ class Gpu:
             progress_bar(f"page-locking for cuda:{self.number}", memory.nbytes, in_bytes=True) as done,
         ):
             for begin in range(0, memory.nbytes, _LOCK_BYTES):
-                size = min(_LOCK_BYTES, memory.nbytes - begin)
+                size = -(-min(_LOCK_BYTES, memory.nbytes - begin) // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages
                 try:
                     runtime.hostRegister(address + begin, size, _PORTABLE | _MAPPED)
                 except runtime.CUDARuntimeError as error:

@@ -6,10 +6,12 @@ from typing import Any
 
 import gpu_stand_in
 import pytest
+import torch
 from streams import loader_stream
 
 from dali_pipes import TokenLoader
 from dali_pipes.errors import BackendError
+from dali_pipes.loader import batches
 from dali_pipes.placement import cuda, on_device
 
 PLACEMENTS = ("host", "device", "pinned")
@@ -89,3 +91,16 @@ def test_every_library_s_words_are_known(text: str) -> None:
 )
 def test_other_errors_stay_as_they_are(error: BaseException) -> None:
     on_device.name_fault(error, 0)
+
+
+def test_torch_may_meet_a_failed_kernel_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter(["CUDA error: device-side assert triggered", "CUDA error: out of memory"])
+
+    def as_tensor(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError(next(errors))
+
+    monkeypatch.setattr(torch, "as_tensor", as_tensor)
+    with pytest.raises(BackendError, match=r"cuda:1 .*device-side assert"):
+        batches.on_gpu(None, 1)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        batches.on_gpu(None, 1)

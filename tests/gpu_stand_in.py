@@ -290,7 +290,7 @@ class StandInGpu:
         """Names of the kernels launched so far."""
         self.ranges: list[tuple[str, str | None]] = []
         """Threads and the ranges that they began, or None where they ended one."""
-        self.pooled_bytes = 0
+        self.trims = self.pooled_bytes = 0
         """What DALI's pool keeps of blocks that were dropped, which nobody else can use until it is trimmed."""
         self.registered: dict[int, int] = {}
         """Host memory that is page-locked, by address."""
@@ -379,6 +379,7 @@ class StandInGpu:
     def trim(self) -> None:
         """`nvidia.dali.backend.ReleaseUnusedMemory`."""
         self.pooled_bytes = 0
+        self.trims += 1
 
     def consume(self, handle: int) -> None:
         """Catch up with what a stream's next operation has to wait for, since torch's operations here run at once."""

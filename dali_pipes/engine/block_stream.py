@@ -184,8 +184,7 @@ class BlockStream:
             widths = plan.widths[np.cumsum(sizes) - 1].tolist()
         if self._loans is not None and self._built.gpu is not None:
             assert stream is not None, "a GPU's blocks are taken for a stream"
-            size, made_on = self._built.block_bytes(widths), self._built.gpu.handover
-            arrays, self._loan = self._loans.lend(arrays, size, made_on, stream)
+            arrays, self._loan = self._loans.lend(arrays, self._built.block_bytes(widths), self._built.gpu, stream)
         if self._built.staged:
             assert plan is not None, "tokens are read for planned rows"
             staging = dict(zip(self._built.source.arrays, map(np.from_dlpack, arrays), strict=True))

@@ -259,7 +259,7 @@ class Gpu:
     def wait_for_all(self) -> None:
         """Blocks until all that was queued here is done: for loading and closing."""
         with self.on_device():
-            for stream in (self._copies, self._stream):
+            for stream in (self._copies, self._stream, self._handover):
                 stream.synchronize()
 
     def export(self, array: Array) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.placement.cuda import NOT_READY, require_cupy
+from dali_pipes.placement.cuda import NOT_READY, SUCCESS, Gpu, require_cupy
 from dali_pipes.placement.on_device import OnDevice
 
 _CLOSE_WAIT_S, _LOOK_S = 10.0, 5e-4
@@ -58,8 +58,9 @@ class _LentPart:
 class Loan:
     """A block in the hands of a consumer, on the streams that it was handed out for."""
 
-    def __init__(self, outputs: list[Any], size: int, stream: int, ready: Any) -> None:
+    def __init__(self, outputs: list[Any], size: int, gpu: Gpu, stream: int, ready: Any) -> None:
         self.outputs, self.size, self.ready = outputs, size, ready
+        self._gpu = gpu  # DALI frees the outputs in the order of its stream, which must still be there
         self.streams = {stream}
         self.open: set[int] = set()
         """References to outputs that a tensor still refers to."""
@@ -82,6 +83,7 @@ class Loans:
 
     def __init__(self, device: int) -> None:
         self._cupy, self._number, self._process = require_cupy(), device, os.getpid()
+        self._is_broken = False
         self._lock = threading.Lock()
         self._queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self._references: dict[int, _LoanReference] = {}
@@ -89,21 +91,23 @@ class Loans:
         self._live: dict[int, Loan] = {}
         self._passing: list[Loan] = []
         self._events: list[Any] = []
+        with OnDevice(self._cupy, device):
+            self._probe = self._cupy.cuda.Event(disable_timing=True)
 
     @property
     def bytes_held(self) -> int:
         """Bytes of blocks that are held, or were dropped and may still be read."""
         return sum(loan.size for loan in list(self._live.values()))
 
-    def lend(self, outputs: list[Any], size: int, made_on: int, stream: int) -> tuple[list[Any], Loan]:
+    def lend(self, outputs: list[Any], size: int, gpu: Gpu, stream: int) -> tuple[list[Any], Loan]:
         """Take a block's outputs, `size` bytes, for `stream`; returns what torch may have of them. Never waits.
 
-        made_on: the loader's stream that they are ready on. Were it the consumer's, another stream that wants the block
-                 would wait for all that the consumer has queued there.
+        They are ready on the loader's stream `gpu.handover`. Were it the consumer's, another stream that wants the
+        block would wait for all that the consumer has queued there.
         """
         with self._lock, OnDevice(self._cupy, self._number):
             self._settle({stream})
-            loan = Loan(outputs, size, stream, self._record(made_on))
+            loan = Loan(outputs, size, gpu, stream, self._record(gpu.handover))
             self._cupy.cuda.runtime.streamWaitEvent(stream, loan.ready.ptr)
             self._live[id(loan)] = loan
             try:
@@ -174,16 +178,18 @@ class Loans:
             self._trim(trim)
 
     def _settle_and_wait(self) -> None:
-        with contextlib.suppress(RuntimeError), OnDevice(self._cupy, self._number):  # a broken context holds nothing
+        with contextlib.suppress(RuntimeError), OnDevice(self._cupy, self._number):
             end = monotonic() + _CLOSE_WAIT_S
+            self._has_passed(self._probe)  # notices a failed kernel, even where nothing was dropped
             self._settle(set())
-            while self._passing and monotonic() < end:
+            while self._passing and not self._is_broken and monotonic() < end:
                 sleep(_LOOK_S)
                 self._settle(set())
 
     def _trim(self, trim: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError), OnDevice(self._cupy, self._number):
-            trim()
+        if not self._is_broken:
+            with contextlib.suppress(RuntimeError), OnDevice(self._cupy, self._number):
+                trim()
 
     def _settle(self, streams: set[int]) -> None:
         # Wherever an interrupt cuts this short, the next call does the rest, and what it does again changes nothing.
@@ -206,8 +212,13 @@ class Loans:
             self._events += [*loan.events, loan.ready]
 
     def _has_passed(self, event: Any) -> bool:
-        """Whether nothing before the event reads memory any more; that goes for a broken context, too."""
-        return bool(self._cupy.cuda.runtime.eventQuery(event.ptr) != NOT_READY)
+        """Whether all that was queued before the event is done.
+
+        After a failed kernel nothing is, for good: memory is left alone, since DALI may abort if CUDA cannot free it.
+        """
+        status = self._cupy.cuda.runtime.eventQuery(event.ptr)
+        self._is_broken |= status not in (SUCCESS, NOT_READY)
+        return bool(status == SUCCESS)
 
     def _record(self, stream: int) -> Any:
         event = self._events.pop() if self._events else self._cupy.cuda.Event(disable_timing=True)

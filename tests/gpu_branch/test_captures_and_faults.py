@@ -63,6 +63,7 @@ def test_a_failed_kernel_of_the_model_is_named_as_such(
             list(itertools.islice(batches, 100))
     assert "not an error of the loader" in str(caught.value)
     assert isinstance(caught.value.__cause__, RuntimeError)
+    assert late_gpu.trims == 0, "DALI is not asked to free memory that CUDA cannot free any more"
     late_gpu.fault = 0
 
 

@@ -24,10 +24,10 @@ from gpu.session import Record
 
 PARTS = (
     Part("environment", "gpu.environment", 30),
-    Part("parity", "gpu.parity", 60),
+    Part("parity", "gpu.parity", 50),
     Part("features", "gpu.features", 80),
-    Part("lifetime", "gpu.lifetime", 45),
-    Part("cost", "gpu.cost", 70),
+    Part("lifetime", "gpu.lifetime", 40),
+    Part("cost", "gpu.cost", 85),
     Part("training", "gpu.training", 95),
     Part("faults", "gpu.faults", 45),
     Part("children", "gpu.children", 55),

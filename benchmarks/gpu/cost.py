@@ -316,9 +316,9 @@ def memory_after_close(session: Session) -> None:
     settings, _tokens = training_settings(session)
     for on_gpu in ON_GPU:
         used, kept = [], []
-        for _ in range(session.pick(4, 3)):
+        for _ in range(3):
             with our_feed(settings | on_gpu) as (loader, feed):
-                paced(machine, feed, session.pick(600, 4), product)
+                paced(machine, feed, session.pick(300, 4), product)
                 del feed
             held = vars(loader.stats().memory)
             del loader

@@ -127,7 +127,8 @@ class NodeMemory:
                         f"{self._text}: {owner} belongs to user {user:,}, and this process to user {os.getuid():,}; "
                         "end that process, or use another placement"
                     )
-                with progress_bar(f"{self._text} to host memory, by process {process}", self.size) as advance:
+                text = f"{self._text} to host memory, by process {process}"
+                with progress_bar(text, self.size, in_bytes=True) as advance:
                     before = 0
                     while True:
                         message, descriptors, _, _ = socket.recv_fds(connection, _PROGRESS.size, 1)

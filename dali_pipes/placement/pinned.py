@@ -77,8 +77,11 @@ def load_span(
 
     starts = range(0, total, chunk)
     readers = ReaderThreads(min(LOAD_THREADS, os.cpu_count() or 1, len(starts)))
+    futures = [readers.submit(read, start) for start in starts]
     try:
-        for future in [readers.submit(read, start) for start in starts]:
+        for future in futures:
             advance(readers.result(future))
     finally:
+        for future in futures:
+            future.cancel()
         readers.stop()

@@ -17,9 +17,10 @@ from oracle import epoch_batches
 from streams import all_same
 
 from dali_pipes import TokenLoader
-from dali_pipes.errors import BackendError
+from dali_pipes.errors import BackendError, CorpusReadError
 from dali_pipes.placement import node_memory
 from dali_pipes.placement.node_memory import NodeMemory, available_bytes, socket_name
+from dali_pipes.rows.source import Source
 
 SIZE = 3_000_017
 WAIT_S = 60.0
@@ -266,3 +267,28 @@ def test_auto_never_chooses_it(settings: dict[str, Any]) -> None:
             TokenLoader(**settings, device="cuda", batches_per_run=1) as loader,
         ):
             assert loader.stats().placement in ("host", "device")
+
+
+def test_a_read_that_fails_ends_the_loading(
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has not been read is not read any more."""
+    from dali_pipes.placement import pinned
+
+    corpus = counting(600)
+    calls: list[int] = []
+
+    def read_span(self: Any, begin: int, tokens: Any, *, of_loss_mask: bool = False) -> None:
+        calls.append(begin)
+        if begin == 0:
+            raise CorpusReadError("shard_000.bin: the disk is gone")
+        time.sleep(0.01)
+
+    monkeypatch.setattr(Source, "read_span", read_span)
+    monkeypatch.setattr(pinned, "LOAD_CHUNK_BYTES", 4)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    settings: dict[str, Any] = {"corpus": corpus.pattern, "dtype": "uint32", "batch_size": 3, "seq_len": 4}
+    with pytest.raises(CorpusReadError, match="the disk is gone"):
+        TokenLoader(**settings, device="cuda", placement="pinned")
+    assert len(calls) < 600
+    assert late_gpu.registered == {}

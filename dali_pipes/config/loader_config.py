@@ -282,10 +282,11 @@ class LoaderConfig(BaseModel):
         description="`auto`, `cpu`, `cuda` or `cuda:N`. `auto` falls back to the CPU; the others raise an error if the "
         "device is missing.",
     )
-    placement: Literal["auto", "host", "device"] = Field(
+    placement: Literal["auto", "host", "device", "pinned"] = Field(
         "auto",
         description="How rows get to the GPU. `host`: they are read on the host and copied; `device`: the whole corpus "
-        "is kept in GPU memory; `auto`: `device` if the corpus is small.",
+        "is kept in GPU memory; `pinned`: it is kept in host memory, page-locked and shared by the processes of a "
+        "node, where the GPU reads it; `auto`: `device` if the corpus is small, else `host`.",
     )
     engine: Literal["auto", "dali", "direct"] = Field(
         "auto",

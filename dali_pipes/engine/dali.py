@@ -6,12 +6,15 @@ One DALI run yields one block: a single sample of shape (K * B, T), since a run 
 carries. This module alone imports DALI.
 """
 
+import atexit
 import contextlib
 import ctypes
 import importlib.util
 import os
+import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from dali_pipes.config import LoaderConfig, Paths
@@ -20,6 +23,8 @@ from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.engine.block_source import BlockInfo, BlockSource
 from dali_pipes.engine.build import BuiltSource, Graph
 from dali_pipes.errors import ConfigError, LoaderClosedError
+from dali_pipes.placement.cuda import Gpu
+from dali_pipes.placement.loans import Loans, loans_of
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.runtime.ranks import resolve_ranks
 
@@ -70,6 +75,8 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
     )
     _survive_forks(pipe)
     pipe._block_source = built.source
+    if built.gpu is not None:
+        _end_before_cuda(built.source)
     with pipe:
         nodes = fn.external_source(
             _SourceOf(built.source),
@@ -102,21 +109,29 @@ class DaliQueue:
     ones for one each, and an error may come after some of them.
     """
 
-    def __init__(self, pipe: Any, source: BlockSource, on_device: Callable[[], Any] = contextlib.nullcontext) -> None:
-        pipe.build()
-        self._on_device = on_device
+    _pipe: Any = None
+    _loans: Loans | None = None
+
+    def __init__(self, pipe: Any, source: BlockSource, gpu: Gpu | None = None) -> None:
+        self._on_device: Callable[[], AbstractContextManager[Any]] = nullcontext if gpu is None else gpu.on_device
         self.depth = pipe.prefetch_queue_depth
-        self._pipe = pipe
         self._source = source
         self._before = source.delivered
         self._taken = 0
+        with self._on_device():
+            pipe.build()
+        self._pipe = pipe
+        if gpu is not None:
+            self._loans = loans_of(gpu.number)
+            self._loans.enter(self)
 
     @property
     def in_flight(self) -> int:
         return self._source.delivered - self._before - self._taken
 
     def schedule(self) -> None:
-        self._pipe.schedule_run()
+        with self._on_device():
+            self._pipe.schedule_run()
 
     def take(self, stream: int | None = None) -> list[Any]:
         pipe = self._pipe  # another thread may close the queue meanwhile
@@ -124,7 +139,7 @@ class DaliQueue:
             raise LoaderClosedError("this queue is closed")
         with self._on_device():  # 0 is the default stream of the current device, whichever DALI works for
             outputs = [output[0] for output in pipe.share_outputs(stream)]
-        pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
+            pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
         self._taken += 1
         return outputs
 
@@ -134,7 +149,27 @@ class DaliQueue:
         return self._taken
 
     def close(self) -> None:
-        self._pipe = None
+        self._end(is_collected=False)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._end(is_collected=True)
+
+    def _end(self, *, is_collected: bool) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is None or self._source.is_forked:
+            return
+        with suppress(RuntimeError), self._on_device():  # nothing else holds it, so its threads end here
+            del pipe
+        if self._loans is not None:
+            self._loans.leave(self, release_unused_memory, is_collected=is_collected)
+
+
+def release_unused_memory() -> None:
+    """Let DALI's pools return what no pipeline uses, on the device and page-locked: torch cannot use it there."""
+    from nvidia.dali import backend
+
+    backend.ReleaseUnusedMemory()  # type: ignore[attr-defined]
 
 
 def require_dali() -> None:
@@ -164,6 +199,24 @@ class _SourceOf:
         if source is None:
             raise LoaderClosedError("the DALI pipeline of this block source was deleted; build a new one")
         return source(info)
+
+
+_on_gpus: "weakref.WeakSet[BlockSource]" = weakref.WeakSet()
+_at_exit: list[Callable[[], None]] = []
+
+
+def _end_before_cuda(source: BlockSource) -> None:
+    """Close a source at exit, whose pipeline nobody may have dropped: copies from its pinned memory may be queued."""
+    _on_gpus.add(source)
+    if not _at_exit:  # registered after DALI's own handler, so it runs before that one
+        _at_exit.append(atexit.register(_close_sources))
+
+
+def _close_sources() -> None:
+    for source in list(_on_gpus):
+        if not source.is_forked:
+            source.end()
+            source.placement.close()
 
 
 _pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()

@@ -7,7 +7,6 @@ carries. This module alone imports DALI.
 """
 
 import atexit
-import contextlib
 import ctypes
 import importlib.util
 import os
@@ -179,7 +178,7 @@ def require_dali() -> None:
             raise ModuleNotFoundError("nvidia.dali")
 
 
-def _dali() -> contextlib.AbstractContextManager[None]:
+def _dali() -> AbstractContextManager[None]:
     advice = " (cpu: without a GPU; else the CUDA version of the driver)"
     return optional_package("DALI", "cpu", "cuda12", "cuda13", purpose="to build a pipeline", advice=advice)
 

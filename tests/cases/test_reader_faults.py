@@ -47,7 +47,11 @@ class Outage:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return preadv(descriptor, buffers, offset, *flags)
 
-        def failing_read(reader: BatchReader, descriptors: Any, addresses: Any, count: Any, offsets: Any) -> Any:
+        def failing_read(
+            reader: BatchReader, descriptors: Any, addresses: Any, count: Any, offsets: Any, **how: Any
+        ) -> Any:
+            if how:  # only a read that waits for a disk can fail
+                raise OSError(errno.EOPNOTSUPP, "this file system cannot read without waiting")
             results = read(reader, descriptors, addresses, count, offsets).copy()
             results[[fails(offset) for offset in offsets.tolist()]] = -errno.EIO
             return results

@@ -114,11 +114,9 @@ class Autotune:
         """What may come: see `LoaderStats.autotune`."""
         if not self._adapts_threads:
             return "fixed"
-        if self._before is not None:
+        if self._before is not None or (self._futile_share is None and self._rung + 1 < len(self._rungs)):
             return "adapting"
-        if self._rung + 1 == len(self._rungs):
-            return "at limit"
-        return "adapting" if self._futile_share is None else "no gain"
+        return "at limit" if self.now.num_threads == self._rungs[-1].num_threads else "no gain"
 
     def restart(self) -> None:
         """Blocks are read from another place on: those that come first are not judged."""
@@ -181,7 +179,7 @@ def choose_read_ahead(
     delivered_bytes: a block in DALI's queue
     """
     most_threads = min(MOST_AUTO_THREADS, max(4, 2 * cpus))
-    dali_depth = max(2, min(_MOST_DALI_DEPTH, MOST_DALI_BYTES // delivered_bytes))  # fixed once its pipeline is built
+    dali_depth = max(2, min(_MOST_DALI_DEPTH, MOST_DALI_BYTES // max(1, delivered_bytes)))  # fixed once its pipeline is built
     # On one CPU, two threads need 6 to 15% more time than one.
     first, most = (
         ReadAhead(

@@ -179,7 +179,7 @@ def choose_read_ahead(
     delivered_bytes: a block in DALI's queue
     """
     most_threads = min(MOST_AUTO_THREADS, max(4, 2 * cpus))
-    dali_depth = max(2, min(_MOST_DALI_DEPTH, MOST_DALI_BYTES // max(1, delivered_bytes)))  # fixed once its pipeline is built
+    dali_depth = max(2, min(_MOST_DALI_DEPTH, MOST_DALI_BYTES // max(1, delivered_bytes)))  # fixed in a pipeline
     # On one CPU, two threads need 6 to 15% more time than one.
     first, most = (
         ReadAhead(

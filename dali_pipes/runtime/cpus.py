@@ -32,8 +32,8 @@ def parse_cpu_list(text: str) -> set[int]:
     """A list as the kernel writes it: `0-3,8` → {0, 1, 2, 3, 8}. Raises ValueError for anything else."""
     cpus: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
+        first, dash, last = part.partition("-")
+        cpus.update(range(int(first), int(last if dash else first) + 1))
     return cpus
 
 

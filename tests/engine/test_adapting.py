@@ -1,10 +1,12 @@
 """A loader whose threads and depth change while it runs: the same batches, and less waiting."""
 
+import os
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.engine import build, read_ahead
 from dali_pipes.engine.read_ahead import Autotune
 from dali_pipes.monitoring.stats import ReadAhead
+from dali_pipes.runtime.cpus import numa_node
 from dali_pipes.schedule import plans
 
 T = 8
@@ -164,3 +167,47 @@ def test_a_limit_on_threads_ends_no_run(
     got += take(batches, 10)
     assert len(got) == len(expected)
     assert all((one["input_ids"] == wanted["input_ids"]).all() for one, wanted in zip(got, expected, strict=True))
+
+
+def test_readers_are_where_the_process_is_bound(
+    counting: Callable[..., Any], load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the CPU that a launcher has left to the process, and as many as suit it; the node of that CPU is named."""
+    all_cpus = os.sched_getaffinity(0)
+    mine = max(all_cpus)
+    for number, cpus in enumerate(("900-901", f"{mine}", "")):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(f"{cpus}\n")
+    monkeypatch.setattr(build, "numa_node", lambda cpus: numa_node(cpus, tmp_path))
+    seen: list[set[int]] = []
+    read_pieces = Corpus.read_pieces
+
+    def watched(corpus: Corpus, *arguments: Any) -> None:
+        seen.append(os.sched_getaffinity(0))
+        read_pieces(corpus, *arguments)
+
+    monkeypatch.setattr(Corpus, "read_pieces", watched)
+    os.sched_setaffinity(0, {mine})
+    try:
+        loader = load(counting(801), batch_size=2, seq_len=T, batches_per_run=1)
+        take(loader, 40)
+    finally:
+        os.sched_setaffinity(0, all_cpus)
+    stats = loader.stats()
+    assert stats.numa_node == "1"
+    assert "NUMA node 1" in str(stats)
+    assert stats.num_threads == 1
+    assert seen
+    assert all(cpus == {mine} for cpus in seen)
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [("1", 2), ("64", 1), (None, 2), ("many", 2)])
+def test_ranks_of_a_node_share_its_cpus(
+    counting: Callable[..., Any], load: Load, monkeypatch: pytest.MonkeyPatch, ranks: str | None, threads: int
+) -> None:
+    monkeypatch.setattr(build, "usable_cpus", lambda: set(range(64)))
+    monkeypatch.setattr(build, "numa_node", lambda cpus: None)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert load(counting(801), batch_size=2, seq_len=T).stats().num_threads == threads

@@ -133,7 +133,8 @@ def test_they_cannot_grow(
 ) -> None:
     """Those that there are go on, and more may be started later."""
     readers = ReaderThreads(2)
-    start, started = threading.Thread.start, []
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
 
     def some_start(thread: threading.Thread) -> None:
         if started:

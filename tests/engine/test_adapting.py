@@ -76,7 +76,7 @@ def test_batches_are_the_same_and_every_block_is_read_once(
         patch.setattr(plans, "PLAN_ROWS", 12)
         if is_slow:
             patch.setattr(Corpus, "read_pieces", late)
-        shape = {"batch_size": 2, "seq_len": T, "drop_last": drop_last}
+        shape: dict[str, Any] = {"batch_size": 2, "seq_len": T, "drop_last": drop_last}
         with load(corpus, batches_per_run=per_run, engine=engine, **shape) as loader:
             for epoch in range(3):
                 assert all_same(loader, epoch_batches(corpus.tokens, epoch=epoch, **shape))

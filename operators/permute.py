@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +55,24 @@ _WORD = 2**64 - 1
 # From this many elements on, a vectorized pass (30-50 us of call overhead) is cheaper than Python integers (5 us each).
 _VECTOR_MINIMUM = 8
 
-# The same for `permute_each`, where a vectorized pass takes 70 us or more, and a single element 12.
+# The same for `permute_each`, where a vectorized pass takes 50 us or more, and a single element 10.
 _EACH_VECTOR_MINIMUM = 16
 
 # Elements that `permute_each` takes together: its working arrays, 25 words a group among them, stay in the cache.
 _EACH_PART = 2**14
+
+# From this many elements on, the keys of each round are spread over them when it comes: those of all rounds would not
+# stay in the cache.
+_SPREAD_BY_ROUND = 2**11
+
+# A domain of up to 7 bits is permuted by a table of three rounds, which has up to 2**13 entries.
+_TABLE_BITS = 7
+_TABLE_ROUNDS = 3
+
+_OUTPUT_NUMBERS = np.arange(1, _ROUNDS + 2, dtype=np.uint64)[:, None]
 _POWERS_OF_TWO = np.left_shift(1, np.arange(63, dtype=np.int64))
+
+_Spread = Callable[[NDArray[Any]], NDArray[Any]]
 
 _THREADS = 256
 _BLOCKS_MAXIMUM = 4096
@@ -96,104 +109,52 @@ def permute(indices: Array, n: int, key: int) -> Array:
 
 
 def permute_each(
-    indices: NDArray[np.int64], groups: NDArray[np.int64], sizes: NDArray[np.int64], keys: NDArray[np.uint64]
+    indices: NDArray[np.int64], counts: NDArray[np.int64], sizes: NDArray[np.int64], keys: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
     """`permute` with a size and a key for each group of indices, all groups in one call.
 
-    indices, groups: int64 (R,); indices[i] is in [0, sizes[groups[i]]), and its image is that with keys[groups[i]].
-    sizes, keys: int64 and uint64 (G,), 1 <= size < 2**63; groups may share them. Returns int64 (R,), a new array. NumPy
-    only; needs no more memory for more groups.
+    indices: int64 (R,), the counts[0] indices of group 0, then the counts[1] of group 1, and so on. Those of group g
+    are in [0, sizes[g]), and their images are those with keys[g].
+    counts, sizes, keys: int64, int64 and uint64 (G,), 1 <= size < 2**63. Returns int64 (R,), a new array. NumPy only;
+    needs no more memory for more groups.
     """
-    expected = {"indices": np.int64, "groups": np.int64, "sizes": np.int64, "keys": np.uint64}
-    for (name, dtype), array in zip(expected.items(), (indices, groups, sizes, keys), strict=True):
+    expected = {"indices": np.int64, "counts": np.int64, "sizes": np.int64, "keys": np.uint64}
+    for (name, dtype), array in zip(expected.items(), (indices, counts, sizes, keys), strict=True):
         if array.dtype != dtype:
             raise TypeError(f"permute_each: {name} have dtype {array.dtype}, expected {np.dtype(dtype)}")
     if indices.ndim != 1:
         raise ValueError(f"permute_each: indices have shape {indices.shape}, expected one axis")
-    ends = sizes[groups]
-    wrong = (indices < 0) | (indices >= ends)
-    if wrong.any():
-        position = int(np.argmax(wrong))
-        raise ValueError(
-            f"permute_each: indices[{position}] is {indices[position]}, "
-            f"expected 0 <= index < sizes[{groups[position]}] = {ends[position]}"
-        )
-    images = indices.astype(np.uint64)
+    borders = np.concatenate(([0], np.cumsum(counts)))
+    if borders[-1] != indices.size:
+        raise ValueError(f"permute_each: counts add up to {borders[-1]}, expected the {indices.size} indices")
+    values, images = indices.astype(np.uint64), np.empty(indices.size, np.uint64)
     for first in range(0, indices.size, _EACH_PART):
-        part = slice(first, first + _EACH_PART)
-        used, numbers = np.arange(len(keys)), groups[part]
-        if len(keys) > len(numbers):
-            used, numbers = np.unique(numbers, return_inverse=True)
-        images[part] = _permute_part(images[part], numbers, sizes[used], keys[used])
+        part = slice(first, min(first + _EACH_PART, indices.size))
+        counts_here = np.diff(borders.clip(part.start, part.stop))
+        used = np.flatnonzero(counts_here)
+        counts_here, sizes_here = counts_here[used], sizes[used]
+        wrong = values[part] >= sizes_here.astype(np.uint64).repeat(counts_here)  # as a negative index is, too
+        if wrong.any():
+            position = first + int(np.argmax(wrong))
+            size = sizes[np.searchsorted(borders, position, side="right") - 1]
+            raise ValueError(
+                f"permute_each: indices[{position}] is {indices[position]}, expected 0 <= index < {size}, the size of "
+                "its group"
+            )
+        outputs = splitmix64(keys[used], _OUTPUT_NUMBERS)
+        images[part] = _permute_groups(values[part], counts_here, sizes_here, outputs)
     return images.view(np.int64)
 
 
 def splitmix64(seeds: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Outputs of splitmix64, by seed and number, counted from 1; the two are broadcast."""
-    words: NDArray[np.uint64] = seeds + numbers * _constant(_SPLITMIX_STEP)
-    words = (words ^ (words >> _constant(30))) * _constant(_SPLITMIX_MULTIPLIERS[0])
-    words = (words ^ (words >> _constant(27))) * _constant(_SPLITMIX_MULTIPLIERS[1])
+    words: NDArray[np.uint64] = np.asarray(seeds + numbers * _constant(_SPLITMIX_STEP))
+    words ^= words >> _constant(30)
+    words *= _constant(_SPLITMIX_MULTIPLIERS[0])
+    words ^= words >> _constant(27)
+    words *= _constant(_SPLITMIX_MULTIPLIERS[1])
     words ^= words >> _constant(31)
     return words
-
-
-def _permute_part(
-    images: NDArray[np.uint64], groups: NDArray[np.int64], sizes: NDArray[np.int64], keys: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    outputs = splitmix64(keys, np.arange(1, _ROUNDS + 2, dtype=np.uint64)[:, None])
-    # The number of powers of two up to n - 1 is its bit length.
-    of_groups = np.maximum(np.searchsorted(_POWERS_OF_TWO, sizes - 1, side="right"), 4).astype(np.uint64)
-    # One domain for all groups, such as that of strata, takes a quarter less time than one for each element.
-    has_one_domain = bool((of_groups == of_groups[0]).all())
-    bits = of_groups[:1] if has_one_domain else of_groups[groups]
-    ends = sizes.astype(np.uint64)[groups]
-    images = _encrypt_each(images, bits, outputs, groups)
-    outside = np.flatnonzero(images >= ends)
-    while outside.size >= _EACH_VECTOR_MINIMUM:
-        own = bits if has_one_domain else bits[outside]
-        images[outside] = _encrypt_each(images[outside], own, outputs, groups[outside])
-        outside = outside[images[outside] >= ends[outside]]
-    for position in outside.tolist():
-        *rounds, offset = outputs[:, groups[position]].tolist()
-        schedule = _KeySchedule(tuple(output >> 32 for output in rounds), offset, ())
-        n, image = int(ends[position]), int(images[position])
-        while image >= n:
-            image = _encrypt_one(image, _domain(n), schedule)
-        images[position] = image
-    return images
-
-
-def _encrypt_each(
-    values: NDArray[np.uint64], bits: NDArray[np.uint64], outputs: NDArray[np.uint64], groups: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    """One pass of the rounds, as `_encrypt`; value i is in a domain of bits[i] and uses outputs[:, groups[i]].
-
-    bits: (R,), or (1,) for one domain.
-    """
-    one = _constant(1)
-    left_bits = bits >> one
-    right_bits = bits - left_bits
-    spare = right_bits - left_bits
-    multiplier, high_word = _constant(_MULTIPLIER) << spare, _constant(32) + spare
-    left_mask, right_mask = (one << left_bits) - one, (one << right_bits) - one
-    left, right = values >> right_bits, values & right_mask
-    product = np.empty_like(left)
-    round_keys = outputs[:_ROUNDS] >> _constant(32)
-    for of_round in round_keys:
-        np.multiply(left, multiplier, product)
-        np.right_shift(product, high_word, left)
-        left ^= right
-        left ^= of_round[groups]
-        left &= left_mask
-        product &= right_mask
-        # The right half keeps no bits above r, so this is its spare bit, or nothing.
-        right >>= left_bits
-        product |= right
-        right, product = product, right
-    image = (left << right_bits) | right
-    image += outputs[_ROUNDS][groups]
-    image &= (one << bits) - one
-    return image
 
 
 def preimage(image: int, n: int, key: int) -> int:
@@ -207,18 +168,73 @@ def preimage(image: int, n: int, key: int) -> int:
 
 def _permute_numpy(indices: NDArray[np.int64], n: int, key: int) -> NDArray[np.int64]:
     domain, schedule = _domain(n), _key_schedule(key)
+    constants, offset, end = _constants(sum(domain)), _constant(schedule.offset), _constant(n)
     images = indices.astype(np.uint64)
-    outside = np.arange(images.size)
+    if images.size < _VECTOR_MINIMUM:
+        outside = np.arange(images.size)
+    else:
+        images = _encrypt(images, constants, schedule.arrays, offset)
+        outside = np.flatnonzero(images >= end)
     while outside.size >= _VECTOR_MINIMUM:
-        walked = _encrypt(images[outside], domain, schedule)
+        walked = _encrypt(images[outside], constants, schedule.arrays, offset)
         images[outside] = walked
-        outside = outside[walked >= np.uint64(n)]
+        outside = outside[walked >= end]
     for position in outside.tolist():
-        image = _encrypt_one(int(images[position]), domain, schedule)
-        while image >= n:
-            image = _encrypt_one(image, domain, schedule)
-        images[position] = image
+        images[position] = _walk_one(int(images[position]), n, schedule)
     return images.view(np.int64)
+
+
+def _permute_groups(
+    values: NDArray[np.uint64], counts: NDArray[np.int64], sizes: NDArray[np.int64], outputs: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Images of the next counts[g] values under the bijection on [0, sizes[g]) by outputs[:, g], group after group."""
+    # The number of powers of two up to n - 1 is its bit length.
+    bits = np.maximum(np.searchsorted(_POWERS_OF_TWO, sizes - 1, side="right"), 4).astype(np.uint64)
+    # One domain for all groups, such as that of strata, takes less time than one for each value.
+    if (bits == bits[0]).all():
+        bits = bits[0, ...]
+    ends, groups, spread = sizes.view(np.uint64), np.arange(len(counts)).repeat(counts), _spread(counts)
+    images = _encrypt_each(values, bits, outputs, spread)
+    outside = np.flatnonzero(images >= spread(ends))
+    while outside.size >= _EACH_VECTOR_MINIMUM:
+        spread = _taken(groups[outside])
+        walked = _encrypt_each(images[outside], bits, outputs, spread)
+        images[outside] = walked
+        outside = outside[walked >= spread(ends)]
+    groups = groups[outside]
+    for position, n, own in zip(outside.tolist(), sizes[groups].tolist(), outputs.T[groups].tolist(), strict=True):
+        images[position] = _walk_one(int(images[position]), n, _schedule(own))
+    return images
+
+
+def _encrypt_each(
+    values: NDArray[np.uint64], bits: NDArray[np.uint64], outputs: NDArray[np.uint64], spread: _Spread
+) -> NDArray[np.uint64]:
+    """One pass, with a key for each group. bits: of the groups' domains, (G,), or of the one domain of all, ().
+
+    outputs: (25, G).
+    """
+    if bits.ndim == 0 and bits <= _TABLE_BITS:
+        return _encrypt_by_table(values, int(bits), outputs, spread)
+    constants = _Constants.of(spread(bits)) if bits.ndim else _constants(int(bits))
+    keys = outputs[:-1] >> _constant(32)
+    is_few = outputs.shape[1] > 1 and values.size < _SPREAD_BY_ROUND
+    return _encrypt(values, constants, spread(keys) if is_few else map(spread, keys), spread(outputs[-1]))
+
+
+def _spread(counts: NDArray[np.int64]) -> _Spread:
+    """What turns an entry for each group into one for each of its counts[g] values; of one group, into one for all."""
+    if len(counts) == 1:
+        return lambda of_groups: of_groups[0, ...]
+    if len(counts) == counts.sum():
+        return lambda of_groups: of_groups
+    if 4 * len(counts) < counts.sum():
+        return lambda of_groups: of_groups.repeat(counts, axis=-1)
+    return _taken(np.arange(len(counts)).repeat(counts))  # faster for few values a group
+
+
+def _taken(groups: NDArray[np.int64]) -> _Spread:
+    return lambda of_groups: of_groups.take(groups, axis=-1)
 
 
 def _permute_cupy(indices: cupy.ndarray, n: int, key: int) -> cupy.ndarray:
@@ -279,64 +295,153 @@ def _domain(n: int) -> _Domain:
 class _KeySchedule(NamedTuple):
     round_keys: tuple[int, ...]
     offset: int
-    round_key_arrays: tuple[NDArray[np.uint64], ...]
+    arrays: tuple[NDArray[np.uint64], ...]
+    """The round keys; none, where they are used once."""
 
 
 @functools.lru_cache(maxsize=64)
 def _key_schedule(key: int) -> _KeySchedule:
-    outputs = []
-    for index in range(1, _ROUNDS + 2):
-        mixed = (key + index * _SPLITMIX_STEP) & _WORD
-        mixed = ((mixed ^ (mixed >> 30)) * _SPLITMIX_MULTIPLIERS[0]) & _WORD
-        mixed = ((mixed ^ (mixed >> 27)) * _SPLITMIX_MULTIPLIERS[1]) & _WORD
-        outputs.append(mixed ^ (mixed >> 31))
-    round_keys = tuple(output >> 32 for output in outputs[:_ROUNDS])
-    return _KeySchedule(round_keys, outputs[_ROUNDS], tuple(_constant(round_key) for round_key in round_keys))
+    schedule = _schedule(splitmix64(_constant(key), _OUTPUT_NUMBERS[:, 0]).tolist())
+    return schedule._replace(arrays=tuple(map(_constant, schedule.round_keys)))
+
+
+def _schedule(outputs: Sequence[int]) -> _KeySchedule:
+    """Of outputs of splitmix64: round keys in the upper words, and at last the offset."""
+    return _KeySchedule(tuple([output >> 32 for output in outputs[:-1]]), outputs[-1], ())
 
 
 def _constant(value: int) -> NDArray[np.uint64]:
-    # A zero-dimensional array: ufuncs handle it twice as fast as a NumPy scalar.
+    # A zero-dimensional array: ufuncs handle it twice as fast as a NumPy scalar, or as an array of one entry.
     return np.array(value, np.uint64)
 
 
-def _encrypt(values: NDArray[np.uint64], domain: _Domain, schedule: _KeySchedule) -> NDArray[np.uint64]:
-    """One pass of the 24 rounds over `values`, all below 2**b. Allocates two arrays of that size; wraps on purpose."""
-    spare = domain.right_bits - domain.left_bits
-    # The product shifted left by the spare bit is the product with a shifted constant; no bit of the halves is lost.
-    multiplier = _constant((_MULTIPLIER << spare) & _WORD)
-    high_word, left_bits, right_bits = _constant(32 + spare), _constant(domain.left_bits), _constant(domain.right_bits)
-    left_mask, right_mask = _constant((1 << domain.left_bits) - 1), _constant((1 << domain.right_bits) - 1)
+class _Constants(NamedTuple):
+    """What a pass needs of the domains: for each value, (R,), or for all, ()."""
+
+    multiplier: NDArray[np.uint64]
+    high_word: NDArray[np.uint64]
+    left_bits: NDArray[np.uint64]
+    right_bits: NDArray[np.uint64]
+    left_mask: NDArray[np.uint64]
+    right_mask: NDArray[np.uint64]
+    mask: NDArray[np.uint64]
+    has_spare: bool
+    """Whether the right half of any domain has a bit more than the left half."""
+
+    @classmethod
+    def of(cls, bits: NDArray[np.uint64]) -> _Constants:
+        one = _constant(1)
+        left_bits = bits >> one
+        right_bits = bits - left_bits
+        spare = right_bits - left_bits
+        return cls(
+            # The product shifted left by the spare bit is that with a shifted constant; no bit of the halves is lost.
+            multiplier=np.asarray(_constant(_MULTIPLIER) << spare),
+            high_word=np.asarray(_constant(32) + spare),
+            left_bits=np.asarray(left_bits),
+            right_bits=np.asarray(right_bits),
+            left_mask=np.asarray((one << left_bits) - one),
+            right_mask=np.asarray((one << right_bits) - one),
+            mask=np.asarray((one << bits) - one),
+            has_spare=bool(spare.any()),
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _constants(bits: int) -> _Constants:
+    return _Constants.of(_constant(bits))
+
+
+def _encrypt(
+    values: NDArray[np.uint64],
+    constants: _Constants,
+    round_keys: Iterable[NDArray[np.uint64]],
+    offset: NDArray[np.uint64],
+) -> NDArray[np.uint64]:
+    """One pass of the rounds over values (R,), each in its domain. Allocates two arrays of that size; wraps on purpose.
+
+    Each of round_keys, offset: for each value, (R,), or for all, ().
+    """
+    multiplier, high_word, left_bits, right_bits, left_mask, right_mask, whole_mask, has_spare = constants
     left, right = values >> right_bits, values & right_mask
     product = np.empty_like(left)
     # A pass over few elements is 120 to 190 calls; looking up their names in NumPy each time took 20% of it.
     multiply, shift, xor, mask, merge = np.multiply, np.right_shift, np.bitwise_xor, np.bitwise_and, np.bitwise_or
-    for round_key in schedule.round_key_arrays:
+    for round_key in round_keys:
         multiply(left, multiplier, product)
         shift(product, high_word, left)
         xor(left, right, left)
         xor(left, round_key, left)
         mask(left, left_mask, left)
         # Without a spare bit the right half may keep bits above r; the left mask removes their effect.
-        if spare:
+        if has_spare:
             mask(product, right_mask, product)
             shift(right, left_bits, right)
             merge(product, right, product)
         right, product = product, right
-    image = (left << right_bits) | (right & right_mask)
-    image += _constant(schedule.offset)
-    image &= _constant((1 << sum(domain)) - 1)
+    right &= right_mask
+    left <<= right_bits
+    left |= right
+    left += offset
+    left &= whole_mask
+    return left
+
+
+def _encrypt_by_table(
+    values: NDArray[np.uint64], bits: int, outputs: NDArray[np.uint64], spread: _Spread
+) -> NDArray[np.uint64]:
+    """`_encrypt_each` in one small domain.
+
+    A round is a permutation of the domain, the same for every key, and then an exclusive or with the round key, above
+    the right half. So the outcome of three rounds, up to the last key, depends on the value and two keys: an entry of a
+    table, whose number is made of the value and, above it, these keys.
+    """
+    left_bits = bits // 2
+    keys = ((outputs[:-1] >> _constant(32)) & _constant((1 << left_bits) - 1)).view(np.int64)
+    above = keys[0::_TABLE_ROUNDS] << bits | keys[1::_TABLE_ROUNDS] << (bits + left_bits)
+    after = keys[2::_TABLE_ROUNDS] << (bits - left_bits)
+    after[:-1] |= above[1:]
+    table, entries = _rounds_table(bits), values.view(np.int64) | spread(above[0])
+    for of_groups in after:
+        entries = table.take(entries)
+        entries ^= spread(of_groups)
+    entries += spread((outputs[-1] & _constant((1 << bits) - 1)).view(np.int64))
+    entries &= (1 << bits) - 1
+    return entries.view(np.uint64)
+
+
+@functools.lru_cache(maxsize=_TABLE_BITS)
+def _rounds_table(bits: int) -> NDArray[np.int64]:
+    """The table of `_encrypt_by_table`: for each value and, above it, each key of a first and of a second round."""
+    left_bits, right_bits = _Domain(bits // 2, bits - bits // 2)
+    values, no_key = np.arange(1 << bits, dtype=np.uint64), _constant(0)
+    one_round = _encrypt(values, _constants(bits), [no_key], no_key).view(np.int64)
+    keys = np.arange(1 << left_bits) << right_bits
+    after_two = one_round[one_round ^ keys[:, None]]
+    table: NDArray[np.int64] = one_round[after_two ^ keys[:, None, None]].ravel()
+    return table
+
+
+def _walk_one(value: int, n: int, schedule: _KeySchedule) -> int:
+    """The image of one Python integer."""
+    domain = _domain(n)
+    image = _encrypt_one(value, domain, schedule)
+    while image >= n:
+        image = _encrypt_one(image, domain, schedule)
     return image
 
 
 def _encrypt_one(value: int, domain: _Domain, schedule: _KeySchedule) -> int:
     """The same pass for one Python integer."""
     left_bits, right_bits = domain
+    spare = right_bits - left_bits
     left_mask, right_mask = (1 << left_bits) - 1, (1 << right_bits) - 1
     left, right = value >> right_bits, value & right_mask
+    multiplier = _MULTIPLIER & ((1 << (32 + left_bits)) - 1)  # no higher bit of a product is used
     for round_key in schedule.round_keys:
-        product = (left * _MULTIPLIER) & _WORD
+        product = left * multiplier
         left = ((product >> 32) ^ right ^ round_key) & left_mask
-        right = ((product << (right_bits - left_bits)) | (right >> left_bits)) & right_mask
+        right = ((product << spare) | (right >> left_bits)) & right_mask
     return (((left << right_bits) | right) + schedule.offset) & ((1 << sum(domain)) - 1)
 
 

@@ -98,7 +98,23 @@ ALTERNATIVES = {
             "ours",
             "dali_pipes.TokenLoader, CPU, defaults",
             "dali_loaders:DaliPipes",
+            ("dali_pipes.loader.token_loader",),
+        ),
+        Alternative(
+            "dali_pipes_mapped",
+            "ours",
+            'the same with reads = "mapped"',
+            "dali_loaders:DaliPipes",
+            ("dali_pipes.loader.token_loader",),
+            arguments={"reads": "mapped"},
+        ),
+        Alternative(
+            "dali_pipes_dali",
+            "ours",
+            'the same with engine = "dali"',
+            "dali_loaders:DaliPipes",
             (*_DALI, "dali_pipes.loader.token_loader"),
+            arguments={"engine": "dali"},
         ),
         Alternative(
             "memmap",

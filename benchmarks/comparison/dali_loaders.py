@@ -4,10 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from nvidia.dali import fn, types
-from nvidia.dali.pipeline import Pipeline
-from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from comparison.alternatives import Pair
 from comparison.loops import Loop, epoch_orders
@@ -18,6 +14,9 @@ _DEFAULT_DEPTH, _DEFAULT_THREADS = 2, 2
 
 
 class DaliPipes(Loop):
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+
     def open(self, work: Work, state: Any = None) -> Iterator[Pair]:
         with self._loader(work) as loader:
             if state is not None:
@@ -32,7 +31,7 @@ class DaliPipes(Loop):
             return loader.state_dict() | {"rows": batches * work.batch_size}
 
     def _loader(self, work: Work) -> TokenLoader:
-        given: dict[str, Any] = {"prefetch_queue_depth": work.depth, "num_threads": work.threads}
+        given = {"prefetch_queue_depth": work.depth, "num_threads": work.threads, **self._settings}
         return TokenLoader(
             corpus=work.corpus,
             batch_size=work.batch_size,
@@ -50,6 +49,11 @@ class PlainDali(Loop):
     """
 
     def open(self, work: Work, state: Any = None) -> Iterator[Pair]:
+        from nvidia.dali import fn, types
+        from nvidia.dali.pipeline import Pipeline
+        from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
         del state
         threads, depth = work.threads or _DEFAULT_THREADS, work.depth or _DEFAULT_DEPTH
         pipeline = Pipeline(batch_size=work.batch_size, num_threads=threads, device_id=None, prefetch_queue_depth=depth)

@@ -3,7 +3,7 @@
 The child imports what the alternative needs and notes its memory, then:
 
     open ─ first batch ─ warm-up ─ timed batches ─ a few batches for the memory ─ close ─ resume ─ check
-    └── first_batch_s ┘            └ rates, CPU ┘                                         └ resume_s
+    └── first_batch_s ┘            └ rates, CPU ┘                                 └ close_s └ resume_s
 
 The timed loop does nothing with a batch but hold it until the next one has come, as a training step does.
 """
@@ -45,7 +45,9 @@ def measure(name: str, work: Work, limits: Limits) -> dict[str, Any]:
     positions = getattr(loader, "positions", None)
     _watch_memory(stream, memory)
     figures |= memory.added()
+    began = time.perf_counter()
     _close(stream)
+    figures["close_s"] = time.perf_counter() - began
     del stream
     resumed = _resume(loader, work, figures)
     checker = Checker(work, anywhere=alternative.random_windows)

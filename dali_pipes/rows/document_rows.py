@@ -52,8 +52,8 @@ _MOST_KEPT_LENGTHS = 1 << 16
 LENGTHS_NAME = "window-lengths-v1"
 """Added to the name of the order where rows grow."""
 
-_WINDOWS_KEPT = 6
-"""A step of 65,536 packed rows may span this many windows; with fewer, some would be planned again after counting."""
+_FEWEST_WINDOWS_KEPT = 6
+"""Plans of windows kept, and more where a step spans more: each is needed to count its rows, and again to find them."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class DocumentRows:
         self._counts = WindowCounts()
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
+        self._windows_kept = _FEWEST_WINDOWS_KEPT
         self._lock = threading.Lock()  # of the counts and plans; never held while a window is planned
         self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
 
@@ -246,6 +247,8 @@ class DocumentRows:
         real = row_ids[row_ids >= 0]
         planned: list[tuple[Int64Array, Int64Array, Int64Array]] = []
         counts: list[Int64Array] = []
+        if len(real):
+            self._keep(epoch, int(real[0]), int(real[-1]))
         done = 0
         while done < len(real):
             mark = self._window_of(epoch, int(real[done]))
@@ -347,6 +350,8 @@ class DocumentRows:
 
     def _windows_of(self, epoch: int, first: int, end: int) -> Iterator[tuple[WindowMark, Packing, int, int]]:
         """The windows of rows `first` to `end` - 1, with their plans and the part of these rows that each has."""
+        if first < end:
+            self._keep(epoch, first, end - 1)
         row = first
         while row < end:
             mark = self._window_of(epoch, row)
@@ -411,7 +416,7 @@ class DocumentRows:
         return LeftOut(documents * count // (runs * run), round(share * total), share, False)
 
     def plan_bytes(self) -> int:
-        """Bytes of the plans that are kept, at most six windows."""
+        """Bytes of the plans that are kept: of six windows, or of more where a step spans more."""
         with self._lock:
             return sum(packing.nbytes for packing in self._plans.values())
 
@@ -504,11 +509,16 @@ class DocumentRows:
                     packing = self._make_plan(epoch, window)
                     with self._lock:
                         self._plans[epoch, window] = packing
-                        while len(self._plans) > _WINDOWS_KEPT:
+                        while len(self._plans) > self._windows_kept:
                             self._plans.popitem(last=False)
         with self._lock:
             counts.note(epoch, window, packing.num_rows)
         return packing
+
+    def _keep(self, epoch: int, first: int, last: int) -> None:
+        """Keep the plans of as many windows as these rows span: else all would be planned again for the next ones."""
+        windows = self._window_of(epoch, last).window - self._window_of(epoch, first).window + 1
+        self._windows_kept = max(self._windows_kept, windows + 2)  # other ranks may have rows in one more
 
     def _kept_plan(self, epoch: int, window: int) -> Packing | None:
         with self._lock:

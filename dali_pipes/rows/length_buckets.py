@@ -40,7 +40,8 @@ class LengthBuckets:
         key: a 64-bit number for each bucket's number, and for "runs".
         """
         buckets = np.searchsorted(self.bounds, lengths)
-        by_bucket = np.argsort(buckets, kind="stable")
+        # NumPy sorts numbers of up to 16 bits by radix, many times as fast.
+        by_bucket = np.argsort(buckets.astype(np.min_scalar_type(len(self.bounds))), kind="stable")
         runs: list[Int64Array] = []
         begin = 0
         for bucket, count in enumerate(np.bincount(buckets).tolist()):

@@ -100,7 +100,8 @@ def pack(lengths: Int64Array, seq_len: int, long_documents: LongDocuments) -> Pa
     pieces = rows_of_documents(lengths, seq_len, long_documents)
     decreasing = _stable_order(seq_len - pieces.piece_lengths, seq_len - 1)
     ordered = pieces.piece_lengths[decreasing]
-    runs = np.flatnonzero(np.diff(ordered, prepend=0))  # where a new length begins
+    begins_run = np.diff(ordered, prepend=0) != 0  # where a new length begins
+    runs = np.flatnonzero(begins_run)
     num_rows, placements = _place(ordered[runs].tolist(), np.diff(runs, append=ordered.size).tolist(), seq_len)
     rows = _rows_of_pieces(placements)
     places = decreasing[_stable_order(rows, num_rows)]
@@ -169,77 +170,67 @@ def _check(lengths: Int64Array, seq_len: int, long_documents: str) -> None:
         raise ValueError(f"long_documents is {long_documents!r}, expected one of {', '.join(LONG_DOCUMENTS)}")
 
 
-class _Placement(NamedTuple):
-    """The next `rows` * `per_row` pieces, in order of decreasing length, lie in rows first_row, first_row + 1, ..."""
+def _place(lengths: list[int], counts: list[int], seq_len: int) -> tuple[int, list[int]]:
+    """Number of rows, and where the pieces lie: counts[i] pieces of lengths[i] tokens, lengths decreasing.
 
-    first_row: int
-    rows: int
-    per_row: int
+    Three numbers a placement, in order of decreasing length: first_row, rows and per_row. The next rows * per_row
+    pieces lie in rows first_row, first_row + 1, ..., per_row in each.
+    """
+    num_rows, placements = 0, list[int]()
+    # Groups of neighboring rows with equal space, first row and number of rows: those of each space on a stack.
+    groups: dict[int, list[tuple[int, int]]] = {}
+    spaces: list[int] = []  # those that have groups, rising
 
+    def put(space: int, first: int, rows: int) -> None:
+        stack = groups.get(space)
+        if stack:
+            stack.append((first, rows))
+        elif space:
+            groups[space] = [(first, rows)]
+            insort(spaces, space)
 
-def _place(lengths: list[int], counts: list[int], seq_len: int) -> tuple[int, list[_Placement]]:
-    """Number of rows, and where the pieces lie: counts[i] pieces of lengths[i] tokens, lengths decreasing."""
-    free, num_rows = _FreeRows(), 0
-    placements: list[_Placement] = []
     for length, count in zip(lengths, counts, strict=True):
         while count:
-            found = free.take(length)
-            if found:
-                space, first, rows = found
+            least = bisect_left(spaces, length)
+            if least < len(spaces):
+                space = spaces[least]
+                stack = groups[space]
+                first, rows = stack.pop()
+                if not stack:
+                    del spaces[least]
                 per_row = space // length
             else:
-                per_row = seq_len // length
-                space, first, rows = seq_len, num_rows, -(-count // per_row)
+                space, per_row = seq_len, seq_len // length
+                first, rows = num_rows, -(-count // per_row)
                 num_rows += rows
             # A row with a piece more has the least sufficient space as long as another piece fits: it is filled up.
-            full = min(rows, count // per_row)
+            full = count // per_row
+            if full >= rows:
+                placements += first, rows, per_row
+                put(space - per_row * length, first, rows)
+                count -= rows * per_row
+                continue
             if full:
-                placements.append(_Placement(first, full, per_row))
-                free.put(space - per_row * length, first, full)
+                placements += first, full, per_row
+                put(space - per_row * length, first, full)
                 first, rows, count = first + full, rows - full, count - full * per_row
-            if rows and count:
-                placements.append(_Placement(first, 1, count))
-                free.put(space - count * length, first, 1)
-                first, rows, count = first + 1, rows - 1, 0
+            if count:
+                placements += first, 1, count
+                put(space - count * length, first, 1)
+                first, rows = first + 1, rows - 1
             if rows:
-                free.put(space, first, rows)
+                put(space, first, rows)
+            break
     return num_rows, placements
 
 
-class _FreeRows:
-    """Groups of neighboring rows with equal space: the groups of each space on a stack, the spaces in order."""
-
-    def __init__(self) -> None:
-        self._spaces: list[int] = []
-        self._groups: dict[int, list[tuple[int, int]]] = {}
-
-    def put(self, space: int, first: int, rows: int) -> None:
-        groups = self._groups.get(space)
-        if groups:
-            groups.append((first, rows))
-        elif space:
-            self._groups[space] = [(first, rows)]
-            insort(self._spaces, space)
-
-    def take(self, least: int) -> tuple[int, int, int] | None:
-        """Remove a group with the smallest space >= `least`: (space, first row, rows)."""
-        index = bisect_left(self._spaces, least)
-        if index == len(self._spaces):
-            return None
-        space = self._spaces[index]
-        first, rows = self._groups[space].pop()
-        if not self._groups[space]:
-            del self._groups[space], self._spaces[index]
-        return space, first, rows
-
-
-def _rows_of_pieces(placements: list[_Placement]) -> Int64Array:
+def _rows_of_pieces(placements: list[int]) -> Int64Array:
     """The row of each piece, in order of decreasing length: int64 (P,)."""
     first_rows, rows, per_row = np.array(placements, np.int64).reshape(-1, 3).T
-    offsets = _offsets(rows * per_row)
-    placement = np.repeat(np.arange(rows.size), rows * per_row)
-    within = np.arange(placement.size) - offsets[placement]
-    return first_rows[placement] + within // per_row[placement]
+    counts = rows * per_row
+    within = np.arange(int(counts.sum())) - (np.cumsum(counts) - counts).repeat(counts)
+    in_rows: Int64Array = first_rows.repeat(counts) + within // per_row.repeat(counts)
+    return in_rows
 
 
 def _offsets(counts: Int64Array) -> Int64Array:

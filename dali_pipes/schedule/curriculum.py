@@ -344,7 +344,7 @@ class Curriculum:
         numbers = np.arange(int(groups.min()), int(groups.max()) + 1)
         sizes = np.minimum(size, self._parts_until_end(epoch, segment) - numbers * size)
         keys = self._keys(epoch, segment, numbers)
-        return groups * size + permute_each(within, groups - numbers[0], sizes, keys)
+        return groups * size + permute_each(within, np.bincount(groups - numbers[0]), sizes, keys)
 
     def _in_epoch(self, epoch: int, segment: Segment, part: int) -> int:
         """The inverse of `_in_order`."""

@@ -53,7 +53,7 @@ MOST_PLACES = 2**62
 _HALF = 2**63
 _LOW = np.array(2**32 - 1, np.uint64)
 _SHIFT = np.array(32, np.uint64)
-_SIGN = np.array(63, np.uint64)
+_HALF_WORD = np.array(_HALF, np.uint64)
 
 
 class Exhausted(NamedTuple):
@@ -106,30 +106,35 @@ class MixtureOrder:
 
     def rows(self, places: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Source number, and number of the row among all rows of that source, counted from 0, for each place (R,)."""
+        if not len(places):
+            return places.copy(), places.copy()
         end = MOST_PLACES if self.end is None else self.end
-        wrong = (places < 0) | (places >= end)
-        if wrong.any():
+        first, last = int(places.min()), int(places.max())
+        if first < 0 or last >= end:
+            wrong = (places < 0) | (places >= end)
             raise ValueError(f"place {places[np.argmax(wrong)]:,} is outside the mixture's places 0 to {end:,}")
-        strata, inside = places >> 7, places & (STRATUM - 1)
-        begins = np.diff(strata, prepend=-1) != 0
-        keys = splitmix64(self._key, (strata[begins] + 1).view(np.uint64))
-        stage = np.searchsorted(self._starts, places, side="right") - 1
-        permuted = (strata << 7) + permute_each(inside, np.cumsum(begins) - 1, np.full(len(keys), STRATUM), keys)
-        k = (permuted - self._starts[stage]).view(np.uint64)
-        node = self._roots[stage]
-        while True:
-            sources = self._sources[node]
-            if (sources >= 0).all():  # not by the shares: that of a half may be 0, too
-                break
-            share = self._shares[node]
-            high, low = _product(k, share)
-            left = high + (low >> _SIGN)
-            next_low = low + share
+        stages = np.searchsorted(self._starts, [first, last], side="right") - 1  # where all are of one stage, (1,)
+        stages = stages[:1] if stages[0] == stages[1] else np.searchsorted(self._starts, places, side="right") - 1
+        k = (self._permuted(places) - self._starts[stages]).view(np.uint64)
+        node = np.full(len(places), self._roots[stages])
+        for _ in range(self._depths[stages].max()):
+            share = self._shares.take(node)
+            left, low = _left_rows(k, share)
             # The k-th row is the left half's if the first k + 1 rows give it one more than the first k.
-            goes_left = high + (next_low < low) + (next_low >> _SIGN) > left
+            goes_left = low > ~share
             k = np.where(goes_left, left, k - left)
-            node = np.where(goes_left, self._lefts[node], self._rights[node])
-        return sources, k.view(np.int64) + self._base_array[stage, sources]
+            node = self._halves.take((node << 1) + goes_left)
+        sources = self._sources.take(node)
+        return sources, k.view(np.int64) + self._base_array.take(sources + stages * len(self.names))
+
+    def _permuted(self, places: Int64Array) -> Int64Array:
+        """Each place's place after the permutation of its stratum."""
+        strata = places >> 7
+        first_ones = np.flatnonzero(np.diff(strata, prepend=-1))
+        counts = np.diff(first_ones, append=len(places))
+        keys = splitmix64(self._key, (strata[first_ones] + 1).view(np.uint64))
+        inside = permute_each(places & (STRATUM - 1), counts, np.full(len(keys), STRATUM), keys)
+        return inside | strata << 7
 
     def counts_before(self, place: int) -> Int64Array:
         """Rows of each source (S,) in the places before `place`, which may be the order's end."""
@@ -251,18 +256,21 @@ class MixtureOrder:
         self._bases.append(base)
 
     def _pack(self) -> None:
-        """Join the trees' nodes. A leaf has share 0 and itself as its right half, where rows stay."""
+        """Join the trees' nodes, and the right and left halves of each. A leaf's right half is itself: rows stay there.
+
+        Its share is 0, as that of another node may be, too.
+        """
         self._starts = np.array([start for start, _ in self.stages], np.int64)
         firsts = np.cumsum([0, *(len(tree.shares) for tree in self._trees)])
         self._roots = firsts[:-1].astype(np.int64)
-        lefts, rights, shares, sources = [], [], [], []
+        self._depths = np.array([tree.depth for tree in self._trees], np.int64)
+        halves, shares, sources = [], [], []
         for tree, first in zip(self._trees, firsts[:-1], strict=True):
-            lefts.append(np.array(tree.lefts, np.int64) + first)
-            rights.append(np.array(tree.rights, np.int64) + first)
+            halves.append(np.stack((tree.rights, tree.lefts), axis=1).ravel() + first)
             shares.append(np.array(tree.shares, np.uint64))
             sources.append(np.array(tree.sources, np.int64))
         none = np.zeros(0, np.int64)
-        self._lefts, self._rights = np.concatenate([none, *lefts]), np.concatenate([none, *rights])
+        self._halves = np.concatenate([none, *halves])
         self._shares = np.concatenate([np.zeros(0, np.uint64), *shares])
         self._sources = np.concatenate([none, *sources])
         self._base_array = np.array(self._bases, np.int64)
@@ -275,6 +283,7 @@ class _Tree:
     lefts, rights: the halves of a node; of a leaf itself
     shares:  of the left half, in 2**64ths; 0 for a leaf
     sources: of a leaf; -1 for another node. leaves: those of the leaves alone
+    depth:   cuts from the root to the farthest leaf
     """
 
     def __init__(self, order: Sequence[int], weights: Mapping[int, int]) -> None:
@@ -283,9 +292,11 @@ class _Tree:
         lefts, rights, shares, parents = list(range(size)), list(range(size)), [0] * size, [-1] * size
         self.weights, self.weight, self._first_leaf = weights, sums[-1], len(order) - 1
         self.leaves = list(order[:1]) if len(order) == 1 else []
-        inner, unfinished = 1, [(0, 0, len(order))] if len(order) > 1 else []
+        inner, unfinished = 1, [(0, 0, len(order), 1)] if len(order) > 1 else []
+        self.depth = 0
         while unfinished:
-            node, first, end = unfinished.pop()
+            node, first, end, depth = unfinished.pop()
+            self.depth = max(self.depth, depth)
             cut = _nearest_cut(sums, first, end)
             shares[node] = ((sums[cut] - sums[first]) << 64) // (sums[end] - sums[first])
             for half, begin, stop in ((lefts, first, cut), (rights, cut, end)):
@@ -294,7 +305,7 @@ class _Tree:
                     self.leaves.append(order[begin])
                 else:
                     half[node] = inner
-                    unfinished.append((inner, begin, stop))
+                    unfinished.append((inner, begin, stop, depth + 1))
                     inner += 1
                 parents[half[node]] = node
         self.lefts, self.rights, self.shares, self._parents = lefts, rights, shares, parents
@@ -352,15 +363,22 @@ def _nearest_cut(sums: list[int], first: int, end: int) -> int:
     return cut
 
 
-def _product(k: UInt64Array, share: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
-    """High and low word of the products, by halves of 32 bits. No sum here reaches 2**64."""
-    k_high, share_high, share_low = k >> _SHIFT, share >> _SHIFT, share & _LOW
-    if not k_high.any():  # the first 2**32 rows of a stage: fewer operations
-        return (k * share_high + ((k * share_low) >> _SHIFT)) >> _SHIFT, k * share
-    k_low = k & _LOW
+def _left_rows(k: UInt64Array, share: UInt64Array) -> tuple[UInt64Array, UInt64Array]:
+    """High and low word of k share + 2^63, by halves of 32 bits: rows of the left half, and what is left over."""
+    share_high, share_low, low = share >> _SHIFT, share & _LOW, k * share
+    low ^= _HALF_WORD
+    if k.max() <= _LOW:  # the first 2**32 rows of a stage: fewer operations. No sum here reaches 2**64.
+        share_low *= k
+        share_low >>= _SHIFT
+        share_high *= k
+        share_high += share_low
+        share_high += _HALF_WORD >> _SHIFT
+        share_high >>= _SHIFT
+        return share_high, low
+    k_high, k_low = k >> _SHIFT, k & _LOW
     middle = k_high * share_low + ((k_low * share_low) >> _SHIFT)
-    other = k_low * share_high + (middle & _LOW)
-    return k_high * share_high + (middle >> _SHIFT) + (other >> _SHIFT), k * share
+    other = k_low * share_high + (middle & _LOW) + (_HALF_WORD >> _SHIFT)
+    return k_high * share_high + (middle >> _SHIFT) + (other >> _SHIFT), low
 
 
 def _sorted_whole(weights: Weights, names: Sequence[str]) -> tuple[list[int], dict[int, int]]:

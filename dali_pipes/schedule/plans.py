@@ -170,8 +170,8 @@ class PlanCache:
     """Plans of ranges of steps, computed for about `PLAN_ROWS` rows at a time; safe for several threads.
 
     A permutation costs some 150 small NumPy calls whatever the number of rows, so planning a block of 64 rows alone
-    costs nearly as much as planning 1,024. Measured with 64, 1,024 and 8,192 rows: 2.0, 0.28 and 0.09 us a row for one
-    source, 6.9, 0.89 and 0.4 for a mixture of 100.
+    costs half as much as planning 1,024. Measured with 64, 1,024 and 8,192 rows: 1.7, 0.20 and 0.06 us a row for one
+    source, 7.0, 0.71 and 0.20 for a mixture of 5, 7.9, 0.82 and 0.25 for one of 100.
 
     num_threads, queue_depth: how many plan blocks ahead, and how many blocks then wait to be handed out. No plan is
     made twice for blocks that are asked for in order.

@@ -183,7 +183,7 @@ class Schedule:
         """Row numbers of this rank in a range of steps, step after step: int64 (R,), -1 for padding rows."""
         first, count = self.first_row(steps), self.row_count(steps)
         rows = np.arange(first, first + count * self.world_size, self.world_size, dtype=np.int64)
-        rows[rows >= self.rows_known(steps.epoch, first + count * self.world_size)] = PADDING
+        rows[rows >= self.rows_known(steps.epoch, first + (count - 1) * self.world_size + 1)] = PADDING
         return rows
 
     def first_row(self, steps: StepRange) -> int:

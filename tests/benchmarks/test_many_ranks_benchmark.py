@@ -14,6 +14,7 @@ def test_small_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert found == [(rows, world_size) for rows in many_ranks.MODES for world_size in (1, 3000)]
     for entry in entries:
         assert 0 < entry["step_s"]["median"] < 10
+        assert 0 < entry["step_cpu_s"]["median"] < 10
         assert 0 < entry["start_s"]["median"] < 10
         assert 0 < entry["peak_bytes"] < 10**8
         assert entry["step_ratio"] > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from backends import Backend
@@ -240,53 +242,80 @@ def test_other_arrays_are_refused_naming_both_kinds() -> None:
         permute([1, 2, 3], 10, 0)
 
 
-@given(data=st.data())
-def test_each_element_has_its_own_size_and_key(data: st.DataObject) -> None:
-    sizes_used = data.draw(st.lists(sizes, min_size=1, max_size=30))
-    distinct = data.draw(st.lists(keys, min_size=1, max_size=3))
-    keys_used = [data.draw(st.sampled_from(distinct)) for _ in sizes_used]
-    indices = [data.draw(st.one_of(st.integers(0, n - 1), st.just(n - 1))) for n in sizes_used]
-    pairs = list(zip(sizes_used, keys_used, strict=True))
-    listed = data.draw(st.permutations([*dict.fromkeys(pairs), *pairs[:2]]))  # some twice, and in any order
+border_sizes = st.integers(0, 62).flatmap(lambda bits: st.sampled_from([max(2**bits - 1, 1), 2**bits, 2**bits + 1]))
+
+
+@st.composite
+def groups_of_one_size_and_key(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]]]:
+    """Sizes, keys and indices of groups, some empty, some of hundreds; often of sizes with one domain."""
+    one_bits = draw(st.one_of(st.none(), st.integers(4, 40)))
+    kinds = st.one_of(sizes, border_sizes) if one_bits is None else st.integers(2 ** (one_bits - 1) + 1, 2**one_bits)
+    ends = draw(st.lists(kinds, min_size=1, max_size=30))
+    indices = []
+    for end in ends:
+        some = draw(st.lists(st.one_of(st.integers(0, end - 1), st.just(end - 1)), max_size=4))
+        indices.append(some + [number % end for number in range(draw(st.sampled_from([0, 0, 0, 1, 40, 500])))])
+    distinct = draw(st.lists(keys, min_size=1, max_size=3))
+    return ends, [draw(st.sampled_from(distinct)) for _ in ends], indices
+
+
+@given(groups=groups_of_one_size_and_key())
+def test_each_group_has_its_own_size_and_key(groups: tuple[list[int], list[int], list[list[int]]]) -> None:
+    ends, keys_used, indices = groups
+    counts = [len(of_group) for of_group in indices]
     images = permute_each(
-        np.array(indices, np.int64),
-        np.array([listed.index(pair) for pair in pairs], np.int64),
-        np.array([n for n, _ in listed], np.int64),
-        np.array([key for _, key in listed], np.uint64),
+        np.array([*chain(*indices)], np.int64), np.array(counts), np.array(ends), np.array(keys_used, np.uint64)
     )
-    expected = [
-        int(permute(np.array([index]), n, key)[0]) for index, n, key in zip(indices, sizes_used, keys_used, strict=True)
-    ]
     assert images.dtype == np.int64
-    assert images.tolist() == expected
+    oracles: dict[tuple[int, int], dict[int, int]] = {}
+    for (end, key), of_group, found in zip(
+        zip(ends, keys_used, strict=True), indices, np.split(images, np.cumsum(counts)[:-1]), strict=True
+    ):
+        known = oracles.setdefault((end, key), {})
+        for index in of_group[:6] + of_group[-6:]:
+            known.setdefault(index, permute_by_paper(index, end, key))
+        assert found[:6].tolist() == [known[index] for index in of_group[:6]]
+        assert found[-6:].tolist() == [known[index] for index in of_group[-6:]]
+        assert found.tolist() == permute(np.array(of_group, np.int64), end, key).tolist()
 
 
 @given(n=st.integers(1, 300), key=keys)
 def test_one_size_and_key_for_all_elements(n: int, key: int) -> None:
-    indices, group = np.arange(n), np.zeros(n, np.int64)
-    images = permute_each(indices, group, np.array([n]), np.array([key], np.uint64))
-    assert images.tolist() == permute(indices, n, key).tolist()
+    indices = np.arange(n)
+    images = permute_each(indices, np.array([n]), np.array([n]), np.array([key], np.uint64))
+    assert images.tolist() == [permute_by_paper(index, n, key) for index in range(n)]
 
 
-def test_parts_of_many_elements_join_to_the_same_images() -> None:
+@pytest.mark.parametrize("num_groups", [3, 40_000])
+@pytest.mark.parametrize("largest", [100, 5000])
+def test_parts_of_many_elements_join_to_the_same_images(num_groups: int, largest: int) -> None:
     random = np.random.default_rng(15)
-    for num_groups in (3, 40_000):
-        indices, groups = random.integers(0, 1000, 40_000), random.integers(0, num_groups, 40_000)
-        sizes, keys = random.integers(1000, 5000, num_groups), random.integers(0, 2**64, num_groups, np.uint64)
-        images = permute_each(indices, groups, sizes, keys)
-        for position in range(0, 40_000, 997):
-            one, group = slice(position, position + 1), groups[position]
-            assert images[one].tolist() == permute(indices[one], int(sizes[group]), int(keys[group])).tolist()
-        assert permute_each(indices[:0], groups[:0], sizes, keys).tolist() == []
-        assert permute_each(indices[:0], groups[:0], sizes[:0], keys[:0]).tolist() == []
+    counts = np.bincount(random.integers(0, num_groups, 40_000), minlength=num_groups)
+    sizes, keys = random.integers(65, largest, num_groups), random.integers(0, 2**64, num_groups, np.uint64)
+    groups = np.arange(num_groups).repeat(counts)
+    indices = random.integers(0, 65, 40_000)
+    images = permute_each(indices, counts, sizes, keys)
+    for position in range(0, 40_000, 997):
+        one, group = slice(position, position + 1), groups[position]
+        assert images[one].tolist() == permute(indices[one], int(sizes[group]), int(keys[group])).tolist()
+    nothing = np.zeros(0, np.int64)
+    assert permute_each(nothing, np.zeros(num_groups, np.int64), sizes, keys).tolist() == []
+    assert permute_each(nothing, nothing, nothing, nothing.view(np.uint64)).tolist() == []
 
 
 @pytest.mark.parametrize(("index", "size"), [(-1, 5), (5, 5), (0, 0)])
-def test_an_index_outside_its_own_size_is_named(index: int, size: int) -> None:
-    with pytest.raises(ValueError, match=rf"indices\[1\] is {index}, .* = {size}"):
-        permute_each(np.array([0, index]), np.array([0, 1]), np.array([3, size]), np.array([7, 7], np.uint64))
+@pytest.mark.parametrize("before", [1, 20_000])
+def test_an_index_outside_its_own_size_is_named(index: int, size: int, before: int) -> None:
+    indices, counts = np.array([*[2] * before, index, 0]), np.array([before, 2])
+    with pytest.raises(ValueError, match=rf"indices\[{before}\] is {index}, .* < {size}"):
+        permute_each(indices, counts, np.array([3, size]), np.array([7, 7], np.uint64))
+
+
+def test_counts_that_are_not_those_of_the_indices_are_named() -> None:
+    with pytest.raises(ValueError, match=r"add up to 3.* 2 indices"):
+        permute_each(np.array([0, 0]), np.array([1, 2]), np.array([3, 3]), np.array([7, 7], np.uint64))
 
 
 def test_other_types_are_named() -> None:
     with pytest.raises(TypeError, match="keys have dtype int64, expected uint64"):
-        permute_each(np.array([0]), np.array([0]), np.array([3]), np.array([7]))
+        permute_each(np.array([0]), np.array([1]), np.array([3]), np.array([7]))

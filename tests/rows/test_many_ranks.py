@@ -95,6 +95,29 @@ def test_without_the_partial_step(rows: str) -> None:
         assert np.array_equal(ids, np.arange(step * WORLD_SIZE, (step + 1) * WORLD_SIZE))
 
 
+@pytest.mark.parametrize("rows", ["pack", "pad", "buckets"])
+def test_windows_of_large_steps_are_planned_once(monkeypatch: pytest.MonkeyPatch, rows: str) -> None:
+    """Steps of 16,384 rows span tens of windows. Only those of the first step are planned before that is known."""
+    planned: list[int] = []
+    real = DocumentRows._make_plan
+
+    def counted(self: DocumentRows, epoch: int, window: int) -> Any:
+        planned.append(window)
+        return real(self, epoch, window)
+
+    monkeypatch.setattr(DocumentRows, "_make_plan", counted)
+    schedule = make(rows, 120_000, 1000, rank=WORLD_SIZE - 1)
+    plan_steps(schedule, StepRange(0, 0, 0, 1))
+    of_first = set(planned)
+    assert len(of_first) > 16
+    planned.clear()
+    for step in (1, 2):
+        plan_steps(schedule, StepRange(0, 0, step, 1))
+    assert len(planned) > 30
+    assert len(set(planned)) == len(planned)
+    assert not of_first & set(planned)
+
+
 def test_a_first_batch_waits_for_the_plans_of_its_own_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 1,024 ranks with batches of 4 are of 16 steps, not of the 128 that one rank has."""
     planned = []

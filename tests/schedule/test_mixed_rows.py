@@ -33,8 +33,9 @@ def test_plans_of_sources_one_by_one(data: st.DataObject) -> None:
     order = MixtureOrder(names, [(0, weights)], seed=3)
     total = 10**12
     mixed = MixedRows(names, sources, bases, order, total, {}, [(0, weights)])
-    epoch, first = draw(st.integers(0, 3)), draw(st.integers(0, total - 2000))
-    places = np.arange(first, first + draw(st.integers(0, 300)) * 7, 7)
+    epoch, first = draw(st.integers(0, 3)), draw(st.integers(0, total - 300 * 10**6))
+    step = draw(st.sampled_from([1, 7, 128, 10**6]))
+    places = first + step * np.arange(draw(st.one_of(st.integers(0, 3), st.integers(0, 300))))
     padding = np.full(draw(st.integers(0, 2)), -1)
     rows = mixed.plan(epoch, np.concatenate((places, padding)))
     assert rows.pieces is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mixture_oracle import counts_of, permuted, row_of, tree_of, walk
 from profiles import examples
 
-from dali_pipes.schedule.mixture import MOST_PLACES, MixtureOrder
+from dali_pipes.schedule.mixture import MOST_PLACES, MixtureOrder, _left_rows
 
 Weights = Mapping[str, Fraction | int]
 Policy = Literal["drop", "stop"]
@@ -60,6 +60,18 @@ def mixtures(draw: st.DrawFn) -> tuple[list[str], list[tuple[int, dict[str, Frac
             weights[names[0]] = 1
         stages.append((place, weights))
     return names, stages
+
+
+words = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1]))
+
+
+@given(pairs=st.lists(st.tuples(st.one_of(st.integers(0, 2**33), words.map(lambda k: k >> 2)), words), min_size=1))
+def test_rows_of_the_left_half_equal_integers_of_any_length(pairs: list[tuple[int, int]]) -> None:
+    k, shares = (np.array(column, np.uint64) for column in zip(*pairs, strict=True))
+    high, low = _left_rows(k, shares)
+    exact = [rows * share + 2**63 for rows, share in pairs]
+    assert high.tolist() == [number >> 64 for number in exact]
+    assert low.tolist() == [number % 2**64 for number in exact]
 
 
 @settings(max_examples=examples(25))

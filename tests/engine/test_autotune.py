@@ -202,7 +202,7 @@ def test_reading_that_becomes_slow_later() -> None:
     readers = Readers(tune, latency_s=0.01, device_s=0.0, rng=random.Random(1), jitter=0.02)
     for _ in blocks_until(readers, 600, 0.02):
         pass
-    assert tune.changes == ()
+    assert list(tune.changes) == []
     readers.latency_s = 0.1
     for _ in blocks_until(readers, 30, 0.02):
         pass

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dali_pipes.runtime import cpus as cpus_module
 from dali_pipes.runtime.cpus import cpus_of_a_rank, numa_node, parse_cpu_list, usable_cpus
 
 
@@ -89,5 +88,5 @@ def test_the_cpus_of_this_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_share_of_a_rank(
     monkeypatch: pytest.MonkeyPatch, usable: int, ranks: int, node: str | None, share: int
 ) -> None:
-    monkeypatch.setattr(cpus_module.os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
     assert cpus_of_a_rank(set(range(usable)), ranks, node) == share

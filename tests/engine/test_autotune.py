@@ -289,3 +289,12 @@ def test_the_start_of_a_run_is_not_judged() -> None:
         for _ in range(tune.blocks + 1):
             tune.add(10.0, 0.0)
         assert tune.changes == ()
+
+
+def test_blocks_that_come_together_are_counted_together() -> None:
+    """Threads that wait for a disk may end at the same moment: half a round would be a wrong rate."""
+    tune = tuned()
+    while len(tune.changes) < 2:
+        tune.add(0.0625, 0.0)
+        tune.add(0.0, 0.0)
+    assert "32 blocks a second, 32 before" in tune.changes[-1].reason

@@ -144,7 +144,8 @@ def test_waiting_that_threads_can_hide_goes_away(
 ) -> None:
     """Reads with a latency and a trainer that works: it ends without waiting, or with as many threads as there may be.
 
-    And it stays as it is then.
+    And it stays as it is then, unless some threads take as long as the trainer, give or take: chance may then call for
+    more.
     """
     tune = tuned(cpus)
     work_s = latency_s * work_share
@@ -154,7 +155,8 @@ def test_waiting_that_threads_can_hide_goes_away(
     settled, before, waited_s = tune.now, readers.now, readers.waited_s
     for _ in blocks_until(readers, 10 + 150 * latency_s, work_s):
         pass
-    assert tune.now == settled
+    is_close = any(0.8 <= threads * work_share <= 1.3 for threads in (1, 2, 4, 8, 16, 32))
+    assert tune.now == settled or (jitter > 0.0 and is_close and tune.now > settled)
     share = (readers.waited_s - waited_s) / (readers.now - before)
     at_most = settled.num_threads == min(32, max(4, 2 * cpus))
     assert not at_most or tune.state == "at limit" or share < 0.02

@@ -160,7 +160,7 @@ def test_waiting_that_threads_can_hide_goes_away(
     share = (readers.waited_s - waited_s) / (readers.now - before)
     at_most = settled.num_threads == min(32, max(4, 2 * cpus))
     assert not at_most or tune.state == "at limit" or share < 0.02
-    assert share < 0.02 or at_most, (share, settled)
+    assert share < (0.04 if jitter else 0.02) or at_most, (share, settled)
     needed = latency_s / work_s
     assert at_most or settled.num_threads <= max(2, 4 * needed), "no more than are useful"
     # The share waited in a first attempt may be that of a queue that had just been filled.

@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import typer
 from checkpoint import NAME, load_checkpoint, save_checkpoint
 from decode import GPT2_END_OF_TEXT, decode, load_pieces
+from model_flops import Peak, find_peak
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,7 +28,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from trainer import Trainer
 from training_job import GPT2_VOCABULARY, Job, Model, make_job
-from training_report import save_chart, save_metrics
+from training_report import SMOOTHING_STEPS, save_chart, save_metrics
 
 from dali_pipes.errors import DaliPipesError
 
@@ -111,10 +112,19 @@ def main(
         ),
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(metavar="N", min=1, help="Steps between checkpoints.")] = 100,
+    peak_flops: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FLOPS",
+            min=1,
+            help="Dense peak of the device in FLOP/s, such as 989e12, for MFU.",
+            show_default="of known NVIDIA cards",
+        ),
+    ] = None,
 ) -> None:
     """Train a GPT on token files, fed by dali_pipes; by default a small one on a mixture of plays and code.
 
-    Shows loss, tokens per second, and data wait while it runs, then a sample, tables, and one line of JSON. Ctrl-C
+    Shows loss, tokens per second, MFU, and data wait while it runs, then a sample, tables, and one line of JSON. Ctrl-C
     stops after the current step and writes a checkpoint. --resume continues exactly: options that are not given are
     those of the saved run.
     """
@@ -131,8 +141,9 @@ def main(
                 trainer.restore(saved)
             elif (folder / NAME).exists():
                 os.replace(folder / NAME, folder / f"previous_{NAME}")
-            stopped_by = train(trainer, job, folder, stop_after or job.plan.steps, checkpoint_every, console)
-            report(trainer, job, folder, console, with_sample=stopped_by is None)
+            peak = find_peak(trainer.device, peak_flops)
+            stopped_by = train(trainer, job, folder, stop_after or job.plan.steps, checkpoint_every, peak, console)
+            report(trainer, job, folder, peak, console, with_sample=stopped_by is None)
     except DaliPipesError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
@@ -141,7 +152,7 @@ def main(
 
 
 def train(
-    trainer: Trainer, job: Job, folder: Path, stop_after: int, checkpoint_every: int, console: Console
+    trainer: Trainer, job: Job, folder: Path, stop_after: int, checkpoint_every: int, peak: Peak, console: Console
 ) -> int | None:
     """Train and write checkpoints; returns the signal that ended it early, or None."""
     plan, sizes = job.plan, {name: corpus.num_tokens for name, corpus in trainer.loader.corpora.items()}
@@ -167,7 +178,7 @@ def train(
 
         def after_step() -> bool:
             nonlocal shown, shown_by_source
-            line = _progress_line(trainer)
+            line = _progress_line(trainer, peak)
             progress.update(task, completed=trainer.step, description=line)
             validation = dict(trainer.history.validation[shown:])
             by_source = {done: losses for done, *losses in trainer.history.by_source[shown_by_source:]}
@@ -190,14 +201,15 @@ def train(
     return stop.signal
 
 
-def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_sample: bool) -> None:
+def report(trainer: Trainer, job: Job, folder: Path, peak: Peak, console: Console, *, with_sample: bool) -> None:
     """Write the chart; print the sample, the tables and the line of JSON."""
     history, stats = trainer.history, trainer.loader.stats()
     title = f"{job.model} GPT, {trainer.step} steps of {job.loader.batch_size} x {job.loader.row_len} tokens"
-    save_chart(history, f"{title}\n{stats.rating_line()}", folder / "training.png")
+    save_chart(history, f"{title}\n{stats.rating_line()}", folder / "training.png", peak.flops)
     if with_sample:
         console.print(Panel(Text(_sample_text(trainer, job)), title="sample of the trained model"))
     rate = trainer.tokens_done / trainer.train_s if trainer.train_s else 0.0
+    achieved = trainer.flops_done / trainer.train_s if trainer.train_s else 0.0
     tokens = trainer.step * job.loader.batch_size * job.loader.row_len
     rows = {
         "steps": f"{trainer.step} of {job.plan.steps}",
@@ -205,6 +217,7 @@ def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_s
         "train loss": f"{history.train_loss:.3f} (initially {history.losses[0]:.3f})" if history.losses else "none",
         "validation loss": "none" if history.val_loss is None else f"{history.val_loss:.3f}",
         "tokens/s": f"{rate:,.0f}",
+        "MFU": _mfu_text(trainer, achieved, peak),
         "data wait": f"{stats.data_wait_s:.3f} s, {stats.data_wait_pct:.2f}%",
         "loader": stats.rating_line(),
         "files": f"{folder}/: {NAME}, metrics.jsonl, training.png",
@@ -228,6 +241,9 @@ def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_s
         "train_loss": history.train_loss,
         "val_loss": history.val_loss,
         "tokens_per_s": rate,
+        "model_flops_per_s": achieved,
+        "peak_flops": peak.flops,
+        "mfu": achieved / peak.flops if peak.flops else None,
         "data_wait_s": stats.data_wait_s,
         "data_wait_pct": stats.data_wait_pct,
         "rating": stats.rating,
@@ -238,11 +254,27 @@ def report(trainer: Trainer, job: Job, folder: Path, console: Console, *, with_s
     typer.echo(json.dumps(summary))
 
 
-def _progress_line(trainer: Trainer) -> str:
+def _progress_line(trainer: Trainer, peak: Peak) -> str:
     losses = trainer.history.losses
     rate = trainer.tokens_done / trainer.train_s
     loss = f"{losses[-1]:.3f}" if losses else "-"
-    return f"loss {loss}  {rate:,.0f} tokens/s  data wait {trainer.loader.stats().data_wait_pct:.2f}%"
+    recent = trainer.history.flops_per_s(SMOOTHING_STEPS)
+    share = f"MFU {recent / peak.flops:.1%}" if peak.flops else f"{recent / 1e12:.3g} model TFLOP/s"
+    return f"loss {loss}  {rate:,.0f} tokens/s  {share}  data wait {trainer.loader.stats().data_wait_pct:.2f}%"
+
+
+def _mfu_text(trainer: Trainer, achieved: float, peak: Peak) -> str:
+    """MFU, and what it would be without data wait: if that is much more, the data is the cause."""
+    if not peak.flops:
+        return f"{peak.about} ({achieved / 1e12:.3g} model TFLOP/s)"
+    recent = trainer.history.flops_per_s(SMOOTHING_STEPS)
+    computing_s = trainer.train_s - trainer.loader.stats().data_wait_s
+    without_wait = trainer.flops_done / computing_s if computing_s > 0 else achieved
+    return (
+        f"{achieved / peak.flops:.1%} of {peak.flops / 1e12:,.4g} TFLOP/s ({peak.about}), "
+        f"{recent / peak.flops:.1%} in the last {SMOOTHING_STEPS} steps; without data wait "
+        f"{without_wait / peak.flops:.1%}"
+    )
 
 
 def _source_lines(training: dict[str, float], validation: dict[str, float]) -> Iterator[str]:

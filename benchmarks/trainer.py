@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from gpt import GPT, ModelShape, parameter_groups
+from model_flops import flops_per_token
 from output_loss import IGNORED_LABEL
 from training_report import History
 
@@ -56,7 +57,8 @@ class Trainer:
         self.plan, self.shape = plan, shape
         self.step = 0
         self.history = History()
-        self.tokens_done = 0  # by this object, as `train_s`: what was done before a resume is not in them
+        # By this object: what was done before a resume, perhaps on another device, is not in them.
+        self.tokens_done, self.flops_done = 0, 0
         self.train_s = 0.0
         self._pending: list[torch.Tensor] = []
         self._stack = contextlib.ExitStack()
@@ -104,11 +106,20 @@ class Trainer:
             self._train_step(batch)
             if len(self._pending) >= self._losses_at_once:
                 self._read_losses()
-            self.train_s += time.perf_counter() - start
+            self._note_time(batch, time.perf_counter() - start)
             if self.step % self.plan.val_every == 0 or self.step == self.plan.steps:
                 self._measure()
             go_on = after_step()
         self._read_losses()
+
+    def _note_time(self, batch: dict[str, torch.Tensor], seconds: float) -> None:
+        tokens = batch["input_ids"].numel()
+        flops = tokens * flops_per_token(self.shape, batch["input_ids"].shape[1])
+        self.train_s += seconds
+        self.tokens_done += tokens
+        self.flops_done += flops
+        self.history.step_s.append(seconds)
+        self.history.step_flops.append(flops)
 
     def _train_step(self, batch: dict[str, torch.Tensor]) -> None:
         for group in self._optimizer.param_groups:
@@ -123,7 +134,6 @@ class Trainer:
         if self._source_loss is not None:
             self._source_loss.add(batch, losses)
         self.step += 1
-        self.tokens_done += batch["input_ids"].numel()
         self._pending.append(loss.detach())
 
     def _measure(self) -> None:

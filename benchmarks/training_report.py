@@ -20,6 +20,10 @@ class History:
     """Training loss of step 1, 2, ... in nats a token, before that step's update."""
     data_wait_s: list[float] = field(default_factory=list)
     """Seconds that each step waited for its batch."""
+    step_s: list[float] = field(default_factory=list)
+    """Seconds of each step, with the wait. On a GPU a step is queued, so only sums over many steps mean something."""
+    step_flops: list[int] = field(default_factory=list)
+    """Model FLOPs of each step. Both are missing for the first steps of a run that was saved before there were any."""
     validation: list[tuple[int, float]] = field(default_factory=list)
     """(steps done, validation loss): the mean over the labels of all sources."""
     by_source: list[tuple[int, dict[str, float], dict[str, float]]] = field(default_factory=list)
@@ -35,6 +39,12 @@ class History:
     def val_loss(self) -> float | None:
         """The newest validation loss; None where there has been none."""
         return self.validation[-1][1] if self.validation else None
+
+    def flops_per_s(self, last_steps: int | None = None) -> float:
+        """Model FLOP/s over these steps, all by default; 0 before the first."""
+        start = 0 if last_steps is None else -last_steps
+        seconds = sum(self.step_s[start:])
+        return sum(self.step_flops[start:]) / seconds if seconds else 0.0
 
     def newest_by_source(self) -> tuple[dict[str, float], dict[str, float]]:
         """The newest training and validation losses of each source; empty without a mixture."""
@@ -64,10 +74,13 @@ def save_metrics(history: History, path: Path) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def save_chart(history: History, title: str, path: Path) -> None:
-    """Write a PNG: training and validation loss, also of sources, above; how long each step waited for data below."""
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    loss_axes, wait_axes = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+def save_chart(history: History, title: str, path: Path, peak_flops: float | None = None) -> None:
+    """Write a PNG: training and validation loss, also of sources; MFU; how long each step waited for data.
+
+    peak_flops: of the device; without it, model FLOP/s take the place of MFU
+    """
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    loss_axes, flops_axes, wait_axes = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
     steps = range(1, len(history.losses) + 1)
     smooth = [statistics.fmean(history.losses[max(0, step - SMOOTHING_STEPS) : step]) for step in steps]
     loss_axes.plot(steps, history.losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="train, a step")
@@ -81,8 +94,14 @@ def save_chart(history: History, title: str, path: Path) -> None:
         )
     loss_axes.set(title=title, ylabel="loss (nats per token)")
     loss_axes.legend()
+    timed = range(len(history.losses) - len(history.step_s) + 1, len(history.losses) + 1)
+    windows = [slice(max(0, end - SMOOTHING_STEPS), end) for end in range(1, len(history.step_s) + 1)]
+    rates = [sum(history.step_flops[steps]) / sum(history.step_s[steps]) for steps in windows]
+    unit, name = (peak_flops / 100, "MFU (%)") if peak_flops else (1e12, "model TFLOP/s")
+    flops_axes.plot(timed, [rate / unit for rate in rates], color="tab:green")
+    flops_axes.set(ylabel=name, ylim=(0, None))
     wait_axes.vlines(steps, 0, [wait * 1e3 for wait in history.data_wait_s], color="tab:red", linewidth=0.8)
     wait_axes.set(xlabel="step", ylabel="data wait (ms)", ylim=(0, None))
-    for axes in (loss_axes, wait_axes):
+    for axes in (loss_axes, flops_axes, wait_axes):
         axes.grid(alpha=0.3)
     write_atomically(path, lambda file: figure.savefig(file, format="png", dpi=120))

@@ -1,4 +1,7 @@
-"""Open any corpus: token files, or text files with a tokenizer."""
+"""Open any corpus: token files, or text files with a tokenizer.
+
+What reads text is imported only where there is a tokenizer.
+"""
 
 import os
 from collections.abc import Sequence
@@ -15,9 +18,6 @@ from dali_pipes.corpus.id_types import Reads
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES
 from dali_pipes.storage.retries import DEFAULT_RETRIES
-from dali_pipes.text import cached_tokens, find_text_files
-from dali_pipes.text.formats.registry import TEXT_FORMATS, recognize
-from dali_pipes.text.inputs import list_files
 
 
 def open_corpus(
@@ -91,6 +91,8 @@ def open_corpus(
     for name, value in only_tokens.items():
         if value is not None:
             raise ConfigError(f"{name} = {value!r} applies to token files, not to text; omit it")
+    from dali_pipes.text import cached_tokens, find_text_files
+
     made_by = f"dali_pipes {__version__}"
     notes: list[str] = []
     folder, end = cached_tokens(find_text_files(paths, notes), tokenizer, eos_id, text_key or "text", made_by)
@@ -100,6 +102,8 @@ def open_corpus(
 def _are_text(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], text_key: str | None, has_dtype: bool
 ) -> bool:
+    from dali_pipes.text.inputs import list_files
+
     try:
         files = list_files(paths)
     except CorpusError:  # such as a Megatron prefix: opening it as token files works, or explains the problem
@@ -112,6 +116,8 @@ def _are_text(
 
 
 def _is_text(path: Path, text_key: str | None, has_dtype: bool) -> bool:
+    from dali_pipes.text.formats.registry import TEXT_FORMATS, recognize
+
     found = recognize(path)
     if found is None:
         return False

@@ -1,5 +1,6 @@
 """What is installed is what is in the tree, under the names that are promised."""
 
+import ast
 import inspect
 import re
 import shutil
@@ -32,6 +33,19 @@ PUBLIC_NAMES = [
     "open_corpus",
 ]
 OPERATORS = ["permute", "rows", "segments", "shuffled_rows"]
+
+
+_LOADER_PACKAGES = {"annotated_types", "dali_pipes", "pydantic", "pydantic_core", "typing_inspection"}
+_LOADER_ROOMS = {
+    *("config", "corpus", "corpus_or_text", "documents", "engine", "errors", "fields", "loader", "monitoring"),
+    *("operators", "placement", "rows", "runtime", "schedule", "storage"),
+}
+IMPORTS = {
+    "import dali_pipes": ({"dali_pipes"}, set[str]()),
+    "from dali_pipes import LoaderConfig": (_LOADER_PACKAGES, _LOADER_ROOMS - {"engine", "loader", "placement"}),
+    "from dali_pipes import TokenLoader": (_LOADER_PACKAGES, _LOADER_ROOMS),
+}
+"""What a statement may import next to torch, NumPy and Python's own modules: packages, and rooms of this one."""
 
 
 class Built(NamedTuple):
@@ -165,3 +179,47 @@ def test_the_readme_of_the_tests_names_files_that_exist() -> None:
     named = re.findall(r"`([\w/]+\.py)`", (ROOT / "tests" / "README.md").read_text(encoding="utf-8"))
     assert len(named) > 30
     assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_a_start_imports_only_what_it_needs(run_script: Callable[..., CompletedProcess[str]], statement: str) -> None:
+    """Not pyarrow, yaml, rich, typer, tokenizers and the like, nor what reads text: each takes part of a start."""
+    source = f"""
+        import sys
+        import torch
+
+        before = set(sys.modules)
+        {statement}
+        names = {{name for name in set(sys.modules) - before if not name.startswith("_")}}
+        packages = {{name.partition(".")[0] for name in names}} - sys.stdlib_module_names - {{"numpy", "torch"}}
+        rooms = {{name.split(".")[1] for name in names if name.startswith("dali_pipes.")}}
+        print(sorted(packages), sorted(rooms), sep="\\n")
+    """
+    done = run_script(source)
+    assert done.returncode == 0, done.stderr
+    packages, rooms = (set(ast.literal_eval(line)) for line in done.stdout.splitlines())
+    allowed_packages, allowed_rooms = IMPORTS[statement]
+    assert packages <= allowed_packages
+    assert rooms <= allowed_rooms
+    assert "dali_pipes" in packages
+
+
+def test_a_batch_of_token_files_needs_no_other_package(
+    run_script: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(range(1, 201)))
+    source = """
+        import sys
+        import torch
+
+        before = set(sys.modules)
+        from dali_pipes import TokenLoader
+
+        with TokenLoader(corpus=sys.argv[1], batch_size=2, seq_len=8, device="cpu", quiet=True) as loader:
+            assert next(iter(loader))["input_ids"].shape == (2, 8)
+        names = set(sys.modules) - before
+        print([name for name in ("html", "pyarrow", "rich", "tokenizers", "typer", "yaml") if name in names])
+        print([name for name in names if name.startswith(("dali_pipes.text", "dali_pipes.tools"))])
+    """
+    done = run_script(source, tmp_path / "a.bin")
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["[]", "[]"]), done.stderr

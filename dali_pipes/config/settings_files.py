@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from dali_pipes.config.aliases import drop_removed
 from dali_pipes.errors import ConfigError
 
@@ -47,17 +45,25 @@ def read_file(path: Path) -> Source:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a configuration file: byte {error.start:,} is not UTF-8 text") from error
     try:
-        if path.suffix == ".toml":
-            settings: Any = tomllib.loads(text)
-        elif path.suffix == ".json":
-            settings = json.loads(text)
-        else:
-            settings = yaml.safe_load(text)
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError) as error:
+        settings = _parsed(text, path.suffix)
+    except ValueError as error:
         raise ConfigError(f"{path}: not valid {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: expected a table of settings, found {type(settings).__name__}")
     return Source(str(path), drop_removed(settings))
+
+
+def _parsed(text: str, suffix: str) -> Any:
+    if suffix == ".toml":
+        return tomllib.loads(text)
+    if suffix == ".json":
+        return json.loads(text)
+    import yaml  # takes longer to import than to read a file with it
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from error
 
 
 def toml_text(settings: Mapping[str, Any]) -> str:

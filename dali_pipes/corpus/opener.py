@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dali_pipes.corpus.columns.kept_tables import KeptTables
 from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.data_file import DataFile
@@ -121,12 +122,15 @@ def _open_corpus(
     refuse_repeats(named)
     found = [shard for _, shard in named]
     with ColumnScans("reading row lengths") as scans:
-        options = OpenOptions(scans, id_type, token_column, verify, use_masks=loss_masks is None)
+        use_masks = loss_masks is None
+        tables = KeptTables(found, (token_column, use_masks))
+        options = OpenOptions(scans, tables, id_type, token_column, verify, use_masks)
         inspect = partial(_inspect, format=format, options=options)
         is_slow = len(found) > 1 and _is_large_table(found[0], format)
         files = [
             file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
         ]
+    tables.store()
     manifests = Manifests()
     manifests.refuse_lost_files(files, masks=loss_masks is None, indexes=format == "auto")
     for file in files[1:]:

@@ -5,7 +5,6 @@ TokenLoader
   epoch     10,058,593 rows, 78,582 steps of 8 ranks x (16, 1024)
 """
 
-import html
 from typing import NamedTuple
 
 
@@ -29,6 +28,8 @@ class ShownAsTable:
         return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
 
     def _repr_html_(self) -> str:
+        import html  # for notebooks alone
+
         title, rows = self._table()
         cell = '<td style="text-align: left">'
         lines = "".join(f"<tr>{cell}{html.escape(n)}</td>{cell}{html.escape(v)}</td></tr>" for n, v in rows)

@@ -112,6 +112,13 @@ def write_whole(path: Path, *parts: Any) -> None:
         raise
 
 
+def replace_whole(path: Path, *parts: Any) -> None:
+    """As `write_whole`, in a folder that need not exist, after removing what killed processes left there. OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path)
+    write_whole(path, *parts)
+
+
 def _remove_leftovers(path: Path) -> None:
     """Remove temporary files that no living process has locked; other processes may be writing theirs right now."""
     for leftover in path.parent.glob(f"{path.stem}.*.tmp"):

@@ -1,9 +1,13 @@
 """The hot path: ids that need no decoding, read straight from the files into the caller's memory.
 
-pieces of a block, local files    one io_submit for all of them; what came back short or failed: preadv
+pieces of a block, local files    one io_submit for what is in the page cache; the kernel starts to read the others,
+                                  all together, and one more io_submit waits for them; short or failed: preadv
 other storage, or a few pieces    `ByteFile.read_ranges`, once a file
+
+Of buffered files `io_submit` reads one piece after another, so that a disk would have only one request at a time.
 """
 
+import errno
 import os
 from typing import TypeAlias
 
@@ -26,7 +30,7 @@ class RawReads:
 
     def __init__(self, pool: FilePool, itemsize: int) -> None:
         self._pool, self._itemsize = pool, itemsize
-        self._in_batches = True
+        self._in_batches = self._without_waiting = True
 
     def read(
         self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array, offsets: Int64Array
@@ -73,7 +77,7 @@ class RawReads:
             if len(local) < len(files):
                 return None
             descriptors = np.repeat(local, counts)
-            return reader.read(descriptors, addresses, sizes, offsets)
+            return self._read(reader, descriptors, addresses, sizes, offsets)
         except CorpusReadError as error:
             if out_of_descriptors(error):  # too few for all of these files; one by one needs one
                 return None
@@ -81,6 +85,33 @@ class RawReads:
         except OSError:  # the kernel refuses the call, as for files of some file systems
             self._in_batches = False
             return None
+
+    def _read(
+        self,
+        reader: BatchReader,
+        descriptors: Int64Array,
+        addresses: npt.NDArray[np.uint64],
+        sizes: Int64Array,
+        offsets: Int64Array,
+    ) -> Int64Array:
+        """As `BatchReader.read`, but a disk is asked for all pieces that are not in memory before one is waited for."""
+        if not self._without_waiting:
+            return reader.read(descriptors, addresses, sizes, offsets)
+        try:
+            results = reader.read(descriptors, addresses, sizes, offsets, waits=False)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            self._without_waiting = False  # a file system, or a kernel, that cannot
+            return reader.read(descriptors, addresses, sizes, offsets)
+        cold = np.flatnonzero((results == -errno.EAGAIN) | ((results >= 0) & (results < sizes)))
+        if len(cold):
+            results = results.copy()  # the next call uses the memory again
+            columns = descriptors[cold], addresses[cold], sizes[cold], offsets[cold]
+            for descriptor, offset, size in zip(*(columns[place].tolist() for place in (0, 3, 2)), strict=True):
+                os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+            results[cold] = reader.read(*columns)
+        return results
 
     def _again(
         self,

@@ -32,9 +32,9 @@ _CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
 
 _IOCB = np.dtype(  # struct iocb of linux/aio_abi.h, little-endian: 64 bytes
     {
-        "names": ["data", "opcode", "descriptor", "buffer", "bytes", "offset"],
-        "formats": ["<u8", "<u2", "<u4", "<u8", "<u8", "<i8"],
-        "offsets": [0, 16, 20, 24, 32, 40],
+        "names": ["data", "flags", "opcode", "descriptor", "buffer", "bytes", "offset"],
+        "formats": ["<u8", "<u4", "<u2", "<u4", "<u8", "<u8", "<i8"],
+        "offsets": [0, 12, 16, 20, 24, 32, 40],
         "itemsize": 64,
     }
 )
@@ -74,16 +74,21 @@ class BatchReader:
         addresses: npt.NDArray[np.uint64],
         count_bytes: npt.NDArray[np.int64] | int,
         offsets: npt.NDArray[np.int64],
+        *,
+        waits: bool = True,
     ) -> npt.NDArray[np.int64]:
         """Read `count_bytes` (each, or one for all) from byte offsets (N,) of the files to memory. Blocks.
 
         N <= MOST_READS.
+        waits: for a disk; else what is not in the page cache comes back short, or as -EAGAIN
 
         Returns the result of each read: bytes, or a negative error number. Raises OSError if the kernel refuses the
-        call. The kernel does not write to the addresses after this returns or raises.
+        call, EOPNOTSUPP if a file system cannot read without waiting. The kernel does not write to the addresses after
+        this returns or raises.
         """
         count = len(offsets)
         iocbs = self._iocbs[:count]
+        iocbs["flags"] = 0 if waits else os.RWF_NOWAIT
         iocbs["descriptor"], iocbs["buffer"] = descriptors, addresses
         iocbs["bytes"], iocbs["offset"] = count_bytes, offsets
         submitted = 0

@@ -14,7 +14,7 @@ from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes import TokenLoader
 from dali_pipes.corpus import open_corpus
-from dali_pipes.corpus.columns import row_chunks
+from dali_pipes.corpus.columns import kept_tables, row_chunks
 from dali_pipes.corpus.formats import arrayrecord
 from dali_pipes.corpus.formats.mds import shard_set as mds
 from dali_pipes.documents import find_documents
@@ -89,6 +89,7 @@ def _all_is_kept_and_nothing_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are kept too, and lie as a whole between the pieces that are sampled of large ones."""
     monkeypatch.setattr(fingerprint, "sample_places", lambda size: [])
     monkeypatch.setattr(row_chunks, "LEAST_KEPT_BYTES", 0)
+    monkeypatch.setattr(kept_tables, "LEAST_FILES", 1)
     monkeypatch.setattr(mds, "_KEPT_FROM_BYTES", 1)
     monkeypatch.setattr(arrayrecord, "_KEPT_FROM_BYTES", 0)
 

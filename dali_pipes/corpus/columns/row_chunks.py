@@ -12,7 +12,7 @@ columns that mark padding, are read.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +22,15 @@ import numpy.typing as npt
 from dali_pipes import fields
 from dali_pipes.corpus.columns.list_arrays import cells_of, copy_rows, rows_of
 from dali_pipes.corpus.columns.row_columns import Cells, Place, check_numbering, find_kept, find_learned, read_rows
-from dali_pipes.corpus.columns.row_facts import RowFacts, facts_of_offsets, join_facts, used_columns, with_names
+from dali_pipes.corpus.columns.row_facts import (
+    KEPT_VERSION,
+    RowFacts,
+    RowTotals,
+    facts_of_offsets,
+    join_facts,
+    used_columns,
+    with_names,
+)
 from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.corpus.columns.token_columns import LOSS_MASK, TokenColumns
 from dali_pipes.corpus.data_file import DataFile, Int64Array
@@ -31,9 +39,8 @@ from dali_pipes.runtime import offset_cache
 from dali_pipes.storage.fingerprint import digest_content
 
 LEAST_KEPT_BYTES = 1 << 16
-"""Columns of fewer bytes are read again at each opening, which costs less than a file in the cache."""
+"""Columns of fewer bytes are read again, or kept together with those of other files (`kept_tables`)."""
 
-_KEPT_VERSION = 1
 _MASK = np.dtype(np.uint8)
 _NO_IDS = np.zeros(0, np.int64)
 
@@ -79,6 +86,7 @@ class RowReader:
     """Reads a table in chunks: lengths of rows, ids, loss mask.
 
     digest, identity: as in DataFile
+    known_facts, known_totals: of all rows, from an earlier start; None: not known
     read_row_offsets: for plain ids; otherwise the column of ids gives the lengths of rows
     """
 
@@ -86,35 +94,46 @@ class RowReader:
     columns: TokenColumns
     digest: bytes
     identity: str | None
-    read_row_offsets: Callable[[], Int64Array] | None = None
-    first_rows: Int64Array = field(init=False)
-    """Rows before each chunk, and all of them: int64 (chunks + 1,)."""
+    known_facts: RowFacts | None = None
+    known_totals: RowTotals | None = None
+    read_row_offsets: Callable[[], Int64Array] | None = field(default=None, init=False)
 
-    _facts: RowFacts | None = field(default=None, init=False)
+    @cached_property
+    def first_rows(self) -> Int64Array:
+        """Rows before each chunk, and all of them: int64 (chunks + 1,)."""
+        return np.cumsum(np.array([0, *self.chunks.rows], np.int64))
 
-    def __post_init__(self) -> None:
-        self.first_rows = np.cumsum(np.array([0, *self.chunks.rows], np.int64))
+    @property
+    def is_small(self) -> bool:
+        """Whether reading the columns costs less than a separate file in the cache."""
+        return sum(self.chunks.sizes) < LEAST_KEPT_BYTES
+
+    def totals(self, scans: ColumnScans) -> RowTotals:
+        """The totals of all rows; as `facts`."""
+        if self.known_totals is None:
+            self.known_totals = self.facts(scans).totals
+        return self.known_totals
 
     def facts(self, scans: ColumnScans | None = None) -> RowFacts:
         """The facts of all rows: from the cache, or by reading the whole columns. Blocks."""
-        if self._facts is not None:
-            return self._facts
+        if self.known_facts is not None:
+            return self.known_facts
         num_chunks = len(self.chunks.rows)
         if not sum(self.chunks.rows):
             return facts_of_offsets(np.zeros(1, np.int64), self.first_rows)
         with contextlib.ExitStack() as stack:
             scan = partial(self._scan, scans or stack.enter_context(ColumnScans("reading row lengths")))
             why: str | None
-            if sum(self.chunks.sizes) < LEAST_KEPT_BYTES:
+            if self.is_small:
                 packed, why = scan(), "the file is small"
             else:
                 key = digest_content(self.digest, [self.identity])
-                about = f"dali_pipes rows {_KEPT_VERSION} {key} {'/'.join(self._names)}".encode()
+                about = f"dali_pipes rows {KEPT_VERSION} {key} {'/'.join(self._names)}".encode()
                 packed, why = offset_cache.find_or_make([self.chunks.path], "rows", about, self._is_plausible, scan)
         facts = facts_of_offsets(packed, self.first_rows) if self._is_simple else RowFacts.unpack(packed, num_chunks)
         # Kept in memory if it cannot be kept on disk, or is not to be read from there.
         if why is not None or offset_cache.are_made_anew():
-            self._facts = facts
+            self.known_facts = facts
         return facts
 
     def document_offsets(self) -> Int64Array:
@@ -168,7 +187,6 @@ class RowReader:
         return set(self.columns.beside) <= {LOSS_MASK}
 
     def _scan(self, scans: ColumnScans) -> Int64Array:
-        # Only labels are compared with the ids; for everything else the number of ids is enough.
         offsets = None if fields.LABELS in self.columns.beside else self.read_row_offsets
         lengths = None if offsets is None else np.diff(offsets())
         facts = join_facts(scans.for_chunks(partial(self._measure, lengths), self.chunks.sizes))
@@ -181,7 +199,9 @@ class RowReader:
         """The facts of a chunk, after all checks of its content. lengths: of all rows, if they are known."""
         path, first_row = self.chunks.path, int(self.first_rows[chunk])
         tokens, row, parts = self.columns.tokens, first_row, []
-        for row, cells in self._cells(chunk, self._names if lengths is None else self.columns.beside):
+        # Only labels are compared with the ids; for everything else the number of ids is enough.
+        uncopied = None if fields.LABELS in self.columns.beside else tokens
+        for row, cells in self._cells(chunk, self._names if lengths is None else self.columns.beside, uncopied):
             if lengths is None:
                 ids = cells.pop(tokens)
             else:
@@ -197,17 +217,17 @@ class RowReader:
             )
         return join_facts(parts, one_chunk=True)
 
-    def _cells(self, chunk: int, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Cells]]]:
-        """The first row and the columns of each batch of a chunk."""
+    def _cells(
+        self, chunk: int, names: Sequence[str], uncopied: str | None = None
+    ) -> Iterator[tuple[int, dict[str, Cells]]]:
+        """The first row and the columns of each batch of a chunk. uncopied: the column that comes without values."""
         row = int(self.first_rows[chunk])
         for arrays in self.chunks.batches(chunk, names):
-            yield (
-                row,
-                {
-                    name: cells_of(rows_of(array, self.chunks.path, name, row))
-                    for name, array in zip(names, arrays, strict=True)
-                },
-            )
+            cells = {}
+            for name, array in zip(names, arrays, strict=True):
+                rows = rows_of(array, self.chunks.path, name, row)
+                cells[name] = Cells(rows.lengths, _NO_IDS) if name == uncopied else cells_of(rows)
+            yield row, cells
             row += len(arrays[0])
 
     def _place(self, first_row: int) -> Place:
@@ -231,16 +251,15 @@ def make_data_file(
 ) -> DataFile:
     """The file as a corpus takes it, decoded chunk by chunk unless its ids are `plain`. Blocks to measure the rows."""
     columns, chunks = reader.columns, reader.chunks
-    decoded, counts_of = np.zeros((0, 2), np.int64), {}
-    facts: RowFacts | None = None
+    counts_of: dict[int, int] = {}
+    totals: RowTotals | None = None
     if plain is not None:
         reader.read_row_offsets = plain.read_document_offsets
     if plain is None or columns.beside:
-        facts = reader.facts(scans)
-        counts = facts.counts
-        decoded = np.stack([np.arange(len(counts)), counts], axis=1)[counts > 0]
-        counts_of = dict(zip(*decoded.T.tolist(), strict=True))
-    used = used_columns(columns.beside, facts, sum(chunks.rows), columns.unused)
+        totals = reader.totals(scans)
+        counts_of = {chunk: count for chunk, count in enumerate(totals.counts.tolist()) if count}
+    decoded = np.array([*counts_of.items()], np.int64).reshape(-1, 2)
+    used = used_columns(columns.beside, totals, sum(chunks.rows), columns.unused)
     if used.padding:
         plain = None
     digest = with_names(reader.digest, (*used.padding, *used.packing))
@@ -253,7 +272,7 @@ def make_data_file(
         data_offset=None,
         extents=decoded if plain is None else plain.extents,
         digest=digest,
-        num_documents=len(facts.offsets) - 1 if facts and used.packing else sum(chunks.rows),
+        num_documents=totals.documents if totals and used.packing else sum(chunks.rows),
         read_document_offsets=(
             plain.read_document_offsets if plain is not None and not used.packing else reader.document_offsets
         ),

@@ -18,6 +18,18 @@ from dali_pipes.corpus.columns.token_columns import LOSS_MASK
 from dali_pipes.corpus.data_file import Int64Array, UsedColumns
 from dali_pipes.runtime import offset_cache
 
+KEPT_VERSION = 1
+"""Of all that is cached about rows; another one wherever the same bytes would give other facts."""
+
+
+class RowTotals(NamedTuple):
+    """counts: ids of each chunk, int64 (C,). documents: their number. removed, unlearned: as in RowFacts."""
+
+    counts: Int64Array
+    documents: int
+    removed: int = 0
+    unlearned: int = 0
+
 
 class RowFacts(NamedTuple):
     """counts: ids of each chunk, (C,). offsets: ids before each document, and all of them, (D + 1,). Both int64.
@@ -40,6 +52,11 @@ class RowFacts(NamedTuple):
         removed = 0 if rows.kept is None else int(np.count_nonzero(~rows.kept))
         unlearned = 0 if rows.learned is None else int(np.count_nonzero(~rows.learned))
         return cls(offsets[-1:], offsets, removed, unlearned, rows.numbering)
+
+    @property
+    def totals(self) -> RowTotals:
+        """The facts without the documents themselves."""
+        return RowTotals(self.counts, len(self.offsets) - 1, self.removed, self.unlearned)
 
     def pack(self) -> Int64Array:
         """All of it in one array."""
@@ -70,6 +87,8 @@ def facts_of_offsets(offsets: Int64Array, first_rows: Int64Array) -> RowFacts:
 
 def join_facts(parts: Sequence[RowFacts], *, one_chunk: bool = False) -> RowFacts:
     """The facts of several chunks, one after another; or of several parts of `one_chunk`."""
+    if len(parts) == 1 and (len(parts[0].counts) == 1 or not one_chunk):
+        return parts[0]
     numbering: dict[str, Numbering] = {}
     for part in parts:
         numbering |= {name: one.join(numbering.get(name, one)) for name, one in part.numbering.items()}
@@ -86,12 +105,12 @@ def join_facts(parts: Sequence[RowFacts], *, one_chunk: bool = False) -> RowFact
     )
 
 
-def used_columns(beside: Sequence[str], facts: RowFacts | None, rows: int, unused: tuple[str, ...]) -> UsedColumns:
+def used_columns(beside: Sequence[str], facts: RowTotals | None, rows: int, unused: tuple[str, ...]) -> UsedColumns:
     """Which of the columns next to the ids make a difference. facts: None without such columns."""
     if facts is None:
         return UsedColumns(unused=unused)
     masks = names_in(LEARNED, beside)
-    is_packed = len(facts.offsets) - 1 != rows
+    is_packed = facts.documents != rows
     return UsedColumns(
         padding=names_in(PADDING, beside) if facts.removed else (),
         removed=facts.removed,

@@ -33,12 +33,19 @@ class TokenColumns:
     stored: their native integer type
     beside: columns that say which ids are padding or learned, or where documents end; see `fields`
     unused: columns of numbers that may describe the ids, but are unknown
+    has_mask: whether the table has a column `loss_mask` next to the ids, used or not
     """
 
     tokens: str
     stored: np.dtype[Any]
     beside: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    has_mask: bool = False
+
+    @property
+    def header(self) -> bytes:
+        """What the columns add to the digest of a file: columns that make a difference come later (`row_facts`)."""
+        return "\0".join([self.tokens, *([LOSS_MASK] if self.has_mask else [])]).encode()
 
 
 def import_pyarrow(path: Path) -> Any:
@@ -81,7 +88,8 @@ def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bo
     own, foreign = names_beside(name, schema.names)
     beside = tuple(one for one in own if (use_masks or one not in LEARNED) and _is_beside(path, schema, one))
     numbers = [field.name for field in schema if _is_list_of_numbers(field.type)]
-    return TokenColumns(name, stored, beside, (*fields.unused_columns(numbers, (name, *NAMES)), *foreign))
+    unused = (*fields.unused_columns(numbers, (name, *NAMES)), *foreign)
+    return TokenColumns(name, stored, beside, unused, LOSS_MASK in schema.names and name != LOSS_MASK)
 
 
 def names_beside(tokens: str, there: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -93,14 +101,6 @@ def names_beside(tokens: str, there: Collection[str]) -> tuple[tuple[str, ...], 
     if tokens in NAMES or not any(name in there for name in NAMES):
         return found, ()
     return tuple(name for name in found if name == LOSS_MASK), tuple(name for name in found if name != LOSS_MASK)
-
-
-def digest_of_names(columns: TokenColumns, schema: Any) -> bytes:
-    """What the columns add to the digest of a file: columns that make a difference come later (`row_facts`)."""
-    names = [columns.tokens]
-    if LOSS_MASK in schema.names and columns.tokens != LOSS_MASK:
-        names.append(LOSS_MASK)
-    return "\0".join(names).encode()
 
 
 def integer_type(column: Any) -> np.dtype[Any] | None:

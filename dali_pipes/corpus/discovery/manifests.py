@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ class Manifests:
     """The manifests next to the files of one corpus, each read once."""
 
     def __init__(self) -> None:
-        self._read: dict[Path, Manifest] = {}
+        self._read: dict[str, Manifest] = {}
 
     def refuse_lost_files(self, files: Sequence[DataFile], *, masks: bool, indexes: bool) -> None:
         """Raise CorpusFormatError if the manifest in a file's folder lists a mask or index of it that is missing.
@@ -56,7 +57,9 @@ class Manifests:
         masks, indexes: whether these are read from the folder of the data
         """
         for file in files:
-            folder = file.path.parent
+            names = self._beside(file).names
+            if not names:
+                continue
             wanted: list[tuple[Path, str]] = []
             if masks and file.loss_mask is None:
                 mask = file.path.with_name(file.path.name + _MASK_SUFFIX)
@@ -65,10 +68,10 @@ class Manifests:
                 index = file.path.with_suffix(_INDEX_SUFFIX)
                 wanted.append((index, f"to read only {file.path.name}, set format = 'flat' and dtype"))
             for path, otherwise in wanted:
-                if utf8_name(path.name) in self._beside(file).names and not is_listed(path):
+                if utf8_name(path.name) in names and not is_listed(path):
                     raise CorpusFormatError(
-                        f"{path}: is missing, but {folder / MANIFEST} lists it. Copy it here, or recreate the data; "
-                        f"{otherwise}."
+                        f"{path}: is missing, but {path.with_name(MANIFEST)} lists it. Copy it here, or recreate the "
+                        f"data; {otherwise}."
                     )
 
     def end_id(self, files: Sequence[DataFile], given: int | None) -> tuple[int, Path] | None:
@@ -102,8 +105,9 @@ class Manifests:
         )
 
     def _beside(self, file: DataFile) -> Manifest:
-        path = file.path.parent / MANIFEST
-        if path not in self._read:
+        folder = os.path.dirname(file.path)
+        if folder not in self._read:
+            path = Path(folder, MANIFEST)
             content = _read(path) if is_listed(path) else {}
             found = content.get("settings")
             settings = found if isinstance(found, dict) else {}
@@ -115,8 +119,8 @@ class Manifests:
             if isinstance(sha256, str):
                 tokenizer = StatedTokenizer(path, sha256, vocabulary if isinstance(vocabulary, str) else None)
             names = {name: facts.get("bytes") for name, facts in _listed(content)}
-            self._read[path] = Manifest(path, names, end_id, tokenizer)
-        return self._read[path]
+            self._read[folder] = Manifest(path, names, end_id, tokenizer)
+        return self._read[folder]
 
 
 def recorded_checksums(manifest: Path) -> dict[str, str]:

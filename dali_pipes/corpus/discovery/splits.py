@@ -34,8 +34,9 @@ def refuse_mixed_splits(entry: str, files: Sequence[Path]) -> None:
     """Raise CorpusError if the folder or pattern `entry` contains `files` of both kinds."""
     if len(files) < 2:
         return
-    base = Path(os.path.commonpath([file.parent for file in files]))
-    words = [Counter(_words(str(file.relative_to(base)))) for file in files]
+    base = Path(os.path.commonpath([os.path.dirname(file) for file in files]))
+    prefix = os.path.join(base, "")
+    words = [Counter(_words(str(file).removeprefix(prefix))) for file in files]
     shared = functools.reduce(Counter.__and__, words)
     kinds = [_kind(frozenset(found - shared)) for found in words]
     if not {"train", "validation"} <= set(kinds):

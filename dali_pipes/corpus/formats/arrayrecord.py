@@ -210,7 +210,7 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
         packed, _ = offset_cache.find_or_make([path], "arrayrecord", about, is_plausible, scan)
     # A chunk of the facts is a record here, so the number of ids of each record is known.
     facts = RowFacts.unpack(packed, count) if content.beside else facts_of_offsets(packed, np.arange(count + 1))
-    used = used_columns(content.beside, facts, count, content.unused)
+    used = used_columns(content.beside, facts.totals, count, content.unused)
     if not facts.unlearned:
         used = replace(used, masks=())
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(facts.counts)])

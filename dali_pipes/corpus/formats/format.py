@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dali_pipes.corpus.columns.kept_tables import KeptTables
 from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.storage.byte_file import ByteFile
@@ -16,6 +17,7 @@ class OpenOptions:
     """What the user set for the files of a corpus.
 
     scans:        threads and a progress bar for what has to be read whole
+    tables:       what earlier starts found in tables
     id_type:      integer type of the ids; None: not given
     token_column: column that holds the ids; None: not given
     verify:       compare recorded checksums
@@ -23,6 +25,7 @@ class OpenOptions:
     """
 
     scans: ColumnScans
+    tables: KeptTables
     id_type: np.dtype[Any] | None = None
     token_column: str | None = None
     verify: bool = False

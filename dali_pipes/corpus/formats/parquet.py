@@ -8,56 +8,66 @@ replaced file is an error and the metadata of many files need not be kept.
 (Format: https://parquet.apache.org/docs/file-format/)
 """
 
+import contextlib
 import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from dali_pipes.corpus.columns.kept_tables import KeptTable
 from dali_pipes.corpus.columns.row_chunks import RowReader, damage_named, make_data_file
-from dali_pipes.corpus.columns.token_columns import choose_columns, digest_of_names, import_pyarrow
+from dali_pipes.corpus.columns.token_columns import choose_columns, import_pyarrow
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.formats.format import OpenOptions
 from dali_pipes.corpus.formats.token_run import check_stated_type
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
+from dali_pipes.storage.held_file import HeldFile
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
 BATCH_BYTES = 1 << 21
 """Approximate encoded bytes of a row group that are decoded in one step: a million two-byte ids."""
 _MOST_BATCH_ROWS = 1 << 14
+_HELD_BYTES = 1 << 16  # a file of at most this size is read whole, once, to open it
 
 
 class ParquetChunks:
-    """The row groups of a Parquet file; a `RowChunks`. Holds no descriptor."""
+    """The row groups of a Parquet file; a `RowChunks`. Holds no descriptor.
 
-    def __init__(self, file: ByteFile, footer: bytes, metadata: Any) -> None:
-        self.path = file.path
-        # Columns are left alone: with damaged metadata pyarrow may crash the process when asked about them.
-        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-        self.rows = [int(group.num_rows) for group in groups]
-        self.sizes = [max(0, int(group.total_byte_size)) for group in groups]
-        self._file_size, self._footer_crc = file.size, zlib.crc32(footer)
-        if min(self.rows, default=0) < 0 or sum(self.rows) != metadata.num_rows:
-            raise CorpusFormatError(
-                f"{file.path}: its row groups have {sum(self.rows):,} rows, but the footer records "
-                f"{metadata.num_rows:,}: it is damaged. Copy or recreate it."
-            )
+    rows, sizes: of each row group
+    """
+
+    def __init__(self, path: Path, size: int, footer: bytes, rows: list[int], sizes: list[int]) -> None:
+        self.path, self.rows, self.sizes = path, rows, sizes
+        self._file_size, self._footer_crc = size, zlib.crc32(footer)
+        self._opened: Any = None
+
+    @contextlib.contextmanager
+    def opened_as(self, parquet: Any) -> Iterator[None]:
+        """Inside, `batches` reads this `ParquetFile` for one thread, instead of opening the file each time."""
+        self._opened = parquet
+        try:
+            yield
+        finally:
+            self._opened = None
 
     def batches(self, chunk: int, names: Sequence[str]) -> Iterator[list[Any]]:
         """As `RowChunks.batches`."""
-        with open_file(self.path) as file:
-            if file.size != self._file_size or zlib.crc32(_read_footer(file)) != self._footer_crc:
-                raise CorpusReadError(
-                    f"{self.path}: changed after the corpus was opened ({self._file_size:,} bytes then, "
-                    f"{file.size:,} now). Open the corpus again."
-                )
+        with contextlib.ExitStack() as stack:
+            parquet = self._opened
+            if parquet is None:
+                file = stack.enter_context(open_file(self.path))
+                if file.size != self._file_size or zlib.crc32(_read_footer(file)) != self._footer_crc:
+                    raise CorpusReadError(
+                        f"{self.path}: changed after the corpus was opened ({self._file_size:,} bytes then, "
+                        f"{file.size:,} now). Open the corpus again."
+                    )
             with damage_named(self.path, f"row group {chunk}"):
-                yield from _read_group(file, chunk, names)
+                yield from _read_group(_parquet_file(file) if parquet is None else parquet, chunk, names)
 
 
 def recognize(file: ByteFile, head: bytes) -> bool:
@@ -74,21 +84,51 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     """As `Format.inspect`. Blocks; reads the whole column if its rows have not been measured before."""
     path = file.path
     import_pyarrow(path)
-    footer = _read_footer(file)
-    with damage_named(path, "footer"):
-        parquet = _parquet_file(file)
-        columns = choose_columns(path, parquet.schema_arrow, options.token_column, use_masks=options.use_masks)
-        chunks = ParquetChunks(file, footer, parquet.metadata)
+    place = options.tables.place(file)
+    if file.size <= _HELD_BYTES:
+        file = HeldFile(file)
+    footer, samples = _read_footer(file), read_samples(file)
+    kept = place.find(footer, samples)
+    parquet = None
+    if kept is None:
+        with damage_named(path, "footer"):
+            parquet = _parquet_file(file)
+            columns = choose_columns(path, parquet.schema_arrow, options.token_column, use_masks=options.use_masks)
+            rows, sizes = _row_groups(path, parquet.metadata)
+    else:
+        columns, rows, sizes = kept.columns, kept.rows, kept.sizes
     check_stated_type(path, "parquet", columns.stored, options.id_type)
-    header = footer + digest_of_names(columns, parquet.schema_arrow)
-    digest = digest_file(path, file.size, columns.stored, header, read_samples(file))
-    return [make_data_file(RowReader(chunks, columns, digest, file.identity), "parquet", file.size, options.scans)]
+    digest = digest_file(path, file.size, columns.stored, footer + columns.header, samples)
+    chunks = ParquetChunks(path, file.size, footer, rows, sizes)
+    reader = RowReader(chunks, columns, digest, file.identity)
+    if kept is not None:
+        reader.known_facts, reader.known_totals = kept.facts, kept.totals
+    # Chunks of small tables are read one after another, in this thread.
+    with chunks.opened_as(parquet if isinstance(file, HeldFile) and reader.is_small else None):
+        found = make_data_file(reader, "parquet", file.size, options.scans)
+    if kept is None:
+        facts = reader.facts() if reader.is_small else None
+        place.keep(KeptTable(columns, rows, sizes, reader.totals(options.scans), facts))
+    return [found]
 
 
-def _read_group(file: ByteFile, group: int, names: Sequence[str]) -> Iterator[list[Any]]:
-    parquet = _parquet_file(file)
+def _row_groups(path: Path, metadata: Any) -> tuple[list[int], list[int]]:
+    """Rows, and approximate bytes, of each row group."""
+    # Columns are left alone: with damaged metadata pyarrow may crash the process when asked about them.
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    rows = [int(group.num_rows) for group in groups]
+    sizes = [max(0, int(group.total_byte_size)) for group in groups]
+    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
+        raise CorpusFormatError(
+            f"{path}: its row groups have {sum(rows):,} rows, but the footer records {metadata.num_rows:,}: it is "
+            "damaged. Copy or recreate it."
+        )
+    return rows, sizes
+
+
+def _read_group(parquet: Any, group: int, names: Sequence[str]) -> Iterator[list[Any]]:
     about = parquet.metadata.row_group(group)
-    rows = int(np.clip(BATCH_BYTES * about.num_rows // max(1, about.total_byte_size), 1, _MOST_BATCH_ROWS))
+    rows = int(min(max(BATCH_BYTES * about.num_rows // max(1, about.total_byte_size), 1), _MOST_BATCH_ROWS))
     for batch in parquet.iter_batches(rows, row_groups=[group], columns=list(names), use_threads=False):
         yield [batch.column(name) for name in names]
 
@@ -98,7 +138,11 @@ def _parquet_file(file: ByteFile) -> Any:
     from pyarrow import parquet
 
     # Without pre_buffer and threads everything runs in the calling thread, so that a fork loses none.
-    source = pyarrow.PythonFile(_ReadOnly(file), mode="r")
+    source = (
+        pyarrow.BufferReader(file.content)
+        if isinstance(file, HeldFile)
+        else pyarrow.PythonFile(_ReadOnly(file), mode="r")
+    )
     return parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
 
 

@@ -19,6 +19,7 @@ from dali_pipes import TokenLoader
 from dali_pipes.corpus import eager_decoding as eager
 from dali_pipes.corpus import open_corpus
 from dali_pipes.corpus.columns import row_chunks
+from dali_pipes.corpus.columns.kept_tables import KeptTables
 from dali_pipes.corpus.columns.row_chunks import RowReader, make_data_file
 from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.corpus.columns.token_columns import TokenColumns
@@ -244,7 +245,9 @@ def test_loss_masks(tmp_path_factory: pytest.TempPathFactory, rows: list[Any], e
         path, table, None if kind == "plain" else kind
     )
     with ColumnScans("") as scans, open_file(path) as source:
-        (file,) = (parquet if kind == "parquet" else arrow).inspect(source, OpenOptions(scans))
+        (file,) = (parquet if kind == "parquet" else arrow).inspect(
+            source, OpenOptions(scans, KeptTables([path], None))
+        )
     assert file.loss_mask is not None
     expected = [int(flag) for row in rows for _, flag in row or []]
     with Corpus([file.loss_mask]) as corpus, Corpus([file]) as tokens:

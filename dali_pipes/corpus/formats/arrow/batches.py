@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.corpus.columns.row_chunks import PlainIds, RowReader, damage_named, make_data_file
-from dali_pipes.corpus.columns.token_columns import TokenColumns, choose_columns, digest_of_names, import_pyarrow
+from dali_pipes.corpus.columns.token_columns import TokenColumns, choose_columns, import_pyarrow
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.formats.arrow.layout import can_be_plain, extents_of, row_lengths
 from dali_pipes.corpus.formats.arrow.messages import (
@@ -116,7 +116,7 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
         columns = choose_columns(path, schema, options.token_column, use_masks=options.use_masks)
     check_stated_type(path, "arrow", columns.stored, options.id_type)
     heads = np.array([(one.start, one.head_size, one.body_size, one.crc) for one in messages.batches], np.int64)
-    header = messages.schema + heads.tobytes() + digest_of_names(columns, schema)
+    header = messages.schema + heads.tobytes() + columns.header
     digest = digest_file(path, file.size, columns.stored, header, read_samples(file))
     plain: PlainIds | None = None
     if can_be_plain(messages, schema.field(columns.tokens).type):

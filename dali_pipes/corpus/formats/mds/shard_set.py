@@ -114,7 +114,7 @@ def _with_columns(
         return offset_cache.find_or_make([index], "mds", about, is_plausible, scan)[0]
 
     for number, row, facts in zip(numbers, rows, find_facts(rows, scans, keep) if rows else [], strict=True):
-        used = used_columns(beside[number], facts, shards[number].num_samples, unused[number])
+        used = used_columns(beside[number], facts.totals, shards[number].num_samples, unused[number])
         files[number] = _with_facts(replace(files[number], columns=used), row, facts)
     return files
 

@@ -21,7 +21,7 @@ def numa_node(cpus: set[int], nodes: Path = _NODES) -> str | None:
     found = {}
     for path in nodes.glob("node[0-9]*/cpulist"):
         try:
-            found[path.parent.name.removeprefix("node")] = parse_cpu_list(path.read_text(encoding="ascii"))
+            found[path.parent.name.removeprefix("node")] = parse_cpu_list(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # not readable in this container
             return None
     found = {node: of_node for node, of_node in found.items() if of_node}  # a node may have memory alone

@@ -3,10 +3,11 @@
     python benchmarks/bench_document_rows.py                   # 4 x 32,768, documents of log-normal length
 
 All read the same corpus from the page cache and discard the batches. In every round, each loader delivers the same
-number of batches, after some untimed ones that were read during the turns of the others. Ratios are taken within a
-round; `best` is the ratio of the two fastest rounds, which other work on the machine disturbs least. `build` is the
-time to build the outputs of a batch from its tokens, in the thread that takes the batch; CPU time is that of all
-threads. The last line is one JSON line.
+number of batches, after some untimed ones that were read during the turns of the others. `time` and `CPU` are ratios to
+plain windows in the same round; `best` is the ratio of the two rounds with the least CPU, which other work on the
+machine disturbs least. CPU time is that of all threads. `plan`, `read` and `build` are the times to plan the rows of a
+batch, to read its tokens, and to build its outputs from them, in whatever threads do it. The last line is one JSON
+line.
 """
 
 import json
@@ -29,6 +30,12 @@ _SIDES: dict[str, dict[str, Any]] = {
     "windows": {"rows": "stream"},
     "packed, inputs and labels": {"rows": "pack"},
     "packed, all outputs": {"rows": "pack", "outputs": OUTPUT_NAMES},
+    "packed, all, int32 and bool": {
+        "rows": "pack",
+        "outputs": OUTPUT_NAMES,
+        "index_dtype": "int32",
+        "mask_dtype": "bool",
+    },
 }
 _YARDSTICK = "windows"
 _END_ID, _SIGMA = 50256, 1.2
@@ -58,14 +65,15 @@ def main(
     console = wide_console()
     console.print(", ".join(f"{key} {value}" for key, value in about.items() if key != "versions"), markup=False)
     table = Table(title=f"{batch_size} x {seq_len}, {documents} documents: median (lowest to highest)")
-    for heading in ("loader", "Mtok/s", "CPU ms/Mtok", "build µs/batch", "time / windows", "best", "best build"):
+    for heading in ("loader", "Mtok/s", "CPU ms/Mtok", "plan, read, build µs/batch", "time", "CPU", "best"):
         table.add_column(heading, justify="left" if heading == "loader" else "right", no_wrap=True)
     for entry in entries:
-        cells = [
+        speed, cpu, time_ratio, cpu_ratio = (
             "{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})".format(**entry[key], digits=digits)
-            for key, digits in (("mtok_per_s", 0), ("cpu_ms_per_mtok", 2), ("build_us", 0), ("ratio", 2))
-        ]
-        table.add_row(entry["name"], *cells, f"{entry['best_ratio']:.2f}", f"{entry['best_build_ratio']:.2f}")
+            for key, digits in (("mtok_per_s", 0), ("cpu_ms_per_mtok", 2), ("time_ratio", 2), ("cpu_ratio", 2))
+        )
+        parts = ", ".join(f"{entry[f'{part}_us']['median']:.0f}" for part in ("plan", "read", "build"))
+        table.add_row(entry["name"], speed, cpu, parts, time_ratio, cpu_ratio, f"{entry['best_cpu_ratio']:.2f}")
     console.print(table)
     print(json.dumps({"benchmark": "document_rows", "machine": about, "entries": entries}))
 
@@ -86,6 +94,8 @@ class Sample(NamedTuple):
 
     wall_s: float
     cpu_s: float
+    plan_s: float
+    read_s: float
     build_s: float
 
 
@@ -98,13 +108,15 @@ def _measure(shared: dict[str, Any], batches: int, rounds: int) -> dict[str, lis
         for name, stream in streams.items():
             for _ in range(batches // 5):
                 next(stream)
-            before = loaders[name].stats().block_times.kernels_s
+            before = loaders[name].stats().block_times
             cpu, wall = time.process_time(), time.perf_counter()
             for _ in range(batches):
                 next(stream)
             taken = time.perf_counter() - wall, time.process_time() - cpu
             if number:  # the first round fills caches and makes the memory that is used again later
-                samples[name].append(Sample(*taken, loaders[name].stats().block_times.kernels_s - before))
+                after = loaders[name].stats().block_times
+                parts = (getattr(after, part) - getattr(before, part) for part in ("plan_s", "read_s", "kernels_s"))
+                samples[name].append(Sample(*taken, *parts))
     for loader in loaders.values():
         loader.close()
     return samples
@@ -117,10 +129,12 @@ def _entries(samples: dict[str, list[Sample]], batches: int, tokens: int) -> lis
             "name": name,
             "mtok_per_s": _spread([tokens / sample.wall_s / 1e6 for sample in own]),
             "cpu_ms_per_mtok": _spread([sample.cpu_s * 1e9 / tokens for sample in own]),
+            "plan_us": _spread([sample.plan_s / batches * 1e6 for sample in own]),
+            "read_us": _spread([sample.read_s / batches * 1e6 for sample in own]),
             "build_us": _spread([sample.build_s / batches * 1e6 for sample in own]),
-            "ratio": _spread([mine.wall_s / other.wall_s for mine, other in zip(own, reference, strict=True)]),
-            "best_ratio": min(mine.wall_s for mine in own) / min(other.wall_s for other in reference),
-            "best_build_ratio": min(mine.build_s for mine in own) / min(other.build_s for other in reference),
+            "time_ratio": _spread([mine.wall_s / other.wall_s for mine, other in zip(own, reference, strict=True)]),
+            "cpu_ratio": _spread([mine.cpu_s / other.cpu_s for mine, other in zip(own, reference, strict=True)]),
+            "best_cpu_ratio": min(mine.cpu_s for mine in own) / min(other.cpu_s for other in reference),
         }
         for name, own in samples.items()
     ]

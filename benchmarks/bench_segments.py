@@ -82,8 +82,14 @@ def _alternatives(
     starts = module.asarray(np.random.default_rng(1).integers(0, tokens.size - seq_len, count))
     both = module.empty((count, seq_len), np.int64), module.empty((count, seq_len), np.int64)
     two = {name: out[name] for name in ("input_ids", "labels")}
+    types: dict[str, Any] = {"index_dtype": np.int32, "mask_dtype": np.bool_}
+    narrow = segments(**there, outputs=OUTPUTS, **types)
+    for name, array in narrow.items():
+        if not bool((array == out[name]).all()):
+            raise SystemExit(f"{name} of segments, int32 and bool, are wrong at {case} on {module.__name__}")
     found: dict[str, Callable[[], object]] = {
         "segments, all outputs": lambda: segments(**there, outputs=OUTPUTS, out=out),
+        "segments, all, int32 and bool": lambda: segments(**there, outputs=OUTPUTS, out=narrow, **types),
         "segments, inputs and labels": lambda: segments(**there, outputs=tuple(two), out=two),
         "rows": lambda: rows(tokens, starts, seq_len, out=both),
     }

@@ -9,7 +9,7 @@ DaliPipesError
 ├── CorpusWriteError        token files cannot be written: disk full, permission denied (also an OSError)
 ├── StateError              a saved state does not match this corpus or configuration (also a ValueError)
 ├── LoaderClosedError       the loader was closed, or this iterator was superseded (also a RuntimeError)
-└── BackendError            a required package, compiler or device is missing (also a RuntimeError)
+└── BackendError            a required package, compiler or device is missing or failed (also a RuntimeError)
 
 Each message says what was found (file, position, value), what was expected, and what to do.
 """
@@ -56,7 +56,7 @@ class LoaderClosedError(DaliPipesError, RuntimeError):
 
 
 class BackendError(DaliPipesError, RuntimeError):
-    """A required package, compiler or device is missing."""
+    """A required package, compiler or device is missing, or the device failed."""
 
 
 class CorpusWriteError(DaliPipesError, OSError):

@@ -28,7 +28,7 @@ SETTINGS = {
         "window_documents"
     ),
     "order": "shuffle seed drop_last repeat skip_steps on_change",
-    "outputs": "outputs label_shift mask_boundaries pad_id mtp",
+    "outputs": "outputs index_dtype mask_dtype label_shift mask_boundaries pad_id mtp",
     "ranks": "rank world_size context_parallel context_split",
     "device": "device placement max_device_bytes static_buffers",
     "reading": (

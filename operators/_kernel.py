@@ -13,6 +13,7 @@ OPTIONS = ("-std=c++17",)
 
 # `long long`, not `long`: it has 64 bits in every compiler that is used (NVRTC, nvcc, g++).
 _C_TYPES = {
+    "bool": "bool",
     "int8": "signed char",
     "uint8": "unsigned char",
     "int16": "short",

@@ -84,15 +84,15 @@ static __device__ __forceinline__ long long piece_at(
 
 // Outputs are (num_rows, seq_len), labels (num_rows, seq_len, label_count), num_segments (batches), each null where it
 // is not wanted; as is learn, the loss mask of the tokens. Bounds that do not fit are left out, not counted less.
-template <typename Token>
+template <typename Token, typename Index, typename Mask>
 __global__ void segments(
     const Token* __restrict__ tokens, const unsigned char* __restrict__ learn, long long num_rows, long long seq_len,
     long long batch_rows, long long batch_words, const long long* __restrict__ row_offsets,
     const long long* __restrict__ piece_starts, const long long* __restrict__ piece_lengths,
     const long long* __restrict__ piece_ends, const long long* __restrict__ begins, const wide* __restrict__ padded,
-    long long pad_id, long long label_count, long long cross_boundaries, long long* __restrict__ input_ids,
-    long long* __restrict__ labels, long long* __restrict__ position_ids, long long* __restrict__ segment_ids,
-    long long* __restrict__ attention_mask, long long* __restrict__ loss_mask, int* __restrict__ cu_seqlens,
+    long long pad_id, long long label_count, long long cross_boundaries, Index* __restrict__ input_ids,
+    Index* __restrict__ labels, Index* __restrict__ position_ids, Index* __restrict__ segment_ids,
+    Mask* __restrict__ attention_mask, Mask* __restrict__ loss_mask, int* __restrict__ cu_seqlens,
     long long cu_capacity, long long* __restrict__ num_segments, wide limit, long long* bad)
 {
     const long long row_stride = (long long)gridDim.x * blockDim.y, stride = (long long)gridDim.y * blockDim.x;
@@ -115,13 +115,13 @@ __global__ void segments(
             const long long target = row * seq_len + t;
             const long long source = padding ? 0 : piece_starts[piece] + (t - begin);
             if (input_ids)
-                input_ids[target] = padding ? pad_id : (long long)tokens[source];
+                input_ids[target] = padding ? (Index)pad_id : (Index)tokens[source];
             if (bad && !padding)
                 count_bad(tokens + source, 1, target, BadIds{limit, bad});
             if (position_ids)
-                position_ids[target] = padding ? 0 : t - begin;
+                position_ids[target] = padding ? 0 : (Index)(t - begin);
             if (segment_ids)
-                segment_ids[target] = padding ? 0 : piece - first + 1;
+                segment_ids[target] = padding ? 0 : (Index)(piece - first + 1);
             if (attention_mask)
                 attention_mask[target] = !padding;
             if (labels || loss_mask) {
@@ -151,7 +151,7 @@ __global__ void segments(
                     const bool known = ahead < readable && (!learn || learn[ahead]);
                     const long long label = known ? (long long)tokens[ahead] : -100;
                     if (labels)
-                        labels[target * label_count + j] = label;
+                        labels[target * label_count + j] = (Index)label;
                     if (loss_mask && j == 0)
                         loss_mask[target] = label != -100;
                 }

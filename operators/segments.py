@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from dali_pipes.operators import _kernel, _row
@@ -52,6 +53,13 @@ class _Batches(NamedTuple):
         return cls(batch_rows, (-(-num_rows // batch_rows),))
 
 
+class _Dtypes(NamedTuple):
+    """Of outputs with a value for each position."""
+
+    indices: np.dtype[Any]
+    masks: np.dtype[Any]
+
+
 class _LabelRule(NamedTuple):
     """`cross`: labels may come from the next pieces of the row. `learn`: 0 for tokens that are not labels; or None."""
 
@@ -76,6 +84,8 @@ def segments(
     batch_rows: int | None = None,
     cu_capacity: int | None = None,
     out: Mapping[str, Array] | None = None,
+    index_dtype: npt.DTypeLike = np.int64,
+    mask_dtype: npt.DTypeLike | None = None,
     vocab_size: int | None = None,
     bad: Array | None = None,
     work: Array | None = None,
@@ -98,14 +108,17 @@ def segments(
     cu_capacity: C, the number of segments per batch that `cu_seqlens` has room for, at least one per row; by default
         B * T, or as in `out`.
     out: contiguous arrays to fill and return, by output, which must not overlap the input. Missing ones are allocated.
+    index_dtype: int64 or int32, of all outputs (R, T) but the masks. Values keep their low bits, so ids of 2**31 or
+        more do not fit int32; `pad_id` must.
+    mask_dtype: of attention_mask and loss_mask: bool, or `index_dtype` as by default.
     bad: as in `rows`, for the tokens in the rows, without padding, and for labels after them, whether `loss_mask` hides
         them or not. Position p is position p % T of row p // T; an id that is only a label counts at the last position
         of its piece.
     work: for CuPy, int64 with at least `work_size` elements: scratch memory for the kernels. By default it is allocated
         for each call.
 
-    Outputs, int64 (R, T) unless stated otherwise, and 0 on padding:
-    input_ids: the tokens, their low 64 bits; `pad_id` on padding.
+    Outputs, (R, T) unless stated otherwise, and 0 on padding:
+    input_ids: the tokens; `pad_id` on padding.
     labels: (R, T), with `mtp` (R, T, mtp); -100 without a label and on padding.
     position_ids: 0, 1, ... in each piece. segment_ids: number of the piece in its row, from 1. attention_mask: 1.
     loss_mask: 1 where the label, the first of `mtp`, is not -100.
@@ -118,7 +131,9 @@ def segments(
     """
     seq_len, pad_id, mtp = operator.index(seq_len), operator.index(pad_id), operator.index(mtp)
     on_device = _row.require_tokens("segments", tokens, seq_len)
-    require_inside("segments", -(2**63), 63, pad_id=pad_id)
+    dtypes = _dtypes(index_dtype, mask_dtype)
+    bits = 8 * dtypes.indices.itemsize - 1
+    require_inside("segments", -(2**bits), bits, pad_id=pad_id)
     require_inside("segments", 0, 31, mtp=mtp)
     pieces = PieceTables(row_offsets, piece_starts, piece_lengths, piece_ends)
     _require_tables(pieces, on_device)
@@ -127,8 +142,12 @@ def segments(
     limit = _row.id_limit("segments", tokens.dtype, vocab_size, bad, on_device)
     shape = row_offsets.size - 1, seq_len
     batch = _Batches.of(shape[0], batch_rows)
-    results = _results(outputs, shape, batch, mtp, cu_capacity, out or {}, on_device)
+    results = _results(outputs, shape, batch, mtp, cu_capacity, out or {}, dtypes, on_device)
     rule = _LabelRule(max(mtp, 1), not mask_boundaries, loss_mask)
+    if not shape[0]:
+        for name in {"cu_seqlens", "num_segments"} & results.keys():
+            results[name].fill(0)
+        return results
     if not on_device:
         _segments_numpy(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad)
         return results
@@ -139,7 +158,7 @@ def segments(
         work = cupy.empty((needed,), np.int64)
     else:
         _row.require_vector("segments", "work", work[:needed], needed, on_device)
-    _segments_cupy(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad, work)
+    _segments_cupy(tokens, pieces, shape, batch.rows, rule, pad_id, results, dtypes, limit, bad, work)
     return results
 
 
@@ -170,9 +189,10 @@ def _segments_numpy(
     if "cu_seqlens" in flat:
         layout.fill_bounds(results["cu_seqlens"].reshape(-1, results["cu_seqlens"].shape[-1]), batch_rows)
     if "num_segments" in flat:
-        layout.count_segments(flat["num_segments"], batch_rows)
+        flat["num_segments"][:] = layout.segment_counts(batch_rows)
     if "segment_ids" in flat:
         layout.number_pieces(flat["segment_ids"])
+        layout.pad(flat["segment_ids"], 0)
     if "position_ids" in flat:
         layout.count_positions(flat["position_ids"])
         layout.pad(flat["position_ids"], 0)
@@ -182,19 +202,19 @@ def _segments_numpy(
     if limit is None and not {"input_ids", "labels", "loss_mask"} & flat.keys():
         return
     shown = Shown(tokens, layout)
+    if "input_ids" in flat:
+        shown.copy(flat["input_ids"])
+        layout.pad(flat["input_ids"], pad_id)
     if "labels" in flat or "loss_mask" in flat:
-        if limit is not None and bad is not None:
+        _fill_labels(shown, layout, rule, tokens.dtype, flat.get("labels"), flat.get("loss_mask"))
+    if limit is not None and bad is not None:
+        if "labels" in flat or "loss_mask" in flat:
             positions, behind = layout.labels_behind(rule.num_labels if "labels" in flat else 1, rule.cross)
             _count_outside(tokens[behind].astype(np.int64), positions, limit, bad)
-        _fill_labels(shown, layout, rule, tokens.dtype, flat.get("labels"), flat.get("loss_mask"))
-    if "input_ids" not in flat and limit is None:
-        return
-    inputs = flat["input_ids"] if "input_ids" in flat else np.empty(layout.size, np.int64)
-    shown.copy(inputs)
-    if limit is not None and bad is not None:
-        layout.pad(inputs, 0)
-        _count_outside(inputs, None, limit, bad)
-    layout.pad(inputs, pad_id)
+        ids = np.empty(layout.size, np.int64)
+        shown.copy(ids)
+        layout.pad(ids, 0)
+        _count_outside(ids, None, limit, bad)
 
 
 def _count_outside(
@@ -213,34 +233,35 @@ def _fill_labels(
     layout: PieceLayout,
     rule: _LabelRule,
     token_dtype: np.dtype[Any],
-    flat_labels: NDArray[np.int64] | None,
-    loss_mask: NDArray[np.int64] | None,
+    flat_labels: NDArray[Any] | None,
+    loss_mask: NDArray[Any] | None,
 ) -> None:
-    learn = rule.learn
-    # Deriving the loss mask from the labels' values is slower: only if labels may be masked or tokens may be -100.
-    by_value = learn is not None or not np.can_cast(token_dtype, np.uint32)
     next_tokens = layout.ends_of_pieces(1, rule.cross)
-    if loss_mask is not None and not by_value:
+    shown_learn, learned = None, None
+    if rule.learn is not None:
+        shown_learn, learned = Shown(rule.learn, layout), np.empty(layout.size, np.uint8)
+    if flat_labels is not None:
+        labels = flat_labels.reshape(layout.size, rule.num_labels)
+        for step, label in enumerate(labels.T, 1):
+            ends = next_tokens if step == 1 else layout.ends_of_pieces(step, rule.cross)
+            shown.look_ahead(step, ends, IGNORE_INDEX, label)
+            if shown_learn is not None and learned is not None:
+                shown_learn.look_ahead(step, ends, 0, learned)
+                np.copyto(label, IGNORE_INDEX, where=learned == 0)
+            layout.pad(label, IGNORE_INDEX)
+    if loss_mask is None:
+        return
+    if shown_learn is not None and learned is not None:
+        shown_learn.look_ahead(1, next_tokens, 0, learned)
+        loss_mask[...] = learned != 0
+    else:
         loss_mask.fill(1)
         loss_mask[next_tokens.ignored] = 0
-        layout.pad(loss_mask, 0)
-    if flat_labels is None:
-        if not by_value:
-            return
-        flat_labels = np.empty(layout.size * rule.num_labels, np.int64)
-    labels = flat_labels.reshape(layout.size, rule.num_labels)
-    if learn is not None:
-        shown_learn = Shown(learn, layout)
-        learned = np.empty(layout.size, np.uint8)
-    for step, label in enumerate(labels.T, 1):
-        ends = next_tokens if step == 1 else layout.ends_of_pieces(step, rule.cross)
-        shown.look_ahead(step, ends, IGNORE_INDEX, label)
-        if learn is not None:
-            shown_learn.look_ahead(step, ends, 0, learned)
-            label[learned == 0] = IGNORE_INDEX
-        layout.pad(label, IGNORE_INDEX)
-    if loss_mask is not None and by_value:
-        np.not_equal(labels[:, 0], IGNORE_INDEX, out=loss_mask, casting="unsafe")
+    if not np.can_cast(token_dtype, np.uint32):  # a token may be -100 itself: only its own dtype tells
+        next_token = np.empty(layout.size, token_dtype)
+        shown.look_ahead(1, next_tokens, 0, next_token)
+        loss_mask[next_token == np.int64(IGNORE_INDEX).astype(token_dtype)] = 0
+    layout.pad(loss_mask, 0)
 
 
 def _segments_cupy(
@@ -251,6 +272,7 @@ def _segments_cupy(
     rule: _LabelRule,
     pad_id: int,
     results: dict[str, cupy.ndarray],
+    dtypes: _Dtypes,
     limit: int | None,
     bad: cupy.ndarray | None,
     work: cupy.ndarray,
@@ -259,10 +281,6 @@ def _segments_cupy(
 
     count, seq_len = shape
     null = np.uint64(0)
-    if count == 0:
-        for name in {"cu_seqlens", "num_segments"} & results.keys():
-            results[name].fill(0)
-        return
     offsets, starts, lengths, ends = (cupy.ascontiguousarray(table) for table in pieces)
     # Written by the first kernel for the second: where each piece begins in its row, and whether a row has padding, in
     # whole words per batch.
@@ -280,14 +298,25 @@ def _segments_cupy(
     bounds = cu_seqlens, room, results.get("num_segments", null)
     check = (null, null) if limit is None else (np.uint64(limit), bad)
     tables = offsets, starts, lengths, ends, begins, padded
-    kernel = _kernel.load("segments", _kernel.expression("segments", tokens.dtype))
+    kernel = _kernel.load("segments", _kernel.expression("segments", tokens.dtype, *dtypes))
     kernel(*launch_shape, (tokens, learn, *sizes, *tables, np.int64(pad_id), *labels, *wanted, *bounds, *check))
 
 
 # In the order of the kernel's parameters.
 _ROW_OUTPUTS = ("input_ids", "labels", "position_ids", "segment_ids", "attention_mask", "loss_mask")
+_MASKS = ("attention_mask", "loss_mask")
 OUTPUTS = (*_ROW_OUTPUTS, "cu_seqlens", "num_segments")
 """Valid names in `outputs`."""
+
+
+def _dtypes(index_dtype: npt.DTypeLike, mask_dtype: npt.DTypeLike | None) -> _Dtypes:
+    index = np.dtype(index_dtype)
+    if index not in (np.int64, np.int32):
+        raise TypeError(f"segments: index_dtype is {index}, expected int64 or int32")
+    mask = index if mask_dtype is None else np.dtype(mask_dtype)
+    if mask not in (index, np.bool_):
+        raise TypeError(f"segments: mask_dtype is {mask}, expected bool or {index}, the index_dtype")
+    return _Dtypes(index, mask)
 
 
 def _results(
@@ -297,12 +326,13 @@ def _results(
     mtp: int,
     cu_capacity: int | None,
     out: Mapping[str, Array],
+    dtypes: _Dtypes,
     on_device: bool,
 ) -> dict[str, Any]:
     """The arrays to fill, by output: those of `out` after a check, or new ones."""
-    unknown = [name for name in (*outputs, *out) if name not in OUTPUTS]
+    unknown = {*outputs, *out}.difference(OUTPUTS)
     if unknown:
-        raise ValueError(f"segments: unknown output {unknown[0]!r}, expected some of {', '.join(OUTPUTS)}")
+        raise ValueError(f"segments: unknown output {min(unknown)!r}, expected some of {', '.join(OUTPUTS)}")
     if on_device:
         import cupy as module
     else:
@@ -310,11 +340,11 @@ def _results(
     results = {}
     for name in dict.fromkeys(outputs):
         wanted: tuple[int, ...] = shape
-        dtype: np.dtype[Any] = np.dtype(np.int64)
+        dtype = dtypes.masks if name in _MASKS else dtypes.indices
         if name == "labels" and mtp:
             wanted = *shape, mtp
         elif name == "num_segments":
-            wanted = batch.axis or (1,)
+            wanted, dtype = batch.axis or (1,), np.dtype(np.int64)
         elif name == "cu_seqlens":
             places = batch.rows if batch.axis else shape[0], shape[1]
             wanted = *batch.axis, _capacity(places, cu_capacity, out.get(name)) + 1
@@ -359,7 +389,7 @@ def _require_tables(pieces: PieceTables, on_device: bool) -> None:
 def _checked(pieces: PieceTables, num_tokens: int, seq_len: int) -> PieceTables:
     """The pieces in the rows, numbered from the first of them. Raises ValueError for pieces that cannot be read."""
     offsets, num_pieces = pieces.row_offsets, pieces.starts.size
-    if offsets[0] < 0 or offsets[-1] > num_pieces or (offsets[1:] < offsets[:-1]).any():
+    if offsets[0] < 0 or offsets[-1] > num_pieces or np.count_nonzero(offsets[1:] < offsets[:-1]):
         raise ValueError(
             f"segments: row_offsets must not decrease and must be inside [0, {num_pieces}], the number of pieces"
         )
@@ -368,7 +398,7 @@ def _checked(pieces: PieceTables, num_tokens: int, seq_len: int) -> PieceTables:
     # In this order, no difference of values that pass the earlier tests overflows 64 bits.
     wrong = (starts < 0) | (lengths < 1) | (lengths > seq_len) | (ends > num_tokens) | (ends < starts)
     wrong |= ends - starts < lengths
-    if wrong.any():
+    if np.count_nonzero(wrong):
         at = int(wrong.argmax())
         raise ValueError(
             f"segments: piece {first + at:,} starts at token {starts[at]:,}, has {lengths[at]:,}, and its labels end "

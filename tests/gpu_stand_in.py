@@ -10,6 +10,7 @@ instead of a race that is seen once a month. The consumer, torch on the CPU, doe
 slow one queues work on a consumer's stream with `gpu.stream(handle).enqueue(...)`.
 """
 
+import bisect
 import contextlib
 import ctypes
 import hashlib
@@ -40,8 +41,14 @@ from dali_pipes.loader import batches, token_loader
 from dali_pipes.loader import token_loader as loader
 from dali_pipes.operators import _kernel
 from dali_pipes.placement import cuda as device
+from dali_pipes.placement import loans, on_device
 
 POISON = 0xA5
+RELAXED = 2
+FAULTS = {
+    700: "cudaErrorIllegalAddress: an illegal memory access was encountered",
+    710: "cudaErrorAssert: device-side assert triggered",
+}
 CONSUMER = 0
 """Handle of the consumer's stream where a test names no other: CUDA's default stream, as in torch."""
 
@@ -56,6 +63,9 @@ class Stream:
 
     def __init__(self, gpu: "StandInGpu", handle: int) -> None:
         self.gpu, self.ptr = gpu, handle
+        self.priority = self.device = 0
+        self.is_prompt = False
+        """Whether its operations run when they are queued, whatever the order of the others."""
         self.queued = self.ran = 0
         self._waiting: deque[Callable[[], object]] = deque()
 
@@ -63,7 +73,7 @@ class Stream:
         with self.gpu.lock:
             self.queued += 1
             self._waiting.append(operation)
-            if self.gpu.order == "early":
+            if self.gpu.order == "early" or self.is_prompt:
                 self.run()
             elif self.gpu.order == "random":
                 for stream in list(self.gpu.streams.values()):
@@ -78,7 +88,15 @@ class Stream:
                 self.ran += 1
                 operation()
 
+    def abandon(self) -> None:
+        """What is queued never runs."""
+        with self.gpu.lock:
+            self._waiting.clear()
+            self.ran = self.queued
+
     def synchronize(self) -> None:
+        self.gpu.unsafe_in_captures()
+        self.gpu.check_status(self.gpu.fault)
         self.run()
 
     def __enter__(self) -> Self:
@@ -110,6 +128,8 @@ class Event:
         return self._stream is None or self._stream.ran >= self._place
 
     def synchronize(self) -> None:
+        self.gpu.unsafe_in_captures()
+        self.gpu.check_status(self.gpu.fault)
         if self._stream is not None:
             self._stream.run(self._place)
 
@@ -128,6 +148,8 @@ class Memory:
         self.offset = -self.raw.ctypes.data % 64
         self.address, self.size = self.raw.ctypes.data + self.offset, size
         gpu.everything.append(self.raw)
+        with gpu.lock:
+            bisect.insort(gpu._ranges, (self.address, self.address + max(size, 1)))
         counted = 0 if on_host else size
         gpu.allocated += counted
         weakref.finalize(self, gpu.poison, self.raw, counted, stream).atexit = False
@@ -139,7 +161,11 @@ class Memory:
 class DeviceArray(cuda_on_cpu.DeviceArray):
     """`cupy.ndarray`: no values for the host."""
 
-    def __init__(self, host: npt.NDArray[Any], memory: Memory) -> None:
+    def __init__(self, host: Any, memory: Any, memptr: Any = None) -> None:
+        if memptr is not None:  # called as `cupy.ndarray(shape, dtype, memptr=...)`
+            owner = memptr.mem.owner
+            assert memptr.mem.ptr == owner.ctypes.data
+            host, memory = np.ndarray(host, memory, owner.data), owner
         super().__init__(host)
         self.memory = memory
         self.nbytes = host.nbytes
@@ -147,6 +173,9 @@ class DeviceArray(cuda_on_cpu.DeviceArray):
 
     def __getitem__(self, part: Any) -> "DeviceArray":
         return DeviceArray(self._host[part], self.memory)
+
+    def view(self, dtype: npt.DTypeLike) -> "DeviceArray":
+        return DeviceArray(self._host.view(dtype), self.memory)
 
     def reshape(self, *shape: int) -> "DeviceArray":
         return DeviceArray(self._host.reshape(*shape), self.memory)
@@ -171,6 +200,8 @@ class DaliTensor:
 
     def __init__(self, gpu: "StandInGpu", shape: tuple[int, ...], typestr: str) -> None:
         self.memory = Memory(gpu, int(np.prod(shape)) * np.dtype(typestr).itemsize)
+        gpu.pooled_bytes -= min(gpu.pooled_bytes, self.memory.size)
+        weakref.finalize(self.memory, gpu.keep_in_pool, self.memory.size).atexit = False
         self.__cuda_array_interface__ = {
             "shape": shape,
             "typestr": typestr,
@@ -199,9 +230,14 @@ class Pipeline:
         self._ready: deque[tuple[list[DaliTensor], Event]] = deque()
 
     def build(self) -> None:
-        """Nothing to build."""
+        assert self._gpu.current_device == self._device, "DALI wakes the device that is current"
+
+    def __del__(self) -> None:
+        if self._ready:
+            assert self._gpu.current_device == self._device, "DALI frees memory of the device that is current"
 
     def schedule_run(self) -> None:
+        assert self._gpu.current_device == self._device, "DALI wakes the device that is current"
         for _ in range(self.prefetch_queue_depth if self._iteration == 0 else 1):
             arrays = self._source(BlockInfo(self._iteration, 0))
             self._iteration += 1
@@ -221,7 +257,6 @@ class Pipeline:
             raise StopIteration
         outputs, event = self._ready.popleft()
         event.wait_from(self._gpu.stream(cuda_stream))
-        self._gpu.consume(cuda_stream)
         return [[output] for output in outputs]
 
     def release_outputs(self) -> None:
@@ -255,8 +290,21 @@ class StandInGpu:
         """Names of the kernels launched so far."""
         self.ranges: list[tuple[str, str | None]] = []
         """Threads and the ranges that they began, or None where they ended one."""
+        self.trims = self.pooled_bytes = 0
+        """What DALI's pool keeps of blocks that were dropped, which nobody else can use until it is trimmed."""
+        self.registered: dict[int, int] = {}
+        """Host memory that is page-locked, by address."""
+        self.waiting_for: list[list[int]] = []
+        """Addresses of the arrays of each kernel that was launched and has not run."""
+        self.lock_limit, self.device_offset = 1 << 40, 0
+        self.fault = 0
+        """The error that every call meets from now on, as after a kernel that failed."""
+        self.captures_ended: list[str] = []
+        """Threads whose calls would have ended the capture of a CUDA graph with default settings."""
         self.freed_arenas: list[int] = []
         """Streams whose free memory CuPy's pool was told to give back."""
+        self.pageable_copies = 0
+        self._ranges: list[tuple[int, int]] = []
         self._handles = iter(range(1000, 10**9))
         self._threads = threading.local()
         self._kernels: dict[tuple[str, str], cuda_on_cpu.CpuKernel] = {}
@@ -285,10 +333,69 @@ class StandInGpu:
         with self.lock:
             return self.streams.setdefault(handle, Stream(self, handle))
 
+    def exchange_capture_mode(self, mode: int) -> int:
+        before = getattr(self._threads, "capture_mode", 0)
+        self._threads.capture_mode = mode
+        return before
+
+    def unsafe_in_captures(self) -> None:
+        """A call that ends a capture elsewhere, unless the thread is in relaxed mode."""
+        if getattr(self._threads, "capture_mode", 0) != RELAXED:
+            self.captures_ended.append(threading.current_thread().name)
+
+    def query_event(self, event: int) -> int:
+        self.unsafe_in_captures()
+        if self.fault:
+            return self.fault
+        return 0 if self.events[event].done else 600
+
+    def host_register(self, address: int, size: int, flags: int) -> None:
+        self.unsafe_in_captures()
+        assert (address % 4096, flags) == (0, 3)
+        if sum(self.registered.values()) + size > self.lock_limit:
+            raise CudaRuntimeError("cudaErrorMemoryAllocation: out of memory")
+        self.registered[address] = size
+
+    def host_unregister(self, address: int) -> None:
+        self.unsafe_in_captures()
+        self.check_status(self.fault)
+        end = address + self.registered.pop(address)
+        assert not any(address <= one < end for used in self.waiting_for for one in used), "a kernel will read it"
+
+    def check_status(self, status: int) -> None:
+        if status:
+            for stream in list(self.streams.values()):
+                stream.abandon()
+            raise CudaRuntimeError(FAULTS[status])
+
+    def run_all(self) -> None:
+        """Time passes: everything that was queued runs."""
+        for stream in list(self.streams.values()):
+            stream.run()
+
+    def keep_in_pool(self, size: int) -> None:
+        self.pooled_bytes += size
+
+    def trim(self) -> None:
+        """`nvidia.dali.backend.ReleaseUnusedMemory`."""
+        self.pooled_bytes = 0
+        self.trims += 1
+
     def consume(self, handle: int) -> None:
         """Catch up with what a stream's next operation has to wait for, since torch's operations here run at once."""
         if self.eager:
             self.stream(handle).run()
+
+    def wait_for_event(self, handle: int, event: int) -> None:
+        self.events[event].wait_from(self.stream(handle))
+        if handle == self.consumer:
+            self.consume(handle)
+
+    def new_stream(self, non_blocking: bool, priority: int) -> Stream:
+        assert non_blocking, "it must not wait for the default stream, nor that one for it"
+        stream = self.stream(self.new_handle())
+        stream.priority, stream.device = priority, self.current_device
+        return stream
 
     def poison(self, raw: npt.NDArray[np.uint8], counted: int, stream: Stream | None) -> None:
         with self.lock:
@@ -299,11 +406,24 @@ class StandInGpu:
                 stream.enqueue(lambda: raw.fill(POISON))
 
     def copy(self, target: int, source: int, size: int, handle: int) -> None:
+        self.check_status(self.fault)
         if handle == 0:
             self.default_stream_work += 1
+        if not self.is_known(source):  # CUDA has read pageable memory when the call returns
+            kept = ctypes.string_at(source, size)
+            self.pageable_copies += 1
+            self.stream(handle).enqueue(lambda: ctypes.memmove(target, kept, size))
+            return
         self.stream(handle).enqueue(lambda: ctypes.memmove(target, source, size))
 
+    def is_known(self, address: int) -> bool:
+        """Whether an address is one of the device's, or of pinned memory."""
+        with self.lock:
+            number = bisect.bisect_right(self._ranges, (address, 1 << 64)) - 1
+            return number >= 0 and address < self._ranges[number][1]
+
     def empty(self, shape: Any, dtype: npt.DTypeLike = np.float64) -> DeviceArray:
+        self.unsafe_in_captures()
         self.arrays_made += 1
         shape = shape if isinstance(shape, tuple) else (shape,)
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -322,11 +442,11 @@ class StandInGpu:
         return array
 
     def asnumpy(self, array: DeviceArray) -> npt.NDArray[Any]:
-        for stream in list(self.streams.values()):
-            stream.run()
+        self.run_all()
         return array.get()
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        self.unsafe_in_captures()
         memory = Memory(self, int(np.prod(shape)) * np.dtype(dtype).itemsize, on_host=True)
         window = (ctypes.c_char * max(memory.size, 1)).from_address(memory.address)
         window.memory = memory  # type: ignore[attr-defined]
@@ -346,7 +466,14 @@ class StandInGpu:
                 self.kernels.append(operator)
                 if stream.ptr == 0:
                     self.default_stream_work += 1
-                stream.enqueue(lambda: kernel(grid, block, values))
+                addresses = [a.address for a in arguments if isinstance(a, DeviceArray)]
+                self.waiting_for.append(addresses)
+
+                def run() -> None:
+                    kernel(grid, block, values)
+                    self.waiting_for.remove(addresses)
+
+                stream.enqueue(run)
 
             return launch
 
@@ -380,16 +507,23 @@ class StandInGpu:
         runtime = SimpleNamespace(
             CUDARuntimeError=CudaRuntimeError,
             getDeviceCount=lambda: self.devices,
-            memGetInfo=lambda: (self.capacity - self.allocated, self.capacity),
+            memGetInfo=lambda: (self.capacity - self.allocated - self.pooled_bytes, self.capacity),
             memcpyDefault=4,
             memcpyAsync=lambda target, source, size, kind, handle: self.copy(target, source, size, handle),
+            eventQuery=self.query_event,
+            check_status=self.check_status,
+            hostRegister=self.host_register,
+            hostUnregister=self.host_unregister,
+            pointerGetAttributes=lambda address: SimpleNamespace(devicePointer=address + self.device_offset),
             eventRecord=lambda event, handle: self.events[event].record(self.stream(handle)),
-            streamWaitEvent=lambda handle, event: self.events[event].wait_from(self.stream(handle)),
+            streamWaitEvent=self.wait_for_event,
         )
         cuda = SimpleNamespace(
             Device=Device,
-            Stream=lambda non_blocking: self.stream(self.new_handle()),
+            Stream=self.new_stream,
             Event=make_event,
+            MemoryPointer=lambda memory, offset: SimpleNamespace(mem=memory, ptr=memory.ptr + offset),
+            UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(ptr=ptr, size=size, owner=owner),
             runtime=runtime,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             nvtx=SimpleNamespace(
@@ -409,7 +543,9 @@ class StandInGpu:
             get_default_memory_pool=lambda: SimpleNamespace(
                 free_all_blocks=lambda stream: self.freed_arenas.append(stream.ptr)
             ),
-            get_default_pinned_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
+            get_default_pinned_memory_pool=lambda: SimpleNamespace(
+                free_all_blocks=lambda: None, n_free_blocks=lambda: 0
+            ),
             cuda=cuda,
         )
 
@@ -446,7 +582,10 @@ def installed(order: str = "late", *, seed: int = 0, capacity: int = 1 << 34) ->
         patch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=gpu.empty_pinned))
         patch.setattr(device, "cuda_driver_present", lambda: True)
         patch.setattr(batches, "on_gpu", lambda part, number: torch.from_numpy(np.asarray(OnHost(part))))
-        patch.setattr(device, "_loans", {})
+        patch.setattr(loans, "_loans", {})
+        patch.setattr(on_device, "exchange_capture_mode", gpu.exchange_capture_mode)
+        patch.setattr(loans, "sleep", lambda seconds: gpu.run_all())
+        patch.setattr(pipeline, "release_unused_memory", gpu.trim)
         patch.setattr(
             block_stream, "define_pipeline", lambda built, config, graph: _pipeline(gpu, built, config, graph)
         )

@@ -14,6 +14,7 @@ Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 ON_GPU: tuple[dict[str, Any], ...] = (
     {"device": "cuda", "placement": "host"},
     {"device": "cuda", "placement": "device"},
+    {"device": "cuda", "placement": "pinned"},
 )
 ALL_OUTPUTS = ("input_ids", "labels", "row_ids")
 

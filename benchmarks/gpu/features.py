@@ -59,6 +59,8 @@ def segments_equal_numpy(session: Session) -> None:
                     "mask_boundaries": not cross,
                     "batch_rows": batch_rows,
                     "vocab_size": 100,
+                    "index_dtype": np.int32 if cross else np.int64,
+                    "mask_dtype": np.bool_ if mtp else None,
                 }
                 made = segments(array(tokens), seq_len=seq_len, outputs=OUTPUTS, pad_id=3, **given, **options)
                 sides.append(made | {"bad": given["bad"]})
@@ -120,6 +122,18 @@ def plain_windows(session: Session) -> None:
         {"context_parallel": (0, 2), "context_split": "zigzag", "static_buffers": True, "skip_steps": [[2, 3]]},
     ]
     _same_as_cpu(session, "windows", settings, variants)
+
+
+def types_of_fields(session: Session) -> None:
+    settings = _documents(session) | {"index_dtype": "int32"}
+    variants: list[dict[str, Any]] = [
+        {"outputs": ("input_ids", "labels", "row_ids"), "rows": "stream", "eos_id": None},
+        {"outputs": ALL_OUTPUTS, "rows": "stream", "mask_dtype": "bool"},
+        {"rows": "pack", "mtp": 2, "static_buffers": True, "mask_dtype": "bool"},
+        {"rows": "pad", "length_buckets": _buckets(settings), "context_parallel": (1, 2), "mask_dtype": "bool"},
+        {"rows": "pack", "index_dtype": "int64", "mask_dtype": "bool"},
+    ]
+    _same_as_cpu(session, "types", settings, variants)
 
 
 def length_buckets(session: Session) -> None:
@@ -402,6 +416,7 @@ CHECKS = (
     segments_equal_numpy,
     loss_masks,
     plain_windows,
+    types_of_fields,
     length_buckets,
     states_of_documents,
     bad_ids_in_documents,

@@ -111,6 +111,26 @@ def streams_that_change(session: Session) -> None:
         session.verify(f"current stream changes at every step, {on_gpu['placement']}", seen.problem())
 
 
+def work_on_another_stream(session: Session) -> None:
+    """The streams wait for each other before the drop, as the manual says; `record_stream` does nothing."""
+    machine, steps = session.machine, session.pick(200, 20)
+    for on_gpu in ON_GPU:
+        settings = _settings(session) | on_gpu
+        seen = _Seen(session, settings, steps)
+        other = machine.stream()
+        with TokenLoader(**settings) as loader:
+            for step, batch in zip(range(steps), loader, strict=False):
+                machine.wait(other, None)
+                with machine.on(other):
+                    machine.busy(_LONG_S if step % 25 == 0 else _SHORT_S)
+                    seen.queue(step, batch)
+                    for tensor in batch.values():
+                        machine.record_stream(tensor, other)
+                machine.wait(None, other)
+                del batch, tensor
+        session.verify(f"{steps} steps on another stream that is waited for, {on_gpu['placement']}", seen.problem())
+
+
 def user_writes(session: Session) -> None:
     """-1 is written into every batch before the next is asked for; the second epoch shows the corpus is whole."""
     machine, steps = session.machine, session.pick(320, 30)
@@ -232,6 +252,7 @@ CHECKS = (
     batches_held,
     slow_consumer_on_a_side_stream,
     streams_that_change,
+    work_on_another_stream,
     user_writes,
     shapes_change,
     poisoned_buffers,

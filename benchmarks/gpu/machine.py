@@ -65,8 +65,31 @@ class Machine(ABC):
         """An event that keeps time, and whose `synchronize` sleeps instead of spinning."""
 
     @abstractmethod
-    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Capture what `function` queues in a CUDA graph; returns what replays it on the current stream."""
+    def capture(self, function: Callable[[], None], mode: str = "thread_local") -> Callable[[], None]:
+        """Capture what `function` queues in a CUDA graph; returns what replays it on the current stream.
+
+        mode: torch's `capture_error_mode`. In its default, "global", calls of other threads may end the capture.
+        """
+
+    @abstractmethod
+    def wait(self, stream: Any, other: Any) -> None:
+        """Let `stream` (None: the current one) wait for what has been queued on `other` (None: the same)."""
+
+    @abstractmethod
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        """What torch offers to say that a tensor is used on another stream."""
+
+    @abstractmethod
+    def fail_a_kernel(self) -> None:
+        """Run a kernel with a device-side assert that does not hold; afterwards the device is of no use."""
+
+    @abstractmethod
+    def devices(self) -> int:
+        """How many devices there are."""
+
+    @abstractmethod
+    def use(self, number: int) -> torch.device:
+        """Make a device the current one of torch; returns it."""
 
     @abstractmethod
     def free_and_total_bytes(self) -> tuple[int, int]:
@@ -170,17 +193,34 @@ class Cuda(Machine):
         event: Event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         return event
 
-    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, function: Callable[[], None], mode: str = "thread_local") -> Callable[[], None]:
         warm_up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm_up.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warm_up):
             function()
         torch.cuda.current_stream().wait_stream(warm_up)
         graph = torch.cuda.CUDAGraph()
-        # "thread_local": the loader's threads go on making calls that a capture in "global" mode would fail for.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, capture_error_mode=mode):
             function()
         return graph.replay
+
+    def wait(self, stream: Any, other: Any) -> None:
+        current = torch.cuda.current_stream()
+        (stream or current).wait_stream(other or current)
+
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
+    def fail_a_kernel(self) -> None:
+        table = torch.zeros(4, device=self.device)
+        torch.index_select(table, 0, torch.full((4,), 1000, device=self.device))
+
+    def devices(self) -> int:
+        return torch.cuda.device_count()
+
+    def use(self, number: int) -> torch.device:
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
 
     def free_and_total_bytes(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info()
@@ -244,7 +284,7 @@ class Dry(Machine):
 
         # "early": work runs when it is queued, so that arrays may be dropped right after a launch, as CuPy allows.
         self._installed = gpu_stand_in.installed("early")
-        self._installed.__enter__()
+        self._gpu = self._installed.__enter__()
         self.device = torch.device("cpu")
         torch.set_num_threads(1)  # threads that wait for each other make tiny steps slow on a busy machine
 
@@ -266,9 +306,24 @@ class Dry(Machine):
     def event(self) -> Event:
         return _HostEvent()
 
-    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, function: Callable[[], None], mode: str = "thread_local") -> Callable[[], None]:
         function()
         return function
+
+    def wait(self, stream: Any, other: Any) -> None:
+        pass
+
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        pass
+
+    def fail_a_kernel(self) -> None:
+        self._gpu.fault = 710
+
+    def devices(self) -> int:
+        return int(self._gpu.devices)
+
+    def use(self, number: int) -> torch.device:
+        return self.device
 
     def free_and_total_bytes(self) -> tuple[int, int]:
         import cupy

@@ -166,7 +166,7 @@ def states(session: Session) -> None:
     corpus = session.corpus("states", batch_size * seq_len * 20 + 1)
     settings = _settings(corpus, "uint16", batch_size, seq_len) | {"repeat": True}
     on_cpu = {"device": "cpu"}
-    host, device = ON_GPU
+    host, device, pinned = ON_GPU
     whole = run(settings | on_cpu, None, 48)[0]
     routes: dict[str, list[dict[str, Any]]] = {
         "host, resumed twice": [host, host, host],
@@ -174,6 +174,7 @@ def states(session: Session) -> None:
         "CPU, then host, then CPU": [on_cpu, host, on_cpu],
         "CPU, then device, then CPU": [on_cpu, device, on_cpu],
         "host, then device, then CPU": [host, device, on_cpu],
+        "pinned, then host, then pinned": [pinned, host, pinned],
     }
     for name, route in routes.items():
         got, state = [], None

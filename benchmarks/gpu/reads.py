@@ -14,7 +14,7 @@ from dali_pipes import open_corpus
 from dali_pipes.placement.device import LOAD_CHUNK_BYTES, LOAD_THREADS
 from gpu.session import Session
 
-ROW_READ, CHUNK_READ = "rows of 4097 tokens", "16 MiB at a time"
+ROW_READ, CHUNK_READ = "rows of 4097 tokens", "4 MiB at a time"
 THREADS = min(LOAD_THREADS, os.cpu_count() or 1)
 _ROWS = 2048  # in one call, as in a block of large batches
 

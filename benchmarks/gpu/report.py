@@ -3,20 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from gpu.runner import value_text
-from gpu.session import Record
+from gpu.session import NOT_RUN, Record
 
-_TABLE_WIDTH = 150
-_CELL_CHARACTERS = 120
-
-
-def wide_console() -> Console:
-    """A console as wide as the table needs, also where the output goes to a file."""
-    console = Console()
-    return console if console.width >= _TABLE_WIDTH else Console(width=_TABLE_WIDTH)
+_CELL_CHARACTERS = 100
+_HEADINGS = ("part", "check", "value", "wanted", "result")
 
 
 def about(parts: list[Record]) -> dict[str, Any]:
@@ -24,12 +15,16 @@ def about(parts: list[Record]) -> dict[str, Any]:
     return next((part["about"] for part in parts if part["about"]), {})
 
 
-def summary(parts: list[Record]) -> dict[str, Any]:
-    """Names by result; `ok` is false where something is wrong, and says nothing about figures that were missed."""
-    by_result: dict[str, list[str]] = {"pass": [], "missed": [], "fail": [], "": []}
+def summary(parts: list[Record], left_out: list[str]) -> dict[str, Any]:
+    """Names by result; `ok` is false where something is wrong, and says nothing about figures that were missed.
+
+    left_out: parts that were not asked for
+    """
+    by_result: dict[str, list[str]] = {"pass": [], "missed": [], "fail": [], "": [], NOT_RUN: []}
     for part in parts:
         for check in part["checks"]:
-            by_result[check["result"]].append(f"{part['name']}: {check['check']}")
+            why = f": {check['value']}" if check["result"] == NOT_RUN else ""
+            by_result[check["result"]].append(f"{part['name']}: {check['check']}{why}")
     failed_parts = {part["name"]: part["why"] for part in parts if part["status"] != "done"}
     not_done = [f"{part['name']}: {name}" for part in parts for name in part["not_done"]]
     return {
@@ -39,37 +34,35 @@ def summary(parts: list[Record]) -> dict[str, Any]:
         "failed": by_result["fail"],
         "failed_parts": failed_parts,
         "not_done": not_done,
+        "not_run": [*by_result[NOT_RUN], *(f"{name}: not asked for" for name in left_out)],
     }
 
 
-def table(parts: list[Record]) -> Table:
-    """Every check of every part."""
-    grid = Table(title="gpu_check")
-    for heading in ("part", "check", "value", "wanted", "result"):
-        grid.add_column(heading, overflow="fold")
-    styles = {"fail": "bold red", "missed": "yellow", "pass": "green"}
+def table(parts: list[Record]) -> list[str]:
+    """Every check of every part, a line each."""
+    rows = [_HEADINGS]
     for part in parts:
         for check in part["checks"]:
-            value = value_text(check)
-            cells = (part["name"], check["check"], value[:_CELL_CHARACTERS], check["wanted"], check["result"])
-            grid.add_row(*(_plain(cell) for cell in cells), style=styles.get(check["result"]))
-        for name in part["not_done"]:
-            grid.add_row(part["name"], _plain(name), "", "", "NOT DONE", style="bold red")
+            value = value_text(check)[:_CELL_CHARACTERS]
+            rows.append((part["name"], check["check"], value, check["wanted"], check["result"]))
+        rows += [(part["name"], name, "", "", "NOT DONE") for name in part["not_done"]]
         status = f"{part['seconds']} s of {part['limit_s']:.0f}"
-        grid.add_row(part["name"], "the whole part", status, _plain(part["why"]), part["status"], end_section=True)
-    return grid
+        rows.append((part["name"], "the whole part", status, part["why"], part["status"]))
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def show_failures(console: Console, parts: list[Record]) -> None:
+def failures(parts: list[Record]) -> list[str]:
     """Details of what is wrong, with the end of the output of parts that did not end well."""
+    lines = []
     for part in parts:
         for check in part["checks"]:
             if check["result"] == "fail":
-                text = f"FAILED {part['name']}: {check['check']}: {check['value']}\n{check.get('details', '')}"
-                console.print(text, markup=False, highlight=False)
+                text = f"FAILED {part['name']}: {check['check']}: {check['value']}"
+                lines += [text, check.get("details", "")]
         if part["status"] != "done":
-            console.print(f"FAILED {part['name']}: {part['why']}", markup=False, highlight=False)
-            console.print(part.get("output_tail", ""), markup=False, highlight=False)
+            lines += [f"FAILED {part['name']}: {part['why']}", part.get("output_tail", "")]
+    return lines
 
 
 def save(path: Path, text: str) -> None:
@@ -77,8 +70,3 @@ def save(path: Path, text: str) -> None:
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(text)
     unfinished.rename(path)
-
-
-def _plain(text: str) -> str:
-    """Brackets are text here, not markup."""
-    return text.replace("[", r"\[")

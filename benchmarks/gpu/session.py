@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpu.machine import Machine
 
 Record = dict[str, Any]
+NOT_RUN = "not run"
 _MOST_CHARACTERS = 1000
 Value = TypeVar("Value")
 
@@ -78,6 +79,10 @@ class Session:
     def note(self, name: str, value: Any) -> None:
         """Something worth knowing that is neither right nor wrong."""
         self._emit({"check": name, "value": value, "wanted": "", "result": ""})
+
+    def not_run(self, name: str, why: str) -> None:
+        """A check that this machine does not allow, and why."""
+        self._emit({"check": name, "value": why, "wanted": "", "result": NOT_RUN})
 
     def kept(self, name: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Figures that several parts need: those of an earlier part of this run, else measured now."""

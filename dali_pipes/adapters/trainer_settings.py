@@ -90,6 +90,11 @@ def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: A
     name, hook = type(inner).__name__, trainer.compute_loss_func
     if "labels" not in config.outputs:
         return
+    if config.index_dtype != "int64":
+        raise ConfigError(
+            f'index_dtype = "{config.index_dtype}": the loss of transformers\' models needs int64 labels; leave '
+            "index_dtype out"
+        )
     refuse_hook("compute_loss_func", hook, config)
     smoothed = trainer.label_smoother is not None and hook is None
     if smoothed and trainer.args.use_liger_kernel and config.label_shift:

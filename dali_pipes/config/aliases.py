@@ -145,7 +145,7 @@ ALIASES = (
     _alias("token_column", "the column of token ids in Parquet, Arrow and MDS files", "token_key input_ids_column"),
     _alias(
         "dtype",
-        "the integer type of ids in files without a header; batches are int64",
+        "the integer type of ids in files without a header; that of batches is index_dtype",
         "token_dtype data_dtype np_dtype",
     ),
     _alias("vocab_size", "a token id at or above it raises an error", "n_vocab padded_vocab_size"),
@@ -183,7 +183,7 @@ ALIASES = (
     ),
     _alias(NOT_NEEDED, "the order is always deterministic and depends only on seed", "deterministic in_order"),
     _alias(NOT_NEEDED, "files are always read on demand", "streaming"),
-    _alias(NOT_NEEDED, "batches are int64 torch tensors", "return_tensors"),
+    _alias(NOT_NEEDED, "batches are torch tensors, int64 or int32 by index_dtype", "return_tensors"),
     _alias(NOT_NEEDED, "a failed read is retried read_retries times", "timeout"),
     _alias(
         NOT_NEEDED,

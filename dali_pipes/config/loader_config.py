@@ -86,6 +86,10 @@ MIXTURE_FIELDS = ("total_tokens", "total_rows", "total_steps", "temperature", "o
 """Settings that need `mixture`."""
 
 
+INT32_IDS = 2**31
+"""Token ids below this fit int32."""
+
+
 class LoaderConfig(BaseModel):
     """The settings of a loader, validated and immutable. Invalid settings raise `ConfigError`.
 
@@ -245,6 +249,15 @@ class LoaderConfig(BaseModel):
     outputs: tuple[str, ...] = Field(
         ("input_ids", "labels"), description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}."
     )
+    index_dtype: Literal["int64", "int32"] = Field(
+        "int64",
+        description="Integer type of the fields with a value for each position: ids, labels, positions and masks. "
+        "`int32` halves their size and is what JAX expects. PyTorch's `cross_entropy` needs int64 labels: "
+        '`batch["labels"].long()`.',
+    )
+    mask_dtype: Literal["bool"] | None = Field(
+        None, description="`bool`: `attention_mask` and `loss_mask` are boolean. None: they have the `index_dtype`."
+    )
     label_shift: bool = Field(
         True,
         description="Shift labels by one token: `labels[t]` is the token after `input_ids[t]`. False: labels equal "
@@ -272,10 +285,11 @@ class LoaderConfig(BaseModel):
         description="`auto`, `cpu`, `cuda` or `cuda:N`. `auto` falls back to the CPU; the others raise an error if the "
         "device is missing.",
     )
-    placement: Literal["auto", "host", "device"] = Field(
+    placement: Literal["auto", "host", "device", "pinned"] = Field(
         "auto",
         description="How rows get to the GPU. `host`: they are read on the host and copied; `device`: the whole corpus "
-        "is kept in GPU memory; `auto`: `device` if the corpus is small.",
+        "is kept in GPU memory; `pinned`: it is kept in host memory, page-locked and shared by the processes of a "
+        "node, where the GPU reads it; `auto`: `device` if the corpus is small, else `host`.",
     )
     engine: Literal["auto", "dali", "direct"] = Field(
         "auto",
@@ -418,6 +432,13 @@ class LoaderConfig(BaseModel):
                 f"pad_id = {self.pad_id} must be below vocab_size = {self.vocab_size}, because padding goes into the "
                 "model too: choose any id of the vocabulary (its labels are ignored and attention_mask excludes it)"
             )
+        if self.index_dtype == "int32":
+            for name, ids in (("vocab_size", (self.vocab_size or 1) - 1), ("pad_id", self.pad_id)):
+                if ids >= INT32_IDS:
+                    raise ValueError(
+                        f'{name} = {getattr(self, name)} does not fit index_dtype = "int32", which holds ids below '
+                        f'{INT32_IDS:,}: set index_dtype = "int64"'
+                    )
         if "stream" not in self._row_modes:
             modes = " or ".join(f'"{mode}"' for mode in sorted(self._row_modes))
             for name in ("stride", "random_offset"):
@@ -550,6 +571,11 @@ class LoaderConfig(BaseModel):
                 f'{given} with rows = "pack" needs one number as global_batch, found '
                 f"{shown(self._plain('global_batch'))}"
             )
+
+    @property
+    def id_limit(self) -> int | None:
+        """Token ids are below this: `vocab_size`, or what `index_dtype` can hold. None: any id is accepted."""
+        return INT32_IDS if self.vocab_size is None and self.index_dtype == "int32" else self.vocab_size
 
     @property
     def grows_by_window(self) -> bool:

@@ -29,6 +29,8 @@ class Axes(Enum):
 class OutputSpec:
     """One field of a batch.
 
+    dtype:           of the array; None: as the settings `index_dtype` and, of a mask, `mask_dtype` say
+    is_mask:         whether its values are 0 and 1
     tells_documents: whether it depends on where documents begin and end
     needs_pieces:    whether rows have to be cut into pieces of documents for it
     has_labels_axis: whether it has an axis more with multi-token prediction, one entry for each token ahead
@@ -38,7 +40,8 @@ class OutputSpec:
     name: str
     axes: Axes
     description: str
-    dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009 - immutable
+    dtype: np.dtype[Any] | None = None
+    is_mask: bool = False
     tells_documents: bool = False
     needs_pieces: bool = False
     has_labels_axis: bool = False
@@ -62,6 +65,8 @@ class OutputSpec:
         return (rows, width, mtp) if self.has_labels_axis and mtp else (rows, width)
 
 
+_INT64 = np.dtype(np.int64)
+
 OUTPUTS = {
     spec.name: spec
     for spec in (
@@ -77,9 +82,20 @@ OUTPUTS = {
             tells_documents=True,
             needs_pieces=True,
         ),
-        OutputSpec("loss_mask", Axes.POSITIONS, "1 where the label counts in the loss, else 0", needs_pieces=True),
         OutputSpec(
-            "attention_mask", Axes.POSITIONS, "1 on tokens, 0 on padding", tells_documents=True, needs_pieces=True
+            "loss_mask",
+            Axes.POSITIONS,
+            "1 where the label counts in the loss, else 0",
+            is_mask=True,
+            needs_pieces=True,
+        ),
+        OutputSpec(
+            "attention_mask",
+            Axes.POSITIONS,
+            "1 on tokens, 0 on padding",
+            is_mask=True,
+            tells_documents=True,
+            needs_pieces=True,
         ),
         OutputSpec(
             "cu_seqlens",
@@ -96,11 +112,12 @@ OUTPUTS = {
             tells_documents=True,
             needs_pieces=True,
         ),
-        OutputSpec("row_ids", Axes.ROWS, "place of each row in the order of its epoch; -1 for a padding row"),
+        OutputSpec("row_ids", Axes.ROWS, "place of each row in the order of its epoch; -1 for a padding row", _INT64),
         OutputSpec(
             "source_ids",
             Axes.ROWS,
             "number of the source of each row, in the order of `mixture`; -1 for a padding row",
+            _INT64,
         ),
         OutputSpec(
             "num_segments",

@@ -63,7 +63,7 @@ def _parsed(text: str, suffix: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(error) from error
+        raise ValueError(str(error)) from error
 
 
 def toml_text(settings: Mapping[str, Any]) -> str:

@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.config.outputs import on_host
-from dali_pipes.documents import some_rows
 from dali_pipes.engine.profiling import Ranges
 from dali_pipes.engine.read_ahead import Autotune
 from dali_pipes.errors import LoaderClosedError
@@ -121,7 +119,7 @@ class BlockSource:
     ) -> None:
         self.rows, self.schedule, self.placement = rows, schedule, placement
         self.arrays, self.batches_per_run, self.endless = arrays, batches_per_run, endless
-        self._outputs, self._has_numbers = outputs, any(map(on_host, outputs.names))
+        self._outputs = outputs
         self._keeps_blocks, self._cut = keeps_blocks, cut
         self._taken: dict[int, Block] = {}
         self.autotune, self._ranges = autotune, ranges
@@ -345,15 +343,7 @@ class BlockSource:
             widths, is_flat = [seq_len] * len(sizes), False
         else:
             widths, is_flat = plan.widths[np.cumsum(sizes) - 1].tolist(), True
-        values: list[dict[str, int]] = [{}] * len(sizes)
-        if self._has_numbers:
-            assert plan is not None
-            assert plan.pieces is not None, "only rows of pieces have such fields"
-            ends = np.cumsum(sizes).tolist()
-            values = [
-                self._outputs.host_values(some_rows(plan.pieces, end - size, end), width)
-                for size, end, width in zip(sizes, ends, widths, strict=True)
-            ]
+        values = self._outputs.host_values(None if plan is None else plan.pieces, sizes, widths)
         return Block(sizes, values, widths, is_flat)
 
     def _add_times(self, times: BlockTimes) -> None:

@@ -5,7 +5,6 @@ another position. It never waits for a block that is still being read while anot
 """
 
 import atexit
-import contextlib
 import operator
 import threading
 import weakref
@@ -20,7 +19,7 @@ from dali_pipes.engine.dali import DaliQueue, define_pipeline, require_dali
 from dali_pipes.engine.queues import BlockQueue, DirectQueue
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.monitoring.stats import MemoryHeld
-from dali_pipes.placement.cuda import Loan, loans_of
+from dali_pipes.placement.loans import Loan, loans_of
 from dali_pipes.runtime.threads import end_thread_at_exit, to_keep
 from dali_pipes.schedule import Position, StepRange
 
@@ -121,7 +120,7 @@ class BlockStream:
                 if queue.in_flight == 0 and self._error is not None:
                     raise self._error
                 try:
-                    arrays = queue.take(stream)
+                    arrays = queue.take(None if self._built.gpu is None else self._built.gpu.handover)
                 except Exception as error:
                     if self._error is not None:  # a block that DALI could not copy was counted but does not exist
                         raise self._error from error
@@ -137,9 +136,10 @@ class BlockStream:
                 end_thread_at_exit()
                 raise
         if block.batches is None:
-            if self._loans is not None:
+            if self._loans is not None and self._built.gpu is not None:
                 assert stream is not None, "a GPU's blocks are taken for a stream"
-                arrays, self._loan = self._loans.lend(arrays, self._built.block_bytes(block.widths), stream)
+                size = self._built.block_bytes(block.widths)
+                arrays, self._loan = self._loans.lend(arrays, size, self._built.gpu, stream)
             named = dict(zip(self._built.source.arrays, arrays, strict=True))
             assert self._built.cut is not None, "a stream is of a loader"
             block.batches = self._built.cut(block.with_arrays(named))
@@ -164,8 +164,7 @@ class BlockStream:
     def _open_queue(self) -> BlockQueue:
         if self._built.engine == "direct":
             return DirectQueue(self._built.source)
-        on_device = contextlib.nullcontext if self._built.gpu is None else self._built.gpu.on_device
-        return DaliQueue(define_pipeline(self._built, self._config, self._graph), self._built.source, on_device)
+        return DaliQueue(define_pipeline(self._built, self._config, self._graph), self._built.source, self._built.gpu)
 
     def _fill(self, queue: BlockQueue) -> None:
         while self._error is None and queue.in_flight < queue.depth:

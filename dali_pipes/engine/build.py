@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.outputs import OUTPUTS, arrays_of
 from dali_pipes.config.skip_steps import in_steps
@@ -200,7 +202,7 @@ class BuiltSource:
                     f'placement = "{config.placement}" needs a GPU ({self.device_reason}); use placement = "host"'
                 )
             narrow = self.engine == "dali"
-            on_cpu = CpuPlacement(self.rows, self.schedule, self.outputs, vocab_size=config.vocab_size, narrow=narrow)
+            on_cpu = CpuPlacement(self.rows, self.schedule, self.outputs, vocab_size=config.id_limit, narrow=narrow)
             return "host", self.device_reason, on_cpu
         corpus_bytes = self.rows.rows.span * self.rows.token_bytes
         name, reason = choose_placement(config.placement, self.device, corpus_bytes, config.max_device_bytes)
@@ -210,7 +212,7 @@ class BuiltSource:
             self.outputs,
             Gpu(self.device),
             max_rows=self.batches_per_run * config.batch_size,
-            vocab_size=config.vocab_size,
+            vocab_size=config.id_limit,
         )
         self.gpu = placement.gpu
         return name, reason, placement
@@ -275,6 +277,8 @@ def make_outputs(config: LoaderConfig, *, in_pieces: bool) -> Outputs:
         pad_id=config.pad_id,
         mtp=config.mtp,
         mask_boundaries=config.masks_boundaries,
+        index_dtype=np.dtype(config.index_dtype),
+        mask_dtype=np.dtype(config.mask_dtype or config.index_dtype),
     )
 
 
@@ -294,5 +298,5 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, target_tokens: int
 
 
 def _counted_bytes(config: LoaderConfig) -> int:
-    """What a batch counts for in max_block_bytes: int64 inputs and labels."""
-    return config.batch_size * config.row_len * 8 * 2
+    """What a batch counts for in max_block_bytes: inputs and labels."""
+    return config.batch_size * config.row_len * np.dtype(config.index_dtype).itemsize * 2

@@ -1,17 +1,19 @@
 """DALI: the graph around a block source, and its prefetch queue.
 
-    external_source (block source) ─▶ cast to int64 ─▶ the user's own DALI operators ─▶ prefetch queue
+    external_source (block source) ─▶ cast to index_dtype ─▶ the user's own DALI operators ─▶ prefetch queue
 
 One DALI run yields one block: a single sample of shape (K * B, T), since a run costs about the same whatever it
 carries. This module alone imports DALI.
 """
 
-import contextlib
+import atexit
 import ctypes
 import importlib.util
 import os
+import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from dali_pipes.config import LoaderConfig, Paths
@@ -20,6 +22,8 @@ from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.engine.block_source import BlockInfo, BlockSource
 from dali_pipes.engine.build import BuiltSource, Graph
 from dali_pipes.errors import ConfigError, LoaderClosedError
+from dali_pipes.placement.cuda import Gpu
+from dali_pipes.placement.loans import Loans, loans_of
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.runtime.ranks import resolve_ranks
 
@@ -29,10 +33,10 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
 
     Takes what a `TokenLoader` takes: a `LoaderConfig`, or the path or paths of the corpus, and settings as keywords.
 
-    Its outputs are `config.outputs`, in that order, each one sample (batch size 1) of shape (K * B, T), int64
-    ((K * B,) for row_ids); the last block of an epoch is shorter. It raises `StopIteration` at the end of an epoch and
-    starts the next one, in a new order, after `reset()`; with `repeat` it never ends. `batches_per_run = 1` gives one
-    batch per run. `graph` may add DALI operators between the casts and the outputs.
+    Its outputs are `config.outputs`, in that order, each one sample (batch size 1) of shape (K * B, T) ((K * B,) for
+    row_ids), in the types of a loader's batches; the last block of an epoch is shorter. It raises `StopIteration` at
+    the end of an epoch and starts the next one, in a new order, after `reset()`; with `repeat` it never ends.
+    `batches_per_run = 1` gives one batch per run. `graph` may add DALI operators between the casts and the outputs.
 
     `DALIGenericIterator([pipe], list(config.outputs), auto_reset=True)` gives (1, K * B, T) tensors.
 
@@ -54,7 +58,7 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
 
 
 def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> Any:
-    """The DALI graph around a source: its outputs, cast to int64 where they are wanted and are not yet."""
+    """The DALI graph around a source: its outputs, cast to the types of a batch where they are not of them yet."""
     names = built.source.arrays
     with _dali():
         from nvidia.dali import fn, types
@@ -70,6 +74,8 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
     )
     _survive_forks(pipe)
     pipe._block_source = built.source
+    if built.gpu is not None:
+        _end_before_cuda(built.source)
     with pipe:
         nodes = fn.external_source(
             _SourceOf(built.source),
@@ -83,7 +89,8 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
         named = dict(zip(names, nodes, strict=True))
         if built.device is None and not built.outputs.in_pieces:  # these are narrow
             narrow = built.outputs.from_tokens
-            named = {n: fn.cast(v, dtype=types.INT64) if n in narrow else v for n, v in named.items()}
+            wide = types.INT32 if config.index_dtype == "int32" else types.INT64
+            named = {n: fn.cast(v, dtype=wide) if n in narrow else v for n, v in named.items()}
         if graph is not None:
             named = dict(graph(named))
             if set(named) != set(names):
@@ -101,21 +108,29 @@ class DaliQueue:
     ones for one each, and an error may come after some of them.
     """
 
-    def __init__(self, pipe: Any, source: BlockSource, on_device: Callable[[], Any] = contextlib.nullcontext) -> None:
-        pipe.build()
-        self._on_device = on_device
+    _pipe: Any = None
+    _loans: Loans | None = None
+
+    def __init__(self, pipe: Any, source: BlockSource, gpu: Gpu | None = None) -> None:
+        self._on_device: Callable[[], AbstractContextManager[Any]] = nullcontext if gpu is None else gpu.on_device
         self.depth = pipe.prefetch_queue_depth
-        self._pipe = pipe
         self._source = source
         self._before = source.delivered
         self._taken = 0
+        with self._on_device():
+            pipe.build()
+        self._pipe = pipe
+        if gpu is not None:
+            self._loans = loans_of(gpu.number)
+            self._loans.enter(self)
 
     @property
     def in_flight(self) -> int:
         return self._source.delivered - self._before - self._taken
 
     def schedule(self) -> None:
-        self._pipe.schedule_run()
+        with self._on_device():
+            self._pipe.schedule_run()
 
     def take(self, stream: int | None = None) -> list[Any]:
         pipe = self._pipe  # another thread may close the queue meanwhile
@@ -123,7 +138,7 @@ class DaliQueue:
             raise LoaderClosedError("this queue is closed")
         with self._on_device():  # 0 is the default stream of the current device, whichever DALI works for
             outputs = [output[0] for output in pipe.share_outputs(stream)]
-        pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
+            pipe.release_outputs()  # gives DALI its queue place back; the outputs own their memory (exec_dynamic)
         self._taken += 1
         return outputs
 
@@ -133,7 +148,27 @@ class DaliQueue:
         return self._taken
 
     def close(self) -> None:
-        self._pipe = None
+        self._end(is_collected=False)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._end(is_collected=True)
+
+    def _end(self, *, is_collected: bool) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is None or self._source.is_forked:
+            return
+        with suppress(RuntimeError), self._on_device():  # nothing else holds it, so its threads end here
+            del pipe
+        if self._loans is not None:
+            self._loans.leave(self, release_unused_memory, is_collected=is_collected)
+
+
+def release_unused_memory() -> None:
+    """Let DALI's pools return what no pipeline uses, on the device and page-locked: torch cannot use it there."""
+    from nvidia.dali import backend
+
+    backend.ReleaseUnusedMemory()  # type: ignore[attr-defined]
 
 
 def require_dali() -> None:
@@ -143,7 +178,7 @@ def require_dali() -> None:
             raise ModuleNotFoundError("nvidia.dali")
 
 
-def _dali() -> contextlib.AbstractContextManager[None]:
+def _dali() -> AbstractContextManager[None]:
     advice = " (cpu: without a GPU; else the CUDA version of the driver)"
     return optional_package("DALI", "cpu", "cuda12", "cuda13", purpose="to build a pipeline", advice=advice)
 
@@ -163,6 +198,24 @@ class _SourceOf:
         if source is None:
             raise LoaderClosedError("the DALI pipeline of this block source was deleted; build a new one")
         return source(info)
+
+
+_on_gpus: "weakref.WeakSet[BlockSource]" = weakref.WeakSet()
+_at_exit: list[Callable[[], None]] = []
+
+
+def _end_before_cuda(source: BlockSource) -> None:
+    """Close a source at exit, whose pipeline nobody may have dropped: copies from its pinned memory may be queued."""
+    _on_gpus.add(source)
+    if not _at_exit:  # registered after DALI's own handler, so it runs before that one
+        _at_exit.append(atexit.register(_close_sources))
+
+
+def _close_sources() -> None:
+    for source in list(_on_gpus):
+        if not source.is_forked:
+            source.end()
+            source.placement.close()
 
 
 _pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()

@@ -19,6 +19,7 @@ import torch
 from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.config.outputs import OUTPUTS, Axes
 from dali_pipes.engine.block_source import Batches
+from dali_pipes.placement.on_device import name_fault
 from dali_pipes.rows.outputs import Outputs
 
 Batch = dict[str, Any]
@@ -176,4 +177,8 @@ def cut(array: Any, sizes: Sequence[int], device: int | None) -> list[torch.Tens
 
 def on_gpu(part: Any, device: int) -> torch.Tensor:
     """A tensor over memory of a GPU."""
-    return torch.as_tensor(part, device=torch.device("cuda", device))
+    try:
+        return torch.as_tensor(part, device=torch.device("cuda", device))
+    except RuntimeError as error:
+        name_fault(error, device)
+        raise

@@ -60,7 +60,8 @@ _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there 
 class TokenLoader(DatasetGuards, ShownAsTable):
     """An iterable over batches. Each `for` is one epoch, shuffled in its own order (all epochs, with `repeat`).
 
-    Batches are dicts of contiguous int64 tensors (B, T) on `loader.device`; `row_ids` is (B,). With `length_buckets` T
+    Batches are dicts of contiguous tensors (B, T) on `loader.device`: int64, or int32 with `index_dtype = "int32"`,
+    where PyTorch's `cross_entropy` needs `labels.long()`. `row_ids` is int64 (B,). With `length_buckets` T
     is the width of the batch, the same on all ranks at the same step. Batches are views of a block of several batches,
     which stays in memory, unchanged, while any of them is held; `clone()` a batch that you keep for long.
 

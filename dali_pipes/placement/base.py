@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.config.loader_config import INT32_IDS
 from dali_pipes.errors import TokenRangeError
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.rows.source import Source
@@ -65,14 +66,17 @@ def range_error(
     found = plan.steps.first_step + -(-plan.steps.base // schedule.global_rows) + row // schedule.batch_size
     others = steps_reading(schedule, plan.steps, position)
     steps = sorted({found, *(others or ())})
-    expected = f"0 <= id < vocab_size = {vocab_size}" if vocab_size is not None else "0 <= id < 2**63"
+    expected, advice = "0 <= id < 2**63", "Check vocab_size, which must include added tokens, and"
+    if vocab_size == INT32_IDS:
+        expected, advice = '0 <= id < 2**31 for index_dtype = "int32"', 'Set index_dtype = "int64", or check'
+    elif vocab_size is not None:
+        expected = f"0 <= id < vocab_size = {vocab_size}"
     _, name, _ = source.origin(position)
     whose = "" if name is None else f"mixture.{name}: "
     return TokenRangeError(
         f"{whose}{place.file}: token {place.offset:,} (corpus position {position:,}) is {token}, expected {expected}; "
         f"it is in step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} of epoch {plan.steps.epoch}"
-        f"{' and in others' if others is None else ''}. Check vocab_size, which must include added tokens, and the "
-        f"file's dtype, which was read as {source.dtype}"
+        f"{' and in others' if others is None else ''}. {advice} the file's dtype, which was read as {source.dtype}"
     )
 
 

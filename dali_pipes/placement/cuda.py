@@ -2,18 +2,21 @@
 
 Who owns a buffer, which stream writes it, and which event frees it:
 
-    staging     pinned, one a block in flight. A reader thread fills it, a copy on `stream` reads it; it is filled again
-                when the event recorded after that copy has passed, for which the reader thread waits.
-    tokens, input_ids, labels, row_ids
-                device, one set. The copy and the kernels on `stream` write them; DALI copies them into its own memory
-                on the same `stream`, so the next block cannot overtake that copy.
+    staging     pinned, one a block in flight. A reader thread fills it, a copy on `copies` reads it; it is filled again
+                when an event recorded after that copy has passed, for which the reader thread waits.
+    tokens      device, two sets (placement "host"). Copies on `copies` write one, and wait for an event recorded after
+                the kernels that read it last; kernels on `stream` wait for an event recorded after the copies.
+    input_ids, labels, row_ids
+                device, one set. The kernels on `stream` write them; DALI copies them into its own memory on the same
+                `stream`, so the next block cannot overtake that copy.
     corpus      device (placement "device"), and its loss mask. Copies on `stream` write it once, while loading; kernels
                 there read it.
+    shared      host memory of the node (placement "pinned"), page-locked by each process. Kernels on `stream` read it
+                over the bus; it is unlocked when the stream has been waited for.
     bad ids     two words on the device, written by the kernels; copied on `stream` into a pinned pair a block, which is
                 read when the event after that copy has passed.
     blocks      DALI's. A consumer's streams read them. DALI would free one in the order of its own stream, which knows
-                nothing of the consumer's, so a block stays here (`Loans`) until events recorded on every stream it was
-                handed out for, after its last tensor was dropped, have passed.
+                nothing of the consumer's, so `loans` holds a block until they have passed.
 
     tables      where the pieces of a block's rows are: device, one set, and pinned, one a block, used like staging.
 
@@ -24,10 +27,8 @@ library's.
 
 import contextlib
 import ctypes
-import math
-import threading
-import weakref
-from collections import deque
+import mmap
+import resource
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,10 +36,20 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.errors import BackendError
+from dali_pipes.placement.on_device import OnDevice, adopt_thread, name_fault
 from dali_pipes.runtime.optional import optional_package
+from dali_pipes.runtime.progress import progress_bar
 
 Array = Any
 Event = Any
+
+_PORTABLE, _MAPPED = 1, 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
+_LOCK_BYTES = 1 << 30  # at a time, so that progress shows
+SUCCESS, NOT_READY = 0, 600  # cudaSuccess, cudaErrorNotReady
+
+_HIGHEST_PRIORITY = -100
+"""CUDA takes the nearest that the device has. The model's kernels fill a device; a block's, queued behind them at the
+same priority, would wait for all of them, though the next `next()` may need the block."""
 
 
 def cuda_driver_present() -> bool:
@@ -84,7 +95,7 @@ def visible_devices() -> tuple[int, int]:
 def free_bytes(device: int) -> int:
     """Free GPU memory in bytes."""
     cupy = require_cupy()
-    with cupy.cuda.Device(device):
+    with OnDevice(cupy, device):
         return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
@@ -93,7 +104,10 @@ class _Exported:
 
     def __init__(self, array: Array, stream: int) -> None:
         self.shape = array.shape
-        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream}
+        given = array.__cuda_array_interface__
+        # To older releases of DALI `|b1` is int8, and `?` is bool to all of them.
+        typestr = "?" if array.dtype == np.bool_ else given["typestr"]
+        self.__cuda_array_interface__ = {**given, "typestr": typestr, "stream": stream}
         self._array = array
 
 
@@ -104,10 +118,16 @@ class Gpu:
         self.number = number
         self.device_bytes = self.pinned_bytes = 0
         self._cupy = require_cupy()
-        with self._cupy.cuda.Device(number):
-            self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        with self.on_device():
+            self._stream, self._copies, self._handover = (
+                self._cupy.cuda.Stream(non_blocking=True, priority=_HIGHEST_PRIORITY) for _ in range(3)
+            )
         self.stream: int = self._stream.ptr
-        """The raw handle, as DALI takes it."""
+        """The raw handle of the stream that work is queued on, as DALI takes it."""
+        self.copies: int = self._copies.ptr
+        """That of a stream for large copies to the device, which run beside the kernels of the block before."""
+        self.handover: int = self._handover.ptr
+        """That of a stream which only waits for DALI's blocks: the other may be busy with later ones by then."""
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -115,13 +135,13 @@ class Gpu:
         with self.on_device(), self._stream:
             yield
 
-    def on_device(self) -> Any:
-        """A context in which the device is the current one, for this thread."""
-        return self._cupy.cuda.Device(self.number)  # an object each: one is not for two threads
+    def on_device(self) -> OnDevice:
+        """A context for calls to CUDA and to DALI in this thread."""
+        return OnDevice(self._cupy, self.number)  # an object each: one is not for two threads
 
     def adopt_thread(self) -> None:
-        """Make the device the current one of a thread that is ours; else its next call would wake device 0, too."""
-        self._cupy.cuda.Device(self.number).use()
+        """Prepare a thread that is ours for calls to CUDA."""
+        adopt_thread(self._cupy, self.number)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Device memory with any content. Raises `BackendError` if memory runs out."""
@@ -139,7 +159,10 @@ class Gpu:
         return array
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Page-locked host memory with any content; copies from and to it are asynchronous."""
+        """Page-locked host memory with any content; copies from and to it are asynchronous.
+
+        Slow, and the whole device may wait meanwhile: for when a loader is built, or a slot is made.
+        """
         import cupyx
 
         with self.current():
@@ -154,31 +177,82 @@ class Gpu:
         self.pinned_bytes += array.nbytes
         return array
 
+    def page_lock(self, memory: npt.NDArray[np.uint8], locked: list[int]) -> Array:
+        """Page-lock host memory (N,) that has its pages alone; returns it as an array that kernels read over the bus.
+
+        Blocks, and shows the progress: it takes a second for some gigabytes. Adds what `unlock` needs to `locked`.
+        Raises `BackendError` with the limits if the system refuses.
+        """
+        address, runtime = memory.ctypes.data, self._cupy.cuda.runtime
+        with (
+            self.on_device(),
+            progress_bar(f"page-locking for cuda:{self.number}", memory.nbytes, in_bytes=True) as done,
+        ):
+            for begin in range(0, memory.nbytes, _LOCK_BYTES):
+                size = -(-min(_LOCK_BYTES, memory.nbytes - begin) // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages
+                try:
+                    runtime.hostRegister(address + begin, size, _PORTABLE | _MAPPED)
+                except runtime.CUDARuntimeError as error:
+                    name_fault(error, self.number)
+                    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+                    most = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,} bytes"
+                    raise BackendError(
+                        f"{memory.nbytes:,} bytes of host memory cannot be page-locked for cuda:{self.number}: CUDA "
+                        f"refused after {begin:,} bytes ({error}; RLIMIT_MEMLOCK is {most}); raise the limit "
+                        '(ulimit -l), or use placement = "host"'
+                    ) from error
+                locked.append(address + begin)
+                self.pinned_bytes += size
+                if int(runtime.pointerGetAttributes(address + begin).devicePointer) != address + begin:
+                    raise BackendError(
+                        f'cuda:{self.number} cannot read host memory at its own addresses, which placement = "pinned" '
+                        'needs; use placement = "host"'
+                    )
+                done(size)
+            cuda = self._cupy.cuda
+            pointer = cuda.MemoryPointer(cuda.UnownedMemory(address, memory.nbytes, memory, self.number), 0)
+            return self._cupy.ndarray((memory.nbytes,), np.uint8, memptr=pointer)
+
+    def unlock(self, locked: list[int]) -> None:
+        """Undo `page_lock`, after the last kernel that reads the memory."""
+        with self.on_device():
+            while locked:
+                self._cupy.cuda.runtime.hostUnregister(locked.pop())
+
     def free_unused(self) -> None:
         """Return unreferenced memory to the system: CuPy would keep it, a part for each stream."""
         with self.current():
             self._cupy.get_default_memory_pool().free_all_blocks(stream=self._stream)
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
 
-    def copy(self, target: Array, source: Array) -> None:
+    def copy(self, target: Array, source: Array, stream: int | None = None) -> None:
         """Queue a copy between a device array and pinned memory, both contiguous and equally long. Does not block."""
         size = source.nbytes
         assert size == target.nbytes
         runtime = self._cupy.cuda.runtime
-        runtime.memcpyAsync(_address(target), _address(source), size, runtime.memcpyDefault, self.stream)
+        handle = self.stream if stream is None else stream
+        runtime.memcpyAsync(_address(target), _address(source), size, runtime.memcpyDefault, handle)
 
     def event(self) -> Event:
         """An event that has passed. A thread that waits for it sleeps instead of spinning."""
         with self.current():
             return self._cupy.cuda.Event(block=True, disable_timing=True)
 
-    def record(self, event: Event) -> None:
+    def record(self, event: Event, stream: int | None = None) -> None:
         """Let the event pass when what has been queued so far is done. Does not block."""
-        event.record(self._stream)
+        self._cupy.cuda.runtime.eventRecord(event.ptr, self.stream if stream is None else stream)
+
+    def hold_back(self, stream: int, event: Event) -> None:
+        """Let what is queued on a stream from now on wait for the event. Does not block."""
+        self._cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)
 
     def passed(self, event: Event) -> bool:
         """Whether an event has passed. Does not block."""
-        return bool(event.done)
+        with self.on_device():
+            status = self._cupy.cuda.runtime.eventQuery(event.ptr)  # CuPy's own `done` is False forever after a fault
+            if status not in (SUCCESS, NOT_READY):
+                self._cupy.cuda.runtime.check_status(status)
+        return bool(status == SUCCESS)
 
     def wait(self, event: Event) -> None:
         """Blocks the calling thread until the event has passed."""
@@ -187,7 +261,9 @@ class Gpu:
 
     def wait_for_all(self) -> None:
         """Blocks until all that was queued here is done: for loading and closing."""
-        self._stream.synchronize()
+        with self.on_device():
+            for stream in (self._copies, self._stream, self._handover):
+                stream.synchronize()
 
     def export(self, array: Array) -> Any:
         """The array as DALI takes it, in the order of this stream."""
@@ -197,143 +273,3 @@ class Gpu:
 
 def _address(array: Array) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
-
-
-class _Lent:
-    """One output of a block, as torch takes it. Torch holds this object as long as a tensor refers to the memory."""
-
-    def __init__(self, output: Any) -> None:
-        given = output.__cuda_array_interface__
-        # Version 2 names no stream: `Loans` orders the streams, torch need not. DALI writes types as `struct` does.
-        self.__cuda_array_interface__ = {
-            "shape": tuple(given["shape"]),
-            "typestr": np.dtype(given["typestr"]).str,
-            "data": given["data"],
-            "version": 2,
-            "strides": None,
-        }
-
-    def __getitem__(self, part: slice) -> "_LentPart":
-        return _LentPart(self, part)
-
-
-class _LentPart:
-    """Some of the first axis of a lent output, which it holds."""
-
-    def __init__(self, whole: _Lent, part: slice) -> None:
-        given = whole.__cuda_array_interface__
-        length, *others = given["shape"]
-        begin, end, step = part.indices(length)
-        assert step == 1
-        (address, is_read_only), size = given["data"], math.prod(others) * np.dtype(given["typestr"]).itemsize
-        data = address + begin * size, is_read_only
-        self.__cuda_array_interface__ = {**given, "shape": (max(0, end - begin), *others), "data": data}
-        self._whole = whole
-
-
-class Loan:
-    """A block in the hands of a consumer, on the streams that it was handed out for."""
-
-    def __init__(self, outputs: list[Any], size: int, stream: int, ready: Any) -> None:
-        self.outputs, self.size, self.ready = outputs, size, ready
-        self.streams = {stream}
-        self.open: set[int] = set()
-        """References to outputs that a tensor still refers to."""
-        self.events: list[Any] = []
-
-
-class _LoanReference(weakref.ref[Any]):
-    """A weak reference to one lent output that knows its loan."""
-
-    __slots__ = ("loan",)
-    loan: Loan
-
-
-class Loans:
-    """DALI's blocks in the hands of consumers of one device, over all loaders. Safe for several threads.
-
-    A consumer queues work on a block, drops it and goes on long before the work has run. The memory is DALI's again
-    only when events have passed that were recorded, after the drop was noticed, on every stream the block was handed
-    out for. Work on yet another stream must have been joined with one of these before the last tensor is dropped.
-    """
-
-    def __init__(self, device: int) -> None:
-        self._cupy, self._number = require_cupy(), device
-        self._lock = threading.Lock()
-        self._references: dict[int, _LoanReference] = {}
-        self._dropped: deque[_LoanReference] = deque()
-        self._live: dict[int, Loan] = {}
-        self._passing: list[Loan] = []
-        self._events: list[Any] = []
-
-    @property
-    def bytes_held(self) -> int:
-        """Bytes of blocks that are held, or were dropped and may still be read."""
-        return sum(loan.size for loan in list(self._live.values()))
-
-    def lend(self, outputs: list[Any], size: int, stream: int) -> tuple[list[Any], Loan]:
-        """Take a block's outputs, `size` bytes, ready on `stream`; returns what torch may have of them. Never waits."""
-        with self._lock, self._cupy.cuda.Device(self._number):
-            self._settle(stream)
-            loan = Loan(outputs, size, stream, self._record(stream))
-            self._live[id(loan)] = loan
-            try:
-                lent = [_Lent(output) for output in outputs]
-                for owner in lent:
-                    reference = _LoanReference(owner, self._dropped.append)  # in C: no interrupt comes into the call
-                    reference.loan = loan
-                    loan.open.add(id(reference))
-                    self._references[id(reference)] = reference
-            except BaseException:  # an interrupt: the block has not been handed out
-                self._live.pop(id(loan), None)
-                raise
-            return lent, loan
-
-    def hand_out(self, loan: Loan, stream: int) -> None:
-        """Make a loan's memory ready for `stream`, and keep it until work on that stream has passed, too."""
-        if stream not in loan.streams:
-            with self._lock, self._cupy.cuda.Device(self._number):
-                self._cupy.cuda.runtime.streamWaitEvent(stream, loan.ready.ptr)
-                loan.streams.add(stream)
-
-    def order(self, before: int, after: int) -> None:
-        """Let stream `after` wait for what has been queued on stream `before`. Does not block."""
-        if before != after:
-            with self._lock, self._cupy.cuda.Device(self._number):
-                event = self._record(before)
-                self._cupy.cuda.runtime.streamWaitEvent(after, event.ptr)
-                self._events.append(event)  # a wait that was queued does not mind the event being recorded again
-
-    def _settle(self, stream: int) -> None:
-        # Wherever an interrupt cuts this short, the next call does the rest, and what it does again changes nothing.
-        while self._dropped:
-            reference = self._dropped[0]
-            loan = getattr(reference, "loan", None)  # none where an interrupt came between making and naming it
-            if loan is not None:
-                loan.open.discard(id(reference))
-                if not loan.open and loan not in self._passing:
-                    loan.events = [self._record(used) for used in loan.streams | {stream}]
-                    self._passing.append(loan)
-            self._references.pop(id(reference), None)
-            self._dropped.popleft()
-        passed = [loan for loan in self._passing if all(event.done for event in loan.events)]
-        for loan in passed:
-            self._live.pop(id(loan), None)
-        self._passing = [loan for loan in self._passing if loan not in passed]
-        for loan in passed:
-            self._events += [*loan.events, loan.ready]
-
-    def _record(self, stream: int) -> Any:
-        event = self._events.pop() if self._events else self._cupy.cuda.Event(disable_timing=True)
-        self._cupy.cuda.runtime.eventRecord(event.ptr, stream)
-        return event
-
-
-_loans: dict[int, Loans] = {}
-
-
-def loans_of(device: int) -> Loans:
-    """The one ledger of a device: a block that outlives its loader is still accounted for."""
-    if device not in _loans:
-        _loans.setdefault(device, Loans(device))
-    return _loans[device]

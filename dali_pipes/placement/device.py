@@ -1,7 +1,8 @@
 """The placement "device": the corpus stays in GPU memory."""
 
 import os
-from collections import deque
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from dali_pipes.schedule import Schedule, StepRange
 
 Array = Any
 
-LOAD_CHUNK_BYTES = 16 << 20
+LOAD_CHUNK_BYTES = 4 << 20
+"""Of each of a thread's two buffers. Page-locking is slow, so small ones make the start shorter."""
 LOAD_THREADS = 8
 """Threads that read the corpus into pinned memory while it is loaded: one alone copies less than a bus takes."""
 
@@ -47,12 +49,16 @@ class DevicePlacement(GpuPlacement):
         self.plans_rows = not by_formula or bool({*self._from_plan} - {"row_ids"})
         if self.plans_rows and not outputs.in_pieces:
             self._starts = gpu.empty((max_rows,), np.int64)
-        self._tokens = gpu.empty((source.rows.span,), source.dtype)
-        load_tokens(source, self._tokens, gpu)
-        if source.has_loss_mask:
-            self._loss_mask = gpu.empty(self._tokens.shape, np.uint8)
-            load_tokens(source, self._loss_mask, gpu, of_loss_mask=True)
-        gpu.free_unused()
+        self._hold_corpus()
+
+    def _hold_corpus(self) -> None:
+        """Put what rows read of the corpus where kernels can read it, as `_tokens` and `_loss_mask`. Blocks."""
+        self._tokens = self.gpu.empty((self._source.rows.span,), self._source.dtype)
+        load_tokens(self._source, self._tokens, self.gpu)
+        if self._source.has_loss_mask:
+            self._loss_mask = self.gpu.empty(self._tokens.shape, np.uint8)
+            load_tokens(self._source, self._loss_mask, self.gpu, of_loss_mask=True)
+        self.gpu.free_unused()
 
     def new_slot(self, max_rows: int) -> Slot:
         self.gpu.adopt_thread()
@@ -109,36 +115,38 @@ class DevicePlacement(GpuPlacement):
 def load_tokens(source: Source, target: Array, gpu: Gpu, *, of_loss_mask: bool = False) -> None:
     """Fill a device array with the tokens that rows read, or their entries in the loss mask. Blocks until it is done.
 
-    Threads read chunks into a ring of pinned buffers while the copies of earlier chunks run.
+    Each thread reads chunks into one of two pinned buffers while the copy out of the other runs.
     """
     total, item, first = len(target), target.dtype.itemsize, source.rows.first_token
     chunk = min(total, LOAD_CHUNK_BYTES // item)
     starts = range(0, total, chunk)
     threads = min(LOAD_THREADS, os.cpu_count() or 1, len(starts))
     pinned_before = gpu.pinned_bytes
-    ring = [(gpu.empty_pinned((chunk,), target.dtype), gpu.event()) for _ in range(threads + 1)]
+    buffers: list[npt.NDArray[Any]] = []  # which outlive their copies, whatever ends a thread
+    ended = threading.Event()
 
-    def read(number: int) -> npt.NDArray[Any]:
-        buffer, copied = ring[number % len(ring)]
+    def load(thread: int, advance: Callable[[int], None]) -> None:
         gpu.adopt_thread()
-        gpu.wait(copied)
-        part = buffer[: min(chunk, total - starts[number])]
-        source.read_span(first + starts[number], part, of_loss_mask=of_loss_mask)
-        return part
+        ring = [(gpu.empty_pinned((chunk,), target.dtype), gpu.event()) for _ in range(2)]
+        buffers.extend(buffer for buffer, _ in ring)
+        for turn, start in enumerate(starts[thread::threads]):
+            if ended.is_set():
+                return
+            buffer, copied = ring[turn % 2]
+            gpu.wait(copied)
+            part = buffer[: min(chunk, total - start)]
+            source.read_span(first + start, part, of_loss_mask=of_loss_mask)
+            gpu.copy(target[start : start + part.size], part)
+            gpu.record(copied)
+            advance(part.nbytes)
 
     readers = ReaderThreads(threads)
     try:
         with progress_bar(f"corpus to cuda:{gpu.number}", total * item, in_bytes=True) as advance:
-            coming = deque(readers.submit(read, number) for number in range(threads))
-            for number, start in enumerate(starts):
-                part = coming.popleft().result()
-                gpu.copy(target[start : start + part.size], part)
-                gpu.record(ring[number % len(ring)][1])
-                # The buffer it gets held the chunk before this one, whose event has been recorded.
-                if number + threads < len(starts):
-                    coming.append(readers.submit(read, number + threads))
-                advance(part.nbytes)
+            for future in [readers.submit(load, thread, advance) for thread in range(threads)]:
+                readers.result(future)
     finally:
+        ended.set()
         readers.stop()
         gpu.wait_for_all()
         gpu.pinned_bytes = pinned_before

@@ -2,6 +2,7 @@
 
     host      reader threads ─▶ pinned staging ─▶ copy in the file's width ─▶ kernels ─▶ DALI
     device    corpus in GPU memory ─▶ kernels ─▶ DALI
+    pinned    corpus in page-locked host memory ─▶ kernels ─▶ DALI
 
 `cuda` says who owns which buffer and what frees it. Kernels check the ids while they read them; what they found is
 copied back after them and looked at one block later, so nothing waits for it.
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.config.outputs import OUTPUTS, arrays_of, made_from_plans
+from dali_pipes.config.outputs import arrays_of, made_from_plans
 from dali_pipes.documents import Pieces
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
@@ -29,6 +30,7 @@ from dali_pipes.schedule.plans import Plan, plan_steps
 Array = Any
 
 _NO_BAD_ID = (0, 2**63 - 1)  # number of bad ids, position of the first
+_READBACKS = 8  # blocks delivered and not looked at; a deep queue makes more
 
 
 class _Readback:
@@ -71,18 +73,19 @@ class GpuPlacement:
         self._seq_len, self._row_tokens = outputs.seq_len, source.rows.row_tokens
         self._from_plan = made_from_plans(outputs.names)
         for name in (*outputs.from_tokens, *self._from_plan):
-            self._arrays[name] = gpu.empty(outputs.shape(name, max_rows), OUTPUTS[name].dtype)
+            self._arrays[name] = gpu.empty(outputs.shape(name, max_rows), outputs.dtype(name))
         if outputs.in_pieces:  # for a piece at every position, so that a card that is full later on ends no run
             self._table = gpu.empty((max_rows + 1 + 3 * max_rows * self._seq_len,), np.int64)
             self._work = gpu.empty((outputs.work_size(max_rows),), np.int64)
         else:
-            self._ignored = gpu.empty_pinned((self._seq_len,), np.int64)
+            self._ignored = gpu.empty_pinned((self._seq_len,), outputs.dtype("labels"))
             self._ignored[:] = IGNORE_INDEX
         self._bad = gpu.empty((2,), np.int64)
         self._tokens: Array = None
         self._loss_mask: Array = None
         self._no_bad_id = gpu.empty_pinned((2,), np.int64)
         self._no_bad_id[:] = _NO_BAD_ID
+        self._unused += [_Readback(gpu) for _ in range(_READBACKS)]
         self.restart()
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Any]:
@@ -95,12 +98,12 @@ class GpuPlacement:
                 arrays[name] = self._arrays[name].reshape(-1)[: self._outputs.size(name, runs)]
         with self.gpu.current():
             self._fill(slot, steps, arrays)
-        reading = self._unused.pop() if self._unused else _Readback(self.gpu)
-        reading.iteration, reading.steps, reading.plan = iteration, steps, slot.plan
-        self.gpu.copy(reading.found, self._bad)
-        self.gpu.record(reading.arrived)
-        self._unread.append(reading)
-        return {name: self.gpu.export(arrays[name][None]) for name in arrays_of(self._outputs.names)}
+            reading = self._unused.pop() if self._unused else _Readback(self.gpu)
+            reading.iteration, reading.steps, reading.plan = iteration, steps, slot.plan
+            self.gpu.copy(reading.found, self._bad)
+            self.gpu.record(reading.arrived)
+            self._unread.append(reading)
+            return {name: self.gpu.export(arrays[name][None]) for name in arrays_of(self._outputs.names)}
 
     def new_slot(self, max_rows: int) -> Slot:
         """Memory for blocks of up to `max_rows` rows."""
@@ -120,7 +123,7 @@ class GpuPlacement:
         """
         if self.plans_rows:
             for name in self._from_plan:
-                arrays[name] = self.gpu.empty_pinned(self._outputs.shape(name, max_rows), OUTPUTS[name].dtype)
+                arrays[name] = self.gpu.empty_pinned(self._outputs.shape(name, max_rows), self._outputs.dtype(name))
         slot = Slot({**arrays, "copied": self.gpu.event()})
         self._slots.append(slot)
         return slot
@@ -135,21 +138,27 @@ class GpuPlacement:
             self.gpu.copy(arrays[name], slot.arrays[name][: len(arrays[name])])
 
     def _stage_tables(self, slot: Slot, pieces: Pieces) -> None:
-        """Keep the places of a block's pieces in pinned memory, one column after another."""
+        """Keep the places of a block's pieces for their copy, one column after another: in pinned memory if they fit.
+
+        The pinned memory has room for twice the pieces of the slot's first block. Blocks of more are copied from
+        pageable memory, which costs the trainer's thread a copy; more pinned memory would cost everybody.
+        """
         table = np.concatenate(pieces)
         slot.num_pieces = len(pieces.starts)
-        before = slot.arrays.get("table")
-        if before is None or len(before) < len(table):
-            slot.arrays["table"] = self.gpu.empty_pinned((_roomy(len(table)),), np.int64)
-            self.gpu.pinned_bytes -= 0 if before is None else before.nbytes
-        slot.arrays["table"][: len(table)] = table
+        if "pinned table" not in slot.arrays:
+            slot.arrays["pinned table"] = self.gpu.empty_pinned((2 * len(table) + 1024,), np.int64)
+        pinned = slot.arrays["pinned table"][: len(table)]
+        if len(pinned) == len(table):
+            pinned[:] = table
+            table = pinned
+        slot.arrays["table"] = table
 
     def _fill_from_pieces(self, slot: Slot, tokens: Array, loss_mask: Array, arrays: dict[str, Array]) -> None:
         """Send the tables of a block, whose tokens are on the device, and queue its kernels, for each width of rows."""
         assert slot.plan is not None
         sizes = len(slot.plan.row_ids) + 1, *[slot.num_pieces] * 3
         size = sum(sizes)
-        self.gpu.copy(self._table[:size], slot.arrays["table"][:size])
+        self.gpu.copy(self._table[:size], slot.arrays["table"])
         self.gpu.record(slot.arrays["copied"])
         columns, end = [], 0
         for column in sizes:
@@ -213,7 +222,8 @@ class GpuPlacement:
         # Copies into these pairs may still be queued; only copies after them on the same stream write there again.
         self._unused += self._unread
         self._unread.clear()
-        self.gpu.copy(self._bad, self._no_bad_id)
+        with self.gpu.current():
+            self.gpu.copy(self._bad, self._no_bad_id)
 
     def memory(self) -> MemoryHeld:
         """Bytes held here; DALI's are not in it."""
@@ -232,16 +242,15 @@ class GpuPlacement:
         self._closed = True
         with contextlib.suppress(RuntimeError):  # the context is broken, and nothing is being copied any more
             self.gpu.wait_for_all()
-        self._bad = self._tokens = self._loss_mask = self._table = self._work = None
-        self._arrays.clear()
-        self._slots.clear()
+        self._forget_memory()
         with contextlib.suppress(RuntimeError):
             self.gpu.free_unused()
         self._unused.clear()
         self._unread.clear()
         self.gpu.device_bytes = self.gpu.pinned_bytes = 0
 
-
-def _roomy(size: int) -> int:
-    """Room for more than `size`, so that a block with a few more pieces than those before it allocates nothing."""
-    return size + size // 2 + 1024
+    def _forget_memory(self) -> None:
+        """Drop what copies and kernels used, after the last of them."""
+        self._bad = self._tokens = self._loss_mask = self._table = self._work = None
+        self._arrays.clear()
+        self._slots.clear()

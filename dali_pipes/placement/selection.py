@@ -7,9 +7,17 @@ from dali_pipes.placement import cuda
 from dali_pipes.placement.device import DevicePlacement
 from dali_pipes.placement.gpu import GpuPlacement
 from dali_pipes.placement.host import HostPlacement
+from dali_pipes.placement.pinned import PinnedPlacement
 
-GPU_PLACEMENTS: dict[str, type[GpuPlacement]] = {"host": HostPlacement, "device": DevicePlacement}
-"""Those on a GPU. "auto" chooses between these two; a new one needs a line here and its name in the setting."""
+GPU_PLACEMENTS: dict[str, type[GpuPlacement]] = {
+    "host": HostPlacement,
+    "device": DevicePlacement,
+    "pinned": PinnedPlacement,
+}
+"""Those on a GPU; a new one needs a line here and its name in the setting.
+
+"auto" chooses between the first two: "pinned" takes seconds to minutes to start, and no card has shown its gain yet.
+"""
 
 DEVICE_SHARE = 0.1
 """Share of the free GPU memory that placement "auto" gives to the corpus when `max_device_bytes` is not set."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.config.outputs import OUTPUTS, made_by_kernels
+from dali_pipes.config.outputs import OUTPUTS, made_by_kernels, on_host
 from dali_pipes.documents import Pieces
 from dali_pipes.operators import rows, segments
 from dali_pipes.operators.segments import work_size
@@ -26,6 +26,7 @@ class Outputs:
 
     names:    fields in their order, arrays and numbers
     in_pieces: whether rows are put together from pieces
+    index_dtype, mask_dtype: of arrays with a value for each position
     """
 
     names: tuple[str, ...]
@@ -36,11 +37,18 @@ class Outputs:
     pad_id: int = 0
     mtp: int = 0
     mask_boundaries: bool = True
+    index_dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009 - immutable
+    mask_dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009
 
     @property
     def from_tokens(self) -> tuple[str, ...]:
         """Arrays that a kernel fills. Runs of tokens give both inputs and labels, whether both are asked for or not."""
         return made_by_kernels(self.names) if self.in_pieces else ("input_ids", "labels")
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Of one array."""
+        spec = OUTPUTS[name]
+        return spec.dtype or (self.mask_dtype if spec.is_mask else self.index_dtype)
 
     def shape(self, name: str, rows: int, width: int | None = None) -> tuple[int, ...]:
         """Shape of one array of some rows of `width` positions (`seq_len`); the last batch may be partial."""
@@ -48,7 +56,7 @@ class Outputs:
 
     def num_bytes(self, name: str, rows: int, width: int | None = None) -> int:
         """Bytes of one array of some rows, as `shape`."""
-        return math.prod(self.shape(name, rows, width)) * OUTPUTS[name].dtype.itemsize
+        return math.prod(self.shape(name, rows, width)) * self.dtype(name).itemsize
 
     def size(self, name: str, parts: Sequence[tuple[int, int]]) -> int:
         """Elements of one array of some parts of a block: rows and width of each."""
@@ -103,6 +111,8 @@ class Outputs:
             loss_mask=loss_mask,
             batch_rows=self.batch_size,
             out=out,
+            index_dtype=self.index_dtype,
+            mask_dtype=self.mask_dtype,
             vocab_size=vocab_size,
             bad=bad,
             work=work,
@@ -112,11 +122,23 @@ class Outputs:
         """Elements of int64 memory that `fill` needs on a GPU for up to `max_rows` rows."""
         return work_size(max_rows * self.seq_len, max_rows, self.batch_size) if self.in_pieces else 0
 
-    def host_values(self, pieces: Pieces | None, width: int) -> dict[str, int]:
-        """The numbers of one batch of `width` positions a row, whose padding is its last segment."""
-        if pieces is None:
-            return {}
-        tokens = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
-        padding = width - (tokens[1:] - tokens[:-1])
-        longest = max(int(pieces.lengths.max(initial=0)), int(padding.max(initial=0)))
-        return {"max_seqlen": longest, "num_segments": len(pieces.lengths) + int(np.count_nonzero(padding))}
+    def host_values(self, pieces: Pieces | None, sizes: Sequence[int], widths: Sequence[int]) -> list[dict[str, int]]:
+        """The numbers of each batch of a block. The padding of a row is its last segment.
+
+        sizes, widths: rows of each batch, 1 or more, and the positions of each of its rows
+        """
+        if pieces is None or not any(map(on_host, self.names)):
+            return [{}] * len(sizes)
+        counts = np.array(sizes, np.int64)
+        ends = counts.cumsum()
+        firsts = ends - counts
+        totals = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
+        padding = np.repeat(widths, counts) - (totals[1:] - totals[:-1])
+        first_pieces = pieces.row_offsets[firsts]
+        num_pieces = pieces.row_offsets[ends] - first_pieces
+        # Of a batch without pieces, `reduceat` returns the length at its place, which belongs to another.
+        longest = np.maximum.reduceat(np.append(pieces.lengths, 0), first_pieces) * (num_pieces > 0)
+        longest = np.maximum(longest, np.maximum.reduceat(padding, firsts))
+        segments = num_pieces + np.add.reduceat(padding > 0, firsts, dtype=np.int64)
+        columns = longest.tolist(), segments.tolist()
+        return [{"max_seqlen": most, "num_segments": count} for most, count in zip(*columns, strict=True)]

@@ -26,6 +26,12 @@ class Source:
         """Bytes of an id, and of its entry in the loss mask."""
         return self.dtype.itemsize + self.has_loss_mask
 
+    @property
+    def content_key(self) -> str:
+        """Stands for the files and their content, as `Corpus.content_key`."""
+        corpora = self.corpus.corpora if isinstance(self.corpus, JoinedCorpora) else (self.corpus,)
+        return " ".join(corpus.content_key for corpus in corpora)
+
     def read(
         self,
         rows: Rows,

@@ -187,6 +187,7 @@ class PlanCache:
         self._blocks_kept, self._blocks_a_plan = 0, blocks
         self.keep_for(num_threads=num_threads, queue_depth=queue_depth)
         self._plans: dict[tuple[int, int, int], Plan] = {}
+        self._making: dict[tuple[int, int, int], threading.Lock] = {}
         self._lock = threading.Lock()
 
     def keep_for(self, *, num_threads: int, queue_depth: int) -> None:
@@ -202,25 +203,31 @@ class PlanCache:
         number = steps.first_step // self._steps_per_plan
         first_step = number * self._steps_per_plan
         key = (steps.epoch, steps.base, number)
-        whole = self._plans.get(key)  # without the lock, which is held while other plans are made
+        whole = self._plans.get(key)
         if whole is None:
             whole = self._whole_plan(key, steps)
         begin = (steps.first_step - first_step) * self._schedule.batch_size
         return whole.part(steps, begin, begin + self._schedule.row_count(steps))
 
     def _whole_plan(self, key: tuple[int, int, int], steps: StepRange) -> Plan:
-        first_step = key[2] * self._steps_per_plan
         with self._lock:
-            if key not in self._plans:
+            making = self._making.setdefault(key, threading.Lock())
+        with making:  # others make other plans meanwhile
+            whole = self._plans.get(key)
+            if whole is None:
+                first_step = key[2] * self._steps_per_plan
                 end = first_step + self._steps_per_plan
                 _, length = next(self._schedule.runs(steps.base, steps.epoch))  # up to the next step that is left out
                 end = self._schedule.steps(steps.base, steps.epoch, most=end if length is None else min(end, length))
                 whole_steps = steps._replace(first_step=first_step, num_steps=end - first_step)
-                plan = plan_steps(self._schedule, whole_steps)
-                plan.protect()  # before it is kept: blocks are told their rows, and batches theirs, as views of it
-                self._plans[key] = plan
-                self._drop_oldest()
-            return self._plans[key]
+                whole = plan_steps(self._schedule, whole_steps)
+                whole.protect()  # before it is kept: blocks are told their rows, and batches theirs, as views of it
+            with self._lock:
+                if key not in self._plans:
+                    self._plans[key] = whole
+                    self._drop_oldest()
+                self._making.pop(key, None)
+            return whole
 
     def _drop_oldest(self) -> None:
         """As long as the plans made since are those of enough blocks."""

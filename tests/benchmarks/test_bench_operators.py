@@ -43,7 +43,7 @@ def test_segments(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_quick(bench_segments, capsys)
     on_cpu = [entry for entry in found["entries"] if entry["device"] == "numpy"]
     assert [entry["name"] for entry in on_cpu] == [
-        *("segments, all outputs", "segments, inputs and labels", "rows") * 2
+        *("segments, all outputs", "segments, all, int32 and bool", "segments, inputs and labels", "rows") * 2
     ]
     assert all(entry["pieces"] > entry["rows"] == 3 and entry["baseline"] == "rows" for entry in on_cpu)
 
@@ -53,12 +53,14 @@ def test_document_rows(tmp_path: Path) -> None:
     command = [sys.executable, bench_document_rows.__file__, "--quick"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    windows, two, every = json.loads(done.stdout.splitlines()[-1])["entries"]
-    assert windows["best_ratio"] == windows["best_build_ratio"] == windows["ratio"]["high"] == 1
-    assert [two["name"], every["name"]] == ["packed, inputs and labels", "packed, all outputs"]
-    for entry in (windows, two, every):
+    windows, *others = json.loads(done.stdout.splitlines()[-1])["entries"]
+    assert windows["best_cpu_ratio"] == windows["time_ratio"]["high"] == windows["cpu_ratio"]["high"] == 1
+    assert [entry["name"] for entry in others] == [
+        *("packed, inputs and labels", "packed, all outputs", "packed, all, int32 and bool")
+    ]
+    for entry in (windows, *others):
         assert entry["documents"] > entry["batch_size"] == 2
-        for quantity in ("mtok_per_s", "cpu_ms_per_mtok", "build_us"):
+        for quantity in ("mtok_per_s", "cpu_ms_per_mtok", "build_us", "time_ratio", "cpu_ratio"):
             assert 0 < entry[quantity]["low"] <= entry[quantity]["median"] <= entry[quantity]["high"]
 
 

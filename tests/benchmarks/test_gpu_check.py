@@ -1,6 +1,10 @@
 """`gpu_check.py`: its dry run passes; and whatever one part does, the others run and the report says so."""
 
+import contextlib
+import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +14,9 @@ import gpu_check
 import gpu_stand_in
 import numpy as np
 import pytest
-import typer
 from gpu.batches import difference
 from gpu.runner import Part, run_part
 from hang_watchdog import processes_per_core
-from typer.testing import CliRunner
 
 NEEDS_COMPILER = pytest.mark.skipif(gpu_stand_in.why_not() is not None, reason=str(gpu_stand_in.why_not()))
 
@@ -86,14 +88,18 @@ def run(
 ) -> tuple[int, Any, Any, str]:
     """The script with these parts: exit code, the JSON file, the last line, all output."""
     monkeypatch.setattr(gpu_check, "PARTS", parts)
-    app = typer.Typer()
-    app.command()(gpu_check.main)
     names = ",".join(part.name for part in parts)
-    result = CliRunner().invoke(app, ["--parts", names, "--dry", "--out", str(out), *options])
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = gpu_check.main(["--parts", names, "--dry", "--out", str(out), *options])
+        except SystemExit as error:  # of argparse
+            code = int(error.code or 0)
+    output = said.getvalue()
     if not (out / "gpu_check.json").exists():
-        return result.exit_code, None, None, result.output
+        return code, None, None, output
     report = json.loads((out / "gpu_check.json").read_text())
-    return result.exit_code, report, json.loads(result.stdout.splitlines()[-1]), result.output
+    return code, report, json.loads(output.splitlines()[-1]), output
 
 
 @NEEDS_COMPILER
@@ -123,13 +129,13 @@ def test_the_dry_run_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             for kernel in ("rows", "rows, ids checked", "shuffled_rows, ids checked")
             for size in (6, 8)
         ),
-        "host sends, large batches (4, 32): share",
-        "device: corpus load: share",
         *(
             f"ours {placement}: {figure}"
-            for placement in ("host", "device")
+            for placement in ("host", "device", "pinned")
             for figure in (
                 "main-thread CPU a batch",
+                "CPU for 10^9 tokens",
+                *(f"next() {share}" for share in ("p50", "p99", "p99.9", "mean")),
                 *(
                     f"growth of {what} in 40 steps"
                     for what in (
@@ -141,12 +147,41 @@ def test_the_dry_run_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                     )
                 ),
                 "rate against the fixed batch",
-                "data wait",
+                "data wait, 3 block switches a round",
                 "time of the device, of a step",
             )
         ),
+        *(
+            f"ours {placement}, closed: {figure}"
+            for placement in ("host", "device", "pinned")
+            for figure in ("device memory above the first", "pinned blocks kept by CuPy")
+        ),
+        "captures that failed of 12 with default settings, device",
     }, "the figures that issue a target"
+    assert last["not_run"] == ["children: compute-sanitizer: this is a dry run"]
     assert all(check in output for check in ("steps/s", "next() p99.9", "graph replayed", "fork"))
+
+
+def test_it_fits_in_eight_minutes() -> None:
+    assert sum(part.limit_s for part in gpu_check.PARTS) <= 8 * 60
+
+
+def test_a_checkout_and_few_packages_are_enough(tmp_path: Path) -> None:
+    """A machine without pip: torch, CuPy, DALI, NumPy and pydantic are all that there is, and nothing is installed."""
+    for name in ("typer", "click", "rich", "yaml", "psutil", "matplotlib"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is not here')")
+    benchmarks = Path(gpu_check.__file__).parent
+    modules = sorted(path.stem for path in (benchmarks / "gpu").glob("[a-z]*.py"))
+    assert {"children", "cost", "scenes", "training"} <= set(modules)
+    text = "import gpu_check, dali_pipes.loader.token_loader, dali_pipes.engine.dali\n" + "".join(
+        f"import gpu.{name}\n" for name in modules
+    )
+    paths = (tmp_path, benchmarks, benchmarks.parent)
+    environment = {"PYTHONPATH": ":".join(map(str, paths)), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_part_may_raise_hang_or_die_and_the_others_run(
@@ -190,6 +225,7 @@ def test_only_wrong_data_is_a_failure_not_a_missed_figure(
     code, report, last, _output = run(parts, "--parts", "good", monkeypatch=monkeypatch, out=tmp_path / "good")
     assert code == 0
     assert [part["name"] for part in report["parts"]] == ["good"]
+    assert last["not_run"] == ["wrong: not asked for"]
     assert (last["ok"], last["passed"], last["missed"]) == (True, 2, ["good: rate"])
     code, _report, last, output = run(parts, monkeypatch=monkeypatch, out=tmp_path / "both")
     assert code == 1

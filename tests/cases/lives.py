@@ -42,6 +42,7 @@ DEVICES: dict[str, dict[str, str]] = {
     "cpu": {"device": "cpu"},
     "host": {"device": "cuda", "placement": "host"},
     "device": {"device": "cuda", "placement": "device"},
+    "pinned": {"device": "cuda", "placement": "pinned"},
 }
 
 

@@ -212,7 +212,7 @@ def test_context_parallel_ranks_share_rows_of_every_length(folder: Path) -> None
 
 
 @pytest.mark.skipif(gpu_stand_in.why_not() is not None, reason="no compiler for the stand-in")
-@pytest.mark.parametrize("placement", ["host", "device"])
+@pytest.mark.parametrize("placement", ["host", "device", "pinned"])
 @pytest.mark.parametrize("in_pieces", [False, True])
 @pytest.mark.parametrize("kind", ["corpus", "mixture"])
 def test_a_gpu_has_the_same_batches(folder: Path, placement: str, in_pieces: bool, kind: str) -> None:
@@ -637,7 +637,7 @@ def test_bad_schedules_of_packed_rows(changes: dict[str, Any], words: list[str])
 
 
 @pytest.mark.skipif(gpu_stand_in.why_not() is not None, reason="no compiler for the stand-in")
-@pytest.mark.parametrize("placement", ["host", "device"])
+@pytest.mark.parametrize("placement", ["host", "device", "pinned"])
 def test_a_gpu_has_the_same_packed_batches(folder: Path, placement: str) -> None:
     settings = {**PACKED, "corpus": folder / "ends.bin", "batch_size": 4}
     with gpu_stand_in.installed("random", seed=3), ExitStack() as stack:

@@ -19,7 +19,7 @@ from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import TokenRangeError
 from dali_pipes.runtime.ranks import resolve_ranks
 
-PLACEMENTS = ("host", "device")
+PLACEMENTS = ("host", "device", "pinned")
 
 
 def batches_until_error(loader: TokenLoader) -> tuple[list[Any], str]:

@@ -11,9 +11,9 @@ from oracle import same
 from streams import loader_stream, oracle_stream, take
 
 from dali_pipes import TokenLoader
-from dali_pipes.placement import cuda as device
+from dali_pipes.placement import loans
 
-PLACEMENTS = ("host", "device")
+PLACEMENTS = ("host", "device", "pinned")
 ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}
 
 
@@ -58,7 +58,7 @@ class InterruptedDeque(deque[Any]):
                 raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("place", ["cpu", "host", "device"])
+@pytest.mark.parametrize("place", ["cpu", "host", "device", "pinned"])
 def test_an_interrupt_puts_no_slot_in_line_twice(counting: Callable[..., Any], place: str) -> None:
     corpus = counting(600)
     with gpu_stand_in.installed("late"):
@@ -80,7 +80,7 @@ def test_an_interrupt_while_a_block_is_lent(
 ) -> None:
     corpus = counting(600)
     left = [0]
-    real_reference = device._LoanReference
+    real_reference = loans._LoanReference
 
     class Reference(real_reference):  # type: ignore[misc, valid-type]
         __slots__ = ()
@@ -100,7 +100,7 @@ def test_an_interrupt_while_a_block_is_lent(
         if left[0] == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(device, "_LoanReference", Reference)
+    monkeypatch.setattr(loans, "_LoanReference", Reference)
     with gpu_stand_in.installed("late"), make(corpus, device="cuda", placement="host") as loader:
 
         def arm(count: int) -> None:

@@ -23,10 +23,11 @@ from streams import loader_stream, oracle_stream, take
 from dali_pipes import TokenLoader
 from dali_pipes.engine import block_source as source
 from dali_pipes.placement import cuda as device
+from dali_pipes.placement import loans
 from dali_pipes.placement.host import HostPlacement
 from dali_pipes.runtime.threads import ReaderThreads
 
-PLACEMENTS = ("host", "device")
+PLACEMENTS = ("host", "device", "pinned")
 ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}
 
 
@@ -181,25 +182,69 @@ def without_waiting_for_copies(patch: pytest.MonkeyPatch) -> None:
 
 def without_loans(patch: pytest.MonkeyPatch) -> None:
     """DALI's memory given back when the last tensor is dropped, not when its reader has passed."""
-    patch.setattr(device.Loans, "_record", lambda self, stream: self._cupy.cuda.Event(disable_timing=True))
+    patch.setattr(loans.Loans, "_record", lambda self, stream: self._cupy.cuda.Event(disable_timing=True))
 
 
 def without_telling_other_streams(patch: pytest.MonkeyPatch) -> None:
     """A batch for another stream than the block's: not made ready for it, nor kept until it has passed."""
-    patch.setattr(device.Loans, "hand_out", lambda self, loan, stream: None)
+    patch.setattr(loans.Loans, "hand_out", lambda self, loan, stream: None)
 
 
 def with_the_event_before_the_copy(patch: pytest.MonkeyPatch) -> None:
     """An event that says nothing about the copy."""
     real = HostPlacement._fill
 
+    real_record = device.Gpu.record
+
     def fill(self: Any, slot: Any, steps: Any, arrays: Any) -> None:
-        self.gpu.record(slot.arrays["copied"])
+        copied = slot.arrays["copied"]
+        self.gpu.record(copied)
+
+        def record(gpu: Any, event: Any, stream: int | None = None) -> None:
+            if event is not copied:
+                real_record(gpu, event, stream)
+
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(device.Gpu, "record", lambda self, event: None)
+            inner.setattr(device.Gpu, "record", record)
             real(self, slot, steps, arrays)
 
     patch.setattr(HostPlacement, "_fill", fill)
+
+
+def without_holding_back(patch: pytest.MonkeyPatch, which: str) -> None:
+    """Kernels that do not wait for the copy of their tokens, or copies that do not wait for the kernels before."""
+    real = device.Gpu.hold_back
+
+    def hold_back(self: Any, stream: int, event: Any) -> None:
+        if stream != getattr(self, which):
+            real(self, stream, event)
+
+    patch.setattr(device.Gpu, "hold_back", hold_back)
+
+
+@pytest.mark.parametrize(
+    ("which", "prompt", "right"),
+    [("neither", False, True), ("neither", True, True), ("stream", False, False), ("copies", True, False)],
+)
+def test_copies_and_kernels_wait_for_each_other(
+    late_gpu: gpu_stand_in.StandInGpu,
+    counting: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+    prompt: bool,
+    right: bool,
+) -> None:
+    """Two buffers, copied to and read in turns on two streams: the copies run at once, or as late as kernels allow."""
+    corpus = counting(600)
+    monkeypatch.setattr(source, "ReaderThreads", EagerReaders)
+    if which != "neither":
+        without_holding_back(monkeypatch, which)
+    with make(corpus, "host", prefetch_queue_depth=3) as loader:
+        assert loader._built.gpu is not None
+        late_gpu.stream(loader._built.gpu.copies).is_prompt = prompt
+        got = take(loader_stream(loader), 100)
+    expected = take(oracle_stream(corpus.tokens, **ORDER), 100)
+    assert all(same(batch, wanted) for batch, wanted in zip(got, expected, strict=True)) == right
 
 
 @pytest.mark.parametrize(
@@ -225,6 +270,38 @@ def test_without_its_rule_the_data_goes_wrong(
         got = run_slow_consumer(late_gpu, loader, 200, streams)
     expected = take(oracle_stream(corpus.tokens, **ORDER), 200)
     assert not all(np.array_equal(values, wanted["input_ids"]) for values, wanted in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_another_stream_waits_for_the_block_and_not_for_the_consumer(
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str
+) -> None:
+    """A block taken on a stream that is far behind is ready elsewhere before that stream has done its work."""
+    corpus = counting(600)
+    late_gpu.eager, late_gpu.consumer = False, 7
+    read: list[IntArray] = []
+    with make(corpus, placement) as loader:
+        late_gpu.stream(7).enqueue(lambda: None)
+        batches = iter(loader)
+        next(batches)
+        late_gpu.consumer = 8
+        read_later(late_gpu, 8, next(batches)["input_ids"], read)
+        late_gpu.stream(8).run()
+        assert late_gpu.stream(7).ran == 0
+        assert np.array_equal(read[0], take(epoch_batches(corpus.tokens, **ORDER), 2)[1]["input_ids"])
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_loader_s_streams_have_the_highest_priority_on_its_device(
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str
+) -> None:
+    corpus = counting(600)
+    before = set(late_gpu.streams)
+    with TokenLoader(corpus=corpus.pattern, dtype="uint32", device="cuda:1", placement=placement, **ORDER) as loader:
+        take(iter(loader), 3)
+        new = [stream for handle, stream in late_gpu.streams.items() if handle not in before and handle >= 1000]
+        assert new
+        assert {(stream.priority < -5, stream.device) for stream in new} == {(True, 1)}
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -264,7 +341,7 @@ def test_static_buffers_wait_for_the_stream_that_read_them(
 ) -> None:
     """A graph on one stream may still read the last batch when the next one is asked for on another stream."""
     if not ordered:
-        monkeypatch.setattr(device.Loans, "order", lambda self, before, after: None)
+        monkeypatch.setattr(loans.Loans, "order", lambda self, before, after: None)
     corpus = counting(600)
     read: list[IntArray] = []
     with make(corpus, "host", static_buffers=True) as loader:

@@ -12,12 +12,18 @@ from held import wait_for
 from oracle import epoch_batches, same
 from streams import all_same, loader_stream
 
-from dali_pipes import TokenLoader
+from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.config.outputs import on_host
+from dali_pipes.corpus import Corpus
+from dali_pipes.engine import dali
+from dali_pipes.engine.block_source import BlockInfo
+from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import BackendError, CorpusReadError
 from dali_pipes.placement import device as device_placement
+from dali_pipes.placement import loans
+from dali_pipes.runtime.ranks import resolve_ranks
 
-PLACEMENTS = ("host", "device")
+PLACEMENTS = ("host", "device", "pinned")
 late = pytest.mark.parametrize("gpu", ["late"], indirect=True)
 """Memory is held longest where operations run as late as CUDA allows."""
 
@@ -92,6 +98,30 @@ def test_rows_of_pieces_allocate_nothing_once_the_loader_is_built(
         made, held = gpu.arrays_made, loader.stats().memory.device_bytes
         assert all_same(map(tensors, loader), expected)
         assert (gpu.arrays_made, loader.stats().memory.device_bytes) == (made, held)
+
+
+@late
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_block_of_many_more_pieces_than_the_first_pins_no_more_memory(
+    gpu: gpu_stand_in.StandInGpu, tmp_path: Path, placement: str
+) -> None:
+    """Page-locking in the middle of a run may stop the whole device: such a block is sent from pageable memory."""
+    tokens = np.arange(24_000, dtype=np.uint16) % 29 + 1
+    tokens[12_000::2] = 0
+    tokens.tofile(tmp_path / "a.bin")
+    settings: dict[str, Any] = {"dtype": "uint16", "eos_id": 0, "batch_size": 4, "seq_len": 100, "shuffle": False}
+    settings |= {"outputs": ("input_ids", "labels", "position_ids"), "batches_per_run": 5, "rows": "stream"}
+    path = str(tmp_path / "a.bin")
+    with TokenLoader(corpus=path, **settings, device="cpu") as loader:
+        expected = list(loader)
+    with TokenLoader(corpus=path, **settings, device="cuda", placement=placement, num_threads=1) as loader:
+        batches, got, pinned = iter(loader), [], []
+        for batch in batches:
+            got.append(batch)
+            pinned.append(loader.stats().memory.pinned_bytes)
+    assert all_same(got, [{name: values.numpy() for name, values in batch.items()} for batch in expected])
+    assert gpu.pageable_copies > 0
+    assert pinned[25] == pinned[-1], "the blocks with many pieces begin later"
 
 
 @late
@@ -222,3 +252,131 @@ def test_two_loaders_side_by_side(gpu: gpu_stand_in.StandInGpu, counting: Callab
         for batch, wanted, other, other_wanted in pairs:
             assert same(batch, wanted)
             assert same(other, other_wanted)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("end", ["close", "del"])
+def test_nothing_stays_of_a_loader_whose_batches_were_dropped(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str, end: str
+) -> None:
+    """Work on dropped blocks is waited for, and DALI's pool gives its memory back, though no further block comes."""
+    gc.collect()
+    before = late_gpu.allocated
+    loader = TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=2)
+    late_gpu.consumer, late_gpu.eager = 7, False
+    for batch in loader:
+        late_gpu.stream(7).enqueue(lambda: None)
+        del batch
+    if end == "close":
+        loader.close()
+    else:
+        del loader
+        wait_for(lambda: late_gpu.allocated == before)
+    gc.collect()
+    assert (late_gpu.allocated, late_gpu.pooled_bytes) == (before, 0)
+    late_gpu.stream(0).run()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_batch_held_past_close_gives_its_block_back_when_it_is_dropped(
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str
+) -> None:
+    corpus = counting(600)
+    gc.collect()
+    before = late_gpu.allocated
+    with TokenLoader(
+        corpus=corpus.pattern, dtype="uint32", batch_size=3, seq_len=4, device="cuda", placement=placement
+    ) as loader:
+        batches = iter(loader)
+        held = [next(batches) for _ in range(2)]
+        del batches
+    expected = epoch_batches(corpus.tokens, batch_size=3, seq_len=4)
+    assert all_same(held, [next(expected), next(expected)])
+    assert late_gpu.allocated > before
+    late_gpu.stream(late_gpu.consumer).enqueue(lambda: None)
+    held.clear()
+    assert (late_gpu.allocated, late_gpu.pooled_bytes) == (before, 0)
+
+
+def test_close_does_not_wait_forever_for_work_that_never_ends(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a collective whose other ranks are gone: `close` returns, and a later one gives the memory back."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loans, "sleep", sleep)
+        patch.setattr(loans, "monotonic", lambda: now[0])
+        late_gpu.consumer, late_gpu.eager = 7, False
+        before = late_gpu.allocated
+        with TokenLoader(**settings, device="cuda", batches_per_run=2) as loader:
+            for batch in loader:
+                del batch
+        gc.collect()
+        assert late_gpu.allocated > before
+        assert 1 < now[0] < 60
+    with TokenLoader(**settings, device="cuda", batches_per_run=2) as loader:
+        next(iter(loader))
+    gc.collect()
+    late_gpu.stream(0).run()
+    assert late_gpu.allocated == before
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_bare_pipeline_s_pinned_memory_outlives_its_copies_at_exit(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
+) -> None:
+    """Nobody closes the source of a pipeline that is still there when the interpreter ends."""
+    config = resolve_ranks(LoaderConfig(**settings, device="cuda", placement=placement, outputs=("labels", "row_ids")))
+    built = BuiltSource(config, endless=False)
+    dali._end_before_cuda(built.source)
+    assert built.gpu is not None
+    built.source(BlockInfo(0, 0))
+    stream = late_gpu.stream(built.gpu.stream)
+    queued = stream.queued
+    assert stream.ran < queued, "copies are queued"
+    dali._close_sources()
+    assert stream.ran >= queued
+    assert (built.gpu.pinned_bytes, late_gpu.allocated) == (0, 0)
+    built.close()
+
+
+@pytest.mark.parametrize("rows", ["stream", "pack"])
+def test_a_block_is_one_read(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, rows: str
+) -> None:
+    """All rows of a block, whatever files they are in, are asked for in one call."""
+    real, reads = Corpus.read_pieces, []
+
+    def read_pieces(self: Any, starts: Any, *arguments: Any) -> None:
+        reads.append(len(starts))
+        real(self, starts, *arguments)
+
+    settings = settings | {"rows": rows, "eos_id": 7, "batches_per_run": 4, "num_threads": 1}
+    with TokenLoader(**settings, device="cuda", placement="host") as loader:
+        monkeypatch.setattr(Corpus, "read_pieces", read_pieces)
+        batches = len(list(loader))
+        prepared = loader.stats().block_times.blocks
+    assert batches > 1
+    assert len(reads) == prepared
+    assert max(reads) > 4
+
+
+def test_a_loader_collected_in_the_middle_of_another_s_call_does_not_block(
+    late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector may run while the ledger of the device is locked by the same thread."""
+    dropped = [TokenLoader(**settings, device="cuda", batches_per_run=2)]
+    next(iter(dropped[0]))
+    real = loans.Loans._settle
+
+    def settle(self: Any, streams: set[int]) -> None:
+        dropped.clear()
+        real(self, streams)
+
+    monkeypatch.setattr(loans.Loans, "_settle", settle)
+    with TokenLoader(**settings, device="cuda", batches_per_run=2) as loader:
+        assert len(list(loader)) == len(loader)

@@ -33,7 +33,7 @@ def walk(gpu: gpu_stand_in.StandInGpu, only: str | None = None) -> dict[str, lis
     return dict(paths)
 
 
-@pytest.mark.parametrize("placement", ["host", "device"])
+@pytest.mark.parametrize("placement", ["host", "device", "pinned"])
 def test_names_and_order_on_a_gpu(late_gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str) -> None:
     with TokenLoader(
         **settings, device="cuda", placement=placement, nvtx=True, batches_per_run=2, num_threads=1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dali_pipes.placement import cuda as device
+from dali_pipes.placement import loans
 
 CALLED = [  # everything that dali_pipes/placement/cuda.py and operators/ take from CuPy
     "RawModule",
@@ -18,11 +19,18 @@ CALLED = [  # everything that dali_pipes/placement/cuda.py and operators/ take f
     "cuda.Stream",
     "cuda.memory.OutOfMemoryError",
     "cuda.runtime.CUDARuntimeError",
+    "cuda.MemoryPointer",
+    "cuda.UnownedMemory",
+    "cuda.runtime.check_status",
+    "cuda.runtime.eventQuery",
     "cuda.runtime.eventRecord",
     "cuda.runtime.getDeviceCount",
+    "cuda.runtime.hostRegister",
+    "cuda.runtime.hostUnregister",
     "cuda.runtime.memGetInfo",
     "cuda.runtime.memcpyAsync",
     "cuda.runtime.memcpyDefault",
+    "cuda.runtime.pointerGetAttributes",
     "cuda.runtime.streamWaitEvent",
     "empty",
     "get_default_memory_pool",
@@ -54,6 +62,9 @@ def test_the_arguments_are_those_of_cupy() -> None:
     assert "eventRecord(intptr_t event, intptr_t stream)" in runtime.eventRecord.__doc__
     assert "streamWaitEvent(intptr_t stream, intptr_t event" in runtime.streamWaitEvent.__doc__
     assert runtime.memcpyDefault == 4
+    assert "hostRegister(intptr_t ptr, size_t size, unsigned int flags)" in runtime.hostRegister.__doc__
+    assert "UnownedMemory(intptr_t ptr, size_t size, owner, int device_id=-1)" in cupy.cuda.UnownedMemory.__doc__
+    assert "__init__(shape, dtype=float, memptr=None" in cupy.ndarray.__doc__
     assert "block (bool)" in cupy.cuda.Event.__doc__
     assert "disable_timing (bool)" in cupy.cuda.Event.__doc__
     assert "non_blocking (bool)" in cupy.cuda.Stream.__doc__
@@ -87,7 +98,7 @@ def test_a_wrong_order_of_operations_shows() -> None:
 def test_lent_memory_is_what_torch_wants() -> None:
     """The object that torch builds a tensor over names the memory, not a copy of it, and types as NumPy writes them."""
     output = type("Output", (), {"__cuda_array_interface__": _as_dali_says(4096)})
-    lent = device._Lent(output)
+    lent = loans._Lent(output)
     assert lent.__cuda_array_interface__ == {
         "shape": (6, 4),
         "typestr": "<i8",

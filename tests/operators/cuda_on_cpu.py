@@ -38,6 +38,16 @@ def rows_dtype_pairs() -> list[tuple[np.dtype[Any], np.dtype[Any]]]:
     return [(token, output) for token in TOKEN_DTYPES for output in dict.fromkeys((*wide, token))]
 
 
+def segments_dtypes() -> list[tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]]]:
+    """Token, index and mask dtypes of `segments`: all of each, and for one token dtype every combination of the others.
+
+    All combinations would take twice as long to compile.
+    """
+    wide, narrow, masks = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.bool_)
+    most = [(token, *others) for token in TOKEN_DTYPES for others in ((wide, wide), (narrow, masks))]
+    return [*most, (np.dtype(np.uint16), wide, masks), (np.dtype(np.uint16), narrow, narrow)]
+
+
 def kernel_names() -> dict[str, list[str]]:
     """Operator -> the C++ name of every kernel that can be asked of its `.cu` file."""
     return {
@@ -45,7 +55,7 @@ def kernel_names() -> dict[str, list[str]]:
         **{
             name: [_kernel.expression(name, *pair) for pair in rows_dtype_pairs()] for name in ("rows", "shuffled_rows")
         },
-        "segments": [*(_kernel.expression("segments", token) for token in TOKEN_DTYPES), "piece_begins"],
+        "segments": [*(_kernel.expression("segments", *dtypes) for dtypes in segments_dtypes()), "piece_begins"],
     }
 
 

@@ -40,8 +40,14 @@ def run(
     tables = dict(zip(TABLES, [xp.array(offsets), *columns], strict=True))
     found = segments(xp.array(tokens), **tables, seq_len=seq_len, **options)
     assert list(found) == list(options["outputs"])
+    index, masks = options.get("index_dtype", np.int64), ("attention_mask", "loss_mask")
+    dtypes = {
+        "cu_seqlens": np.int32,
+        "num_segments": np.int64,
+        **dict.fromkeys(masks, options.get("mask_dtype", index)),
+    }
     for name, array in found.items():
-        assert array.dtype == (np.int32 if name == "cu_seqlens" else np.int64)
+        assert array.dtype == dtypes.get(name, index)
         assert array.flags.c_contiguous
     return {name: xp.numpy(array).tolist() for name, array in found.items()}
 
@@ -284,25 +290,25 @@ def rows_of_pieces(draw: st.DrawFn, seq_len: int, num_tokens: int) -> list[list[
 @settings_with_backend
 @given(
     data=st.data(),
-    dtype=st.sampled_from(cuda_on_cpu.TOKEN_DTYPES),
+    dtypes=st.sampled_from(cuda_on_cpu.segments_dtypes()),
     seq_len=st.integers(1, 12) | st.sampled_from([33, 130, 300]),
     num_tokens=st.integers(1, 60),
     mtp=st.sampled_from([0, 0, 1, 2, 5]),
     mask_boundaries=st.booleans(),
-    pad_id=st.sampled_from([0, 3, -1, 2**63 - 1]),
     outputs=st.just(OUTPUTS) | st.lists(st.sampled_from(OUTPUTS), unique=True),
 )
 def test_equals_the_walk_by_element(
     xp: Backend,
     data: st.DataObject,
-    dtype: np.dtype[Any],
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
     seq_len: int,
     num_tokens: int,
     mtp: int,
     mask_boundaries: bool,
-    pad_id: int,
     outputs: list[str],
 ) -> None:
+    dtype, index_dtype, mask_dtype = dtypes
+    pad_id = data.draw(st.sampled_from([0, 3, -1, np.iinfo(index_dtype).max]))
     rows = data.draw(rows_of_pieces(seq_len, num_tokens))
     limits = np.iinfo(dtype)
     tokens = np.random.default_rng(num_tokens).integers(limits.min, limits.max, num_tokens + 3, dtype, endpoint=True)
@@ -321,12 +327,15 @@ def test_equals_the_walk_by_element(
     options["batch_rows"] = batch_rows
     vocab_size = data.draw(st.none() | st.sampled_from([1, 100, 2**63]))
     bad = xp.bad()
-    found = run(
-        xp, tokens, rows, seq_len, **options, outputs=outputs, cu_capacity=capacity, bad=bad, vocab_size=vocab_size
-    )
+    more: dict[str, Any] = {"index_dtype": index_dtype, "mask_dtype": mask_dtype, "cu_capacity": capacity}
+    found = run(xp, tokens, rows, seq_len, **options, **more, outputs=outputs, bad=bad, vocab_size=vocab_size)
     values = [(int(value) + 2**63) % 2**64 - 2**63 for value in tokens]
     wanted = by_element(values, rows, seq_len, cu_capacity=size if capacity is None else capacity, **options)
-    assert found == {name: wanted[name] for name in outputs}
+    half = 2 ** (8 * index_dtype.itemsize - 1)
+    for name in {"input_ids", "labels"} & {*outputs}:  # masks are those of the whole values
+        stored = (np.array(wanted[name], object) + half) % (2 * half) - half
+        assert found.pop(name) == stored.astype(np.int64).reshape(np.shape(wanted[name])).tolist()
+    assert found == {name: wanted[name] for name in found}
     shown = [
         (row * seq_len + t, value)
         for row, (ids, mask) in enumerate(zip(wanted["input_ids"], wanted["attention_mask"], strict=True))
@@ -341,6 +350,40 @@ def test_equals_the_walk_by_element(
                 shown += [(last, value) for value in values[start + length : min(end, start + length + most)]]
     outside = [place for place, value in shown if not 0 <= value < (vocab_size or 2**63)]
     assert xp.numpy(bad).tolist() == [len(outside), min(outside, default=2**63 - 1)]
+
+
+@settings_with_backend
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=6),
+    spare=st.integers(0, 3),
+    distance=st.integers(1, 9),
+    first=st.integers(0, 3),
+    after=st.integers(0, 4),
+    mtp=st.sampled_from([0, 3]),
+    mask_boundaries=st.booleans(),
+)
+def test_rows_at_equal_distances(
+    xp: Backend,
+    lengths: list[list[int]],
+    spare: int,
+    distance: int,
+    first: int,
+    after: int,
+    mtp: int,
+    mask_boundaries: bool,
+) -> None:
+    """As rows lie that were read one after another; they may overlap, and the tokens may end with the last piece."""
+    seq_len = max(1, *map(sum, lengths)) + spare
+    rows: list[list[Piece]] = []
+    for number, row in enumerate(lengths):
+        begin = first + number * distance
+        rows.append([(begin + sum(row[:at]), length, begin + sum(row[: at + 1])) for at, length in enumerate(row)])
+    num_tokens = max([1, *(end for row in rows for *_, end in row)]) + after
+    rows = [[(start, length, min(num_tokens, end + after)) for start, length, end in row] for row in rows]
+    tokens = list(range(100, 100 + num_tokens))
+    options: dict[str, Any] = {"pad_id": 7, "mtp": mtp, "mask_boundaries": mask_boundaries, "loss_mask": None}
+    found = run(xp, tokens, rows, seq_len, **options)
+    assert found == by_element(tokens, rows, seq_len, cu_capacity=len(rows) * seq_len, **options)
 
 
 SHAPES = [(1, 5000, 40), (2, 4096, 1), (1, 6000, 4000), (3, 257, 30), (600, 3, 2), (3000, 1, 1), (5, 1000, 1000)]
@@ -446,7 +489,7 @@ def test_a_block_of_batches_takes_as_many_launches_as_one(
     }
     with cuda_sources_on_cpu(counting) as xp:
         run(xp, [1, 2, 3], [[(0, 1, 2)], [], [(1, 2, 3)]] * 5, 3, batch_rows=2)
-    assert launched == ["piece_begins", "segments<unsigned short>"]
+    assert launched == ["piece_begins", "segments<unsigned short, long long, long long>"]
 
 
 def test_positions_past_32_bits(xp: Backend, tmp_path: Path) -> None:
@@ -535,6 +578,11 @@ def test_wrong_arguments(xp: Backend) -> None:
         segments(**arrays, **options)
 
     run_with()
+    for changed in ({"index_dtype": np.uint32}, {"mask_dtype": np.int32}, {"mask_dtype": np.uint8}):
+        with pytest.raises(TypeError, match=rf"{next(iter(changed))} is .*, expected .*int64"):
+            run_with(**changed)
+    with pytest.raises(ValueError, match=r"pad_id is 2147483648, expected .* < 2\*\*31"):
+        run_with(pad_id=2**31, index_dtype=np.int32)
     with pytest.raises(TypeError, match="tokens have dtype float32"):
         run_with(tokens=np.zeros(5, np.float32))
     with pytest.raises(ValueError, match="'max_seqlen', expected some of input_ids, labels"):

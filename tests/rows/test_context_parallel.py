@@ -79,7 +79,7 @@ def test_the_shares_together_are_the_batch(
     common["mtp"] = draw(st.sampled_from([0, min(3, common["seq_len"] - 1)]))
     if mode == "pad" and common["seq_len"] > 2 * size:
         common["length_buckets"] = [2 * size]
-    place = draw(st.sampled_from(["cpu", "host", "device"]))
+    place = draw(st.sampled_from(["cpu", "host", "device", "pinned"]))
     where: dict[str, Any] = {"device": "cpu"} if place == "cpu" else {"device": "cuda", "placement": place}
     split = draw(st.sampled_from(["contiguous", "zigzag"]))
     with contextlib.ExitStack() as stack:

@@ -150,7 +150,7 @@ def test_a_batch_written_out(tmp_path: Path) -> None:
 
 def test_a_resume_at_every_step_on_every_device(tmp_path: Path) -> None:
     write_documents(tmp_path / "corpus", draw_documents())
-    per_run = (("cpu", 3), ("host", 2), ("device", 1))
+    per_run = (("cpu", 3), ("host", 2), ("device", 1), ("pinned", 2))
     places: list[dict[str, Any]] = [{**DEVICES[place], "batches_per_run": count} for place, count in per_run]
     with on("host"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(length_buckets, "RUN_ROWS", 3)

@@ -220,7 +220,7 @@ def test_a_resume_at_every_step_on_every_device(tmp_path: Path, mode: dict[str, 
     corpus = write(tmp_path, [tokens[:33], tokens[33:50], tokens[50:]], [first, None, [0, 1] * 20])
     common: dict[str, Any] = {"corpus": corpus, "dtype": "uint16", "eos_id": END, "batch_size": 2, "seq_len": 6, **mode}
     common |= {"window_documents": 5, "drop_last": False, "outputs": ("input_ids", "labels", "row_ids")}
-    per_run = (("cpu", 3), ("host", 2), ("device", 1))
+    per_run = (("cpu", 3), ("host", 2), ("device", 1), ("pinned", 2))
     places: list[dict[str, Any]] = [{**DEVICES[place], "batches_per_run": count} for place, count in per_run]
     with on("host"):
         with TokenLoader(**common, **places[0]) as loader:

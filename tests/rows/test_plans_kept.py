@@ -4,6 +4,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -159,3 +160,25 @@ def test_in_whatever_order_threads_come_to_their_plans(
                 assert plan.steps == steps
                 assert plan.row_ids.tolist() == schedule.rows(steps).tolist()
             assert {steps: count for steps, count in counts.items() if count > 1 and steps.epoch >= epoch} == {}
+
+
+def test_plans_of_other_steps_are_made_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of the same steps once: threads that want them wait for the one that makes them."""
+    schedule = Schedule(WindowRows(Windows(0, 240, 8, 8, 8 * 240)), 2)
+    both = threading.Barrier(2)
+    made: list[StepRange] = []
+    real = row_plan.plan_steps
+
+    def plan_steps(schedule: Schedule, steps: StepRange) -> row_plan.Plan:
+        made.append(steps)
+        both.wait(30)  # until another thread makes a plan, too
+        return real(schedule, steps)
+
+    monkeypatch.setattr(row_plan, "plan_steps", plan_steps)
+    monkeypatch.setattr(row_plan, "PLAN_ROWS", 12)
+    cache = PlanCache(schedule, 3, num_threads=4)
+    wanted = [StepRange(0, 0, first, 3) for first in (0, 3, 6, 9)]
+    with ThreadPoolExecutor(4) as pool:
+        plans = list(pool.map(cache.plan, wanted))
+    assert [plan.row_ids.tolist() for plan in plans] == [schedule.rows(steps).tolist() for steps in wanted]
+    assert len(made) == 2

@@ -211,7 +211,7 @@ def test_a_bare_pipeline(corpus: str) -> None:
     assert seen == [[0], [2, 3], [4, 5], [6], [0, 1], [2], [5, 6]]
 
 
-@pytest.mark.parametrize("placement", ["host", "device"])
+@pytest.mark.parametrize("placement", ["host", "device", "pinned"])
 @pytest.mark.parametrize("rows", ["stream", "pack"])
 def test_on_a_gpu(corpus: str, rows: str, placement: str) -> None:
     if gpu_stand_in.why_not():

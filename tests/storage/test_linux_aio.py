@@ -1,5 +1,6 @@
 """Reads in one system call give the bytes and the errors that reads one by one give."""
 
+import ctypes
 import errno
 import os
 import threading
@@ -145,7 +146,7 @@ def test_a_kernel_that_refuses_later_is_asked_no_more(
     np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
     calls = []
 
-    def refuse(self: BatchReader, *arguments: Any) -> Any:
+    def refuse(self: BatchReader, *arguments: Any, waits: bool = True) -> Any:
         calls.append(threading.get_ident())
         raise OSError(errno.EINVAL, "refused")
 
@@ -155,7 +156,91 @@ def test_a_kernel_that_refuses_later_is_asked_no_more(
             starts, out = spread(corpus, 40, 7)
             corpus.read_rows(starts, out)
             assert np.array_equal(out, starts[:, None] + np.arange(7))
-    assert len(calls) == (1 if way == "batch" else 0)
+    assert len(calls) == (2 if way == "batch" else 0), "with and without waiting"
+
+
+@settings(max_examples=examples(18), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_disk_is_asked_for_all_that_is_not_in_memory_first(
+    tmp_path_factory: pytest.TempPathFactory, way: str, data: st.DataObject
+) -> None:
+    """Pieces that a read without waiting did not give, or gave in part, at any places of a batch."""
+    if way == "one by one":
+        return
+    path = tmp_path_factory.mktemp("data") / "a.bin"
+    np.arange(60_000, dtype=np.uint16).tofile(path)
+    read, events = BatchReader.read, []
+
+    def partly(self: BatchReader, *where: Any, waits: bool = True) -> Any:
+        _, addresses, sizes, offsets = where
+        results = read(self, *where).copy()
+        if waits:
+            events.append(("waits", sorted(offsets.tolist())))
+            return results
+        for place in data.draw(st.sets(st.integers(0, len(offsets) - 1))):
+            results[place] = data.draw(st.sampled_from([-errno.EAGAIN, 0, sizes[place] - 1]))
+            np.frombuffer(memoryview_at(addresses[place], sizes[place]), np.uint8)[-1] ^= 255
+        cold = offsets[results != sizes]
+        events.append(("does not wait", sorted(cold.tolist())))
+        return results
+
+    def advised(descriptor: int, offset: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        events.append(("advice", [offset]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BatchReader, "read", partly)
+        patch.setattr(os, "posix_fadvise", advised)
+        with open_corpus(path) as corpus:
+            starts, out = spread(corpus, data.draw(st.integers(8, 300)), 7)
+            corpus.read_rows(starts, out)
+            assert np.array_equal(out, starts[:, None] + np.arange(7))
+    while events:
+        kind, cold = events.pop(0)
+        assert kind == "does not wait"
+        assert sorted(offset for kind, (offset,) in (events.pop(0) for _ in cold) if kind == "advice") == cold
+        if cold:
+            assert events.pop(0) == ("waits", cold)
+
+
+def memoryview_at(address: int, size: int) -> Any:
+    return (ctypes.c_char * int(size)).from_address(int(address))
+
+
+def test_a_file_system_that_cannot_read_without_waiting_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    read, calls = BatchReader.read, []
+
+    def refuse(self: BatchReader, *arguments: Any, waits: bool = True) -> Any:
+        calls.append(waits)
+        if not waits:
+            raise OSError(errno.EOPNOTSUPP, "refused")
+        return read(self, *arguments)
+
+    monkeypatch.setattr(BatchReader, "read", refuse)
+    with open_corpus(tmp_path) as corpus:
+        for _ in range(3):
+            starts, out = spread(corpus, 40, 7)
+            corpus.read_rows(starts, out)
+            assert np.array_equal(out, starts[:, None] + np.arange(7))
+    assert calls == ([False, True, True, True] if way == "batch" else [])
+
+
+def test_files_that_are_not_in_memory(tmp_path: Path) -> None:
+    """Written, dropped from the page cache, read: as far as the file system drops anything."""
+    path = tmp_path / "a.bin"
+    np.arange(600_000, dtype=np.uint32).tofile(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    with open_corpus(path, dtype="uint32") as corpus:
+        for rows in (8, 256, 700):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            starts, out = spread(corpus, rows, 1025)
+            corpus.read_rows(starts, out)
+            assert np.array_equal(out, starts[:, None] + np.arange(1025))
+    os.close(descriptor)
 
 
 def test_readers_are_lent_to_one_thread_each(way: str) -> None:

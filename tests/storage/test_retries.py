@@ -68,7 +68,11 @@ class Storage:
                 raise OSError(error, os.strerror(error))
             return preadv(descriptor, buffers, offset, *flags)
 
-        def failing_read(reader: BatchReader, descriptors: Any, addresses: Any, count_bytes: Any, offsets: Any) -> Any:
+        def failing_read(
+            reader: BatchReader, descriptors: Any, addresses: Any, count_bytes: Any, offsets: Any, **how: Any
+        ) -> Any:
+            if how:  # only a read that waits for a disk can fail
+                raise OSError(errno.EOPNOTSUPP, "this file system cannot read without waiting")
             results = read(reader, descriptors, addresses, count_bytes, offsets).copy()
             for at, (descriptor, offset) in enumerate(zip(descriptors.tolist(), offsets.tolist(), strict=True)):
                 results[at] = -self._draw(descriptor, offset) or results[at]

@@ -135,6 +135,15 @@ class TestHuggingFace:
         with pytest.raises(ConfigError, match="skip_steps"):
             Run(tmp_path, corpus.pattern).start(source)
 
+    def test_labels_of_a_type_that_the_loss_does_not_take_are_refused(
+        self, corpus: CountingCorpus, tmp_path: Path
+    ) -> None:
+        source = changed(
+            recipe("huggingface"), "TokenLoader(**settings),", 'TokenLoader(**settings, index_dtype="int32"),'
+        )
+        with pytest.raises(ConfigError, match='index_dtype = "int32"'):
+            Run(tmp_path, corpus.pattern).start(source)
+
     def test_other_data_sets_are_left_to_trainer(self, tmp_path: Path) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 

@@ -606,4 +606,4 @@ def _pipeline(gpu: StandInGpu, built: Any, config: Any, graph: Any, real: Any = 
     if built.gpu is None:
         return real(built, config, graph)
     assert graph is None, "DALI operators on a GPU cannot be played"
-    return Pipeline(gpu, built, config.prefetch_queue_depth)
+    return Pipeline(gpu, built, built.source.autotune.now.prefetch_queue_depth)

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -55,6 +55,7 @@ from dali_pipes.config.settings_files import (
 from dali_pipes.config.skip_steps import SkippedRange, parse_ranges
 from dali_pipes.config.validators import (
     Shown,
+    parse_auto,
     parse_device,
     parse_dtype,
     parse_list,
@@ -67,6 +68,8 @@ from dali_pipes.errors import ConfigError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path or a list of paths: files, folders or globs."""
+
+Auto = Literal["auto"]
 
 ORDER_FIELDS = ("seq_len", "stride", "shuffle", "seed", "split", "validation_fraction", "label_shift")
 DOCUMENT_ORDER_FIELDS = (
@@ -301,10 +304,16 @@ class LoaderConfig(BaseModel):
         None, description="Mark ranges for profilers with NVTX. None: only if Nsight Systems started the process."
     )
 
-    prefetch_queue_depth: int = Field(
-        2, gt=0, le=64, description="Number of blocks of batches to prefetch, apart from those that threads work on."
+    prefetch_queue_depth: Annotated[int, Field(gt=0, le=64)] | Auto = Field(
+        "auto",
+        description="Number of blocks of batches to prefetch, apart from those that threads work on. `auto`: chosen at "
+        "the start; without DALI, it also grows while training waits for data.",
     )
-    num_threads: int = Field(2, gt=0, le=256, description="Number of threads that read ahead.")
+    num_threads: Annotated[int, Field(gt=0, le=256)] | Auto = Field(
+        "auto",
+        description="Number of threads that read ahead. `auto`: at first 2, or 1 if the process has one CPU; more "
+        "while training waits for data and they help.",
+    )
     decoded_cache_bytes: int = Field(
         1 << 30, ge=0, description="Memory in bytes for decoded tokens, for formats that have to be decoded."
     )
@@ -321,8 +330,8 @@ class LoaderConfig(BaseModel):
         "file shrinks or the disk fails.",
     )
     eager: bool = Field(False, description="Decode the whole corpus at the start and keep it in memory.")
-    batches_per_run: int | None = Field(
-        None, gt=0, description="Batches in a block (K). None: as many as reach a target size in bytes."
+    batches_per_run: Annotated[int, Field(gt=0)] | Auto = Field(
+        "auto", description="Batches in a block (K). `auto`: as many as reach a target size in bytes."
     )
     max_device_bytes: int | None = Field(
         None,
@@ -361,6 +370,9 @@ class LoaderConfig(BaseModel):
     _finite_lists = field_validator(
         "outputs", "length_buckets", "context_parallel", "seq_len", "global_batch", mode="before"
     )(parse_list)
+    _auto_or_number = field_validator("prefetch_queue_depth", "num_threads", "batches_per_run", mode="before")(
+        parse_auto
+    )
     _ranges_merged = field_validator("skip_steps", mode="before")(parse_ranges)
     _device_as_name = field_validator("device", mode="before")(parse_device)
     _dtype_as_name = field_validator("dtype", mode="before")(parse_dtype)
@@ -835,9 +847,13 @@ def _unknown_in_table(place: Sequence[Any]) -> str:
     return unknown_in_source(name, SourceSettings.model_fields)
 
 
+_UNIONS = ("seq_len", "global_batch", "prefetch_queue_depth", "num_threads", "batches_per_run")
+"""Settings with values of several kinds, which pydantic names after the setting."""
+
+
 def _place(names: Sequence[Any]) -> str:
     """Where a wrong setting is, such as `mixture.web.weight`; short."""
-    names = names[:1] if names and names[0] in ("seq_len", "global_batch") else names
+    names = names[:1] if names and names[0] in _UNIONS else names
     return ".".join(
         text if len(text := str(name)) <= _LONGEST_PLACE else f"{text[:_LONGEST_PLACE]}..." for name in names
     )

@@ -127,6 +127,14 @@ def parse_list(value: Any) -> Any:
 
 
 @as_value_error
+def parse_auto(value: Any) -> Any:
+    """A number or "auto", which None stands for too."""
+    if isinstance(value, str) and value != "auto" and not value.strip().lstrip("+-").isdigit():
+        raise ValueError(f'expected a whole number or "auto", found {shown(value)}')
+    return "auto" if value is None else value
+
+
+@as_value_error
 def parse_dtype(value: Any) -> Any:
     """The name of an integer type, also from a `np.dtype` or a NumPy scalar type."""
     if value is None or isinstance(value, str):

@@ -8,6 +8,7 @@ that are kept and reused, so the thread that runs the pipeline, the trainer's, d
     trainer's thread      source(block number) ◀───────────────────────────────────── ready block ◀──┘
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.engine.profiling import Ranges
+from dali_pipes.engine.read_ahead import Autotune
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.monitoring.stats import BlockTimes
 from dali_pipes.placement.base import Placement, Slot
@@ -93,6 +95,7 @@ class BlockSource:
 
     endless:     blocks run on from epoch to epoch; else `StopIteration` ends each epoch, and DALI's `epoch_idx` tells
                  which one is meant
+    autotune:    how many threads read, and how many blocks ahead; asked at every block
     keeps_blocks: whether what is known of each block that was handed out waits for `take_block`
     arrays:      which arrays of a block to hand out, in order
     cut:         makes the batches of a block from its arrays, in a reader thread, which are then in `Block.batches`;
@@ -108,8 +111,7 @@ class BlockSource:
         *,
         arrays: tuple[str, ...],
         batches_per_run: int,
-        num_threads: int,
-        prefetch_queue_depth: int,
+        autotune: Autotune,
         endless: bool,
         keeps_blocks: bool = False,
         cut: Callable[[Batches], list[Any]] | None = None,
@@ -120,16 +122,15 @@ class BlockSource:
         self._outputs = outputs
         self._keeps_blocks, self._cut = keeps_blocks, cut
         self._taken: dict[int, Block] = {}
-        self._num_threads, self._ranges = num_threads, ranges
-        # DALI's queue holds blocks of its own.
-        self._most_pending = num_threads + (1 if cut is None else prefetch_queue_depth - 1)
-        self._queue_depth = prefetch_queue_depth
+        self.autotune, self._ranges = autotune, ranges
+        self._read_ahead_now = autotune.now
         self.forget_plans()
         self._blocks = Blocks(schedule, batches_per_run, Position(0, 0))
         self._origin = 0
         self._pending: dict[tuple[int | None, int], Future[tuple[Slot, Block]]] = {}
         self._free: deque[Slot] = deque()
         self._delivered: Slot | None = None
+        self._delivered_at: float | None = None  # None: what follows is the first block after a start, or an error
         self._threads: ReaderThreads | None = None
         self._process, self._forks = os.getpid(), _forks
         self._closed = False
@@ -143,6 +144,7 @@ class BlockSource:
         # By now the last block has been copied. An interrupt between the lines loses a slot; the other way
         # round it would put one there twice, and two blocks into the same memory.
         last, self._delivered = self._delivered, None
+        last_at, self._delivered_at = self._delivered_at, None
         if last is not None:
             last.fields = {}
             self._free.append(last)
@@ -170,6 +172,9 @@ class BlockSource:
         self.delivered += 1
         if self._keeps_blocks:
             self._taken[info.iteration] = block
+        if last_at is not None:
+            self.autotune.add(begin - asked, asked - last_at)
+        self._delivered_at = time.perf_counter()
         return tuple(arrays[name] for name in self.arrays)
 
     def take_block(self, info: BlockInfo) -> Block:
@@ -199,6 +204,8 @@ class BlockSource:
         self._blocks = Blocks(self.schedule, self.batches_per_run, position)
         self._origin = iteration
         self._taken.clear()
+        self._delivered_at = None
+        self.autotune.restart()
         self.placement.restart()
         threads = self._threads
         if threads is not None and not threads.are_alive:
@@ -209,9 +216,7 @@ class BlockSource:
 
     def forget_plans(self) -> None:
         """Plan rows anew from now on, because their order has changed. Blocks on their way keep their plans."""
-        self._planned = PlanCache(
-            self.schedule, self.batches_per_run, num_threads=self._most_pending - 1, queue_depth=self._queue_depth
-        )
+        self._planned = PlanCache(self.schedule, self.batches_per_run, **self._plans_needed())
 
     def blocks_ready(self) -> int:
         """Blocks that have been read ahead and wait to be asked for."""
@@ -269,20 +274,32 @@ class BlockSource:
             return None
         epoch_index = None if self.endless else info.epoch_idx
         block = info.iteration - self._origin
-        wanted = range(block, block + self._most_pending)
-        for key in [key for key in self._pending if key[0] != epoch_index or key[1] not in wanted]:
+        may_be_kept = range(block, block + self.autotune.most_blocks)  # those read ahead before it became less, too
+        for key in [key for key in self._pending if key[0] != epoch_index or key[1] not in may_be_kept]:
             self._discard(key)
         threads = self._threads
         if threads is None:
-            threads = self._threads = ReaderThreads(self._num_threads)
+            threads = self._threads = ReaderThreads(self.autotune.now.num_threads)
             if self._closed:  # meanwhile, by someone who has not seen these
                 threads.stop()
-        for number in wanted:
+        if self._read_ahead_now != self.autotune.now:
+            self._adapt(threads)
+        for number in range(block, block + self.autotune.blocks):
             steps = self._blocks.steps(number, epoch_index)
             if steps is not None and (epoch_index, number) not in self._pending:
                 slot = self._free.popleft() if self._free else None
                 self._pending[epoch_index, number] = threads.submit(self._prepare, steps, slot)
         return epoch_index, block
+
+    def _adapt(self, threads: ReaderThreads) -> None:
+        self._planned.keep_for(**self._plans_needed())
+        # A limit on threads ends no run: the autotune finds that nothing was gained, and goes back.
+        with contextlib.suppress(RuntimeError, MemoryError):
+            threads.resize(self.autotune.now.num_threads)
+        self._read_ahead_now = self.autotune.now
+
+    def _plans_needed(self) -> dict[str, int]:
+        return {"num_threads": self.autotune.blocks - 1, "queue_depth": self.autotune.now.prefetch_queue_depth}
 
     def _discard(self, key: tuple[int | None, int]) -> None:
         future = self._pending.pop(key)

@@ -14,6 +14,7 @@ from dali_pipes.corpus.joined import JoinedCorpora
 from dali_pipes.engine.block_source import Batches, BlockSource
 from dali_pipes.engine.mixture import mix, open_corpora
 from dali_pipes.engine.profiling import open_ranges
+from dali_pipes.engine.read_ahead import Autotune, choose_read_ahead
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.monitoring.stats import BlockLimits
 from dali_pipes.placement.base import Placement
@@ -24,6 +25,7 @@ from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.make import make_rows
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
+from dali_pipes.runtime.cpus import cpus_of_a_rank, numa_node, usable_cpus
 from dali_pipes.runtime.messages import counted
 from dali_pipes.runtime.ranks import environment_number
 from dali_pipes.schedule import Interleave, Schedule, of_one_source
@@ -31,7 +33,7 @@ from dali_pipes.schedule.curriculum import Curriculum
 from dali_pipes.schedule.mixed_rows import MixedRows
 
 TARGET_DIRECT_BLOCK_TOKENS = 1 << 18
-"""Tokens of a block when the user sets no `batches_per_run`: 2 MiB as int64. Several are on their way at a time."""
+"""Tokens of a block with `batches_per_run = "auto"`: 2 MiB as int64. Several are on their way at a time."""
 
 TARGET_BLOCK_TOKENS = 1 << 20
 """The same for DALI on the CPU: 2 MiB as uint16. A quarter of it cost twice the CPU."""
@@ -102,6 +104,9 @@ class BuiltSource:
             raise
         self.ranges = open_ranges(config.nvtx)
         self.cut = None if cut is None else partial(_cut, cut, self.outputs, self.device)
+        cpus = usable_cpus()
+        self.numa_node = numa_node(cpus)
+        """The NUMA node of all CPUs that this thread may run on, which its reader threads inherit; see `numa_node`."""
         is_direct = self.engine == "direct"
         self.source = BlockSource(
             self.rows,
@@ -110,8 +115,7 @@ class BuiltSource:
             self.outputs,
             arrays=() if is_direct else arrays_of(config.outputs),
             batches_per_run=self.batches_per_run,
-            num_threads=config.num_threads,
-            prefetch_queue_depth=config.prefetch_queue_depth,
+            autotune=self._read_ahead(cpus),
             endless=endless,
             keeps_blocks=cut is not None,
             cut=self.cut if is_direct else None,
@@ -172,6 +176,18 @@ class BuiltSource:
         if self.device is not None:
             return TARGET_GPU_BLOCK_TOKENS
         return TARGET_DIRECT_BLOCK_TOKENS if self.engine == "direct" else TARGET_BLOCK_TOKENS
+
+    def _read_ahead(self, cpus: set[int]) -> Autotune:
+        config = self._config
+        delivered_bytes = self.block_bytes([config.row_len] * self.batches_per_run)
+        staged_bytes = self.batches_per_run * config.batch_size * self.rows.rows.row_tokens * self.rows.token_bytes
+        return choose_read_ahead(
+            config,
+            cpus=cpus_of_a_rank(cpus, environment_number("LOCAL_WORLD_SIZE") or 1, self.numa_node),
+            is_direct=self.engine == "direct",
+            block_bytes=staged_bytes + (delivered_bytes if self.device is None else 0),
+            delivered_bytes=delivered_bytes,
+        )
 
     def _steps_known(self) -> int | None:
         known = self.schedule.interleave.is_counted(0)
@@ -276,7 +292,7 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, target_tokens: int
     wanted = target_tokens // batch_tokens
     if schedule.interleave.most_planned is not None:
         wanted = min(wanted, schedule.interleave.most_planned // schedule.global_rows)
-    wanted = config.batches_per_run or wanted
+    wanted = wanted if config.batches_per_run == "auto" else config.batches_per_run
     most = config.max_block_bytes // _counted_bytes(config)
     return max(1, min(wanted, most, schedule.steps(most=min(wanted, most))))
 

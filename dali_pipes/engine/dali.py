@@ -69,7 +69,7 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
         batch_size=1,
         num_threads=1,
         device_id=built.device,
-        prefetch_queue_depth=config.prefetch_queue_depth,
+        prefetch_queue_depth=built.source.autotune.now.prefetch_queue_depth,
         exec_dynamic=True,
     )
     _survive_forks(pipe)

@@ -332,6 +332,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def stats(self) -> LoaderStats:
         """The statistics so far. Does not block."""
         batches, tokens = self._counts()
+        autotune = self._source.autotune
         return LoaderStats(
             batches=batches,
             tokens=tokens,
@@ -343,7 +344,12 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             placement=self._built.placement,
             placement_reason=self._built.placement_reason,
             rank=self.config.rank or 0,
-            num_threads=self.config.num_threads,
+            num_threads=autotune.now.num_threads,
+            prefetch_queue_depth=autotune.now.prefetch_queue_depth,
+            autotune=autotune.state,
+            changes=autotune.changes,
+            numa_node=self._built.numa_node,
+            reads=self.config.reads,
             batches_per_run=self._built.batches_per_run,
             block_limits=self._built.block_limits(),
             memory=self._stream.memory(),

@@ -31,6 +31,7 @@ METRICS = (
     Metric("tokens_per_second", "gauge", "tokens_per_s", "tokens divided by wall_seconds."),
     Metric("ready_blocks", "gauge", "queue_depth", "Blocks that are ready: read ahead, or in DALI's queue."),
     Metric("reader_threads", "gauge", "num_threads", "Threads that read ahead."),
+    Metric("prefetch_depth", "gauge", "prefetch_queue_depth", "Blocks to have ready, apart from those being read."),
     Metric("block_batches", "gauge", "batches_per_run", "Batches in a block."),
     Metric("blocks", "counter", "block_times.blocks", "Blocks read."),
     Metric("read_retries", "counter", "read_retries", "Reads that were retried."),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from typing import Literal, NamedTuple, Self
 
 from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.metrics import exposition, values_of
@@ -17,6 +17,39 @@ RATED_BODY_S = 1e-4
 
 _MOST_SOURCES = 8
 """Sources of a mixture that a table names."""
+_MOST_CHANGES = 4
+"""Changes of threads and depth that a table shows."""
+
+
+AutotuneState = Literal["fixed", "adapting", "no gain", "at limit"]
+
+
+class ReadAhead(NamedTuple):
+    """How much is read ahead."""
+
+    num_threads: int
+    """Reader threads."""
+    prefetch_queue_depth: int
+    """Blocks to have ready, apart from those that threads work on."""
+
+
+class ReadAheadChange(NamedTuple):
+    """A change that the loader has made where settings are "auto"."""
+
+    run_s: float
+    """Seconds of the run in which the trainer worked or waited for blocks."""
+    before: ReadAhead
+    after: ReadAhead
+    reason: str
+
+    def __str__(self) -> str:
+        names = {"num_threads": "reader threads", "prefetch_queue_depth": "depth"}
+        changed = [
+            f"{names[name]} {old} -> {new}"
+            for name, old, new in zip(ReadAhead._fields, self.before, self.after, strict=True)
+            if old != new
+        ]
+        return f"{', '.join(changed)} after {self.run_s:.1f} s: {self.reason}"
 
 
 @dataclass
@@ -131,7 +164,19 @@ class LoaderStats(ShownAsTable):
 
     rank: int = 0
     num_threads: int = 1
-    """Reader threads."""
+    """Reader threads now."""
+    prefetch_queue_depth: int = 1
+    """Blocks to have ready now, apart from those that threads work on."""
+    autotune: AutotuneState = "fixed"
+    """Whether the number of threads adapts: "fixed" if it was set; "adapting" if it grows while the trainer waits;
+    "no gain" if more threads did not help; "at limit" if it does not grow further."""
+    changes: tuple[ReadAheadChange, ...] = ()
+    """The last changes of threads and depth, oldest first."""
+    numa_node: str | None = None
+    """Number of the NUMA node that the process is bound to, as are its reader threads and host memory. None: it may use
+    several, or the machine has only one."""
+    reads: str = "calls"
+    """The setting `reads`."""
     batches_per_run: int = 1
     """Batches in a block, as set or chosen automatically."""
     block_limits: BlockLimits = field(default_factory=BlockLimits)
@@ -168,7 +213,10 @@ class LoaderStats(ShownAsTable):
 
     @property
     def advice(self) -> str:
-        """The largest part of the wait and the setting to change, if the rating is fair or poor; otherwise empty."""
+        """The largest part of the wait and the setting to change, if the rating is fair or poor; otherwise empty.
+
+        Also empty while the number of reader threads still adapts to a wait for them.
+        """
         if self.rating not in ("fair", "poor"):
             return ""
         times = self.block_times
@@ -182,6 +230,8 @@ class LoaderStats(ShownAsTable):
             return f"most of it is the fixed cost of each block: {more_batches or all_steps}"
         if times.wait_s < queueing_s:
             return f"most of it is launching kernels for each block: {more_batches or all_steps}"
+        if self.autotune == "adapting":
+            return ""
         if self.device == "cpu" and max(times.read_s, times.plan_s) < times.kernels_s:
             return (
                 'most of it is building inputs and labels on the CPU: set device = "cuda" if there is a GPU; otherwise '
@@ -197,13 +247,15 @@ class LoaderStats(ShownAsTable):
                 f"cache holds {cache.most_bytes:,} (hit rate {cache.hit_rate:.0%}): set decoded_cache_bytes = "
                 f"{cache.all_bytes} or eager = true, or convert the corpus to a flat format"
             )
+        faster = "move the corpus to a faster disk"
+        if self.reads == "calls" and cache is None:
+            faster += ', or set reads = "mapped" if the disk is local'
         more_threads = min(2 * self.num_threads, MOST_THREADS)
         if more_threads == self.num_threads:
-            return f"most of it is reading, with {self.num_threads} threads: move the corpus to a faster disk"
-        return (
-            f"most of it is reading: set num_threads = {more_threads} (now {self.num_threads}), or move the corpus to "
-            "a faster disk"
-        )
+            return f"most of it is reading, with {self.num_threads} threads: {faster}"
+        if self.autotune == "no gain":
+            return f"most of it is reading, and more than {self.num_threads} reader threads do not help: {faster}"
+        return f"most of it is reading: set num_threads = {more_threads} (now {self.num_threads}), or {faster}"
 
     def since(self, before: Self) -> Self:
         """The statistics between an earlier snapshot of the same loader and this one."""
@@ -249,13 +301,15 @@ class LoaderStats(ShownAsTable):
 
     def _table(self) -> Table:
         blocks = f"{self.queue_depth:,} ready, {self.batches_per_run:,} batch{'es' * (self.batches_per_run > 1)} each"
+        node = "" if self.numa_node is None else f", NUMA node {self.numa_node}"
         rows = [
             ("batches", f"{self.batches:,} (rank {self.rank})"),
             ("tokens", f"{self.tokens:,}, {self.tokens_per_s:,.0f} per second"),
             ("data wait", self.wait_line()),
             *([("advice", self.advice)] if self.advice else []),
             ("blocks", f"{blocks}; {self.num_threads} reader thread{'s' * (self.num_threads > 1)}"),
-            ("device", f"{self.device}, placement {self.placement}"),
+            *(("adapted", str(change)) for change in self.changes[-_MOST_CHANGES:]),
+            ("device", f"{self.device}, placement {self.placement}{node}"),
         ]
         if self.cache is not None:
             rows.append(("cache", f"hit rate {self.cache.hit_rate:.0%}, {self.cache.num_bytes:,} bytes"))

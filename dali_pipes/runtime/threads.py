@@ -5,6 +5,7 @@ may still be training. These end when they are stopped, when their owner is coll
 """
 
 import atexit
+import contextlib
 import os
 import threading
 import traceback
@@ -48,28 +49,51 @@ os.register_at_fork(after_in_child=_stop_stoppable)
 
 
 class ReaderThreads:
-    """`count` daemon threads; they hold the tasks they run, never their owner. Safe for several threads."""
+    """Daemon threads, `count` of them; they hold the tasks they run, never their owner. Safe for several threads."""
 
     def __init__(self, count: int) -> None:
         """Start the threads. Raises `LoaderClosedError` while the interpreter shuts down."""
         if _exiting.is_set():
             raise LoaderClosedError(_AT_EXIT)
-        self._count, self._stopped = count, False
+        self.count = 0
+        """Threads that run, or will once those that were told to end have done so."""
+        self._stopped = False
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        weakref.finalize(self, _release, self._tasks, count).atexit = False
+        self._threads: list[threading.Thread] = []  # in which one that has ended may stay
+        self._ended: set[threading.Thread] = set()  # of them, those that were told to
+        weakref.finalize(self, _release, self._tasks, self._threads).atexit = False
         _live.add(self)
         try:
-            for number in range(count):
-                name = f"dali_pipes-reader-{number}"
-                thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            self.resize(count)
         except BaseException:  # such as a limit on threads: those that have started must not wait forever
             self.stop()
             raise
         if not _at_exit:  # registered after DALI's own handler, so it runs before that one
             _at_exit.append(atexit.register(_stop_all))
+
+    def resize(self, count: int) -> None:
+        """Start threads, or let some end, each after the tasks submitted so far. Not for two threads at a time.
+
+        Raises RuntimeError if a thread cannot be started; `count` says how many there are then.
+        """
+        for thread in list(self._ended):
+            self._threads.remove(thread)
+            self._ended.remove(thread)
+        while self.count > count:
+            self.count -= 1
+            self._tasks.put(None)
+        while self.count < count:
+            arguments, name = (self._tasks, self._ended), f"dali_pipes-reader-{len(self._threads)}"
+            thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
+            self._threads.append(thread)  # before it runs: an interrupt may come when it does
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):
+                self._threads.remove(thread)
+                raise
+            self.count += 1
+        if self._stopped:  # meanwhile, by someone who has not seen all of them
+            self.stop(0)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         """Run `function` in one of the threads; does not block. After `stop` the future fails immediately."""
@@ -82,8 +106,10 @@ class ReaderThreads:
 
     @property
     def are_alive(self) -> bool:
-        """Whether all threads still run."""
-        return all(thread.is_alive() for thread in self._threads)
+        """Whether all threads that were started still run, but for those that were told to end."""
+        return not self._stopped and all(
+            thread.is_alive() or thread.ident is None or thread in self._ended for thread in self._threads
+        )
 
     def result(self, future: "Future[Any]") -> Any:
         """What a task returned. Blocks; raises what it raised, or RuntimeError if a thread has died."""
@@ -111,13 +137,14 @@ class ReaderThreads:
         Idempotent; if an interrupt cut it short, another call does all of it.
         """
         self._stopped = True
-        _release(self._tasks, self._count)
+        _release(self._tasks, self._threads)
         for thread in list(self._threads):
             if thread is not threading.current_thread():
-                thread.join(wait_s)
+                with contextlib.suppress(RuntimeError):  # an interrupt came before it had started
+                    thread.join(wait_s)
 
 
-def _work(tasks: "SimpleQueue[_Task | None]") -> None:
+def _work(tasks: "SimpleQueue[_Task | None]", told_to_end: set[threading.Thread]) -> None:
     while (task := tasks.get()) is not None:
         future, function, arguments = task
         if future.set_running_or_notify_cancel():
@@ -134,6 +161,7 @@ def _work(tasks: "SimpleQueue[_Task | None]") -> None:
                 future.set_result(result)
                 del result
         del task, future, function, arguments  # hold nothing while waiting for the next one
+    told_to_end.add(threading.current_thread())
 
 
 def to_keep(error: Failure) -> Failure:
@@ -150,8 +178,8 @@ def to_keep(error: Failure) -> Failure:
     return error if error.__traceback__ is None else error.with_traceback(error.__traceback__.tb_next)
 
 
-def _release(tasks: "SimpleQueue[_Task | None]", count: int) -> None:
-    for _ in range(count):
+def _release(tasks: "SimpleQueue[_Task | None]", threads: list[threading.Thread]) -> None:
+    for _ in range(len(threads)):  # too many marks do no harm
         tasks.put(None)
 
 

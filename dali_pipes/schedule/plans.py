@@ -184,13 +184,19 @@ class PlanCache:
             blocks = min(blocks, schedule.interleave.most_planned // (batches_per_run * schedule.global_rows))
         blocks = max(1, blocks)
         self._steps_per_plan = blocks * batches_per_run
-        # The oldest plan goes first. While a block is on its way, threads may plan `num_threads` blocks before it and
-        # all that are read ahead by the time it is handed out, each with the rest of its plan; after a restart, also
-        # the blocks that were on their way from the place left.
-        self._blocks_kept = 3 * (num_threads + 1) + queue_depth + 4 * blocks
+        self._blocks_kept, self._blocks_a_plan = 0, blocks
+        self.keep_for(num_threads=num_threads, queue_depth=queue_depth)
         self._plans: dict[tuple[int, int, int], Plan] = {}
         self._making: dict[tuple[int, int, int], threading.Lock] = {}
         self._lock = threading.Lock()
+
+    def keep_for(self, *, num_threads: int, queue_depth: int) -> None:
+        """Keep enough plans for so many from now on; less than before changes nothing."""
+        # The oldest plan goes first. While a block is on its way, threads may plan `num_threads` blocks before it and
+        # all that are read ahead by the time it is handed out, each with the rest of its plan; after a restart, also
+        # the blocks that were on their way from the place left.
+        needed = 3 * (num_threads + 1) + queue_depth + 4 * self._blocks_a_plan
+        self._blocks_kept = max(self._blocks_kept, needed)
 
     def plan(self, steps: StepRange) -> Plan:
         """The plan of one block, whose first step is a multiple of batches_per_run."""

@@ -84,6 +84,29 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "most"), [("num_threads", 256), ("prefetch_queue_depth", 64), ("batches_per_run", 2**60)]
+)
+def test_a_number_or_auto(tmp_path: Path, name: str, most: int) -> None:
+    """Also from files and, for numbers, as text; None stands for "auto"."""
+    shape = {"corpus": "x", "batch_size": 2, "seq_len": 8}
+    default = LoaderConfig(**shape)
+    assert getattr(default, name) == "auto"
+    assert LoaderConfig(**shape, **{name: None}) == LoaderConfig(**shape, **{name: "auto"}) == default
+    assert "auto" not in repr(default)
+    for asked, value in ((1, 1), (most, most), ("7", 7), ("auto", "auto"), (None, "auto")):
+        config = LoaderConfig(**shape, **{name: asked})
+        assert getattr(config, name) == value
+        (tmp_path / "all.toml").write_text(config.to_toml())
+        assert LoaderConfig.from_file(tmp_path / "all.toml") == config.replace() == config
+        assert hash(config) == hash(config.replace(seed=0))
+    for wrong in (0, -1, "0", "fast", "AUTO", "", 2.5, [1], 2**64):
+        with pytest.raises(ConfigError, match=rf"^{name}: ") as error:
+            LoaderConfig(**shape, **{name: wrong})
+        assert len(str(error.value)) < 120
+        assert '"auto"' in str(error.value) or not isinstance(wrong, str) or wrong == "0"
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"batch_sze": 1}, "unknown setting 'batch_sze'; did you mean 'batch_size'"),

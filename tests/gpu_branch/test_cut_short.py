@@ -18,7 +18,8 @@ ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}
 
 
 def make(corpus: Any, **settings: Any) -> TokenLoader:
-    return TokenLoader(corpus=corpus.pattern, dtype="uint32", batches_per_run=2, **ORDER, **settings)
+    shape = {"batches_per_run": 2, "prefetch_queue_depth": 2, **ORDER}
+    return TokenLoader(corpus=corpus.pattern, dtype="uint32", **shape, **settings)
 
 
 def interrupted_again_and_again(loader: TokenLoader, corpus: Any, arm: Callable[[int], None]) -> int:

@@ -32,7 +32,7 @@ ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}
 
 
 def make(corpus: Any, placement: str, **settings: Any) -> TokenLoader:
-    merged = {"batches_per_run": 2, "num_threads": 2, **ORDER, **settings}
+    merged = {"batches_per_run": 2, "num_threads": 2, "prefetch_queue_depth": 2, **ORDER, **settings}
     return TokenLoader(corpus=corpus.pattern, dtype="uint32", device="cuda", placement=placement, **merged)
 
 

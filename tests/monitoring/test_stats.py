@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from dali_pipes import TokenLoader
-from dali_pipes.monitoring.stats import BlockLimits, BlockTimes, CacheStats, LoaderStats
+from dali_pipes.monitoring.stats import (
+    AutotuneState,
+    BlockLimits,
+    BlockTimes,
+    CacheStats,
+    LoaderStats,
+    ReadAhead,
+    ReadAheadChange,
+)
 
 
 def make(waited_s: float, **times: Any) -> LoaderStats:
@@ -91,8 +99,8 @@ def test_following_the_advice_changes_what_it_names(counting: Callable[..., Any]
         "batch_size": draw(st.integers(1, 7)),
         "seq_len": draw(st.sampled_from([4, 8])),
         "drop_last": draw(st.booleans()),
-        "num_threads": draw(st.sampled_from([1, 2, 200, 256])),
-        "batches_per_run": draw(st.none() | st.integers(1, 600)),
+        "num_threads": draw(st.sampled_from([1, 2, 200, 256, "auto"])),
+        "batches_per_run": draw(st.sampled_from([None, "auto"]) | st.integers(1, 600)),
         "rows": draw(st.sampled_from(["stream", "pack"])),
         "max_block_bytes": draw(st.sampled_from([1, 2_000, 20_000, 64 << 20])),
         "corpus": corpus.pattern,
@@ -110,11 +118,61 @@ def test_following_the_advice_changes_what_it_names(counting: Callable[..., Any]
     before = measured()
     named = {name: int(value) for name, value in re.findall(r"(\w+) = (\d+)", before.advice)}
     if not named:
-        assert before.batches_per_run == before.block_limits.epoch_steps or before.num_threads == 256
+        limits = before.batches_per_run == before.block_limits.epoch_steps, before.num_threads == 256
+        assert any(limits) or before.autotune == "adapting"
         return
     after = measured(**named)
     for name in named.keys() - {"max_block_bytes"}:
         assert getattr(after, name) == named[name] > getattr(before, name)
+
+
+@pytest.mark.parametrize("cause", [{"read_s": 3}, {"plan_s": 3}, {"kernels_s": 30}])
+def test_no_advice_while_threads_adapt_to_the_wait(cause: dict[str, float]) -> None:
+    """A wait for something else gets its advice, and so does any wait once more threads do not help."""
+    states: tuple[AutotuneState, ...] = ("fixed", "adapting", "no gain", "at limit")
+    by_state = {
+        state: replace(make(50, wait_s=40, **cause), autotune=state, num_threads=4, batches_per_run=8)
+        for state in states
+    }
+    assert [bool(stats.advice) for stats in by_state.values()] == [True, False, True, True]
+    assert "advice" not in str(by_state["adapting"])
+    assert by_state["adapting"].rating == "poor"
+    assert "batches_per_run = 16" in replace(by_state["adapting"], block_times=BlockTimes(wait_s=1)).advice
+    advice = {state: stats.advice for state, stats in by_state.items()}
+    assert "prefetch_queue_depth" not in "".join(advice.values())
+    if "read_s" in cause:
+        assert "num_threads" not in advice["no gain"]
+        assert "num_threads = 8 (now 4)" in advice["at limit"] == advice["fixed"]
+        assert re.search(r"\b4\b", advice["no gain"])
+    else:
+        assert "set num_threads" not in advice["at limit"]
+        assert advice["no gain"] == advice["at limit"] == advice["fixed"]
+
+
+def test_mapped_reads_are_advised_where_they_may_help() -> None:
+    """Not where they are used, and not for files that are decoded."""
+    reading = make(50, wait_s=40, read_s=3)
+    for threads in (4, 256):
+        stats = replace(reading, num_threads=threads, autotune="no gain")
+        assert 'reads = "mapped"' in stats.advice
+        assert "reads =" not in replace(stats, reads="mapped").advice
+        assert "reads =" not in replace(stats, cache=replace(HALF_DECODED, hits=500)).advice
+
+
+def test_changes_and_the_node_are_in_the_table() -> None:
+    changes = tuple(
+        ReadAheadChange(number + 0.25, ReadAhead(2, 2**number), ReadAhead(2 + number % 2, 2 ** (number + 1)), "reason")
+        for number in range(6)
+    )
+    stats = replace(make(0.5), changes=changes, numa_node="17")
+    lines = str(stats).splitlines()
+    assert [line.split()[0] for line in lines[5:9]] == ["adapted"] * 4
+    assert all(part in lines[8] for part in ("2 -> 3", "32 -> 64", "5.2 s", "reason"))
+    assert "2 -> 2" not in lines[5]
+    assert "17" in lines[9]
+    assert lines[9].split()[0] == "device"
+    assert stats.since(stats).changes == changes
+    assert "17" not in str(replace(stats, numa_node=None))
 
 
 def test_what_happened_since_an_earlier_snapshot() -> None:

@@ -7,6 +7,8 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 from at_lines import AtLine, lines_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.runtime.threads import ReaderThreads
@@ -92,3 +94,96 @@ def test_another_thread_stops_them(others: Callable[[], list[threading.Thread]])
             with contextlib.suppress(LoaderClosedError):
                 assert readers.result(future) == number
         assert others() == []
+
+
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=8), num_tasks=st.integers(0, 5))
+def test_they_grow_and_shrink(sizes: list[int], num_tasks: int) -> None:
+    """As many tasks run at a time as there are threads; every task is run once, and none dies of it."""
+    before = set(threading.enumerate())
+    readers = ReaderThreads(3)
+    done: list[Future[int]] = []
+    for size in sizes:
+        done += [readers.submit(int, str(number)) for number in range(num_tasks)]
+        readers.resize(size)
+        assert readers.count == size
+        all_inside, may_leave = threading.Barrier(size + 1), threading.Event()
+
+        def occupy(inside: threading.Barrier = all_inside, leave: threading.Event = may_leave) -> None:
+            inside.wait(60)
+            leave.wait(60)
+
+        occupied = [readers.submit(occupy) for _ in range(size)]
+        one_more = readers.submit(int, "7")
+        all_inside.wait(60)
+        assert not one_more.done(), "a thread too many"
+        may_leave.set()
+        for future in occupied:
+            readers.result(future)
+        assert readers.result(one_more) == 7
+        assert readers.are_alive
+    assert [readers.result(future) for future in done] == [*range(num_tasks)] * len(sizes)
+    readers.stop()
+    assert not readers.are_alive
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), KeyboardInterrupt()])
+def test_they_cannot_grow(
+    others: Callable[[], list[threading.Thread]], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Those that there are go on, and more may be started later."""
+    readers = ReaderThreads(2)
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def some_start(thread: threading.Thread) -> None:
+        if started:
+            raise error
+        started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", some_start)
+        with pytest.raises(type(error)):
+            readers.resize(5)
+    assert readers.count == len(others()) == 3
+    assert readers.are_alive
+    assert readers.result(readers.submit(int, "7")) == 7
+    readers.resize(5)
+    assert len(others()) == 5
+    readers.stop()
+    assert others() == []
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_they_are_stopped_while_they_grow_or_shrink(others: Callable[[], list[threading.Thread]], size: int) -> None:
+    """By another thread or an interrupt, at any line: all end."""
+    readers = ReaderThreads(3)
+    lines = lines_of(lambda: readers.resize(size))
+    readers.stop()
+    for line in lines:
+        readers = ReaderThreads(3)
+        with AtLine(line, readers.stop):
+            readers.resize(size)
+        readers.stop()
+        assert others() == [], line
+        readers = ReaderThreads(3)
+        with AtLine(line, interrupt), contextlib.suppress(KeyboardInterrupt):
+            readers.resize(size)
+        assert readers.are_alive
+        assert readers.result(readers.submit(int, "7")) == 7
+        readers.stop()
+        assert others() == [], line
+
+
+def test_their_owner_forgets_them_after_they_grew(others: Callable[[], list[threading.Thread]]) -> None:
+    readers = ReaderThreads(1)
+    readers.resize(6)
+    readers.resize(2)
+    readers.resize(4)
+    threads = others()
+    assert 4 <= len(threads) <= 8
+    del readers
+    for thread in threads:
+        thread.join(60)
+    assert others() == []

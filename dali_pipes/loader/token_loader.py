@@ -531,7 +531,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 asked = time.perf_counter()
                 self._check_current(run)
                 self._count_block(asked)
-                if handout.taken < steps.num_steps or self._weights_changed:
+                if handout.taken().batches < steps.num_steps or self._weights_changed:
                     # New weights, or an interrupt in a call that would have ended this iteration.
                     self._weights_changed = False
                     self._stream.read_again()
@@ -555,8 +555,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     def _count_block(self, now: float) -> None:
         """Add what was handed out of the current block to what came before it."""
-        handout, begin_s = self._handout, self._block_begin_s
-        handout.stop()
+        begin_s = self._block_begin_s
+        self._handout.stop()
         if begin_s is None:
             return
         consumed, begun, last, counts = self._position, self._is_begun, self._last, self._counts()
@@ -572,7 +572,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         """Batches and tokens handed out so far."""
         if self._block_begin_s is None:
             return self._batches, self._tokens
-        return self._batches + self._handout.taken, self._tokens + self._handout.tokens // self._context_size
+        _, batches, num_tokens = self._handout.taken()
+        return self._batches + batches, self._tokens + num_tokens // self._context_size
 
     def _adapted(self, taken_for: int | None, batch: Batch) -> Batch:
         """What has to be done to each batch when it is handed out: its stream, its share of rows, fixed addresses."""
@@ -587,22 +588,32 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         return batch
 
     @property
+    def _taken(self) -> tuple[StepRange, int] | None:
+        """Steps of the current block, and how many of their batches were handed out; None for none."""
+        if self._block_begin_s is None:
+            return None
+        steps, batches, _ = self._handout.taken()  # in one call: another thread may begin the next block
+        return (steps, batches) if batches else None
+
+    @property
     def _last(self) -> tuple[StepRange, int] | None:
         """Steps whose last one is the last batch handed out, since a state was loaded."""
-        taken = self._handout.taken if self._block_begin_s is not None else 0
-        return (self._handout.steps, taken) if taken else self._last_block
+        return self._taken or self._last_block
 
     @property
     def _position(self) -> Position:
         """After the last batch handed out: what a state says. Computed when asked for, not at every batch."""
-        taken = self._handout.taken if self._block_begin_s is not None else 0
-        return self._schedule.after(self._handout.steps, taken) if taken else self._consumed
+        taken = self._taken
+        return self._consumed if taken is None else self._schedule.after(*taken)
 
     @property
     def _is_begun(self) -> bool:
         """Whether this object has begun the epoch of `_position`, and it is not complete."""
-        steps, taken = self._handout.steps, self._handout.taken if self._block_begin_s is not None else 0
-        return self._begun if not taken else taken < steps.num_steps or self._position.epoch == steps.epoch
+        taken = self._taken
+        if taken is None:
+            return self._begun
+        steps, count = taken
+        return count < steps.num_steps or self._schedule.after(steps, count).epoch == steps.epoch
 
     def _check_open(self) -> None:
         if self._closed:

@@ -24,7 +24,7 @@ def fill(handout: Handout, count: int) -> Any:
 def test_what_was_taken_is_counted(count: int, data: st.DataObject) -> None:
     """Also after it was stopped, however often, and after the next block has begun."""
     handout = Handout()
-    assert (handout.taken, handout.tokens) == (0, 0)
+    assert handout.taken()[1:] == (0, 0)
     for _ in range(3):
         taken = data.draw(st.integers(0, count))
         iterator = fill(handout, count)
@@ -33,12 +33,12 @@ def test_what_was_taken_is_counted(count: int, data: st.DataObject) -> None:
             assert next(iterator, None) is None
         for _ in range(data.draw(st.integers(0, 12))):
             handout.stop()
-        assert (handout.taken, handout.tokens) == (taken, sum(range(10, 10 + taken)))
+        assert handout.taken()[1:] == (taken, sum(range(10, 10 + taken)))
         if data.draw(st.booleans()):
             handout.stop()
             assert next(iterator, None) is None
             assert list(iterator) == []
-            assert handout.taken == taken
+            assert handout.taken().batches == taken
 
 
 def test_threads_that_stop_it_while_another_one_takes() -> None:
@@ -60,7 +60,7 @@ def test_threads_that_stop_it_while_another_one_takes() -> None:
         for thread in threads:
             thread.join()
         assert received == list(range(len(received)))
-        assert handout.taken == len(received)
+        assert handout.taken().batches == len(received)
 
 
 def test_a_batch_is_forgotten_when_it_is_handed_out() -> None:

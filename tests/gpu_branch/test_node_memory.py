@@ -160,12 +160,12 @@ def test_what_fails_while_it_is_filled_is_raised_and_leaves_nothing(tmp_path: Pa
     for _ in range(3):
         with pytest.raises(OSError, match="the disk is gone"):
             NodeMemory(f"{tmp_path}", 5000, fail, "the corpus")
-    until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+    until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)  # others of this process may be closed meanwhile
     assert not is_listening(f"{tmp_path}", 5000)
     memory = NodeMemory(f"{tmp_path}", 5000, fill_with(1), "the corpus")
     memory.close()
     del memory
-    until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+    until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)  # others of this process may be closed meanwhile
 
 
 def test_too_little_memory_is_an_error_with_the_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

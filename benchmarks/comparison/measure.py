@@ -46,9 +46,10 @@ def measure(name: str, work: Work, limits: Limits) -> dict[str, Any]:
     _watch_memory(stream, memory)
     figures |= memory.added()
     began = time.perf_counter()
-    _close(stream)
+    stream.close()  # type: ignore[attr-defined]
     figures["close_s"] = time.perf_counter() - began
     del stream
+    gc.collect()
     resumed = _resume(loader, work, figures)
     checker = Checker(work, anywhere=alternative.random_windows)
     checker.check(*last, positions)

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,7 +126,7 @@ class BlockSource:
         self.autotune, self._ranges = autotune, ranges
         self._read_ahead_now = autotune.now
         self.forget_plans()
-        self._blocks = Blocks(schedule, batches_per_run, Position(0, 0))
+        self._count_from(Position(0, 0))
         self._origin = 0
         self._pending: dict[tuple[int | None, int], Future[tuple[Slot, Block]]] = {}
         self._free: deque[Slot] = deque()
@@ -191,7 +192,7 @@ class BlockSource:
 
     def steps(self, info: BlockInfo) -> StepRange | None:
         """Steps of a block, None past the end of its epoch. Reads nothing."""
-        return self._blocks.steps(info.iteration - self._origin, None if self.endless else info.epoch_idx)
+        return self._steps_of(info.iteration - self._origin, None if self.endless else info.epoch_idx)
 
     def ready(self, info: BlockInfo) -> bool:
         """Whether a call for this block would return immediately; starts reading it otherwise. Does not block."""
@@ -201,7 +202,7 @@ class BlockSource:
 
     def restart(self, position: Position, iteration: int = 0) -> None:
         """Make `iteration` the first block from `position` on. Blocks read ahead for another place are dropped."""
-        self._blocks = Blocks(self.schedule, self.batches_per_run, position)
+        self._count_from(position)
         self._origin = iteration
         self._taken.clear()
         self._delivered_at = None
@@ -285,7 +286,7 @@ class BlockSource:
         if self._read_ahead_now != self.autotune.now:
             self._adapt(threads)
         for number in range(block, block + self.autotune.blocks):
-            steps = self._blocks.steps(number, epoch_index)
+            steps = self._steps_of(number, epoch_index)
             if steps is not None and (epoch_index, number) not in self._pending:
                 slot = self._free.popleft() if self._free else None
                 self._pending[epoch_index, number] = threads.submit(self._prepare, steps, slot)
@@ -300,6 +301,10 @@ class BlockSource:
 
     def _plans_needed(self) -> dict[str, int]:
         return {"num_threads": self.autotune.blocks - 1, "queue_depth": self.autotune.now.prefetch_queue_depth}
+
+    def _count_from(self, position: Position) -> None:
+        # Several calls ask for the steps of each block.
+        self._steps_of = lru_cache(128)(Blocks(self.schedule, self.batches_per_run, position).steps)
 
     def _discard(self, key: tuple[int | None, int]) -> None:
         future = self._pending.pop(key)

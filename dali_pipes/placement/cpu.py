@@ -6,6 +6,8 @@ So the thread that takes a block finds it complete.
 """
 
 import time
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,7 @@ class CpuPlacement:
             signed = np.dtype(np.int32 if np.can_cast(source.dtype, np.int32) else np.int64)
             self._dtypes |= dict.fromkeys(outputs.from_tokens, signed if schedule.pads else source.dtype)
         self._buffers = Buffers()
+        self._sizes = lru_cache(16)(partial(_sizes, outputs, self._dtypes))
 
     def new_slot(self, max_rows: int) -> Slot:
         arrays = {"tokens": np.empty(max_rows * self._row_tokens, self._source.dtype)}
@@ -89,7 +92,7 @@ class CpuPlacement:
     ) -> dict[str, Array]:
         """All fields of a block. Those of positions are in one line where batches have different widths."""
         outputs, runs = self._outputs, plan.runs(self._outputs.seq_len)
-        lines = self._buffers.take({name: (outputs.size(name, runs), dtype) for name, dtype in self._dtypes.items()})
+        lines = self._buffers.take(self._sizes(tuple(runs)))
         parts = {name: outputs.unfolded(name, lines[name], runs) for name in outputs.from_tokens}
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
         row = 0
@@ -126,6 +129,12 @@ class CpuPlacement:
         row_ids = plan.row_ids[first:end]
         if row_ids[-1] == PADDING:  # pieces leave such a row empty
             out["labels"][row_ids == PADDING] = IGNORE_INDEX
+
+
+def _sizes(
+    outputs: Outputs, dtypes: Mapping[str, np.dtype[Any]], runs: tuple[tuple[int, int], ...]
+) -> dict[str, tuple[int, np.dtype[Any]]]:
+    return {name: (outputs.size(name, runs), dtype) for name, dtype in dtypes.items()}
 
 
 def _lines(name: str, first: int, end: int, outputs: Outputs) -> slice:

@@ -46,7 +46,7 @@ def measure(name: str, work: Work, limits: Limits) -> dict[str, Any]:
     _watch_memory(stream, memory)
     figures |= memory.added()
     began = time.perf_counter()
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     figures["close_s"] = time.perf_counter() - began
     del stream
     gc.collect()

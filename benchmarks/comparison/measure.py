@@ -46,7 +46,7 @@ def measure(name: str, work: Work, limits: Limits) -> dict[str, Any]:
     _watch_memory(stream, memory)
     figures |= memory.added()
     began = time.perf_counter()
-    stream.close()
+    stream.close()  # type: ignore[attr-defined]
     figures["close_s"] = time.perf_counter() - began
     del stream
     gc.collect()
@@ -148,7 +148,7 @@ def _check(loader: Loader, work: Work, limits: Limits, checker: Checker, resumed
 
 
 def _close(stream: Any) -> None:
-    stream.close()
+    stream.close()  # type: ignore[attr-defined]
     gc.collect()
 
 

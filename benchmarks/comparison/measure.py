@@ -148,7 +148,7 @@ def _check(loader: Loader, work: Work, limits: Limits, checker: Checker, resumed
 
 
 def _close(stream: Any) -> None:
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     gc.collect()
 
 

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -56,10 +55,11 @@ class BlockInfo(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """The arrays of a block's batches."""
+    """The batches of a block."""
 
     arrays: dict[str, Any]
-    """By field: the rows of the batches one after another; fields of segment bounds have a line for each batch."""
+    """By field: the rows of the batches one after another; fields of segment bounds have a line for each batch. Empty
+    where the arrays are elsewhere."""
     sizes: list[int]
     """Rows of each batch."""
     values: list[dict[str, int]]
@@ -70,20 +70,12 @@ class Batches(NamedTuple):
     """Whether arrays of positions are in one line, because the batches may have different widths."""
 
 
-@dataclass
-class Block:
-    """What is known of a block apart from its arrays: of each batch, as in `Batches`."""
+class Block(NamedTuple):
+    """What is known of a block apart from its arrays."""
 
-    sizes: list[int]
-    values: list[dict[str, int]]
-    widths: list[int]
-    is_flat: bool
-    batches: list[Any] | None = None
-    """The batches, where a reader thread has made them."""
-
-    def with_arrays(self, arrays: dict[str, Any]) -> Batches:
-        """The same with the arrays."""
-        return Batches(arrays, self.sizes, self.values, self.widths, self.is_flat)
+    batches: Batches
+    cut: list[Any] | None
+    """The batches as a loader hands them out, where a reader thread has made them."""
 
 
 class BlockSource:
@@ -99,7 +91,7 @@ class BlockSource:
     autotune:    how many threads read, and how many blocks ahead; asked at every block
     keeps_blocks: whether what is known of each block that was handed out waits for `take_block`
     arrays:      which arrays of a block to hand out, in order
-    cut:         makes the batches of a block from its arrays, in a reader thread, which are then in `Block.batches`;
+    cut:         makes the batches of a block from its arrays, in a reader thread, which are then in `Block.cut`;
                  None: they are handed out as arrays alone
     """
 
@@ -327,20 +319,20 @@ class BlockSource:
             times.plan_s = time.perf_counter() - begin
         with self._ranges.around("read"):
             self.placement.prepare(slot, times)
-        block = self._block(steps, slot.plan)
+        batches, cut = self._batches(steps, slot.plan), None
         if self._cut is not None:
             begin = time.perf_counter()
             with self._ranges.around("batches"):
-                block.batches = self._cut(block.with_arrays(slot.fields))
+                cut = self._cut(batches._replace(arrays=slot.fields))
             slot.fields = {}
             times.kernels_s += time.perf_counter() - begin
         if slot.plan is not None:
             with self._ranges.around("plan"):
                 self._planned.plan_next(slot.plan)
         self._add_times(times)
-        return slot, block
+        return slot, Block(batches, cut)
 
-    def _block(self, steps: StepRange, plan: Plan | None) -> Block:
+    def _batches(self, steps: StepRange, plan: Plan | None) -> Batches:
         schedule, seq_len = self.schedule, self._outputs.seq_len
         sizes = [schedule.batch_size] * (steps.num_steps - 1)
         sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))
@@ -349,7 +341,7 @@ class BlockSource:
         else:
             widths, is_flat = plan.widths[np.cumsum(sizes) - 1].tolist(), True
         values = self._outputs.host_values(None if plan is None else plan.pieces, sizes, widths)
-        return Block(sizes, values, widths, is_flat)
+        return Batches({}, sizes, values, widths, is_flat)
 
     def _add_times(self, times: BlockTimes) -> None:
         self._times.setdefault(threading.get_ident(), BlockTimes()).add(times)

@@ -135,15 +135,16 @@ class BlockStream:
                 self._drop_queue()  # what the queue holds after an interrupt is not known; seek makes a new one
                 end_thread_at_exit()
                 raise
-        if block.batches is None:
+        batches, cut = block
+        if cut is None:
             if self._loans is not None and self._built.gpu is not None:
                 assert stream is not None, "a GPU's blocks are taken for a stream"
-                size = self._built.block_bytes(block.widths)
+                size = self._built.block_bytes(batches.widths)
                 arrays, self._loan = self._loans.lend(arrays, size, self._built.gpu, stream)
             named = dict(zip(self._built.source.arrays, arrays, strict=True))
             assert self._built.cut is not None, "a stream is of a loader"
-            block.batches = self._built.cut(block.with_arrays(named))
-        return Taken(block.batches, list(map(operator.mul, block.sizes, block.widths)))
+            cut = self._built.cut(batches._replace(arrays=named))
+        return Taken(cut, list(map(operator.mul, batches.sizes, batches.widths)))
 
     def use(self, stream: int) -> None:
         """On a GPU: the next batch of the block taken last is for `stream`, even if the block was for another."""

@@ -158,19 +158,15 @@ class BuiltSource:
 
     def _choose_engine(self, graph: Graph | None, cut: Cut | None) -> Literal["dali", "direct"]:
         """Raises `ConfigError` for a direct queue where only DALI's works."""
-        wanted = self._config.engine
-        needed = (
-            "batches are delivered to a GPU"
-            if self.device is not None
-            else "graph adds DALI operators"
-            if graph is not None
-            else "build_pipeline builds a DALI pipeline"
-            if cut is None
-            else None
-        )
-        if wanted == "direct" and needed is not None:
-            raise ConfigError(f'engine = "direct" does not support this: {needed}; use engine = "auto" or "dali"')
-        return "direct" if needed is None and wanted != "dali" else "dali"
+        needs_dali = {
+            "batches are delivered to a GPU": self.device is not None,
+            "graph adds DALI operators": graph is not None,
+            "build_pipeline builds a DALI pipeline": cut is None,
+        }
+        reason = next((reason for reason, is_so in needs_dali.items() if is_so), None)
+        if self._config.engine == "direct" and reason is not None:
+            raise ConfigError(f'engine = "direct" does not support this: {reason}; use engine = "auto" or "dali"')
+        return "direct" if reason is None and self._config.engine != "dali" else "dali"
 
     def _target_tokens(self) -> int:
         if self.device is not None:

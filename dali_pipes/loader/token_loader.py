@@ -499,9 +499,10 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         return mixture.place(position.epoch, self._schedule.places(position))
 
     def _next(self) -> Position:
-        if self._is_begun and not self._running:  # a `for` was left early: the next one is the next epoch
-            return self._schedule.next_epoch(self._position.epoch)
-        return self._position
+        position, is_begun = self._standing()
+        if is_begun and not self._running:  # a `for` was left early: the next one is the next epoch
+            return self._schedule.next_epoch(position.epoch)
+        return position
 
     def _blocks_from(self, run: int, handout: Handout) -> Generator[Iterator[Batch], None, None]:
         """The batches of one block after another. Runs where a block ends, and where `handout` was stopped."""
@@ -559,7 +560,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._handout.stop()
         if begin_s is None:
             return
-        consumed, begun, last, counts = self._position, self._is_begun, self._last, self._counts()
+        (consumed, begun), last, counts = self._standing(), self._last, self._counts()
         self._consumed, self._begun, self._last_block = consumed, begun, last
         # In one step, or an interrupt could count the block twice.
         self._batches, self._tokens, self._wall_s, self._block_begin_s = *counts, self._wall_s + (now - begin_s), None
@@ -603,17 +604,20 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     @property
     def _position(self) -> Position:
         """After the last batch handed out: what a state says. Computed when asked for, not at every batch."""
-        taken = self._taken
-        return self._consumed if taken is None else self._schedule.after(*taken)
+        return self._standing()[0]
 
     @property
     def _is_begun(self) -> bool:
         """Whether this object has begun the epoch of `_position`, and it is not complete."""
+        return self._standing()[1]
+
+    def _standing(self) -> tuple[Position, bool]:
         taken = self._taken
         if taken is None:
-            return self._begun
+            return self._consumed, self._begun
         steps, count = taken
-        return count < steps.num_steps or self._schedule.after(steps, count).epoch == steps.epoch
+        position = self._schedule.after(steps, count)
+        return position, count < steps.num_steps or position.epoch == steps.epoch
 
     def _check_open(self) -> None:
         if self._closed:

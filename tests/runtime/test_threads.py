@@ -21,6 +21,21 @@ def others() -> Callable[[], list[threading.Thread]]:
     return lambda: [thread for thread in threading.enumerate() if thread not in before]
 
 
+def starting_at_most(patch: pytest.MonkeyPatch, most: int, error: BaseException) -> list[threading.Thread]:
+    """Let only so many threads start, and the next one raise `error`. Returns those that have started."""
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def some_start(thread: threading.Thread) -> None:
+        if len(started) == most:
+            raise error
+        started.append(thread)
+        start(thread)
+
+    patch.setattr(threading.Thread, "start", some_start)
+    return started
+
+
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), KeyboardInterrupt()])
 @pytest.mark.parametrize("failing", range(4))
 def test_a_thread_that_cannot_be_started(
@@ -30,17 +45,8 @@ def test_a_thread_that_cannot_be_started(
     error: BaseException,
 ) -> None:
     """Ends those that were started before it."""
-    start = threading.Thread.start
-    started: list[threading.Thread] = []
-
-    def some_start(thread: threading.Thread) -> None:
-        if len(started) == failing:
-            raise error
-        started.append(thread)
-        start(thread)
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", some_start)
+        started = starting_at_most(patch, failing, error)
         with pytest.raises(type(error)):
             ReaderThreads(4)
     assert len(started) == failing
@@ -133,17 +139,8 @@ def test_they_cannot_grow(
 ) -> None:
     """Those that there are go on, and more may be started later."""
     readers = ReaderThreads(2)
-    start = threading.Thread.start
-    started: list[threading.Thread] = []
-
-    def some_start(thread: threading.Thread) -> None:
-        if started:
-            raise error
-        started.append(thread)
-        start(thread)
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", some_start)
+        starting_at_most(patch, 1, error)
         with pytest.raises(type(error)):
             readers.resize(5)
     assert readers.count == len(others()) == 3

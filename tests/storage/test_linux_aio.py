@@ -56,6 +56,14 @@ def spread(corpus: Corpus, rows: int, length: int) -> tuple[Any, Any]:
     return starts, np.zeros((rows, length), corpus.dtype)
 
 
+def read_three_times(folder: Path) -> None:
+    with open_corpus(folder) as corpus:
+        for _ in range(3):
+            starts, out = spread(corpus, 40, 7)
+            corpus.read_rows(starts, out)
+            assert np.array_equal(out, starts[:, None] + np.arange(7))
+
+
 def test_more_rows_than_one_call_takes(tmp_path: Path) -> None:
     np.arange(60_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
     with open_corpus(tmp_path) as corpus:
@@ -151,11 +159,7 @@ def test_a_kernel_that_refuses_later_is_asked_no_more(
         raise OSError(errno.EINVAL, "refused")
 
     monkeypatch.setattr(BatchReader, "read", refuse)
-    with open_corpus(tmp_path) as corpus:
-        for _ in range(3):
-            starts, out = spread(corpus, 40, 7)
-            corpus.read_rows(starts, out)
-            assert np.array_equal(out, starts[:, None] + np.arange(7))
+    read_three_times(tmp_path)
     assert len(calls) == (2 if way == "batch" else 0), "with and without waiting"
 
 
@@ -220,11 +224,7 @@ def test_a_file_system_that_cannot_read_without_waiting_is_asked_once(
         return read(self, *arguments)
 
     monkeypatch.setattr(BatchReader, "read", refuse)
-    with open_corpus(tmp_path) as corpus:
-        for _ in range(3):
-            starts, out = spread(corpus, 40, 7)
-            corpus.read_rows(starts, out)
-            assert np.array_equal(out, starts[:, None] + np.arange(7))
+    read_three_times(tmp_path)
     assert calls == ([False, True, True, True] if way == "batch" else [])
 
 

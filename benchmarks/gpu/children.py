@@ -1,4 +1,4 @@
-"""Part 8: what may leave a process in ruins, each in one of its own: `python -m gpu.scenes TASK`.
+"""Part 8: what may leave a process in ruins, each in a separate process: `python -m gpu.scenes TASK`.
 
 A failed kernel, captures with default settings, two devices in one process, and kernels under compute-sanitizer.
 """
@@ -91,7 +91,7 @@ def _ended(session: Session, child: "subprocess.Popen[str]") -> tuple[dict[str, 
         return {}, f"it hangs: {child.communicate()[1][-1500:]}"
     if child.returncode == _ERRORS_FOUND:
         return {}, f"{_SANITIZER} found errors: {output[-3000:]}"
-    reports = [line for line in output.splitlines() if line.startswith("{")]  # a sanitizer prints lines of its own
+    reports = [line for line in output.splitlines() if line.startswith("{")]  # a sanitizer prints other lines
     if child.returncode or not reports:
         return {}, f"exit code {child.returncode}: {errors[-1500:]}"
     report: dict[str, Any] = json.loads(reports[-1])

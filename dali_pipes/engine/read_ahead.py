@@ -70,7 +70,7 @@ class Window(NamedTuple):
         return self.blocks / self.seconds if self.seconds else float("inf")
 
     def is_better(self, before: "Window") -> bool:
-        """Whether data come faster than before, or are no longer waited for."""
+        """Whether data comes faster than before, or the trainer waits much less."""
         waits_less = self.share <= before.share / 2 and self.rate >= _NOISE * before.rate
         return self.rate >= GAIN * before.rate or waits_less
 
@@ -207,5 +207,5 @@ def rungs(first: ReadAhead, most: ReadAhead, most_blocks: int, *, is_direct: boo
 
 
 def blocks_on_their_way(setting: ReadAhead, *, is_direct: bool) -> int:
-    """Blocks that threads work on, and those that wait to be asked for: DALI's queue holds blocks of its own."""
+    """Blocks that threads work on, and those that wait to be asked for; DALI's queue holds others."""
     return setting.num_threads + (setting.prefetch_queue_depth - 1 if is_direct else 1)

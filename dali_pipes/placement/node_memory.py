@@ -110,7 +110,7 @@ class NodeMemory:
         try:
             mapped = mmap.mmap(descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
-            os.close(descriptor)  # the map has one of its own
+            os.close(descriptor)  # the map keeps another
         self.array = np.frombuffer(mapped, np.uint8)
 
     def _receive(self, name: str) -> int | None:
@@ -172,7 +172,7 @@ class _Server:
         self._listener.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child, which has no such thread: nobody must wait for an answer from it."""
+        """In a forked child, where this thread does not exist: nobody must wait for an answer from it."""
         self._listener.close()
 
     def _serve(self) -> None:

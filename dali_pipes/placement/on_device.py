@@ -95,6 +95,6 @@ def _driver_call() -> Callable[..., int]:
     """The driver's function, which CuPy lacks. It keeps Python's lock, for it is shorter than to give that away."""
     try:
         function: Callable[..., int] = ctypes.PyDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-    except OSError:  # a process without a driver has no captures
+    except OSError:  # without a driver nothing is captured
         return lambda mode: 0
     return function

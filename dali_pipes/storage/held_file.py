@@ -35,7 +35,7 @@ class HeldFile:
         return self.content[offset : offset + count]
 
     def close(self) -> None:
-        """Nothing: it has no descriptor."""
+        """Do nothing: the memory goes with the object."""
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@
 
 A table is found by a hash of its file's name, size, identity, footer and sampled bytes, which each start reads. So the
 folder may move, and a file that changed is opened anew; also one that was rewritten in place under its old time, as in
-`offset_cache`. Offsets of documents are here for small tables; each large one has a file of its own for them.
+`offset_cache`. Offsets of documents are here for small tables; a large one has a separate file for them.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ late = pytest.mark.parametrize("gpu", ["late"], indirect=True)
 def test_nothing_is_allocated_and_no_event_made_in_the_steady_state(
     gpu: gpu_stand_in.StandInGpu, settings: dict[str, Any], placement: str
 ) -> None:
-    with TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=2) as loader:
+    with TokenLoader(**settings, device="cuda", placement=placement, batches_per_run=2, num_threads=2) as loader:
         batches = loader_stream(loader)
         for _ in range(60):
             next(batches)

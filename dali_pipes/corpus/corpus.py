@@ -30,10 +30,12 @@ from dali_pipes.corpus.spans import cut_at, read_through
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
 from dali_pipes.monitoring.stats import CacheStats
 from dali_pipes.runtime.messages import counted
+from dali_pipes.storage.batched_reads import RawReads
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.storage.file_pool import FilePool
 from dali_pipes.storage.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
 from dali_pipes.storage.linux_aio import runs_of_equal
+from dali_pipes.storage.mapped_reads import MappedReads
 from dali_pipes.storage.retries import current_retries
 
 _GOLDEN = (5**0.5 - 1) / 2
@@ -125,6 +127,9 @@ class Corpus:
         decoded = np.array([file.decode is not None for file in files])
         self._is_decoded = decoded[self._file_numbers] if decoded.any() else None  # extent by extent
         self._generate = files[0].generate  # ids by formula: no file is read
+        one = self._types[0]
+        needs_work = self._generate is not None or len(self._types) > 1 or one.is_swapped or one.served != one.native
+        self._as_stored = None if needs_work or self._is_decoded is not None else one  # what all files hold, as it is
         self._turns = itertools.count()
         self._chunks = ChunkCache(cache_bytes, decoded_bytes(files))
         self._documents_lock = threading.Lock()
@@ -218,9 +223,17 @@ class Corpus:
         TokenRangeError for a uint64 id that int64 cannot hold. Rows may be partly filled then.
         """
         self._check_out(out, 2)
-        positions = _integers("starts", starts, len(out))
-        lengths = np.full(len(out), out.shape[1])
-        self._read(positions, lengths, lengths.cumsum() - lengths, out.reshape(-1))
+        positions, length = _integers("starts", starts, len(out)), out.shape[1]
+        rest = None
+        if self._as_stored is not None and positions.size and length:
+            self._check_range(int(positions.min()), int(positions.max()), length)
+            rest = self._read_whole_rows(self._as_stored.raw, positions, out)
+            if not len(rest):
+                return
+            positions = positions[rest]
+        lengths = np.full(len(positions), length)
+        targets = lengths.cumsum() - lengths if rest is None else rest * length
+        self._read(positions, lengths, targets, out.reshape(-1))
 
     def read_pieces(self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
         """Put the `lengths[p]` ids from position starts[p] at out[targets[p]]. Otherwise as `read_rows`.
@@ -316,6 +329,23 @@ class Corpus:
             self._read_type(self._types[0], positions, lengths, targets, out)
         else:
             self._read_types(positions, lengths, targets, out)
+
+    def _read_whole_rows(self, raw: RawReads | MappedReads, positions: Int64Array, out: npt.NDArray[Any]) -> Int64Array:
+        """Read the rows of `out` that are in one extent each; the numbers of the others."""
+        places: Int64Array | slice = slice(None)
+        width, crossing = out.itemsize, np.zeros(0, np.int64)
+        if len(self._first_bytes) == 1:
+            raw.read_rows(out, places, int(self._file_numbers[0]), int(self._first_bytes[0]) + positions * width)
+            return crossing
+        extents = np.searchsorted(self._starts, positions, side="right") - 1
+        is_whole = positions + out.shape[1] <= self._starts[extents + 1]
+        if not is_whole.all():
+            places, crossing = np.flatnonzero(is_whole), np.flatnonzero(~is_whole)
+            positions, extents = positions[places], extents[places]
+        if len(positions):
+            offsets = self._first_bytes[extents] + (positions - self._starts[extents]) * width
+            raw.read_rows(out, places, self._file_numbers[extents], offsets)
+        return crossing
 
     def _read_types(
         self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]
@@ -423,4 +453,4 @@ def _integers(name: str, values: Sequence[int] | npt.NDArray[Any], count: int) -
     array = np.asarray(values)
     if array.shape != (count,) or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"{name}: shape {array.shape}, {array.dtype}; expected ({count},), integers")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)

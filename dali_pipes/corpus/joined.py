@@ -66,6 +66,14 @@ class JoinedCorpora:
         for number, own in _by_corpus(self.bases, begins[alone], sizes[alone], places[alone], numbers[alone]):
             _read(self.corpora[number], *own, out)
 
+    def read_rows(self, starts: Int64Array, out: npt.NDArray[Any]) -> None:
+        """Fill row r of `out` (R, L) with the ids from position starts[r]. Blocks; as `Corpus.read_rows`."""
+        if self._together is not None and self._is_together.all() and self._together.dtype == self.dtype:
+            self._together.read_rows(starts, out)
+            return
+        lengths = np.full(len(out), out.shape[1])
+        self.read_pieces(starts, lengths, lengths.cumsum() - lengths, out.reshape(-1))
+
     def in_corpora(
         self, starts: Int64Array, lengths: Int64Array, targets: Int64Array
     ) -> Iterator[tuple[int, tuple[Int64Array, Int64Array, Int64Array]]]:

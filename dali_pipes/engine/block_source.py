@@ -115,6 +115,7 @@ class BlockSource:
         self._outputs = outputs
         self._keeps_blocks, self._cut = keeps_blocks, cut
         self._taken: dict[int, Block] = {}
+        self._known_batches: dict[tuple[int, int], Batches] = {}
         self.autotune, self._ranges = autotune, ranges
         self._read_ahead_now = autotune.now
         self.forget_plans()
@@ -333,6 +334,14 @@ class BlockSource:
         return slot, Block(batches, cut)
 
     def _batches(self, steps: StepRange, plan: Plan | None) -> Batches:
+        if plan is None or plan.widths is not None or plan.pieces is not None:
+            return self._new_batches(steps, plan)
+        key = steps.num_steps, len(plan.row_ids)  # which say all where rows are runs of tokens
+        if key not in self._known_batches:
+            self._known_batches[key] = self._new_batches(steps, plan)
+        return self._known_batches[key]
+
+    def _new_batches(self, steps: StepRange, plan: Plan | None) -> Batches:
         schedule, seq_len = self.schedule, self._outputs.seq_len
         sizes = [schedule.batch_size] * (steps.num_steps - 1)
         sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))

@@ -1,6 +1,7 @@
 """A placement: where the tokens of a block are kept and gathered. Placements change cost, never content."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,17 +84,23 @@ def range_error(
 def find_bad_id(tokens: npt.NDArray[Any], vocab_size: int | None) -> int | None:
     """Place of the first id in `tokens` (N,) that is negative or at or above `vocab_size`."""
     limit = vocab_size if vocab_size is not None else 2**63
-    info = np.iinfo(tokens.dtype)
-    too_large = limit <= info.max and int(tokens.max()) >= limit
-    negative = info.min < 0 and int(tokens.min()) < 0
+    lowest, highest = _range_of(tokens.dtype)
+    too_large = limit <= highest and int(tokens.max()) >= limit
+    negative = lowest < 0 and int(tokens.min()) < 0
     if not (too_large or negative):
         return None
     bad = np.zeros(tokens.shape, dtype=bool)
-    if limit <= info.max:
+    if limit <= highest:
         bad |= tokens >= limit
-    if info.min < 0:
+    if lowest < 0:
         bad |= tokens < 0
     return int(np.argmax(bad))
+
+
+@cache
+def _range_of(dtype: np.dtype[Any]) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
 
 
 def refuse_bad_id(

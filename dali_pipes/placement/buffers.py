@@ -1,8 +1,10 @@
 """Memory for blocks on the CPU, reused when it is no longer referenced: fresh pages would cost more than the work."""
 
+import math
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,23 @@ Bytes = npt.NDArray[np.uint8]
 
 _ALIGNED = 64
 """Bytes of a line of the cache, on which every array begins."""
+
+
+class Layout(NamedTuple):
+    """Where arrays are in one piece of memory."""
+
+    arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any], int]]
+    """By name: shape, dtype, and the byte at which it begins."""
+    num_bytes: int
+
+
+def layout_of(arrays: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> Layout:
+    """One array after another: shape and dtype of each."""
+    places, end = {}, 0
+    for name, (shape, dtype) in arrays.items():
+        begin = -(-end // _ALIGNED) * _ALIGNED
+        places[name], end = (shape, dtype, begin), begin + math.prod(shape) * dtype.itemsize
+    return Layout(places, end)
 
 
 class _BufferOf(weakref.ref[Bytes]):
@@ -34,14 +53,10 @@ class Buffers:
         self._used: dict[int, _BufferOf] = {}
         self._dropped: deque[_BufferOf] = deque()
 
-    def take(self, sizes: dict[str, tuple[int, np.dtype[Any]]]) -> dict[str, npt.NDArray[Any]]:
-        """Arrays (N,) with any content, by name: N and dtype of each."""
-        places, end = {}, 0
-        for name, (count, dtype) in sizes.items():
-            places[name] = end, end + count * dtype.itemsize
-            end = -(-places[name][1] // _ALIGNED) * _ALIGNED
-        whole = self._whole(end)
-        return {name: whole[begin:stop].view(sizes[name][1]) for name, (begin, stop) in places.items()}
+    def take(self, layout: Layout) -> dict[str, npt.NDArray[Any]]:
+        """Contiguous arrays with any content, by name."""
+        whole = self._whole(layout.num_bytes)
+        return {name: np.ndarray(shape, dtype, whole, begin) for name, (shape, dtype, begin) in layout.arrays.items()}
 
     def _whole(self, size: int) -> Bytes:
         self._take_back()

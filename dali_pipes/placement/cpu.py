@@ -18,7 +18,7 @@ from dali_pipes.documents import Pieces, some_rows, staged
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.placement.base import Slot, refuse_bad_id
-from dali_pipes.placement.buffers import Buffers
+from dali_pipes.placement.buffers import Buffers, Layout, layout_of
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule import PADDING, Schedule, StepRange
@@ -26,10 +26,9 @@ from dali_pipes.schedule.plans import Plan
 
 Array = npt.NDArray[Any]
 
-_PART_TOKENS = 1 << 17
-"""Tokens assembled at a time: their ids, and what is made of them, stay in the core's own cache."""
-_PART_TOKENS_IN_PIECES = 1 << 18
-"""The same of rows of pieces, whose tables cost about 0.1 ms each time. With half as many it took 15% longer."""
+_PART_TOKENS = 1 << 18
+"""Tokens assembled at a time: their ids, and what is made of them, stay in the core's own cache. Each part costs about
+0.1 ms where rows are made from pieces: with half as many it took 15% longer."""
 
 
 class CpuPlacement:
@@ -52,7 +51,7 @@ class CpuPlacement:
             signed = np.dtype(np.int32 if np.can_cast(source.dtype, np.int32) else np.int64)
             self._dtypes |= dict.fromkeys(outputs.from_tokens, signed if schedule.pads else source.dtype)
         self._buffers = Buffers()
-        self._sizes = lru_cache(16)(partial(_sizes, outputs, self._dtypes))
+        self._layout = lru_cache(16)(partial(_layout, outputs, self._dtypes))
 
     def new_slot(self, max_rows: int) -> Slot:
         arrays = {"tokens": np.empty(max_rows * self._row_tokens, self._source.dtype)}
@@ -92,13 +91,15 @@ class CpuPlacement:
     ) -> dict[str, Array]:
         """All fields of a block. Those of positions are in one line where batches have different widths."""
         outputs, runs = self._outputs, plan.runs(self._outputs.seq_len)
-        lines = self._buffers.take(self._sizes(tuple(runs)))
-        parts = {name: outputs.unfolded(name, lines[name], runs) for name in outputs.from_tokens}
+        lines = self._buffers.take(self._layout(tuple(runs), plan.widths is not None))
+        if plan.widths is None:
+            parts = {name: [lines[name]] for name in outputs.from_tokens}
+        else:
+            parts = {name: outputs.unfolded(name, lines[name], runs) for name in outputs.from_tokens}
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
         row = 0
         for number, (count, width) in enumerate(runs):
-            most = _PART_TOKENS if pieces is None else _PART_TOKENS_IN_PIECES
-            batches = max(1, most // (outputs.batch_size * width))
+            batches = max(1, _PART_TOKENS // (outputs.batch_size * width))
             for first in range(0, count, batches * outputs.batch_size):
                 end = min(first + batches * outputs.batch_size, count)
                 out = {name: part[number][_lines(name, first, end, outputs)] for name, part in parts.items()}
@@ -106,9 +107,7 @@ class CpuPlacement:
             row += count
         for name in lines.keys() - parts.keys():
             lines[name][:] = plan.field(name)
-        if plan.widths is not None:
-            return lines
-        return lines | {name: part[0] for name, part in parts.items()}
+        return lines
 
     def _fill(
         self,
@@ -131,10 +130,14 @@ class CpuPlacement:
             out["labels"][row_ids == PADDING] = IGNORE_INDEX
 
 
-def _sizes(
-    outputs: Outputs, dtypes: Mapping[str, np.dtype[Any]], runs: tuple[tuple[int, int], ...]
-) -> dict[str, tuple[int, np.dtype[Any]]]:
-    return {name: (outputs.size(name, runs), dtype) for name, dtype in dtypes.items()}
+def _layout(
+    outputs: Outputs, dtypes: Mapping[str, np.dtype[Any]], runs: tuple[tuple[int, int], ...], is_flat: bool
+) -> Layout:
+    """The fields of a block of rows: how many of which width follow one another. is_flat: in one line each."""
+    if is_flat:
+        return layout_of({name: ((outputs.size(name, runs),), dtype) for name, dtype in dtypes.items()})
+    ((count, width),) = runs
+    return layout_of({name: (outputs.shape(name, count, width), dtype) for name, dtype in dtypes.items()})
 
 
 def _lines(name: str, first: int, end: int, outputs: Outputs) -> slice:

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +92,7 @@ class Plan:
         A row takes the tokens of its positions there, and those that are labels alone.
         """
         if self.widths is None:
-            return np.arange(0, (len(self.row_ids) + 1) * rows.row_tokens, rows.row_tokens)
+            return _even_begins(len(self.row_ids), rows.row_tokens)
         return np.concatenate(([0], np.cumsum(self.widths + (rows.row_tokens - rows.seq_len))))
 
     def position(self, row: int, column: int) -> int:
@@ -104,6 +105,13 @@ class Plan:
             column -= int(self.pieces.lengths[piece])
             piece += 1
         return int(self.pieces.starts[piece]) + column
+
+
+@lru_cache(16)
+def _even_begins(count: int, row_tokens: int) -> Int64Array:
+    begins = np.arange(0, (count + 1) * row_tokens, row_tokens)
+    begins.flags.writeable = False
+    return begins
 
 
 def plan_steps(schedule: Schedule, steps: StepRange) -> Plan:
@@ -207,7 +215,8 @@ class PlanCache:
         if whole is None:
             whole = self._whole_plan(key, steps)
         begin = (steps.first_step - first_step) * self._schedule.batch_size
-        return whole.part(steps, begin, begin + self._schedule.row_count(steps))
+        end = begin + steps.num_steps * self._schedule.batch_size  # or where a partial step ends, the last of an epoch
+        return whole.part(steps, begin, min(end, len(whole.row_ids)))
 
     def _whole_plan(self, key: tuple[int, int, int], steps: StepRange) -> Plan:
         with self._lock:

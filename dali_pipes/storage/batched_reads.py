@@ -9,7 +9,8 @@ Of buffered files `io_submit` reads one piece after another, so that a disk woul
 
 import errno
 import os
-from typing import TypeAlias
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,14 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 _FEWEST_FOR_BATCH = 8  # with fewer rows a call for each is cheaper than one call for all
 _MOST_FILES_IN_BATCH = 64  # descriptors that one batch of reads may hold, if the pool allows that many
+
+
+@lru_cache(256)
+def _addresses(first: int, count: int, size: int) -> Int64Array:
+    """Of rows of `size` bytes that follow one another. Blocks come back to the same memory again and again."""
+    addresses = np.arange(first, first + count * size, size)
+    addresses.flags.writeable = False
+    return addresses
 
 
 class RawReads:
@@ -49,7 +58,7 @@ class RawReads:
         begin = 0
         while begin < len(targets):
             part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], most_files))
-            addresses = (address + targets[part]).astype(np.uint64)
+            addresses = address + targets[part]
             results = self._batch(reader, addresses, sizes[part], numbers[part], offsets[part])
             if results is None:
                 break
@@ -61,10 +70,64 @@ class RawReads:
         READERS.give_back(reader)
         self._by_file(view, targets[begin:], sizes[begin:], numbers[begin:], offsets[begin:])
 
+    def read_rows(
+        self, out: npt.NDArray[Any], places: Int64Array | slice, numbers: npt.NDArray[Any] | int, offsets: Int64Array
+    ) -> None:
+        """As `read`, of rows that are in one extent each: into the rows `places` (R,) of `out` (N, L).
+
+        numbers: the files, in any order, or the one that all rows are in. offsets: (R,), the bytes there.
+
+        What a block of rows needs when nothing goes wrong, in as few steps as possible: the caches hold data, so each
+        step costs microseconds, and in `read` they come to as much as the reads.
+        """
+        count, length = len(offsets), out.shape[1]
+        if not (
+            self._in_batches and count >= _FEWEST_FOR_BATCH and self._rows_in_batches(out, places, numbers, offsets)
+        ):
+            order = slice(None) if isinstance(numbers, int) else np.argsort(numbers)
+            files = np.full(count, numbers) if isinstance(numbers, int) else numbers[order].astype(np.int64)
+            targets = np.arange(len(out))[places][order] * length
+            self.read(out.data.cast("B"), targets, np.full(count, length), files, offsets[order])
+
+    def _rows_in_batches(
+        self, out: npt.NDArray[Any], places: Int64Array | slice, numbers: npt.NDArray[Any] | int, offsets: Int64Array
+    ) -> bool:
+        """Whether all rows were in memory and were read. May have read some of them."""
+        size = out.strides[0]
+        address = out.__array_interface__["data"][0]
+        addresses = _addresses(address, len(out), size)[places]
+        different = [numbers] if isinstance(numbers, int) else np.flatnonzero(np.bincount(numbers)).tolist()
+        if len(different) > min(_MOST_FILES_IN_BATCH, self._pool.limit):
+            return False
+        reader = READERS.borrow()
+        if reader is None:
+            return False
+        try:
+            files = [self._pool.acquire(number) for number in different]  # held while being read
+            local = [file.descriptor for file in files if isinstance(file, LocalFile)]
+            if len(local) < len(files):
+                return False
+            descriptors: Int64Array | int = local[0]
+            if not isinstance(numbers, int):
+                of_files = np.zeros(different[-1] + 1, np.int64)
+                of_files[different] = local
+                descriptors = of_files[numbers]
+            for begin in range(0, len(offsets), MOST_READS):
+                part = slice(begin, begin + MOST_READS)
+                here = descriptors if isinstance(descriptors, int) else descriptors[part]
+                results = reader.read(here, addresses[part], size, offsets[part], waits=not self._without_waiting)
+                if not (results == size).all():
+                    return False
+            return True
+        except (CorpusReadError, OSError):  # `read` meets it again, and knows what to do
+            return False
+        finally:
+            READERS.give_back(reader)
+
     def _batch(
         self,
         reader: BatchReader,
-        addresses: npt.NDArray[np.uint64],
+        addresses: Int64Array,
         sizes: Int64Array,
         numbers: Int64Array,
         offsets: Int64Array,
@@ -90,7 +153,7 @@ class RawReads:
         self,
         reader: BatchReader,
         descriptors: Int64Array,
-        addresses: npt.NDArray[np.uint64],
+        addresses: Int64Array,
         sizes: Int64Array,
         offsets: Int64Array,
     ) -> Int64Array:

@@ -38,7 +38,8 @@ _IOCB = np.dtype(  # struct iocb of linux/aio_abi.h, little-endian: 64 bytes
         "itemsize": 64,
     }
 )
-_EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
+_NO_ARGUMENTS = (0,) * 5
+_EVENT = np.dtype([("data", "<i8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
 
 
 class BatchReader:
@@ -48,13 +49,17 @@ class BatchReader:
         """Raises OSError if the kernel refuses a context."""
         self._setup, self._destroy, self._submit, self._getevents = calls
         self._context = ctypes.c_ulong(0)
-        self._system_call(self._setup, ctypes.c_long(MOST_READS), ctypes.byref(self._context))
-        self._iocbs = np.zeros(MOST_READS, _IOCB)
-        self._iocbs["opcode"] = _PREAD
-        self._iocbs["data"] = np.arange(MOST_READS)
-        self._events = np.zeros(MOST_READS, _EVENT)
-        addresses = self._iocbs.ctypes.data + _IOCB.itemsize * np.arange(MOST_READS, dtype=np.uint64)
-        self._addresses: Final = addresses
+        self._system_call(self._setup, MOST_READS, ctypes.addressof(self._context))
+        # Views and addresses are made here once: with cold caches, each costs as much as some of the reads.
+        iocbs, events = np.zeros(MOST_READS, _IOCB), np.zeros(MOST_READS, _EVENT)
+        iocbs["opcode"] = _PREAD
+        iocbs["data"] = np.arange(MOST_READS)
+        self._flags, self._descriptors, self._buffers = iocbs["flags"], iocbs["descriptor"], iocbs["buffer"]
+        self._sizes, self._offsets = iocbs["bytes"], iocbs["offset"]
+        self._event_numbers, self._event_results = events["data"], events["result"]
+        self._events_address: Final = events.ctypes.data
+        self._pointers = iocbs.ctypes.data + _IOCB.itemsize * np.arange(MOST_READS, dtype=np.uint64)
+        self._pointers_address: Final = self._pointers.ctypes.data
         self._results: npt.NDArray[np.int64] = np.zeros(MOST_READS, np.int64)
 
     @classmethod
@@ -71,7 +76,7 @@ class BatchReader:
     def read(
         self,
         descriptors: npt.NDArray[Any] | int,
-        addresses: npt.NDArray[np.uint64],
+        addresses: npt.NDArray[np.int64],
         count_bytes: npt.NDArray[np.int64] | int,
         offsets: npt.NDArray[np.int64],
         *,
@@ -87,19 +92,14 @@ class BatchReader:
         this returns or raises.
         """
         count = len(offsets)
-        iocbs = self._iocbs[:count]
-        iocbs["flags"] = 0 if waits else os.RWF_NOWAIT
-        iocbs["descriptor"], iocbs["buffer"] = descriptors, addresses
-        iocbs["bytes"], iocbs["offset"] = count_bytes, offsets
+        self._flags[:count] = 0 if waits else os.RWF_NOWAIT
+        self._descriptors[:count], self._buffers[:count] = descriptors, addresses
+        self._sizes[:count], self._offsets[:count] = count_bytes, offsets
         submitted = 0
         try:
             while submitted < count:
-                submitted += self._system_call(
-                    self._submit,
-                    self._context,
-                    ctypes.c_long(count - submitted),
-                    ctypes.c_void_p(self._addresses.ctypes.data + 8 * submitted),
-                )
+                pointers = self._pointers_address + 8 * submitted
+                submitted += self._system_call(self._submit, self._context.value, count - submitted, pointers)
         finally:
             self._collect(submitted)
         return self._results[:count]
@@ -108,7 +108,7 @@ class BatchReader:
         """Release the context; waits for reads in progress. Idempotent."""
         context, self._context = self._context, ctypes.c_ulong(0)
         if context.value:
-            self._system_call(self._destroy, context)
+            self._system_call(self._destroy, context.value)
 
     def __del__(self) -> None:
         if sys.is_finalizing():  # the kernel destroys them all together
@@ -119,21 +119,13 @@ class BatchReader:
     def _collect(self, count: int) -> None:
         done = 0
         while done < count:
-            got = self._system_call(
-                self._getevents,
-                self._context,
-                ctypes.c_long(1),
-                ctypes.c_long(count - done),
-                ctypes.c_void_p(self._events.ctypes.data),
-                ctypes.c_void_p(None),
-            )
-            events = self._events[:got]
-            self._results[events["data"].astype(np.intp)] = events["result"]
+            got = self._system_call(self._getevents, self._context.value, 1, count - done, self._events_address, 0)
+            self._results[self._event_numbers[:got]] = self._event_results[:got]
             done += got
 
-    def _system_call(self, number: int, *arguments: Any) -> int:
+    def _system_call(self, number: int, *arguments: int) -> int:
         while True:
-            result = int(_LIBC.syscall(ctypes.c_long(number), *arguments))
+            result = int(_LIBC.syscall(number, *arguments, *_NO_ARGUMENTS[len(arguments) :]))
             if result >= 0:
                 return result
             error = ctypes.get_errno()
@@ -195,6 +187,7 @@ def batch_length(numbers: npt.NDArray[np.int64], most_files: int) -> int:
 def _libc() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
+    library.syscall.argtypes = (ctypes.c_long,) * (1 + len(_NO_ARGUMENTS))
     return library
 
 

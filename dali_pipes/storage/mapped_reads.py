@@ -4,6 +4,8 @@ A map saves the kernel's copy of each row. The price: where a file shrinks or a 
 dies of SIGBUS instead of raising an error. Sizes are compared before each block, which is no guarantee.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -36,6 +38,16 @@ class MappedReads:
             else:
                 ranges = zip(begins.tolist(), sizes.tolist(), places.tolist(), strict=True)
                 file.read_ranges(ranges, view)
+
+    def read_rows(
+        self, out: npt.NDArray[Any], places: Int64Array | slice, numbers: npt.NDArray[Any] | int, offsets: Int64Array
+    ) -> None:
+        """As `RawReads.read_rows`."""
+        count, length = len(offsets), out.shape[1]
+        files = np.full(count, numbers)
+        order = np.argsort(files, kind="stable")
+        targets = np.arange(len(out))[places][order] * length
+        self.read(out.data.cast("B"), targets, np.full(count, length), files[order], offsets[order])
 
 
 def _copy(source: Bytes, begins: Int64Array, sizes: Int64Array, places: Int64Array, out: Bytes) -> None:

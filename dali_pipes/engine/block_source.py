@@ -162,7 +162,9 @@ class BlockSource:
         begin = time.perf_counter()
         with self._ranges.around("deliver"):
             arrays = self.placement.deliver(slot, steps, info.iteration) if self.arrays else {}
-        self._add_times(BlockTimes(wait_s=begin - asked, kernels_s=time.perf_counter() - begin))
+        times = self._own_times()
+        times.wait_s += begin - asked
+        times.kernels_s += time.perf_counter() - begin
         self.delivered += 1
         if self._keeps_blocks:
             self._taken[info.iteration] = block
@@ -330,7 +332,7 @@ class BlockSource:
         if slot.plan is not None:
             with self._ranges.around("plan"):
                 self._planned.plan_next(slot.plan)
-        self._add_times(times)
+        self._own_times().add(times)
         return slot, Block(batches, cut)
 
     def _batches(self, steps: StepRange, plan: Plan | None) -> Batches:
@@ -352,5 +354,9 @@ class BlockSource:
         values = self._outputs.host_values(None if plan is None else plan.pieces, sizes, widths)
         return Batches({}, sizes, values, widths, is_flat)
 
-    def _add_times(self, times: BlockTimes) -> None:
-        self._times.setdefault(threading.get_ident(), BlockTimes()).add(times)
+    def _own_times(self) -> BlockTimes:
+        """Those of the calling thread."""
+        thread = threading.get_ident()
+        if thread not in self._times:
+            self._times[thread] = BlockTimes()
+        return self._times[thread]

@@ -237,6 +237,13 @@ class Blocks:
         self.schedule, self.batches_per_run, self.start = schedule, batches_per_run, start
         self._firsts = [0]  # number of the first block of each epoch walked to, counted from the start
         self._begins = [start]  # of epochs, as far as they are known, where they are not all alike
+        self._are_alike = schedule.interleave.is_uniform and not schedule.skip_steps
+        # Where epochs are alike and in one run: the steps of the one that the start is in, and of each later one.
+        self._num_steps = (
+            (schedule.steps(start.rows, start.epoch), schedule.steps(0, start.epoch))
+            if self._are_alike and schedule.curriculum is None
+            else None
+        )
 
     def steps(self, block: int, epoch_index: int | None = None) -> StepRange | None:
         """Steps of a block. `epoch_index` None: blocks are numbered on through all epochs.
@@ -246,8 +253,11 @@ class Blocks:
         once.
         """
         if epoch_index is None:
-            walks = not self.schedule.interleave.is_uniform or self.schedule.skip_steps
-            epoch_index, block = self._walk(block) if walks else self._divide(block)
+            epoch_index, block = self._divide(block) if self._are_alike else self._walk(block)
+        if self._num_steps is not None:
+            start, first = self._begin(epoch_index), block * self.batches_per_run
+            left = self._num_steps[epoch_index > 0] - first
+            return StepRange(start.epoch, start.rows, first, min(left, self.batches_per_run)) if left > 0 else None
         found = self._in_epoch(epoch_index, block)
         return found if isinstance(found, StepRange) else None
 
@@ -266,7 +276,7 @@ class Blocks:
 
     def _begin(self, epoch_index: int) -> Position:
         """Where an epoch begins, counted from the start and without those that are passed over."""
-        if not self.schedule.skip_steps and self.schedule.interleave.is_uniform:
+        if self._are_alike:
             return self.start if epoch_index == 0 else Position(self.start.epoch + epoch_index, 0)
         while len(self._begins) <= epoch_index:
             self._begins.append(self.schedule.next_epoch(self._begins[-1].epoch))
@@ -274,10 +284,11 @@ class Blocks:
 
     def _divide(self, block: int) -> tuple[int, int]:
         """Epoch and block within it, where all epochs are equally long."""
-        first_blocks = -(-self.schedule.steps(self.start.rows) // self.batches_per_run)
+        first_steps, later_steps = self._num_steps or (self.schedule.steps(self.start.rows), self.schedule.steps())
+        first_blocks = -(-first_steps // self.batches_per_run)
         if block < first_blocks:
             return 0, block
-        epochs, rest = divmod(block - first_blocks, -(-self.schedule.steps() // self.batches_per_run))
+        epochs, rest = divmod(block - first_blocks, -(-later_steps // self.batches_per_run))
         return epochs + 1, rest
 
     def _walk(self, block: int) -> tuple[int, int]:

@@ -14,14 +14,14 @@ def load(path=None, **settings):
 
 def slow_reads(seconds, after=0):
     # Gives an event: a read has begun that is slow.
-    read_pieces, count, begun = Corpus.read_pieces, [0], threading.Event()
+    read_rows, count, begun = Corpus.read_rows, [0], threading.Event()
     def slow(self, starts, *others):
         count[0] += 1
         if count[0] > after:
             begun.set()
             time.sleep(seconds)
-        read_pieces(self, starts, *others)
-    Corpus.read_pieces = slow
+        read_rows(self, starts, *others)
+    Corpus.read_rows = slow
     return begun
 
 def interrupt_after(seconds, event):

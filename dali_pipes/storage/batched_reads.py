@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage.file_pool import FilePool, out_of_descriptors
-from dali_pipes.storage.linux_aio import MOST_READS, READERS, BatchReader, batch_length, runs_of_equal
+from dali_pipes.storage.linux_aio import MOST_READS, READERS, BatchReader, batch_length
 from dali_pipes.storage.local import LocalFile
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ class RawReads:
     ) -> None:
         """Read pieces that are in one extent each. Blocks; raises CorpusReadError.
 
-        targets, lengths: places in `view`, in tokens. numbers: the files. offsets: the bytes there.
+        targets, lengths: places in `view`, in tokens. numbers: the files, rising. offsets: the bytes there.
         """
         targets, sizes = targets * self._itemsize, lengths * self._itemsize
         reader = READERS.borrow() if self._in_batches and len(targets) >= _FEWEST_FOR_BATCH else None
@@ -54,12 +54,10 @@ class RawReads:
             self._by_file(view, targets, sizes, numbers, offsets)
             return
         address = np.frombuffer(view, np.uint8).ctypes.data
-        most_files = min(_MOST_FILES_IN_BATCH, self._pool.limit)
         begin = 0
         while begin < len(targets):
-            part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], most_files))
-            addresses = address + targets[part]
-            results = self._batch(reader, addresses, sizes[part], numbers[part], offsets[part])
+            part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], self._most_files))
+            results = self._batch(reader, address + targets[part], sizes[part], numbers[part], offsets[part])
             if results is None:
                 break
             wrong = np.flatnonzero(results != sizes[part])
@@ -77,69 +75,72 @@ class RawReads:
 
         numbers: the files, in any order, or the one that all rows are in. offsets: (R,), the bytes there.
 
-        What a block of rows needs when nothing goes wrong, in as few steps as possible: the caches hold data, so each
-        step costs microseconds, and in `read` they come to as much as the reads.
+        The same in fewer steps, as most blocks are rows of one length: caches hold data, so that each step costs
+        microseconds, and those of `read` come to as much as the reads.
         """
         count, length = len(offsets), out.shape[1]
-        if not (
-            self._in_batches and count >= _FEWEST_FOR_BATCH and self._rows_in_batches(out, places, numbers, offsets)
-        ):
-            order = slice(None) if isinstance(numbers, int) else np.argsort(numbers)
-            files = np.full(count, numbers) if isinstance(numbers, int) else numbers[order].astype(np.int64)
-            targets = np.arange(len(out))[places][order] * length
-            self.read(out.data.cast("B"), targets, np.full(count, length), files, offsets[order])
-
-    def _rows_in_batches(
-        self, out: npt.NDArray[Any], places: Int64Array | slice, numbers: npt.NDArray[Any] | int, offsets: Int64Array
-    ) -> bool:
-        """Whether all rows were in memory and were read. May have read some of them."""
-        size = out.strides[0]
-        address = out.__array_interface__["data"][0]
-        addresses = _addresses(address, len(out), size)[places]
-        different = [numbers] if isinstance(numbers, int) else np.flatnonzero(np.bincount(numbers)).tolist()
-        if len(different) > min(_MOST_FILES_IN_BATCH, self._pool.limit):
-            return False
-        reader = READERS.borrow()
-        if reader is None:
-            return False
-        try:
-            files = [self._pool.acquire(number) for number in different]  # held while being read
-            local = [file.descriptor for file in files if isinstance(file, LocalFile)]
-            if len(local) < len(files):
-                return False
-            descriptors: Int64Array | int = local[0]
-            if not isinstance(numbers, int):
-                of_files = np.zeros(different[-1] + 1, np.int64)
-                of_files[different] = local
-                descriptors = of_files[numbers]
-            for begin in range(0, len(offsets), MOST_READS):
-                part = slice(begin, begin + MOST_READS)
-                here = descriptors if isinstance(descriptors, int) else descriptors[part]
-                results = reader.read(here, addresses[part], size, offsets[part], waits=not self._without_waiting)
-                if not (results == size).all():
-                    return False
-            return True
-        except (CorpusReadError, OSError):  # `read` meets it again, and knows what to do
-            return False
-        finally:
+        reader = READERS.borrow() if self._in_batches and count >= _FEWEST_FOR_BATCH else None
+        if reader is not None:
+            done = self._read_rows(reader, out, places, numbers, offsets)
             READERS.give_back(reader)
+            if done:
+                return
+        files = np.full(count, numbers, np.int64)
+        order = np.argsort(files, kind="stable")
+        targets = np.arange(len(out))[places][order] * length
+        self.read(out.data.cast("B"), targets, np.full(count, length), files[order], offsets[order])
+
+    def _read_rows(
+        self,
+        reader: BatchReader,
+        out: npt.NDArray[Any],
+        places: Int64Array | slice,
+        numbers: npt.NDArray[Any] | int,
+        offsets: Int64Array,
+    ) -> bool:
+        """Whether they could be read so; else some of them may have been."""
+        size = out.strides[0]
+        addresses = _addresses(out.__array_interface__["data"][0], len(out), size)[places]
+        for begin in range(0, len(offsets), MOST_READS):
+            part = slice(begin, begin + MOST_READS)
+            files = numbers if isinstance(numbers, int) else numbers[part]
+            results = self._batch(reader, addresses[part], size, files, offsets[part])
+            if results is None:
+                return False
+            if (results == size).all():
+                continue
+            wrong = np.flatnonzero(results != size)
+            targets = np.arange(len(out))[places][part][wrong] * size
+            sizes, files = np.full(len(wrong), size), np.full(len(results), files)[wrong]
+            self._again(out.data.cast("B"), targets, sizes, files, offsets[part][wrong], results[wrong])
+        return True
+
+    @property
+    def _most_files(self) -> int:
+        return min(_MOST_FILES_IN_BATCH, self._pool.limit)
 
     def _batch(
         self,
         reader: BatchReader,
         addresses: Int64Array,
-        sizes: Int64Array,
-        numbers: Int64Array,
+        sizes: Int64Array | int,
+        numbers: npt.NDArray[Any] | int,
         offsets: Int64Array,
     ) -> Int64Array | None:
         """What each read gave, or None if they have to be done file by file."""
-        firsts, counts = runs_of_equal(numbers)
+        different = [numbers] if isinstance(numbers, int) else np.flatnonzero(np.bincount(numbers)).tolist()
+        if len(different) > self._most_files:
+            return None
         try:
-            files = [self._pool.acquire(number) for number in numbers[firsts].tolist()]  # held while being read
+            files = [self._pool.acquire(number) for number in different]  # held while being read
             local = [file.descriptor for file in files if isinstance(file, LocalFile)]
             if len(local) < len(files):
                 return None
-            descriptors = np.repeat(local, counts)
+            descriptors: Int64Array | int = local[0]
+            if len(local) > 1:
+                by_number = np.zeros(different[-1] + 1, np.int64)
+                by_number[different] = local
+                descriptors = by_number[numbers]
             return self._read(reader, descriptors, addresses, sizes, offsets)
         except CorpusReadError as error:
             if out_of_descriptors(error):  # too few for all of these files; one by one needs one
@@ -152,9 +153,9 @@ class RawReads:
     def _read(
         self,
         reader: BatchReader,
-        descriptors: Int64Array,
+        descriptors: Int64Array | int,
         addresses: Int64Array,
-        sizes: Int64Array,
+        sizes: Int64Array | int,
         offsets: Int64Array,
     ) -> Int64Array:
         """As `BatchReader.read`, but a disk is asked for all pieces that are not in memory before one is waited for."""
@@ -167,10 +168,13 @@ class RawReads:
                 raise
             self._without_waiting = False  # a file system, or a kernel, that cannot
             return reader.read(descriptors, addresses, sizes, offsets)
+        if (results == sizes).all():
+            return results
         cold = np.flatnonzero((results == -errno.EAGAIN) | ((results >= 0) & (results < sizes)))
         if len(cold):
             results = results.copy()  # the next call uses the memory again
-            columns = descriptors[cold], addresses[cold], sizes[cold], offsets[cold]
+            all_descriptors, all_sizes = (np.broadcast_to(column, len(results)) for column in (descriptors, sizes))
+            columns = all_descriptors[cold], addresses[cold], all_sizes[cold], offsets[cold]
             for descriptor, offset, size in zip(*(columns[place].tolist() for place in (0, 3, 2)), strict=True):
                 os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
             results[cold] = reader.read(*columns)

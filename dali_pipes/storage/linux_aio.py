@@ -42,6 +42,17 @@ _NO_ARGUMENTS = (0,) * 5
 _EVENT = np.dtype([("data", "<i8"), ("iocb", "<u8"), ("result", "<i8"), ("result2", "<i8")])
 
 
+def _syscall_of(library: Any) -> Any:
+    library.syscall.restype = ctypes.c_long
+    library.syscall.argtypes = (ctypes.c_long,) * (1 + len(_NO_ARGUMENTS))
+    return library.syscall
+
+
+_SYSCALL: Final = _syscall_of(ctypes.CDLL(None, use_errno=True))
+_SYSCALL_LOCKED: Final = _syscall_of(ctypes.PyDLL(None, use_errno=True))
+"""Keeps the interpreter lock: for calls that return immediately."""
+
+
 class BatchReader:
     """One AIO context and its memory; for one thread at a time. Not usable in a forked child."""
 
@@ -119,13 +130,17 @@ class BatchReader:
     def _collect(self, count: int) -> None:
         done = 0
         while done < count:
-            got = self._system_call(self._getevents, self._context.value, 1, count - done, self._events_address, 0)
+            # Without O_DIRECT all of them are there, so the first call does not give the interpreter lock away.
+            waits, call = (0, _SYSCALL_LOCKED) if done == 0 else (1, _SYSCALL)
+            got = self._system_call(
+                self._getevents, self._context.value, waits, count - done, self._events_address, 0, call=call
+            )
             self._results[self._event_numbers[:got]] = self._event_results[:got]
             done += got
 
-    def _system_call(self, number: int, *arguments: int) -> int:
+    def _system_call(self, number: int, *arguments: int, call: Any = _SYSCALL) -> int:
         while True:
-            result = int(_LIBC.syscall(number, *arguments, *_NO_ARGUMENTS[len(arguments) :]))
+            result = int(call(number, *arguments, *_NO_ARGUMENTS[len(arguments) :]))
             if result >= 0:
                 return result
             error = ctypes.get_errno()
@@ -182,13 +197,3 @@ def batch_length(numbers: npt.NDArray[np.int64], most_files: int) -> int:
     """Number of rows, in the order of their files, that are in the first `most_files` files."""
     firsts, _ = runs_of_equal(numbers)
     return len(numbers) if len(firsts) <= most_files else int(firsts[most_files])
-
-
-def _libc() -> Any:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.syscall.restype = ctypes.c_long
-    library.syscall.argtypes = (ctypes.c_long,) * (1 + len(_NO_ARGUMENTS))
-    return library
-
-
-_LIBC = _libc()

@@ -77,12 +77,12 @@ FORKS = {
     """,
     "a forked child while other threads wait inside next()": """
         dali_pipes.engine.block_stream._EXIT_WAIT_S = 3600
-        go_on, read_pieces = threading.Event(), Corpus.read_pieces
+        go_on, read_rows = threading.Event(), Corpus.read_rows
         def held(self, starts, *others):
             if 16 in starts:
                 go_on.wait()
-            read_pieces(self, starts, *others)
-        Corpus.read_pieces = held
+            read_rows(self, starts, *others)
+        Corpus.read_rows = held
         path = corpus()
         loaders = [load(path, prefetch_queue_depth=1) for _ in range(2)]
         rows = [[], []]
@@ -146,13 +146,13 @@ INTERRUPTS = {
         print("done")
     """,
     "Ctrl-C while waiting for a block, caught": """
-        read_pieces, calls, received, go_on = Corpus.read_pieces, [], 0, threading.Event()
+        read_rows, calls, received, go_on = Corpus.read_rows, [], 0, threading.Event()
         def held(self, starts, *others):
             calls.append(starts)
             if len(calls) > 5:
                 go_on.wait()
-            read_pieces(self, starts, *others)
-        Corpus.read_pieces = held
+            read_rows(self, starts, *others)
+        Corpus.read_rows = held
         loader = load(prefetch_queue_depth=3, num_threads=1)
         def interrupt():
             while received < 10:

@@ -107,7 +107,7 @@ def test_an_epoch_that_was_left_is_not_gone_back_to(
     assert len(take(loader, taken)) == taken
     state = loader.state_dict()
     with monkeypatch.context() as patch:
-        patch.setattr(Corpus, "read_pieces", lambda *arguments: 1 // 0)
+        patch.setattr(Corpus, "read_rows", lambda *arguments: 1 // 0)
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 next(iter(loader))
@@ -138,16 +138,16 @@ def test_what_a_task_raises_is_told(
     """To the trainer, who must not end as if all was well; the loader goes on afterwards."""
     corpus = counting(400 * T + 1)
     loader = load(corpus, batches_per_run=1, **ORDER)
-    read_pieces = Corpus.read_pieces
+    read_rows = Corpus.read_rows
 
     def failing(corpus: Corpus, starts: Any, *others: Any) -> None:
         if 200 * T in np.asarray(starts):
             raise raised
-        read_pieces(corpus, starts, *others)
+        read_rows(corpus, starts, *others)
 
     batches: list[Any] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Corpus, "read_pieces", failing)
+        patch.setattr(Corpus, "read_rows", failing)
         with pytest.raises(seen, match=message):
             batches.extend(loader)
     assert len(batches) <= 20

@@ -197,18 +197,18 @@ CLEAN = {
     """,
     "an error of the source, caught, then everything dropped": """
         for error in (OSError, KeyboardInterrupt, ValueError):
-            read_pieces = Corpus.read_pieces
+            read_rows = Corpus.read_rows
             def failing(self, starts, *others):
                 if 24 in starts:
                     raise error("bad")
-                read_pieces(self, starts, *others)
-            Corpus.read_pieces = failing
+                read_rows(self, starts, *others)
+            Corpus.read_rows = failing
             loader = load(prefetch_queue_depth=6)
             try:
                 list(loader)
             except error as caught:
                 assert str(caught) == "bad"
-            Corpus.read_pieces = read_pieces
+            Corpus.read_rows = read_rows
             check_rest(loader)
             del loader
             gc.collect()

@@ -58,7 +58,7 @@ def test_batches_are_the_same_and_every_block_is_read_once(
     """Through epochs, and after a resume, whatever changes when; no plan is made twice, either."""
     corpus = counting(401, 200)
     planned: Counter[Any] = Counter()
-    read_pieces, plan_steps, draw = Corpus.read_pieces, plans.plan_steps, random.Random(seed)
+    read_rows, plan_steps, draw = Corpus.read_rows, plans.plan_steps, random.Random(seed)
 
     def counted(schedule: Any, steps: Any) -> plans.Plan:
         planned[steps] += 1
@@ -66,7 +66,7 @@ def test_batches_are_the_same_and_every_block_is_read_once(
 
     def late(corpus: Corpus, *arguments: Any) -> None:
         time.sleep(draw.choice((0.0, 0.0, 0.002)))
-        read_pieces(corpus, *arguments)
+        read_rows(corpus, *arguments)
 
     def choose(config: Any, *, is_direct: bool, **others: Any) -> Autotune:
         return Wandering(seed, is_direct=is_direct)
@@ -76,7 +76,7 @@ def test_batches_are_the_same_and_every_block_is_read_once(
         patch.setattr(plans, "plan_steps", counted)
         patch.setattr(plans, "PLAN_ROWS", 12)
         if is_slow:
-            patch.setattr(Corpus, "read_pieces", late)
+            patch.setattr(Corpus, "read_rows", late)
         shape: dict[str, Any] = {"batch_size": 2, "seq_len": T, "drop_last": drop_last}
         with load(corpus, batches_per_run=per_run, engine=engine, **shape) as loader:
             for epoch in range(3):
@@ -167,13 +167,13 @@ def test_readers_are_where_the_process_is_bound(
         (tmp_path / f"node{number}" / "cpulist").write_text(f"{cpus}\n")
     monkeypatch.setattr(build, "numa_node", lambda cpus: numa_node(cpus, tmp_path))
     seen: list[set[int]] = []
-    read_pieces = Corpus.read_pieces
+    read_rows = Corpus.read_rows
 
     def watched(corpus: Corpus, *arguments: Any) -> None:
         seen.append(os.sched_getaffinity(0))
-        read_pieces(corpus, *arguments)
+        read_rows(corpus, *arguments)
 
-    monkeypatch.setattr(Corpus, "read_pieces", watched)
+    monkeypatch.setattr(Corpus, "read_rows", watched)
     os.sched_setaffinity(0, {mine})
     try:
         loader = load(counting(801), batch_size=2, seq_len=T, batches_per_run=1)

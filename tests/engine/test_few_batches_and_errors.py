@@ -58,14 +58,14 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, position: int, error: BaseException) -> None:
         self.is_on = True
-        read_pieces = Corpus.read_pieces
+        read_rows = Corpus.read_rows
 
         def failing(corpus: Corpus, starts: Any, *others: Any) -> None:
             if self.is_on and position in np.asarray(starts):
                 raise error
-            read_pieces(corpus, starts, *others)
+            read_rows(corpus, starts, *others)
 
-        monkeypatch.setattr(Corpus, "read_pieces", failing)
+        monkeypatch.setattr(Corpus, "read_rows", failing)
 
 
 def batches_until(loader: TokenLoader, kind: type[BaseException]) -> tuple[list[Any], BaseException]:
@@ -253,16 +253,16 @@ def test_closing_while_another_thread_waits_for_a_batch(
 ) -> None:
     """A trainer's shutdown hook runs where it likes: the waiting thread gets LoaderClosedError, or its batch."""
     corpus = counting(40 * T + 1)
-    read_pieces = Corpus.read_pieces
+    read_rows = Corpus.read_rows
     is_reading, may_go_on = threading.Event(), threading.Event()
 
     def slow(corpus: Corpus, starts: Any, *others: Any) -> None:
         if is_reading.is_set() or 20 * T in np.asarray(starts):
             is_reading.set()
             may_go_on.wait()
-        read_pieces(corpus, starts, *others)
+        read_rows(corpus, starts, *others)
 
-    monkeypatch.setattr(Corpus, "read_pieces", slow)
+    monkeypatch.setattr(Corpus, "read_rows", slow)
     loader = load(corpus, batch_size=2, seq_len=T, batches_per_run=1, shuffle=False)
     errors: list[BaseException] = []
 
@@ -291,7 +291,7 @@ def test_closing_in_a_signal_handler_or_callback_of_the_same_thread(
     """SIGTERM on a cluster: its handler closes the loader while `next()` is under way in the same thread."""
     corpus = counting(40 * T + 1)
     loader = load(corpus, batch_size=2, seq_len=T, batches_per_run=1, shuffle=False)
-    read_pieces = Corpus.read_pieces
+    read_rows = Corpus.read_rows
     sent = threading.Event()
 
     def slow(corpus: Corpus, starts: Any, *others: Any) -> None:
@@ -300,9 +300,9 @@ def test_closing_in_a_signal_handler_or_callback_of_the_same_thread(
             sent.set()
             signal.raise_signal(signal.SIGUSR1)
             time.sleep(0.05)
-        read_pieces(corpus, starts, *others)
+        read_rows(corpus, starts, *others)
 
-    monkeypatch.setattr(Corpus, "read_pieces", slow)
+    monkeypatch.setattr(Corpus, "read_rows", slow)
     previous = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
     try:
         batches: list[Any] = []

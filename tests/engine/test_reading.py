@@ -46,13 +46,13 @@ def test_the_trainers_thread_reads_nothing(
     corpus = counting(500, 301)
     loader = load(corpus, batch_size=2, seq_len=T, batches_per_run=3)
     readers: set[int] = set()
-    read_pieces = Corpus.read_pieces
+    read_rows = Corpus.read_rows
 
     def watched(corpus: Corpus, starts: Any, *others: Any) -> None:
         readers.add(threading.get_ident())
-        read_pieces(corpus, starts, *others)
+        read_rows(corpus, starts, *others)
 
-    monkeypatch.setattr(Corpus, "read_pieces", watched)
+    monkeypatch.setattr(Corpus, "read_rows", watched)
     assert all_same(loader, epoch_batches(corpus.tokens, batch_size=2, seq_len=T))
     take(loader, 20)
     loader.load_state_dict({**loader.state_dict(), "epoch": 4, "rows": 30})

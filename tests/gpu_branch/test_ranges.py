@@ -80,12 +80,12 @@ def test_every_range_ends_however_the_loop_does(
     walk(late_gpu)
     reads = itertools.count()
 
-    def fail_from_the_third_on(*arguments: Any, read_pieces: Any = Corpus.read_pieces) -> None:
+    def fail_from_the_third_on(*arguments: Any, read_rows: Any = Corpus.read_rows) -> None:
         if next(reads) >= 2:
             raise CorpusReadError("the disk is gone")
-        read_pieces(*arguments)
+        read_rows(*arguments)
 
-    monkeypatch.setattr(Corpus, "read_pieces", fail_from_the_third_on)
+    monkeypatch.setattr(Corpus, "read_rows", fail_from_the_third_on)
     with TokenLoader(**ours) as failing:
         for _ in range(2):
             with pytest.raises(CorpusReadError):

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dali_pipes.placement.buffers import Buffers
+from dali_pipes.placement.buffers import Buffers, layout_of
 
-SIZES: dict[str, tuple[int, np.dtype[Any]]] = {
-    "input_ids": (1000, np.dtype(np.int64)),
-    "cu_seqlens": (33, np.dtype(np.int32)),
-    "odd": (7, np.dtype(np.int8)),
+SHAPES: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+    "input_ids": ((10, 100), np.dtype(np.int64)),
+    "cu_seqlens": ((33,), np.dtype(np.int32)),
+    "odd": ((7,), np.dtype(np.int8)),
 }
+LAYOUT = layout_of(SHAPES)
 
 
 def addresses(arrays: dict[str, Any]) -> set[int]:
@@ -22,12 +23,12 @@ def addresses(arrays: dict[str, Any]) -> set[int]:
 
 
 def test_arrays_are_apart_aligned_and_of_their_types() -> None:
-    arrays = Buffers().take(SIZES)
-    for number, (name, (count, dtype)) in enumerate(SIZES.items()):
-        assert (arrays[name].shape, arrays[name].dtype) == ((count,), dtype)
+    arrays = Buffers().take(LAYOUT)
+    for number, (name, (shape, dtype)) in enumerate(SHAPES.items()):
+        assert (arrays[name].shape, arrays[name].dtype) == (shape, dtype)
         assert arrays[name].ctypes.data % 64 == 0
         arrays[name][:] = number
-    assert [set(array.tolist()) for array in arrays.values()] == [{0}, {1}, {2}]
+    assert [set(array.reshape(-1).tolist()) for array in arrays.values()] == [{0}, {1}, {2}]
 
 
 @given(data=st.data())
@@ -38,10 +39,10 @@ def test_memory_is_used_again_when_nobody_holds_it(data: st.DataObject) -> None:
     for number in range(data.draw(st.integers(1, 30))):
         dropped = data.draw(st.sets(st.integers(0, 3)))
         held = [one for place, one in enumerate(held) if place not in dropped]
-        arrays = buffers.take(SIZES)
+        arrays = buffers.take(LAYOUT)
         for array in arrays.values():
             array[:] = number
-        ids = arrays["input_ids"].reshape(10, 100)
+        ids = arrays["input_ids"]
         ways = [ids, ids[3:5], ids[2:4].T, torch.from_numpy(ids[1:2]), arrays["odd"][2:]]
         kept = ways[data.draw(st.integers(0, 4))]  # a number, since what is drawn is held until the end
         del arrays, ids, ways
@@ -50,25 +51,25 @@ def test_memory_is_used_again_when_nobody_holds_it(data: st.DataObject) -> None:
             assert set(np.asarray(one).reshape(-1).tolist()) == {expected}
     del kept, one
     held.clear()
-    known = [buffers.take(SIZES) for _ in range(3)]
+    known = [buffers.take(LAYOUT) for _ in range(3)]
     places = [addresses(arrays) for arrays in known]
     del known
-    again = [buffers.take(SIZES) for _ in range(3)]
+    again = [buffers.take(LAYOUT) for _ in range(3)]
     assert sorted(map(min, places)) == sorted(min(addresses(arrays)) for arrays in again)
 
 
 def test_more_than_some_free_pieces_go_back_to_the_system() -> None:
     buffers = Buffers()
-    held = [buffers.take(SIZES) for _ in range(Buffers.MOST_FREE + 5)]
+    held = [buffers.take(LAYOUT) for _ in range(Buffers.MOST_FREE + 5)]
     del held
-    buffers.take(SIZES)
+    buffers.take(LAYOUT)
     assert len(buffers._free) < Buffers.MOST_FREE + 1
 
 
 def test_a_larger_group_gets_memory_of_its_size() -> None:
     buffers = Buffers()
-    buffers.take({"a": (10, np.dtype(np.int64))})
-    large = buffers.take({"a": (100_000, np.dtype(np.int64))})["a"]
+    buffers.take(layout_of({"a": ((10,), np.dtype(np.int64))}))
+    large = buffers.take(layout_of({"a": ((100_000,), np.dtype(np.int64))}))["a"]
     large[:] = 3
     assert large.sum() == 300_000
 
@@ -79,7 +80,7 @@ def test_several_threads() -> None:
     def work(number: int) -> None:
         held: list[dict[str, Any]] = []
         for turn in range(500):
-            arrays = buffers.take(SIZES)
+            arrays = buffers.take(LAYOUT)
             for array in arrays.values():
                 array[:] = number
             held.append(arrays)

@@ -127,9 +127,9 @@ def test_later_corpora_use_the_same_contexts(tmp_path: Path, monkeypatch: pytest
     calls = []
     system_call = BatchReader._system_call
 
-    def counted(self: BatchReader, number: int, *arguments: Any) -> int:
+    def counted(self: BatchReader, number: int, *arguments: Any, **how: Any) -> int:
         calls.append({self._setup: "setup", self._destroy: "destroy"}.get(number, "read"))
-        return system_call(self, number, *arguments)
+        return system_call(self, number, *arguments, **how)
 
     monkeypatch.setattr(BatchReader, "_system_call", counted)
     for _ in range(3):
@@ -176,7 +176,8 @@ def test_a_disk_is_asked_for_all_that_is_not_in_memory_first(
     read, events = BatchReader.read, []
 
     def partly(self: BatchReader, *where: Any, waits: bool = True) -> Any:
-        _, addresses, sizes, offsets = where
+        _, addresses, size, offsets = where
+        sizes = np.broadcast_to(size, len(offsets))
         results = read(self, *where).copy()
         if waits:
             events.append(("waits", sorted(offsets.tolist())))

@@ -74,7 +74,8 @@ class Storage:
             if how:  # only a read that waits for a disk can fail
                 raise OSError(errno.EOPNOTSUPP, "this file system cannot read without waiting")
             results = read(reader, descriptors, addresses, count_bytes, offsets).copy()
-            for at, (descriptor, offset) in enumerate(zip(descriptors.tolist(), offsets.tolist(), strict=True)):
+            files = np.broadcast_to(descriptors, len(offsets))
+            for at, (descriptor, offset) in enumerate(zip(files.tolist(), offsets.tolist(), strict=True)):
                 results[at] = -self._draw(descriptor, offset) or results[at]
             return results
 

@@ -16,6 +16,9 @@ from dali_pipes.storage.local import LocalFile
 Int64Array = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
+_PART_BYTES = 1 << 17
+"""Bytes gathered at a time, through memory that stays in the core's own cache."""
+
 
 class MappedReads:
     """Reads from the files of a pool. Safe for several threads."""
@@ -43,21 +46,32 @@ class MappedReads:
         self, out: npt.NDArray[Any], places: Int64Array | slice, numbers: npt.NDArray[Any] | int, offsets: Int64Array
     ) -> None:
         """As `RawReads.read_rows`."""
-        count, length = len(offsets), out.shape[1]
-        files = np.full(count, numbers)
+        if isinstance(numbers, int) and isinstance(file := self._pool.acquire(numbers), LocalFile):
+            _gather(file.mapped(), offsets, out.view(np.uint8)[places])
+            return
+        files, length = np.full(len(offsets), numbers, np.int64), out.shape[1]
         order = np.argsort(files, kind="stable")
         targets = np.arange(len(out))[places][order] * length
-        self.read(out.data.cast("B"), targets, np.full(count, length), files[order], offsets[order])
+        self.read(out.data.cast("B"), targets, np.full(len(offsets), length), files[order], offsets[order])
 
 
 def _copy(source: Bytes, begins: Int64Array, sizes: Int64Array, places: Int64Array, out: Bytes) -> None:
-    size, end = int(sizes[0]), int((begins + sizes).max())
-    assert end <= len(source), "positions were checked against the size of the file"
+    size = int(sizes[0])
     if size > 0 and (sizes == size).all() and (np.diff(places) == size).all():
-        windows = np.lib.stride_tricks.as_strided(source, (len(source) - size + 1, size), (1, 1), writeable=False)
         first = int(places[0])
-        out[first : first + len(places) * size].reshape(-1, size)[:] = windows[begins]
+        _gather(source, begins, out[first : first + len(places) * size].reshape(-1, size))
         return
     ends, stops = begins + sizes, places + sizes
+    assert int(ends.max()) <= len(source), "positions were checked against the size of the file"
     for begin, end, place, stop in zip(begins.tolist(), ends.tolist(), places.tolist(), stops.tolist(), strict=True):
         out[place:stop] = source[begin:end]
+
+
+def _gather(source: Bytes, begins: Int64Array, rows: Bytes) -> None:
+    """Copy the bytes from each of `begins` (R,) to the rows of `rows` (R, L), which is a view."""
+    size = rows.shape[1]
+    assert int(begins.max()) + size <= len(source), "positions were checked against the size of the file"
+    windows = np.ndarray((len(source) - size + 1, size), np.uint8, source, strides=(1, 1))
+    part = max(1, _PART_BYTES // size)
+    for first in range(0, len(begins), part):
+        rows[first : first + part] = windows[begins[first : first + part]]

@@ -205,8 +205,8 @@ def _refuse_other_loaders(shards: DataShards, placement: Placement, loader: "Tok
     config, feed = loader.config, placement.feeds[0]
     if config.index_dtype != "int32":
         raise ConfigError(
-            f'the loader has index_dtype = "{config.index_dtype}", and JAX arrays are int32: build it with index_dtype = '
-            '"int32"'
+            f'the loader has index_dtype = "{config.index_dtype}", and JAX arrays are int32: build it with '
+            'index_dtype = "int32"'
         )
     if loader.device.type == "cuda" and not on_gpu:
         raise ConfigError(
@@ -216,17 +216,17 @@ def _refuse_other_loaders(shards: DataShards, placement: Placement, loader: "Tok
     if len(placement.feeds) > 1:
         keep = "" if config.drop_last or loader.device.type == "cuda" else ", or set drop_last = True"
         raise ConfigError(
-            f"this process has the data shards {list(shards.local)} of {shards.count} of {shards.described}, which need "
-            f"{len(placement.feeds)} loaders: pass a LoaderConfig, whose batch_size is the rows of one shard{keep}"
+            f"this process has the data shards {list(shards.local)} of {shards.count} of {shards.described}, which "
+            f"need {len(placement.feeds)} loaders: pass a LoaderConfig, whose batch_size is the rows of one shard{keep}"
         )
     if (config.rank, config.world_size) != (feed.rank, feed.world_size):
         raise ConfigError(
             f"the loader is rank {config.rank} of {config.world_size}, but this process has the data shards "
-            f"{list(feed.shards)} of {shards.count} of {shards.described}: pass a LoaderConfig, or build the loader with "
-            f"rank = {feed.rank} and world_size = {feed.world_size}"
+            f"{list(feed.shards)} of {shards.count} of {shards.described}: pass a LoaderConfig, or build the loader "
+            f"with rank = {feed.rank} and world_size = {feed.world_size}"
         )
     if config.batch_size % len(feed.shards):
         raise ConfigError(
-            f"batch_size = {config.batch_size} of the loader does not divide over the {len(feed.shards)} data shards of "
-            f"this process ({shards.described}): set a multiple of {len(feed.shards)}"
+            f"batch_size = {config.batch_size} of the loader does not divide over the {len(feed.shards)} data shards "
+            f"of this process, on {shards.described}: set a multiple of {len(feed.shards)}"
         )

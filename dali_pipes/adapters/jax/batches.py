@@ -22,8 +22,8 @@ class JaxBatches(Iterator[dict[str, Any]]):
     Arrays are int32, masks bool with `mask_dtype`, `loss_weights` float32. Their rows are sharded over the data axes
     (`sharding`); `row_ids` and `source_ids` have one axis. `max_seqlen` and `num_segments` are Python integers.
 
-    A `for` ends after an epoch, and the next one is the next epoch; with `repeat`, a `for` does not end. Leaving a `for`
-    early does not end the epoch: as with other iterators, the next `for` or `next()` continues.
+    A `for` ends after an epoch, and the next one is the next epoch; with `repeat`, a `for` does not end. Leaving a
+    `for` early does not end the epoch: as with other iterators, the next `for` or `next()` continues.
 
     `next()` blocks until a loader has a batch, but not on copies to devices. The arrays stay valid for as long as they
     are held. After an error in `next()`, the next call continues after the last batch that was returned. Use it in one
@@ -89,7 +89,7 @@ class JaxBatches(Iterator[dict[str, Any]]):
             loader.load_state_dict(state, on_change)
 
     def get_state(self) -> bytes:
-        """`state_dict()` as JSON in UTF-8, as iterators of Grain's `DataLoader` return it for their checkpoint handler."""
+        """`state_dict()` as JSON in UTF-8: what Grain's checkpoint handler, and so Orbax, expects of an iterator."""
         return json.dumps(self.state_dict(), indent=4).encode()
 
     def set_state(self, state: bytes | str | Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ class JaxBatches(Iterator[dict[str, Any]]):
         """Called by Grain's checkpoint handler after `set_state`. Does nothing: reading begins with the first batch."""
 
     def stats(self) -> LoaderStats:
-        """The statistics of this process: tokens, waits, retries and cache are sums over its loaders. Does not block."""
+        """The statistics of this process, with sums over its loaders of tokens, waits, retries and cache."""
         first, *others = every = [loader.stats() for loader in self._loaders]
         if not others:
             return first

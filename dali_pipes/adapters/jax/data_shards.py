@@ -80,8 +80,8 @@ class DataShards:
     def feeds(self, *, may_be_one: bool) -> tuple[Feed, ...]:
         """The loaders that deliver the shards of this process: one, if its shards are evenly spaced, else one each.
 
-        A loader of rank r of W / n with n times the batch size delivers the rows of the ranks r, r + W / n, ... of W, in
-        turn: row i of an epoch belongs to rank i % W. In a program of one process, these are all shards.
+        A loader of rank r of W / n with n times the batch size delivers the rows of the ranks r, r + W / n, ... of W,
+        in turn: row i of an epoch belongs to rank i % W. In a program of one process, these are all shards.
 
         may_be_one: False: one loader for each shard in any case
         """

@@ -69,8 +69,8 @@ class Fields:
         for name in outputs:
             if OUTPUTS[name].axes in (Axes.SEGMENT_BOUNDS, Axes.NUMBER) and shards.count > 1:
                 raise ConfigError(
-                    f"the output {name!r} describes the batch of one loader and differs between the {shards.count} data "
-                    f"shards of {shards.described}: use segment_ids, which are sharded like the rows"
+                    f"the output {name!r} describes the batch of one loader and differs between the {shards.count} "
+                    f"data shards of {shards.described}: use segment_ids, which are sharded like the rows"
                 )
         return cls(outputs, labels, names)
 

@@ -321,7 +321,7 @@ def test_arguments_of_variable_length_attention_on_one_shard(config: LoaderConfi
 
 @pytest.mark.parametrize("mesh", ["(8,)", "no data axis"])
 def test_old_batches_stay_as_they_were(mesh: str, config: LoaderConfig) -> None:
-    """On a CPU, JAX uses the memory of a batch as it is. Also if every other array is given to a function to write to."""
+    """On a CPU, JAX uses the memory of a batch as it is. Also if a function may write to every other array."""
     overwrite = jax.jit(lambda array: array + 1, donate_argnums=0)
     kept: list[tuple[Any, Any, Any]] = []
     with jax_batches(config.replace(repeat=True, seq_len=64, batch_size=4), *mesh_of(mesh)) as batches:
@@ -375,9 +375,10 @@ def test_an_error_loses_nothing(config: LoaderConfig, monkeypatch: pytest.Monkey
                 next(batches)
             found.append(np.asarray(next(batches)["input_ids"]))
         for error in (KeyboardInterrupt, RuntimeError):
-            with monkeypatch.context() as patch, pytest.raises(error):
+            with monkeypatch.context() as patch:
                 patch.setattr(jax, "make_array_from_callback", _Failing(error))
-                next(batches)
+                with pytest.raises(error):
+                    next(batches)
             assert batches.step == len(found)
             found.append(np.asarray(next(batches)["input_ids"]))
         found += [np.asarray(batch["input_ids"]) for batch in batches]
@@ -449,10 +450,17 @@ def on_devices(config: LoaderConfig, mesh: Any, data_axes: Any, **how: Any) -> J
     return JaxBatches(loaders, placement, fields, shards.sharding)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("how", [{}, {"labels": "weights"}, {"names": "maxtext"}], ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "how"),
+    [
+        ("(8,)", {"labels": "weights"}),
+        ("(4, 2)", {"names": "maxtext"}),
+        ("(2, 2, 2), other order", {}),
+        ("no data axis", {"names": "maxtext", "labels": "weights"}),
+    ],
+)
 def test_one_loader_for_each_device(mesh: str, how: dict[str, Any], config: LoaderConfig) -> None:
-    config = config.replace(**MODES["packed"])
+    config = config.replace(batch_size=4, **MODES["packed"])
     with on_devices(config, *mesh_of(mesh), **how) as batches, jax_batches(config, *mesh_of(mesh), **how) as others:
         assert len(batches.loaders) == 8
         for batch, other in zip(batches, others, strict=True):
@@ -543,7 +551,7 @@ def test_loaders_that_do_not_fit_are_refused(settings: dict[str, Any], parts: li
         with pytest.raises(ConfigError) as error:
             jax_batches(loader, *mesh_of("(4, 2)"))
         assert [part for part in parts if part not in str(error.value)] == []
-        with pytest.raises(ConfigError, match="names = \"maxtext\" needs position_ids, segment_ids"):
+        with pytest.raises(ConfigError, match='names = "maxtext" needs position_ids, segment_ids'):
             jax_batches(loader, *mesh_of("(4, 2)"), names="maxtext")
 
 

@@ -52,7 +52,7 @@ def main(
         settings = {"batch_size": batch_size, "seq_len": seq_len, "eos_id": END, "mask_boundaries": True, "quiet": True}
         training = LoaderConfig(corpus=f"{folder}/train.bin", repeat=True, seed=seed, **settings)
         validation = LoaderConfig(corpus=f"{folder}/val.bin", shuffle=False, **settings)
-        parameters = jax.device_put(initial(jax.random.key(seed), seq_len, width, layers), replicated)
+        parameters = jax.device_put(initial(seed, seq_len, width, layers), replicated)
         moments = jax.tree.map(jnp.zeros_like, (parameters, parameters))
         losses: list[Any] = []
         before = validation_loss(parameters, validation, mesh)
@@ -109,13 +109,13 @@ def write_bytes(ids: Path, path: Path) -> None:
     np.frombuffer(text, np.uint8).astype("<u2").tofile(path)
 
 
-def initial(key: Any, seq_len: int, width: int, layers: int) -> Parameters:
+def initial(seed: int, seq_len: int, width: int, layers: int) -> Parameters:
     """Parameters of a pre-norm transformer with learned positions, whose output matrix is the embedding's."""
+    generator = np.random.default_rng(seed)
     shapes = {"qkv": (width, 3 * width), "mix": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
-    keys = iter(jax.random.split(key, 2 + layers * len(shapes)))
 
-    def normal(fan_in: int, fan_out: int) -> Any:
-        return jax.random.normal(next(keys), (fan_in, fan_out)) / math.sqrt(width)
+    def normal(*shape: int) -> Any:
+        return generator.standard_normal(shape, np.float32) / np.float32(math.sqrt(width))
 
     blocks = [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(layers)]
     return {"tokens": normal(VOCABULARY, width), "positions": normal(seq_len, width), "blocks": blocks}
@@ -137,7 +137,6 @@ def normed(hidden: Any) -> Any:
     return hidden * jax.lax.rsqrt((hidden**2).mean(-1, keepdims=True) + 1e-6)
 
 
-@jax.jit
 def loss_sums(parameters: Parameters, batch: dict[str, Any]) -> tuple[Any, Any]:
     """The sum of the losses of the labels that count, and their number, over all devices."""
     picked = jnp.take_along_axis(logits := logits_of(parameters, batch["input_ids"]), batch["labels"][..., None], -1)
@@ -145,8 +144,7 @@ def loss_sums(parameters: Parameters, batch: dict[str, Any]) -> tuple[Any, Any]:
     return (losses * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
 
 
-@jax.jit
-def train_step(parameters: Any, moments: Any, batch: dict[str, Any], rate: float, step: int) -> tuple[Any, Any, Any]:
+def adam_step(parameters: Any, moments: Any, batch: dict[str, Any], rate: float, step: int) -> tuple[Any, Any, Any]:
     """A step of Adam (Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015)."""
 
     def mean_loss(parameters: Any) -> Any:
@@ -161,10 +159,13 @@ def train_step(parameters: Any, moments: Any, batch: dict[str, Any], rate: float
     return moved, (first, second), loss
 
 
+train_step, summed = jax.jit(adam_step), jax.jit(loss_sums)
+
+
 def validation_loss(parameters: Any, config: LoaderConfig, mesh: Any) -> float:
     """The mean loss of one pass over the validation text, without the last rows that do not fill a step."""
     with jax_batches(config, mesh, labels="weights") as batches:
-        totals = [loss_sums(parameters, batch) for batch in batches]
+        totals = [summed(parameters, batch) for batch in batches]
     return float(sum(total for total, _ in totals) / sum(count for _, count in totals))
 
 

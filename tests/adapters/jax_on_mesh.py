@@ -34,7 +34,10 @@ MESHES = {
     "(2, 2, 2), other order": ((2, 2, 2), ("model", "fsdp", "replica"), ("replica", "fsdp")),
     "no data axis": ((2, 4), ("data", "model"), ()),
 }
-DOCUMENTS = {"eos_id": END, "outputs": ["input_ids", "labels", "position_ids", "segment_ids", "loss_mask", "row_ids"]}
+DOCUMENTS: dict[str, Any] = {
+    "eos_id": END,
+    "outputs": ["input_ids", "labels", "position_ids", "segment_ids", "loss_mask", "row_ids"],
+}
 MODES: dict[str, dict[str, Any]] = {
     "stream": {},
     "stream of documents": {**DOCUMENTS, "mask_dtype": "bool", "mask_boundaries": True},
@@ -340,7 +343,7 @@ def test_old_batches_stay_as_they_were(mesh: str, config: LoaderConfig) -> None:
 
 def test_memory_is_used_as_it_is_and_released() -> None:
     """What the test above is about does happen; and what nobody holds is freed."""
-    settings = {"batch_size": 8, "seq_len": 2048, "repeat": True, "batches_per_run": 1, "quiet": True}
+    settings: dict[str, Any] = {"batch_size": 8, "seq_len": 2048, "repeat": True, "batches_per_run": 1, "quiet": True}
     loader = TokenLoader("synthetic:10M", **settings, index_dtype="int32")
     addresses = []
     with jax_batches(loader, jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])) as batches:

@@ -477,6 +477,26 @@ def test_one_loader_for_each_device(mesh: str, how: dict[str, Any], config: Load
         assert len(batches.loaders) == 8
 
 
+@pytest.mark.parametrize("lost", [0, 6, 14, 15, 17])
+def test_resume_of_many_loaders(lost: int, config: LoaderConfig) -> None:
+    """And from many loaders to one."""
+    config = config.replace(batch_size=4, outputs=["input_ids"])
+    with jax_batches(config.replace(repeat=True), *mesh_of("(4, 2)")) as batches:
+        rows = [np.asarray(next(batches)["input_ids"]) for _ in range(20)]
+    with on_devices(config.replace(repeat=True), *mesh_of("(4, 2)")) as batches:
+        found = [np.asarray(next(batches)["input_ids"]) for _ in range(lost)]
+        state = batches.get_state()
+    with on_devices(config.replace(repeat=True), *mesh_of("(4, 2)")) as batches:
+        batches.set_state(state)
+        found += [np.asarray(next(batches)["input_ids"]) for _ in range(18 - lost)]
+        state = batches.get_state()
+    with jax_batches(config.replace(repeat=True), *mesh_of("(4, 2)")) as batches:
+        batches.set_state(state)
+        found += [np.asarray(next(batches)["input_ids"]) for _ in range(2)]
+    for one, other in zip(found, rows, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_arrays_of_devices_are_copies(config: LoaderConfig) -> None:
     """The loader writes to its memory again when the tensor is gone, whatever JAX still does with it."""
     with on_devices(config, *mesh_of("(8,)")) as batches:

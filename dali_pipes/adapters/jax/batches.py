@@ -60,7 +60,8 @@ class JaxBatches(Iterator[dict[str, Any]]):
         return len(self._loaders[0])
 
     def __next__(self) -> dict[str, Any]:
-        before = self._loaders[0].state_dict()
+        first = self._loaders[0]
+        before = first._position  # a state costs much more where there are many sources
         try:
             if self._iterators is None:
                 self._iterators = [iter(loader) for loader in self._loaders]
@@ -68,9 +69,8 @@ class JaxBatches(Iterator[dict[str, Any]]):
             if batches[0] is not None:
                 return self._placement.arrays([batch for batch in batches if batch is not None], self._fields)
         except BaseException:
-            self._iterators = None
             with contextlib.suppress(LoaderClosedError):
-                self.load_state_dict(before)  # some loaders may have handed out their part of the step
+                self.load_state_dict(first._states.at(before))  # loaders may have handed out their part of the step
             raise
         self._iterators = None
         raise StopIteration

@@ -160,3 +160,23 @@ def test_a_missing_package_is_named(package: str, install: str, run_script: Runn
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"{package} ")
     assert install in result.stdout
+
+
+@needs_jax
+def test_a_program_may_end_without_closing(run_script: Runner, tmp_path: Path) -> None:
+    """JAX keeps modules until the end of the process, when `os` is gone."""
+    np.arange(2000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    result = run_script(
+        """
+        import sys
+        import jax
+        from dali_pipes import LoaderConfig
+        from dali_pipes.adapters.jax import jax_batches
+
+        config = LoaderConfig(corpus=sys.argv[1], batch_size=2, seq_len=16, quiet=True)
+        batches = jax_batches(config, jax.make_mesh((1,), ("data",)))
+        batch = next(batches)
+        """,
+        tmp_path / "tokens.bin",
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

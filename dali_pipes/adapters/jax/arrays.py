@@ -51,16 +51,15 @@ class HostPlacement:
         return opened(config, self.feeds, ["cpu"] * len(self.feeds))
 
     def arrays(self, batches: Sequence[Batch], fields: Fields) -> dict[str, Any]:
-        hosted = [{name: np.asarray(values) for name, values in batch.items()} for batch in batches]
-        named = [fields.of_batch(batch, np) for batch in hosted]
+        named = [fields.of_batch({name: _on_host(values) for name, values in one.items()}, np) for one in batches]
         return {name: self._array([batch[name] for batch in named]) for name in named[0]}
 
     def _array(self, values: list[Any]) -> Any:
         """One array of all data shards: the callback is asked for the rows of each device of this process."""
         import jax
 
-        if values[0].ndim == 0:
-            return int(values[0])
+        if isinstance(values[0], int):
+            return values[0]
         rows = len(values[0]) // len(self.feeds[0].shards)
         of_shard = {
             shard: part[number :: len(feed.shards)]
@@ -74,6 +73,10 @@ class HostPlacement:
 
     def close(self) -> None:
         pass
+
+
+def _on_host(values: Any) -> Any:
+    return values if isinstance(values, int) else np.asarray(values)
 
 
 class DevicePlacement:

@@ -88,6 +88,10 @@ class Fields:
                 arrays[name] = xp.where(counts, values, 0)
             elif OUTPUTS[name].axes is Axes.ROWS:
                 arrays[name] = _as_int32(name, values, xp)
+            elif not isinstance(values, int) and values.dtype == xp.int64:
+                raise ConfigError(
+                    f"{name} is int64 after the loader's graph, and JAX arrays are int32: cast it to int32"
+                )
             else:
                 arrays[name] = values
         if self.labels == "weights":

@@ -519,15 +519,26 @@ def test_resume_of_many_loaders(lost: int, config: LoaderConfig) -> None:
 def test_arrays_of_devices_are_copies(config: LoaderConfig) -> None:
     """The loader writes to its memory again when the tensor is gone, whatever JAX still does with it."""
     with on_devices(config, *mesh_of("(8,)")) as batches:
-        next(batches)
+        batch = next(batches)
         placement: Any = batches._placement
-        copies, sources = placement._in_use[0]
-        jax.block_until_ready(copies)
+        last, sources = placement._in_use[0]
+        jax.block_until_ready((batch, last))
         expected = [tensor.clone() for tensor in sources]
         for tensor in sources:
             tensor.fill_(-1)
-        for copy, tensor in zip(copies, expected, strict=True):
-            np.testing.assert_array_equal(copy, tensor.numpy())
+        names = iter(expected)
+        for device in range(8):
+            for array in batch.values():
+                np.testing.assert_array_equal(array.addressable_data(device), next(names).numpy())
+
+
+def test_arrays_of_devices_may_be_donated(config: LoaderConfig) -> None:
+    overwrite = jax.jit(lambda array: array + 1, donate_argnums=0)
+    with on_devices(config, *mesh_of("(8,)")) as batches, jax_batches(config, *mesh_of("(8,)")) as others:
+        for batch, other in zip(batches, others, strict=True):
+            changed = overwrite(batch["input_ids"])
+            np.testing.assert_array_equal(changed, np.asarray(other["input_ids"]) + 1)
+        assert len(batches._placement._in_use) <= 2  # type: ignore[attr-defined]
 
 
 def test_a_tensor_is_held_until_it_has_been_copied(config: LoaderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,7 +558,7 @@ def test_a_tensor_is_held_until_it_has_been_copied(config: LoaderConfig, monkeyp
     for _ in range(2):
         placement.arrays([{"input_ids": tensor} for tensor in tensors.pop(0)], fields)
     assert [reference() is not None for reference in alive] == [True, True, True]
-    for copy in copies[:8]:
+    for copy in copies[:16]:  # of the tensor, and the one that nobody else has
         copy.is_ready = lambda: True
     placement.arrays([{"input_ids": tensor} for tensor in tensors.pop(0)], fields)
     assert [reference() is not None for reference in alive] == [False, True, True]

@@ -7,6 +7,7 @@ In both, what JAX has is its own: on a CPU it may use a batch's memory as it is,
 as an array refers to it; on a GPU it copies, since the loader cannot know when work of JAX on its memory is done.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -86,7 +87,7 @@ class DevicePlacement:
         self._shards = shards
         self.feeds = tuple(Feed(shard, shards.count, (shard,)) for shard in shards.of_device.values())
         self._in_use: deque[tuple[list[Any], list[Any]]] = deque()
-        """Copies that JAX may still be making, and the tensors that it reads for them."""
+        """The tensors of a step that JAX may still be copying, and what is ready when it has copied them."""
 
     def open_loaders(self, config: LoaderConfig) -> "list[TokenLoader]":
         devices = [
@@ -95,23 +96,23 @@ class DevicePlacement:
         return opened(config, self.feeds, devices)
 
     def arrays(self, batches: Sequence[Batch], fields: Fields) -> dict[str, Any]:
-        import jax
         import torch
 
         while self._in_use and all(copy.is_ready() for copy in self._in_use[0][0]):
             self._in_use.popleft()
-        named: list[dict[str, Any]] = []
-        copies: list[Any] = []
+        last: list[Any] = []
         sources: list[Any] = []
+        self._in_use.append((last, sources))
+        named: list[dict[str, Any]] = []
         for batch, device in zip(batches, self._devices, strict=True):
             arrays = fields.of_batch(batch, torch)
             for name, values in arrays.items():
                 if isinstance(values, torch.Tensor):
                     sources.append(values)
-                    arrays[name] = jax.device_put(_as_jax(values), device, may_alias=False)
-                    copies.append(arrays[name])
+                    arrays[name] = _copy(values, device)
+            # The trainer may donate the arrays, which cannot be asked for anything then; so nobody else gets this one.
+            last.append(_copy(sources[-1], device))
             named.append(arrays)
-        self._in_use.append((copies, sources))
         return {name: self._array([arrays[name] for arrays in named]) for name in named[0]}
 
     def _array(self, values: list[Any]) -> Any:
@@ -123,26 +124,24 @@ class DevicePlacement:
         return jax.make_array_from_single_device_arrays(shape, self._shards.sharding, values)
 
     def close(self) -> None:
+        import jax
+
         while self._in_use:
-            copies, _ = self._in_use.popleft()
-            for copy in copies:
-                if not copy.is_deleted():  # as by a function that it was donated to
-                    copy.block_until_ready()
+            jax.block_until_ready(self._in_use.popleft()[0])
 
     @property
     def _devices(self) -> list[Any]:
         return list(self._shards.of_device)
 
 
-def _as_jax(tensor: Any) -> Any:
-    """The tensor's memory as an array of JAX, whose stream waits for what torch has queued on it."""
+def _copy(tensor: Any, device: Any) -> Any:
+    """A copy of a tensor as an array of JAX, whose stream waits for what torch has queued on the tensor's device."""
     import jax
     import torch
 
-    if not tensor.is_cuda:
-        return jax.dlpack.from_dlpack(tensor)
-    with torch.cuda.device(tensor.device):  # its current stream is the one that is waited for
-        return jax.dlpack.from_dlpack(tensor)
+    # `from_dlpack` waits for the current stream of the current device.
+    with torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext():
+        return jax.device_put(jax.dlpack.from_dlpack(tensor), device, may_alias=False)
 
 
 def opened(config: LoaderConfig, feeds: Sequence[Feed], devices: Sequence[str]) -> "list[TokenLoader]":

@@ -260,6 +260,13 @@ def test_grains_own_handler(config: LoaderConfig, tmp_path: Path) -> None:
         np.testing.assert_array_equal(next(handler.restore(folder, others))["input_ids"], expected)
 
 
+def test_it_is_true_without_counting_its_batches(config: LoaderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting packed rows plans the epoch."""
+    monkeypatch.setattr(JaxBatches, "__len__", lambda self: pytest.fail("its batches were counted"))
+    with jax_batches(config, *mesh_of("(8,)")) as batches:
+        assert batches
+
+
 def test_it_is_an_iterator(config: LoaderConfig) -> None:
     """Leaving a `for` goes on with the next batch; the end of a `for` is the end of an epoch."""
     with jax_batches(config, *mesh_of("(8,)")) as batches:

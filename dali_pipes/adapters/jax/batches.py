@@ -59,6 +59,9 @@ class JaxBatches(Iterator[dict[str, Any]]):
         """Batches of an epoch, as `len()` of a `TokenLoader`: the same in every process."""
         return len(self._loaders[0])
 
+    def __bool__(self) -> bool:
+        return True  # checkpoint handlers ask `item or args.item`, for which `len()` might plan a whole epoch
+
     def __next__(self) -> dict[str, Any]:
         first = self._loaders[0]
         before = first._position  # a state costs much more where there are many sources

@@ -31,6 +31,7 @@ LONG_FILES = [
     "test_launched.py",
     "test_train_gpt.py",
     "test_compare.py",
+    "test_jax.py",
     "test_trainer_resume.py",
     "test_gpu_check.py",
     "test_losses.py",

@@ -12,7 +12,7 @@ from comparison.loops import Loop
 from comparison.work import Work
 
 
-class _Rows:
+class WindowRows:
     """Random-access source: item `i` is window `i`, uint16 `(T + 1,)`."""
 
     def __init__(self, work: Work) -> None:
@@ -42,7 +42,7 @@ class Grain(Loop):
         return {"next_index": batches}
 
     def _iterator(self, work: Work) -> Any:
-        dataset = grain.MapDataset.source(_Rows(work)).shuffle(seed=work.seed)
+        dataset = grain.MapDataset.source(WindowRows(work)).shuffle(seed=work.seed)
         dataset = dataset.batch(work.batch_size, drop_remainder=True).map(_split).repeat()
         return iter(dataset.to_iter_dataset())
 

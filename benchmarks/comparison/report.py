@@ -22,7 +22,7 @@ _TABLE_WIDTH = 160  # characters
 ROW_LOADER = "torch_dataloader_0"
 _DISTRIBUTIONS = [
     *("dali-pipes", "numpy", "torch", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),
-    *("torchdata", "grain", "mosaicml-streaming", "litdata", "datasets"),
+    *("torchdata", "grain", "jax", "mosaicml-streaming", "litdata", "datasets"),
 ]
 
 

@@ -77,10 +77,14 @@ def _refuse_other_meshes(mesh: Any) -> None:
     if all(hasattr(mesh, name) for name in ("mesh_dim_names", "get_local_rank", "size")):
         return
     of_jax = type(mesh).__module__.partition(".")[0] in ("jax", "jaxlib") or hasattr(mesh, "axis_names")
-    example = "jax.process_index(), world_size=jax.process_count()" if of_jax else "..., world_size=..."
+    advice = (
+        "pass a LoaderConfig and the mesh to dali_pipes.adapters.jax.jax_batches"
+        if of_jax
+        else "pass the data-parallel rank and world size instead, rank=..., world_size=..."
+    )
     raise ConfigError(
         f"mesh is a {type(mesh).__module__}.{type(mesh).__qualname__}, expected a torch DeviceMesh, which knows the "
-        f"rank of each process; pass the data-parallel rank and world size instead, rank={example}"
+        f"rank of each process; {advice}"
     )
 
 

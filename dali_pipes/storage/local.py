@@ -145,7 +145,8 @@ class LocalFile:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "descriptor"):  # else opening it failed, or was interrupted
+        # Without `os` the process ends, which closes it. Without a descriptor, opening failed or was interrupted.
+        if os is not None and hasattr(self, "descriptor"):
             self.close()
 
 

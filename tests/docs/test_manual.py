@@ -18,7 +18,10 @@ from dali_pipes import LoaderConfig
 from dali_pipes.config import OUTPUT_NAMES
 from dali_pipes.corpus import FORMATS
 
-PUBLIC = ("dali_pipes", "dali_pipes.attention", "dali_pipes.errors", "dali_pipes.huggingface", "dali_pipes.operators")
+PUBLIC = (
+    *("dali_pipes", "dali_pipes.adapters.jax", "dali_pipes.attention", "dali_pipes.errors", "dali_pipes.huggingface"),
+    "dali_pipes.operators",
+)
 PAGES = pages()
 PATH_SUFFIXES = (".cu", ".cuh", ".md", ".py", ".toml")
 README_LINES = 150

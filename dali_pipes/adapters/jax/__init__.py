@@ -55,7 +55,7 @@ def jax_batches(
     `TokenLoader` raises.
     """
     _require("jax", 'pip install "dali-pipes[jax]"')
-    _require("torch", "pip install torch --index-url https://download.pytorch.org/whl/cpu")
+    _require("torch", "pip install torch")
     from dali_pipes.adapters.jax.arrays import placement_for
     from dali_pipes.adapters.jax.data_shards import DataShards
     from dali_pipes.loader.token_loader import TokenLoader

@@ -40,13 +40,13 @@ def open_corpus(
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
     tokenizer: `tokenizer.json` for text files: .txt (one document each), .jsonl, .csv, .tsv (also .gz, .zst), Parquet,
-               Arrow and MosaicML MDS with a text column, `save_to_disk` folders, WebDataset tars, ArrayRecord. They are
-               tokenized when they are first opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and read
-               from there later. If several processes open them, one tokenizes and the others wait. Not used for token
-               files.
+               Arrow and MosaicML MDS with a text column, `save_to_disk` folders, WebDataset tars, ArrayRecord,
+               TFRecord. They are tokenized when they are first opened, which blocks, into the cache folder
+               (`DALI_PIPES_CACHE`), and read from there later. If several processes open them, one tokenizes and the
+               others wait. Not used for token files.
     text_key:  key or column of the text, by default "text". A table or set that also has a column of token ids counts
-               as text only with this setting. ArrayRecord files with records of an unknown kind count as text unless
-               `dtype` is set.
+               as text only with this setting. ArrayRecord and TFRecord files with records of an unknown kind count as
+               text unless `dtype` is set.
     eos_id:    for text, the id added after each document that is not empty; by default the tokenizer's end-of-text
                token.
 

@@ -40,6 +40,7 @@ ROOMS = {
     "corpus_or_text": "numpy",
     "engine": "numpy",
     "loader": "numpy torch",
+    "samples": "numpy torch",
     "adapters": "torch transformers",
     "huggingface": "",
     "attention": "",
@@ -257,7 +258,7 @@ def needs_torch(module: str) -> bool:
 def test_all_but_the_loader_import_without_torch_dali_and_cupy(run_script: Runner) -> None:
     modules = [module for module in MODULES if not needs_torch(module)]
     rooms_with_torch = {room_of(module) for module in MODULES} - {room_of(module) for module in modules}
-    assert rooms_with_torch <= {"loader", "adapters", "huggingface", "attention"}
+    assert rooms_with_torch <= {"loader", "samples", "adapters", "huggingface", "attention"}
     assert "loader.state" in modules, "the command line reads states, and works without torch"
     result = run_script(
         """

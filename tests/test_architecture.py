@@ -41,7 +41,7 @@ ROOMS = {
     "engine": "numpy",
     "loader": "numpy torch",
     "samples": "numpy torch",
-    "adapters": "torch transformers",
+    "adapters": "numpy torch transformers",
     "huggingface": "",
     "attention": "",
     "tools": "matplotlib numpy rich typer",

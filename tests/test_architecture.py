@@ -40,7 +40,7 @@ ROOMS = {
     "corpus_or_text": "numpy",
     "engine": "numpy",
     "loader": "numpy torch",
-    "samples": "numpy torch",
+    "samples": "matplotlib numpy torch",
     "adapters": "numpy torch transformers",
     "huggingface": "",
     "attention": "",

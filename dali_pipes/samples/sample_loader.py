@@ -6,9 +6,11 @@ for images, labels in loader:                              # one epoch; on loade
 """
 
 import inspect
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -17,6 +19,7 @@ from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.runtime.messages import counted, say_once
 from dali_pipes.runtime.ranks import check_ranks
+from dali_pipes.samples.contact_sheet import write_contact_sheet
 from dali_pipes.samples.datasets import fingerprint_of, num_items
 from dali_pipes.samples.device import AsFetched, Stage, ThroughGraph, ToGpu, chosen_device, staged
 from dali_pipes.samples.fetch import Failure, Fetch, Progress, Request, dataset_name
@@ -269,6 +272,41 @@ class SampleLoader(ShownAsTable):
         return SampleStats(
             self._batches, self._samples, self._wall_s, self._wait_s, self.num_workers, str(self.device), self.rank
         )
+
+    def preview(
+        self,
+        step: int | None = None,
+        path: str | os.PathLike[str] = "preview.png",
+        *,
+        epoch: int | None = None,
+        rows: int = 8,
+    ) -> list[SampleLocation]:
+        """Write a contact sheet of this rank's batch number `step`, as the trainer gets it, with slices for volumes.
+
+        step, epoch: by default those of the next batch
+        path:        the suffix is the format: .png, .svg or .pdf
+        rows:        samples to draw at most
+
+        Returns the samples that were drawn. Reads the batch in this process, and leaves the run where it is. Raises
+        `ConfigError` for a step that does not exist and for a batch without images, and `BackendError` without
+        matplotlib.
+        """
+        self._check_open()
+        epoch, step = self.epoch if epoch is None else epoch, self.step if step is None else step
+        request = self._plan.of_step(epoch, step, self._steps.counted_from(self._resumed, epoch))
+        batch = self._fetch[request]
+        if isinstance(batch, Failure):
+            raise batch.as_error()
+        stage = self._make_stage()
+        try:
+            ((_, batch),) = staged(iter([(request, batch)]), stage)
+            drawn = [self.locate(step, row, epoch) for row in range(min(rows, len(request.rows)))]
+            captions = [f"item {place.item:,}, row {place.row:,}" for place in drawn]
+            heading = f"{self._name}: epoch {epoch:,}, step {step:,}, rank {self.rank:,}"
+            write_contact_sheet(batch, captions, Path(path), heading)
+        finally:
+            stage.close()
+        return drawn
 
     def close(self) -> None:
         """End the workers and the graph; idempotent. Batches already handed out stay valid."""

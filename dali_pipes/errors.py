@@ -8,6 +8,7 @@ DaliPipesError
 │   └── TokenRangeError     an id is negative, or at or above `vocab_size`
 ├── CorpusWriteError        token files cannot be written: disk full, permission denied (also an OSError)
 ├── StateError              a saved state does not match this corpus or configuration (also a ValueError)
+├── GraphError              a graph= of samples does not fit them, or failed on one (also a RuntimeError)
 ├── LoaderClosedError       the loader was closed, or this iterator was superseded (also a RuntimeError)
 └── BackendError            a required package, compiler or device is missing or failed (also a RuntimeError)
 
@@ -53,6 +54,15 @@ class StateError(DaliPipesError, ValueError):
 
 class LoaderClosedError(DaliPipesError, RuntimeError):
     """The loader was closed, or this iterator was superseded by a newer one."""
+
+
+class GraphError(DaliPipesError, RuntimeError):
+    """A `graph=` of a `SampleLoader` does not fit the samples of a batch, or failed on one of them."""
+
+    def __init__(self, message: str, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+        """Of the sample in its batch, from 0; None if it is not about one sample."""
 
 
 class BackendError(DaliPipesError, RuntimeError):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from dali_pipes.errors import CorpusReadError
+from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.runtime.threads import ReaderThreads
 from dali_pipes.storage.byte_file import open_file
 
@@ -46,11 +46,11 @@ class EncodedFiles(Dataset[dict[str, Any]]):
         threads: int = 8,
         classes: Sequence[str] = (),
     ) -> None:
-        """Raises ValueError if there are more or fewer labels than paths."""
+        """Raises ConfigError if there are more or fewer labels than paths."""
         self.paths, self.classes = [os.fspath(path) for path in paths], list(classes)
         self.labels = None if labels is None else [operator.index(label) for label in labels]
         if self.labels is not None and len(self.labels) != len(self.paths):
-            raise ValueError(f"EncodedFiles: found {len(self.labels):,} labels for {len(self.paths):,} paths")
+            raise ConfigError(f"EncodedFiles: found {len(self.labels):,} labels for {len(self.paths):,} paths")
         self._threads, self._num_threads = _Threads(), threads
 
     @classmethod

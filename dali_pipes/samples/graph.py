@@ -6,7 +6,8 @@
 def graph(nodes, u):
     image = fn.decoders.image(nodes["image"], device="cpu")  # "mixed": decode on the GPU
     image = fn.crop(fn.resize(image, size=(256, 256)), crop=(224, 224), crop_pos_x=u[0], crop_pos_y=u[1])
-    return {"image": fn.flip(image, horizontal=u[2] < 0.5), "label": nodes["label"]}
+    image = fn.flip(image, horizontal=fn.cast(u[2] < 0.5, dtype=types.INT32))
+    return {"image": image, "label": nodes["label"]}
 
 DALI's own random operators draw in the order of their calls, so a sample would look different with another batch size
 or after a resume. With parameters from `u` it is the same wherever it is computed.

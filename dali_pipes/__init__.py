@@ -5,6 +5,8 @@
     for batch in TokenLoader(corpus="data/*.bin", batch_size=16, seq_len=1024):
         batch["input_ids"], batch["labels"]          # int64 (16, 1024) each
 
+`SampleLoader` does the same for any map-style dataset, such as images or volumes.
+
 Importing the package imports neither torch nor DALI nor CuPy; the names below are loaded when they are first used.
 """
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from dali_pipes.engine.dali import build_pipeline
     from dali_pipes.loader.token_loader import TokenLoader
     from dali_pipes.monitoring.stats import LoaderStats
+    from dali_pipes.samples.order import SampleLocation
+    from dali_pipes.samples.sample_loader import SampleLoader
+    from dali_pipes.samples.stats import SampleStats
     from dali_pipes.schedule.mixture_report import MixtureReport, SourceUse
     from dali_pipes.schedule.plans import RowLocation
 
@@ -29,6 +34,9 @@ _MODULES = {
     "LoaderStats": "monitoring.stats",
     "MixtureReport": "schedule.mixture_report",
     "RowLocation": "schedule.plans",
+    "SampleLoader": "samples.sample_loader",
+    "SampleLocation": "samples.order",
+    "SampleStats": "samples.stats",
     "SourceLoss": "adapters.source_loss",
     "SourceUse": "schedule.mixture_report",
     "TokenLoader": "loader.token_loader",
@@ -42,6 +50,9 @@ __all__ = [
     "LoaderStats",
     "MixtureReport",
     "RowLocation",
+    "SampleLoader",
+    "SampleLocation",
+    "SampleStats",
     "SourceLoss",
     "SourceUse",
     "TokenLoader",

@@ -7,6 +7,7 @@ DaliPipesError
 │   ├── CorpusReadError     a file is missing, was truncated or cannot be read (also an OSError)
 │   └── TokenRangeError     an id is negative, or at or above `vocab_size`
 ├── CorpusWriteError        token files cannot be written: disk full, permission denied (also an OSError)
+├── SampleError             an item of a dataset raised an error, or the worker that read it died (also a RuntimeError)
 ├── StateError              a saved state does not match this corpus or configuration (also a ValueError)
 ├── GraphError              a graph= of samples does not fit them, or failed on one (also a RuntimeError)
 ├── LoaderClosedError       the loader was closed, or this iterator was superseded (also a RuntimeError)
@@ -67,6 +68,19 @@ class GraphError(DaliPipesError, RuntimeError):
 
 class BackendError(DaliPipesError, RuntimeError):
     """A required package, compiler or device is missing, or the device failed."""
+
+
+class SampleError(DaliPipesError, RuntimeError):
+    """A batch of samples could not be made: an item raised an error, samples do not fit together, or a worker died.
+
+    Where an item raised an error, that one is the `__cause__`.
+    """
+
+    item: int | None = None
+    """Index in the dataset, where one item is to blame."""
+    epoch: int | None = None
+    row: int | None = None
+    """Row in the epoch, over all ranks: of the item, or the first one of the batch."""
 
 
 class CorpusWriteError(DaliPipesError, OSError):

@@ -1,0 +1,192 @@
+"""Where batches go after they were fetched: nowhere, to the GPU on a side stream, or through a DALI graph.
+
+A stage begins with one batch while earlier ones, at most `depth` of them, are under way. It finishes them in order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from dali_pipes.config.validators import shown
+from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.runtime.ranks import environment_number
+from dali_pipes.samples.fetch import Request
+
+Under = TypeVar("Under")
+
+
+class Stage(Protocol):
+    """What happens to a batch after its samples were fetched."""
+
+    depth: int
+
+    def begin(self, request: Request, batch: Any) -> Any: ...
+
+    def finish(self, begun: Any) -> Any: ...
+
+    def reset(self) -> None:
+        """Forget batches that were begun and are not wanted."""
+
+    def close(self) -> None: ...
+
+
+class AsFetched:
+    """Batches stay as they are."""
+
+    depth = 1
+
+    def begin(self, request: Request, batch: Any) -> Any:
+        return batch
+
+    def finish(self, begun: Any) -> Any:
+        return begun
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class ToGpu:
+    """Copies tensors to a GPU on a stream of their own, one batch ahead of the trainer."""
+
+    depth = 2
+
+    def __init__(self, device: torch.device, *, pin: bool) -> None:
+        self._device, self._pin, self._stream = device, pin, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def begin(self, request: Request, batch: Any) -> tuple[Any, torch.cuda.Event]:
+        with torch.cuda.stream(self._stream):
+            copied = on_tensors(batch, self._copied)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return copied, event
+
+    def finish(self, begun: tuple[Any, torch.cuda.Event]) -> Any:
+        batch, event = begun
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(event)
+        on_tensors(batch, lambda tensor: tensor.record_stream(stream))  # or its memory could be reused too early
+        return batch
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._pin and not tensor.is_cuda and not tensor.is_pinned():
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
+
+class ThroughGraph:
+    """Decodes and augments samples with a DALI graph, whose random numbers are keyed by the rows."""
+
+    def __init__(self, graph: Callable[..., Any], *, num_draws: int, seed: int, device: torch.device) -> None:
+        from dali_pipes.samples.graph import SampleGraph
+        from dali_pipes.samples.keyed_numbers import uniform
+
+        self.depth = 2
+        device_id = device.index if device.type == "cuda" else None
+        self._graph = SampleGraph(graph, num_draws=num_draws, device_id=device_id, depth=self.depth)
+        self._uniform, self._seed, self._num_draws = uniform, seed, num_draws
+        self._under_way = 0
+
+    def begin(self, request: Request, batch: list[Any]) -> None:
+        rows = np.array(request.rows, np.int64)
+        self._graph.submit(batch, self._uniform(self._seed, request.epoch, rows, self._num_draws))
+        self._under_way += 1
+
+    def finish(self, begun: None) -> Any:
+        self._under_way -= 1
+        return self._graph.result()
+
+    def reset(self) -> None:
+        while self._under_way:
+            self.finish(None)
+
+    def close(self) -> None:
+        self._graph.close()
+
+
+def staged(fetched: Iterator[tuple[Request, Any]], stage: Stage) -> Iterator[tuple[Request, Any]]:
+    """Batches through a stage. An error of `fetched` is raised after the batches before it."""
+    under_way: deque[tuple[Request, Any]] = deque()
+    failure: Exception | None = None
+    ended = False
+    while True:
+        while not ended and len(under_way) < stage.depth:
+            try:
+                request, batch = next(fetched)
+                under_way.append((request, stage.begin(request, batch)))
+            except StopIteration:
+                ended = True
+            except Exception as error:
+                failure, ended = error, True
+            batch = None  # held by its consumer alone
+        if not under_way:
+            if failure is not None:
+                raise failure
+            return
+        request, begun = under_way.popleft()
+        finished = stage.finish(begun)
+        begun = None
+        yield request, finished
+        finished = None
+
+
+def on_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """A batch with all of its tensors changed, in mappings, sequences and named tuples; others are kept."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        changed = {name: on_tensors(value, change) for name, value in batch.items()}
+        return changed if type(batch) is dict else _like(batch, changed)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(on_tensors(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        values = [on_tensors(value, change) for value in batch]
+        return values if isinstance(batch, list) else tuple(values)
+    return batch
+
+
+def _like(batch: Any, entries: dict[Any, Any]) -> Any:
+    try:
+        return type(batch)(entries)
+    except TypeError:
+        return entries
+
+
+def chosen_device(requested: Any) -> torch.device:
+    """The device of batches: "auto" is the GPU that torch sees, of the launcher's local rank, else the CPU.
+
+    Raises `ConfigError` for another kind of device, and `BackendError` where there is no such GPU.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if requested == "auto":
+        requested = "cuda" if count else "cpu"
+    try:
+        device = torch.device(requested)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f'device = {shown(requested)}: expected "auto", "cpu", "cuda" or "cuda:N"') from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise ConfigError(f'device = "{device}" is not supported: expected "auto", "cpu", "cuda" or "cuda:N"')
+    if not count:
+        raise BackendError(f'device = "{device}": torch {torch.__version__} does not see a GPU; use device = "cpu"')
+    index = device.index
+    if index is None:
+        current, local_rank = torch.cuda.current_device(), environment_number("LOCAL_RANK")
+        index = local_rank if current == 0 and local_rank is not None and count > 1 else current
+    if index >= count:
+        raise BackendError(
+            f"device cuda:{index} does not exist: {count} visible, numbered from cuda:0; use one of them"
+        )
+    return torch.device("cuda", index)

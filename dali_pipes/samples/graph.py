@@ -104,6 +104,17 @@ class SampleGraph:
             self._batches.popleft()
             self._start()
 
+    def reset(self) -> None:
+        """Drop all submitted batches, with their errors; waits for those in work."""
+        while self._batches:
+            batch = self._batches.popleft()
+            if batch.pipeline is not None:
+                try:
+                    batch.pipeline.take()
+                except Exception:  # of a batch that nobody wants; others in this pipeline are dropped, too
+                    self._pipeline = None
+                    self._batches.clear()
+
     def close(self) -> None:
         """Drop all batches and end DALI's threads, after what they are doing. Idempotent."""
         self._is_closed = True

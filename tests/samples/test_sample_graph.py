@@ -181,6 +181,20 @@ def test_an_operator_that_fails_does_so_at_its_batch_and_sample() -> None:
     graph.close()
 
 
+@pytest.mark.parametrize("bad", [None, 0, 1, 4])
+def test_reset_drops_what_was_submitted(bad: int | None) -> None:
+    graph = SampleGraph(decoded, num_draws=0, device_id=None, num_threads=1, depth=2)
+    for number in range(5):
+        image = b"not an image" if number == bad else jpeg(number)
+        graph.submit([{"image": image, "id": number}], np.zeros((1, 0), np.float32))
+    graph.reset()
+    graph.reset()
+    for number in range(3):
+        graph.submit([{"image": jpeg(0), "id": 10 + number}], np.zeros((1, 0), np.float32))
+    assert [graph.result()["id"].tolist() for _ in range(3)] == [[10], [11], [12]]
+    graph.close()
+
+
 CASES: dict[str, tuple[Any, list[Any], list[str], int | None]] = {
     "dtype": (unchanged, [{"x": np.zeros(2)}, {"x": np.zeros(2, np.int8)}], ["x", "sample 1", "int8", "float64"], 1),
     "axes": (unchanged, [(0, np.zeros((2, 2))), (0, np.zeros(2))], ["[1]", "sample 1", "1 axis", "2 axes"], 1),

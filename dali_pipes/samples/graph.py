@@ -13,6 +13,7 @@ DALI's own random operators draw in the order of their calls, so a sample would 
 or after a resume. With parameters from `u` it is the same wherever it is computed.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from dali_pipes.samples.structure import FieldPath, fields_of, name_of, with_fie
 
 Graph: TypeAlias = Callable[[Any, Draws], Any]
 _MOST_THREADS = 4
+_REPORT = re.compile(r"operator `(?:nvidia\.dali\.)?([^`]*)`.*encountered:(.*)", re.DOTALL)
+_NOT_FOR_USERS = re.compile(r"C\+\+ context: .*|Current pipeline object is no longer valid\.")
 
 
 class SampleGraph:
@@ -299,9 +302,8 @@ def _stacked(name: str, output: Any, batch_size: int) -> torch.Tensor:
 
 
 def _essence(error: Exception) -> str:
-    """The cause in DALI's report, which is many lines long: the paragraph after "encountered:"."""
-    text = str(error).replace("Current pipeline object is no longer valid.", "")
-    operator, _, cause = text.rpartition("encountered:")
-    named = operator.partition("`")[2].partition("`")[0]
-    cause = cause.strip().partition("\n\n")[0].replace("\n", " ")
-    return f"{named}: {cause}" if named else cause
+    """The operator and what it says, from DALI's report about one sample, which is many lines long."""
+    found = _REPORT.search(str(error))
+    operator, cause = found.groups() if found else ("DALI", str(error))
+    cause = " ".join(_NOT_FOR_USERS.sub("", cause).replace("sample #0", "the sample").split())
+    return f"{operator}: {cause.rstrip(' :')}"

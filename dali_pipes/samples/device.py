@@ -3,6 +3,7 @@
 A stage begins with one batch while earlier ones, at most `depth` of them, are under way. It finishes them in order.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -11,9 +12,9 @@ import numpy as np
 import torch
 
 from dali_pipes.config.validators import shown
-from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.errors import BackendError, ConfigError, DaliPipesError
 from dali_pipes.runtime.ranks import environment_number
-from dali_pipes.samples.fetch import Request
+from dali_pipes.samples.fetch import Request, item_text, sample_error
 
 Under = TypeVar("Under")
 
@@ -88,7 +89,9 @@ class ToGpu:
 class ThroughGraph:
     """Decodes and augments samples with a DALI graph, whose random numbers are keyed by the rows."""
 
-    def __init__(self, graph: Callable[..., Any], *, num_draws: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, graph: Callable[..., Any], *, num_draws: int, seed: int, device: torch.device, name: str
+    ) -> None:
         from dali_pipes.samples.graph import SampleGraph
         from dali_pipes.samples.keyed_numbers import uniform
 
@@ -96,23 +99,39 @@ class ThroughGraph:
         device_id = device.index if device.type == "cuda" else None
         self._graph = SampleGraph(graph, num_draws=num_draws, device_id=device_id, depth=self.depth)
         self._uniform, self._seed, self._num_draws = uniform, seed, num_draws
+        self._name, self._device = name, device
         self._under_way = 0
 
-    def begin(self, request: Request, batch: list[Any]) -> None:
+    def begin(self, request: Request, batch: list[Any]) -> Request:
         rows = np.array(request.rows, np.int64)
         self._graph.submit(batch, self._uniform(self._seed, request.epoch, rows, self._num_draws))
         self._under_way += 1
+        return request
 
-    def finish(self, begun: None) -> Any:
+    def finish(self, begun: Request) -> Any:
         self._under_way -= 1
-        return self._graph.result()
+        try:
+            return self._graph.result(self._stream())
+        except DaliPipesError as error:
+            position = getattr(error, "position", None)
+            if position is None:
+                raise
+            item, row = begun.items[position], begun.rows[position]
+            raise sample_error(f"{item_text(item, self._name, begun.epoch, row)}: {error}", begun, row) from error
 
     def reset(self) -> None:
         while self._under_way:
-            self.finish(None)
+            self._under_way -= 1
+            with contextlib.suppress(Exception):  # of a batch that is not wanted
+                self._graph.result(self._stream())
 
     def close(self) -> None:
         self._graph.close()
+
+    def _stream(self) -> int | None:
+        if self._device.type == "cpu":
+            return None
+        return torch.cuda.current_stream(self._device).cuda_stream
 
 
 def staged(fetched: Iterator[tuple[Request, Any]], stage: Stage) -> Iterator[tuple[Request, Any]]:
@@ -181,7 +200,7 @@ def chosen_device(requested: Any) -> torch.device:
         raise ConfigError(f'device = "{device}" is not supported: expected "auto", "cpu", "cuda" or "cuda:N"')
     if not count:
         raise BackendError(f'device = "{device}": torch {torch.__version__} does not see a GPU; use device = "cpu"')
-    index = device.index
+    index: int | None = device.index
     if index is None:
         current, local_rank = torch.cuda.current_device(), environment_number("LOCAL_RANK")
         index = local_rank if current == 0 and local_rank is not None and count > 1 else current

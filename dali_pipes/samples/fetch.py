@@ -89,6 +89,12 @@ class Fetch:
         self._collate = Collate(collate_fn, self._name)
         self._generators = Generators(dataset) if item_seed else None
         self._worker_init_fn = worker_init_fn
+        self._read_items = getattr(dataset, "read_items", None) if progress is None else None
+
+    @property
+    def may_read_ahead(self) -> bool:
+        """Whether batches may be made in another thread: the dataset has `read_items`, and there are no workers."""
+        return self._read_items is not None
 
     def begin_worker(self, worker_id: int) -> None:
         """Called as torch calls `worker_init_fn`: `get_worker_info().dataset` is the user's dataset."""
@@ -100,7 +106,8 @@ class Fetch:
         """The batch of a request, or a `Failure`; in a worker, pickled."""
         worker = get_worker_info()
         if worker is None:
-            with kept_states() if self._generators is not None else contextlib.nullcontext():
+            draws = self._generators is not None and self._read_items is None
+            with kept_states() if draws else contextlib.nullcontext():
                 return self._batch(request, None)
         assert self._progress is not None
         at = self._progress[worker.id].numpy()
@@ -125,8 +132,10 @@ class Fetch:
 
     def _samples(self, request: Request, at: Any) -> list[Any] | Failure:
         """The samples of all rows, one after another; as torch does, all together if nothing has to be seeded."""
-        together = getattr(self._dataset, "__getitems__", None)
-        if self._generators is None and callable(together):
+        together = self._read_items
+        if together is None and self._generators is None:
+            together = getattr(self._dataset, "__getitems__", None)
+        if callable(together):
             if at is not None:
                 at[:] = request.epoch, request.rows[0]
             try:
@@ -134,9 +143,7 @@ class Fetch:
             except Exception as error:
                 return self._batch_failure(request, f"cannot be read: {type(error).__name__}: {error}", error)
             if len(samples) != len(request.items):
-                text = (
-                    f"cannot be read: __getitems__ returned {len(samples):,} samples for {len(request.items):,} items"
-                )
+                text = f"cannot be read: {len(samples):,} samples came for {len(request.items):,} items"
                 return self._batch_failure(request, text, None)
             return samples
         keys: Sequence[Sequence[int]] = ()
@@ -184,6 +191,11 @@ def dataset_name(dataset: Any) -> str:
     if isinstance(dataset, ConcatDataset):
         return f"{name} of {' and '.join(dict.fromkeys(map(dataset_name, dataset.datasets)))}"
     return name
+
+
+def sample_error(message: str, request: Request, row: int) -> SampleError:
+    """An error about one row of a request."""
+    return Failure(message, request.epoch, row, request.items[request.rows.index(row)], None).as_error()
 
 
 def item_text(item: int, name: str, epoch: int, row: int) -> str:

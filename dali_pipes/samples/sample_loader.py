@@ -22,6 +22,7 @@ from dali_pipes.samples.device import AsFetched, Stage, ThroughGraph, ToGpu, cho
 from dali_pipes.samples.fetch import IDLE, Failure, Fetch, Request, dataset_name
 from dali_pipes.samples.order import SampleLocation
 from dali_pipes.samples.plan import RequestPlan
+from dali_pipes.samples.read_ahead import ReadAhead
 from dali_pipes.samples.settings import check_settings, chosen_order, chosen_ranks, refuse_torch_settings
 from dali_pipes.samples.state import SampleStates
 from dali_pipes.samples.stats import SampleStats
@@ -148,7 +149,7 @@ class SampleLoader(ShownAsTable):
             worker_init_fn=worker_init_fn,
         )
         pins = torch.cuda.is_available() and (self.device.type == "cuda" if pin_memory == "auto" else bool(pin_memory))
-        self._workers: Workers | None = None
+        self._workers: Workers | ReadAhead | None = None
         if progress is not None:
             self._workers = Workers(
                 self._fetch,
@@ -161,9 +162,13 @@ class SampleLoader(ShownAsTable):
                 prefetch_factor=prefetch_factor,
                 persistent_workers=persistent_workers,
             )
+        elif self._fetch.may_read_ahead:
+            self._workers = ReadAhead(self._fetch, prefetch_factor)
         self._make_stage: Callable[[], Stage] = AsFetched
         if graph is not None:
-            self._make_stage = partial(ThroughGraph, graph, num_draws=num_draws, seed=seed, device=self.device)
+            self._make_stage = partial(
+                ThroughGraph, graph, num_draws=num_draws, seed=seed, device=self.device, name=self._name
+            )
         elif self.device.type == "cuda":
             self._make_stage = partial(ToGpu, self.device, pin=pins)
         self._stage: Stage | None = None

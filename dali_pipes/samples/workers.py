@@ -170,7 +170,7 @@ class Workers:
                     return self._failure(request, row, how, failed.error), [*sent][:place]
         request = sent[0] if sent else next(requests, _NOTHING)
         if not failed.dead:
-            for row in filter(None.__ne__, (_row_of(request, place) for place in at)):
+            for row in (row for place in at if (row := _row_of(request, place)) is not None):
                 return self._failure(request, row, f"its batch {failed.problem}", failed.error), []
         endings = [f"worker process {worker.pid} {_ending(worker.exitcode)}" for _, worker in failed.dead]
         problem = f"was not made: {', '.join(endings)}" if endings else failed.problem

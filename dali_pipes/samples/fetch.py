@@ -9,10 +9,12 @@ import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import RawArray
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset, get_worker_info
 
 from dali_pipes.errors import SampleError
@@ -30,6 +32,7 @@ class Request(NamedTuple):
     items: list[int]
     after: tuple[int, int]
     """Epoch and row at which the run stands when the batch has been handed out."""
+    ends_epoch: bool = False
     repeated: int = 0
     """Rows at the end of the batch that another rank has, too."""
 
@@ -72,8 +75,20 @@ def _received(message: str, epoch: int, row: int | None, item: int | None, pickl
     return Failure(message, epoch, row, item, error, text)
 
 
+class Progress:
+    """Which row of which epoch each worker is at, in memory that is shared with them."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._shared = RawArray("q", 2 * num_workers)
+
+    @property
+    def of_workers(self) -> npt.NDArray[np.int64]:
+        """(W, 2): epoch and row, which is `IDLE` between two requests."""
+        return np.frombuffer(self._shared, np.int64).reshape(-1, 2)
+
+
 class Fetch:
-    """A dataset whose "items" are requests. `progress` says, for each worker, which row of which epoch it is at."""
+    """A dataset whose "items" are requests."""
 
     def __init__(
         self,
@@ -82,7 +97,7 @@ class Fetch:
         *,
         seed: int,
         item_seed: bool,
-        progress: torch.Tensor | None,
+        progress: "Progress | None",
         worker_init_fn: Callable[[int], object] | None = None,
     ) -> None:
         self._dataset, self._name, self._seed, self._progress = dataset, dataset_name(dataset), seed, progress
@@ -110,7 +125,7 @@ class Fetch:
             with kept_states() if draws else contextlib.nullcontext():
                 return self._batch(request, None)
         assert self._progress is not None
-        at = self._progress[worker.id].numpy()
+        at = self._progress.of_workers[worker.id]
         batch = self._batch(request, at)
         if not isinstance(batch, Failure):
             try:

@@ -63,12 +63,15 @@ class Passes:
         return self._num_rows
 
     def items(self, epoch: int, rows: Int64Array) -> Int64Array:
-        passes, items = np.divmod(rows + epoch * self._num_rows, self._num_items)
+        first_pass, begin = divmod(epoch * self._num_rows, self._num_items)  # of any size
+        passes, items = np.divmod(rows + begin, self._num_items)
         if not self._shuffle:
             return items
         for number in np.unique(passes).tolist():
             inside = passes == number
-            items[inside] = permute(items[inside], self._num_items, order_key("samples", self._seed, number))
+            items[inside] = permute(
+                items[inside], self._num_items, order_key("samples", self._seed, first_pass + number)
+            )
         return items
 
     def group(self, epoch: int, row: int) -> str | None:

@@ -74,9 +74,10 @@ class RequestPlan:
             self._order.items(block.epoch, np.concatenate(parts)), np.cumsum([len(part) for part in parts])[:-1]
         )
         for number, (part, of_part) in enumerate(zip(parts, items, strict=True), start=1):
+            after = (block.epoch, steps.rows_after(block.base, block.first_step + number - 1, block.epoch))
             is_last = number == len(parts)
-            epoch, row = steps.after(block, number)  # a plain tuple: a worker need not import the schedule
-            yield Request(block.epoch, part.tolist(), of_part.tolist(), (epoch, row), repeated if is_last else 0)
+            ends = is_last and not steps.steps(after[1], block.epoch, most=1)
+            yield Request(block.epoch, part.tolist(), of_part.tolist(), after, ends, repeated if is_last else 0)
 
     def _another(self, block: StepRange) -> Int64Array:
         """A row of the last step that another rank has."""

@@ -19,7 +19,7 @@ from dali_pipes.runtime.messages import counted, say_once
 from dali_pipes.runtime.ranks import check_ranks
 from dali_pipes.samples.datasets import fingerprint_of, num_items
 from dali_pipes.samples.device import AsFetched, Stage, ThroughGraph, ToGpu, chosen_device, staged
-from dali_pipes.samples.fetch import IDLE, Failure, Fetch, Request, dataset_name
+from dali_pipes.samples.fetch import Failure, Fetch, Progress, Request, dataset_name
 from dali_pipes.samples.order import SampleLocation
 from dali_pipes.samples.plan import RequestPlan
 from dali_pipes.samples.read_ahead import ReadAhead
@@ -136,10 +136,7 @@ class SampleLoader(ShownAsTable):
             name=self._name,
             step_rows=self._steps.global_rows,
         )
-        progress = None
-        if num_workers:
-            progress = torch.full((num_workers, 2), IDLE)
-            progress.share_memory_()  # type: ignore[no-untyped-call]
+        progress = Progress(num_workers) if num_workers else None
         self._fetch = Fetch(
             dataset,
             list if graph is not None else collate_fn,
@@ -232,7 +229,9 @@ class SampleLoader(ShownAsTable):
         A new, JSON-serializable dict under 1 KB, the same on every rank. After the last batch of an epoch it is the
         start of the next epoch. Does not block, but that a sampler may be asked for an epoch's list.
         """
-        return self._states.at(self._position)
+        position = self._position
+        # A sampler is not asked for an epoch that may never come: its state may stand at the end of one.
+        return self._states.at(self._steps.normalize(position) if self._order.is_uniform else position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume after the last batch that the saving run had handed out. Costs the same at any position.
@@ -244,7 +243,7 @@ class SampleLoader(ShownAsTable):
         self._check_ranks()
         position = self._states.read(state)
         self._run += 1
-        self._start_at(self._steps.normalize(position))
+        self._start_at(position)
 
     def locate(self, step: int, row: int, epoch: int | None = None) -> SampleLocation:
         """Which item row `row` of this rank's batch number `step` is. Reads no data.
@@ -300,7 +299,7 @@ class SampleLoader(ShownAsTable):
                 begun = now
                 self._batches, self._samples = self._batches + 1, self._samples + len(request.rows)
                 self._position, self._last = Position(*request.after), request
-                self._left, self._running = request.after[0] == request.epoch, True
+                self._left, self._running = not request.ends_epoch, True
                 yield batch
                 del batch
                 self._check_current(run)
@@ -336,7 +335,7 @@ class SampleLoader(ShownAsTable):
     def _next(self) -> Position:
         if self._left and not self._running:  # a `for` was left early: the next one is the next epoch
             return self._steps.next_epoch(self._position.epoch)
-        return self._position
+        return self._steps.normalize(self._position)
 
     def _start_at(self, position: Position) -> None:
         self._position = self._resumed = position

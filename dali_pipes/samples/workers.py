@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from dali_pipes.samples.fetch import IDLE, Failure, Fetch, Request, batch_text, item_text
+from dali_pipes.samples.fetch import IDLE, Failure, Fetch, Progress, Request, batch_text, item_text
 
 _DEATH_WAIT_S = 1.0
 """How long after an error of the queue a worker's death is waited for: a broken pipe is often seen first."""
@@ -33,7 +33,7 @@ class Workers:
     settings: of torch's `DataLoader`, but for the dataset and what decides the order.
     """
 
-    def __init__(self, fetch: Fetch, progress: torch.Tensor, name: str, **settings: Any) -> None:
+    def __init__(self, fetch: Fetch, progress: Progress, name: str, **settings: Any) -> None:
         self._fetch, self._progress, self._name, self._settings = fetch, progress, name, settings
         self._requests = _Requests()
         self._loader: DataLoader[Any] | None = None
@@ -98,7 +98,7 @@ class Workers:
         if iterator is not None and not iterator._shutdown and not _are_alive(iterator):
             self.kill()  # they were interrupted, or killed between two epochs
         if self._loader is None:
-            self._progress.fill_(IDLE)
+            self._progress.of_workers[:] = IDLE
             self._loader = DataLoader(
                 self._fetch,  # type: ignore[arg-type]
                 batch_size=None,
@@ -161,7 +161,7 @@ class Workers:
         self, failed: "_WorkersFailed", sent: "deque[Request]", requests: Iterator[Request]
     ) -> tuple[Failure, list[Request]]:
         """The failure, and the requests before the one that it belongs to."""
-        at = self._progress.tolist()
+        at = self._progress.of_workers.tolist()
         for number, worker in failed.dead:
             for place, request in enumerate(sent):
                 row = _row_of(request, at[number])

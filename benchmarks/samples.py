@@ -34,8 +34,8 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def main(
     kinds: Annotated[str, typer.Option(help="datasets, separated by commas: jpeg, volume, arrays")] = ",".join(KINDS),
-    slices: Annotated[int, typer.Option(min=1, help="timed parts of each loader")] = 12,
-    seconds: Annotated[float, typer.Option(help="length of a timed part")] = 0.6,
+    slices: Annotated[int, typer.Option(min=1, help="timed parts of each loader")] = 30,
+    seconds: Annotated[float, typer.Option(help="length of a timed part")] = 0.3,
     rounds: Annotated[int, typer.Option(min=0, help="starts of each loader; 0: none are measured")] = 3,
     items: Annotated[int, typer.Option(min=1, help="items of a dataset")] = 2048,
     data_dir: Annotated[Path | None, typer.Option(help="folder for files, which are removed at the end")] = None,
@@ -118,7 +118,9 @@ def _summarise(entry: dict[str, Any], entries: list[dict[str, Any]]) -> None:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+    """Median and quartiles: on a busy machine, the lowest and the highest of many slices say little."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return {"median": median, "low": low, "high": high}
 
 
 def _aims(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -151,7 +153,7 @@ def _cell(spread: dict[str, float], factor: float = 1.0) -> str:
 
 
 def _rate_table(entries: list[dict[str, Any]]) -> Table:
-    table = Table(title="rates: median (low to high); ratios to torch with as many workers, of the graph to torch_2")
+    table = Table(title="rates: median (quartiles); ratios to torch with as many workers, of the graph to torch_2")
     for heading in ("dataset", "loader", "items/s", "ratio", "CPU ms an item", "ratio", "noise"):
         table.add_column(heading, justify="left" if heading in ("dataset", "loader") else "right")
     for entry in entries:
@@ -163,7 +165,7 @@ def _rate_table(entries: list[dict[str, Any]]) -> Table:
 
 
 def _start_table(entries: list[dict[str, Any]]) -> Table:
-    table = Table(title="JPEGs: seconds, median (low to high); torch resumes by skipping batches")
+    table = Table(title="JPEGs: seconds, median (quartiles); torch resumes by skipping batches")
     for heading in ("loader", "first batch", "CPU", "resume at 80%", "CPU"):
         table.add_column(heading, justify="left" if heading == "loader" else "right")
     for entry in entries:

@@ -9,6 +9,7 @@ DaliPipesError
 ├── CorpusWriteError        token files cannot be written: disk full, permission denied (also an OSError)
 ├── SampleError             an item of a dataset raised an error, or the worker that read it died (also a RuntimeError)
 ├── StateError              a saved state does not match this corpus or configuration (also a ValueError)
+├── GraphError              a graph= of samples does not fit them, or failed on one (also a RuntimeError)
 ├── LoaderClosedError       the loader was closed, or this iterator was superseded (also a RuntimeError)
 └── BackendError            a required package, compiler or device is missing or failed (also a RuntimeError)
 
@@ -54,6 +55,15 @@ class StateError(DaliPipesError, ValueError):
 
 class LoaderClosedError(DaliPipesError, RuntimeError):
     """The loader was closed, or this iterator was superseded by a newer one."""
+
+
+class GraphError(DaliPipesError, RuntimeError):
+    """A `graph=` of a `SampleLoader` does not fit the samples of a batch, or failed on one of them."""
+
+    def __init__(self, message: str, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+        """Of the sample in its batch, from 0; None if it is not about one sample."""
 
 
 class BackendError(DaliPipesError, RuntimeError):

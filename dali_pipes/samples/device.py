@@ -3,20 +3,18 @@
 A stage begins with one batch while earlier ones, at most `depth` of them, are under way. It finishes them in order.
 """
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from dali_pipes.config.validators import shown
-from dali_pipes.errors import BackendError, ConfigError, DaliPipesError
+from dali_pipes.errors import BackendError, ConfigError, GraphError
 from dali_pipes.runtime.ranks import environment_number
 from dali_pipes.samples.fetch import Request, item_text, sample_error
-
-Under = TypeVar("Under")
+from dali_pipes.samples.structure import with_fields
 
 
 class Stage(Protocol):
@@ -100,30 +98,23 @@ class ThroughGraph:
         self._graph = SampleGraph(graph, num_draws=num_draws, device_id=device_id, depth=self.depth)
         self._uniform, self._seed, self._num_draws = uniform, seed, num_draws
         self._name, self._device = name, device
-        self._under_way = 0
 
     def begin(self, request: Request, batch: list[Any]) -> Request:
         rows = np.array(request.rows, np.int64)
         self._graph.submit(batch, self._uniform(self._seed, request.epoch, rows, self._num_draws))
-        self._under_way += 1
         return request
 
     def finish(self, begun: Request) -> Any:
-        self._under_way -= 1
         try:
             return self._graph.result(self._stream())
-        except DaliPipesError as error:
-            position = getattr(error, "position", None)
-            if position is None:
+        except GraphError as error:
+            if error.position is None:
                 raise
-            item, row = begun.items[position], begun.rows[position]
+            item, row = begun.items[error.position], begun.rows[error.position]
             raise sample_error(f"{item_text(item, self._name, begun.epoch, row)}: {error}", begun, row) from error
 
     def reset(self) -> None:
-        while self._under_way:
-            self._under_way -= 1
-            with contextlib.suppress(Exception):  # of a batch that is not wanted
-                self._graph.result(self._stream())
+        self._graph.reset()
 
     def close(self) -> None:
         self._graph.close()
@@ -161,25 +152,8 @@ def staged(fetched: Iterator[tuple[Request, Any]], stage: Stage) -> Iterator[tup
 
 
 def on_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """A batch with all of its tensors changed, in mappings, sequences and named tuples; others are kept."""
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        changed = {name: on_tensors(value, change) for name, value in batch.items()}
-        return changed if type(batch) is dict else _like(batch, changed)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(on_tensors(value, change) for value in batch))
-    if isinstance(batch, list | tuple):
-        values = [on_tensors(value, change) for value in batch]
-        return values if isinstance(batch, list) else tuple(values)
-    return batch
-
-
-def _like(batch: Any, entries: dict[Any, Any]) -> Any:
-    try:
-        return type(batch)(entries)
-    except TypeError:
-        return entries
+    """A batch with all of its tensors changed; other fields are kept."""
+    return with_fields(batch, lambda _, value: change(value) if isinstance(value, torch.Tensor) else value)
 
 
 def chosen_device(requested: Any) -> torch.device:

@@ -4,7 +4,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class Jitter:
 
     def __init__(self) -> None:
         self.numpy_generator = np.random.default_rng(1)
-        self.state = np.random.RandomState(2)  # noqa: NPY002
+        self.state = np.random.RandomState(2)
 
     def __call__(self, values: list[float]) -> list[float]:
         return [*values, float(self.numpy_generator.random()), float(self.state.random_sample())]
@@ -46,7 +46,8 @@ class Augmented(Numbers):
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.transforms = [Jitter()]
-        self.generators = {"torch": torch.Generator(), "python": random.Random(3)}
+        self.of_torch: list[torch.Generator] = [torch.Generator()]
+        self.generators = {"python": random.Random(3)}
         self.hidden = 0
 
     def seed_item(self, seed: int) -> None:
@@ -54,7 +55,8 @@ class Augmented(Numbers):
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         draws = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
-        draws += [float(torch.rand((), generator=self.generators["torch"])), self.generators["python"].random()]
+        draws += [float(torch.rand((), generator=generator)) for generator in self.of_torch]
+        draws.append(self.generators["python"].random())
         for transform in self.transforms:
             draws = transform(draws)
         return {"item": item, "draws": torch.tensor([*draws, self.hidden % 1_000_003], dtype=torch.float64)}
@@ -100,6 +102,10 @@ class Unpicklable(Exception):
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(first)
+
+
+def flat(lists: Iterable[Sequence[Any]]) -> list[Any]:
+    return [entry for entries in lists for entry in entries]
 
 
 def items_of(batches: Sequence[dict[str, Any]]) -> list[list[int]]:

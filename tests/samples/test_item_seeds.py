@@ -106,7 +106,7 @@ def closing_over(generator: np.random.Generator) -> Any:
 
 def test_generators_are_found_wherever_a_dataset_keeps_them() -> None:
     made: list[Any] = [np.random.default_rng(number) for number in range(8)]
-    made += [np.random.RandomState(1), torch.Generator(), random.Random(2), np.random.PCG64(3)]  # noqa: NPY002
+    made += [np.random.RandomState(1), torch.Generator(), random.Random(2), np.random.PCG64(3)]
     slotted = Slotted()
     base = Holder(
         direct=made[0],
@@ -121,8 +121,8 @@ def test_generators_are_found_wherever_a_dataset_keeps_them() -> None:
         large=list(range(100_000)),
         array=np.zeros(10),
     )
-    base.loop = base
-    dataset = ConcatDataset([Subset(base, [0])])  # type: ignore[list-item, arg-type]
+    vars(base)["loop"] = base
+    dataset: Any = ConcatDataset([Subset(base, [0])])  # type: ignore[arg-type]
     found = list(parts_of(dataset))
     assert all(any(part is generator for part in found) for generator in [*made, slotted.generator])
     assert len(found) < 2_000

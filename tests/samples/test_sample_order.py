@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_datasets import Numbers, items_of
+from sample_datasets import Numbers, flat, items_of
 from sample_oracle import in_passes, rows_of_ranks
 from torch.utils.data import DataLoader
 
@@ -79,7 +79,7 @@ def test_epochs_differ_and_repeat_goes_through_them() -> None:
     epochs = batches(one, 4)
     assert len({str(epoch) for epoch in epochs}) == 4
     endless = iter(other)
-    assert [next(endless)["item"].tolist() for _ in range(16)] == sum(epochs, [])
+    assert [next(endless)["item"].tolist() for _ in range(16)] == flat(epochs)
     assert other.epoch == 4
     assert batches(SampleLoader(Numbers(10), 3, True, seed=1)) != epochs[:1]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from sample_datasets import Numbers, items_of
+from sample_datasets import Numbers, flat, items_of
 from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
@@ -50,7 +50,7 @@ def test_a_new_list_each_epoch_whatever_the_global_state(kind: Any) -> None:
     torch.manual_seed(2)
     assert epochs_of(SampleLoader(Numbers(20), 6, sampler=kind(range(20)))) == first
     assert torch.equal(torch.rand(3), drawn), "the trainer's random state has changed"
-    assert all(sorted(sum(epoch, [])) == list(range(20)) for epoch in first)
+    assert all(sorted(flat(epoch)) == list(range(20)) for epoch in first)
     assert len({str(epoch) for epoch in first}) == 3
     assert epochs_of(SampleLoader(Numbers(20), 6, sampler=made, seed=1)) != first
 
@@ -78,7 +78,7 @@ def test_ranks_share_the_list() -> None:
 
 def test_resume_in_an_epoch_of_another_length() -> None:
     lists = [[5, 1, 1, 3, 2], [0, 4, 4, 1, 2, 3, 5], [1, 2, 3]]
-    whole = sum(epochs_of(SampleLoader(Numbers(6), 2, sampler=FromList(lists))), [])
+    whole = flat(epochs_of(SampleLoader(Numbers(6), 2, sampler=FromList(lists))))
     loader = SampleLoader(Numbers(6), 2, sampler=FromList(lists))
     iterators = (batch for _ in range(3) for batch in loader)
     for number in range(len(whole)):
@@ -118,11 +118,11 @@ def test_weighted_without_replacement_is_a_list() -> None:
     random.seed(1)
     sampler = WeightedRandomSampler([1.0] * 6, 6, replacement=False)
     loader = SampleLoader(Numbers(6), 2, sampler=sampler)
-    assert sorted(sum(items_of(list(loader)), [])) == list(range(6))
+    assert sorted(flat(items_of(list(loader)))) == list(range(6))
     assert loader.state_dict()["order"] == "sampler-v1"
 
 
 def test_a_sampler_decides_the_order_alone() -> None:
     for settings in ({"shuffle": True}, {"weights": [1] * 6}, {"groups": {"a": [1]}}, {"num_samples": 3}):
         with pytest.raises(ConfigError, match=next(iter(settings))):
-            SampleLoader(Numbers(6), sampler=SequentialSampler(range(6)), **settings)  # type: ignore[arg-type]
+            SampleLoader(Numbers(6), sampler=SequentialSampler(range(6)), **settings)

@@ -110,11 +110,11 @@ class UNet(nn.Module):
 def _block(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv3d(inputs, outputs, 3, padding=1),
-        nn.GroupNorm(1, outputs),
-        nn.ReLU(),
+        nn.InstanceNorm3d(outputs, affine=True),
+        nn.LeakyReLU(),
         nn.Conv3d(outputs, outputs, 3, padding=1),
-        nn.GroupNorm(1, outputs),
-        nn.ReLU(),
+        nn.InstanceNorm3d(outputs, affine=True),
+        nn.LeakyReLU(),
     )
 
 
@@ -154,8 +154,8 @@ def main(
     unseen = make_volume((side, 2 * side, 2 * side), seed + 1)
     crops = Crops(*seen, side, 4, augments=True)
     model = UNet(width, len(CLASSES)).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
     losses: list[float] = []
     begin = time.perf_counter()
     settings: dict[str, Any] = {"batch_size": batch_size, "groups": crops.groups(), "num_workers": workers}

@@ -54,14 +54,16 @@ class CellMapDataLoader:
     ) -> None:
         self.dataset, self.batch_size, self.num_workers, self.is_train = dataset, batch_size, num_workers, is_train
         self.classes = list(getattr(dataset, "classes", []) if classes is None else classes)
-        settings = {"num_workers": num_workers, "collate_fn": self.collate_fn, "num_samples": None, **kwargs}
+        settings = {"num_workers": num_workers, "collate_fn": self.collate_fn, **kwargs}
         if rng is not None:
             settings["seed"] = rng.initial_seed() % 2**63
         if sampler is not None:
             settings["sampler"] = sampler
         elif is_train:
             settings |= class_weights(dataset) if weighted_sampler else {}
-            settings |= {"shuffle": True, "num_samples": iterations_per_epoch}
+            settings.setdefault("shuffle", True)
+            if iterations_per_epoch is not None:
+                settings["num_samples"] = iterations_per_epoch
         self._settings = settings
         self.loader = SampleLoader(dataset, batch_size, device="auto" if device is None else device, **settings)
 

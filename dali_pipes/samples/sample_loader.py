@@ -300,7 +300,10 @@ class SampleLoader(ShownAsTable):
         stage = self._make_stage()
         try:
             ((_, batch),) = staged(iter([(request, batch)]), stage)
-            drawn = [self.locate(step, row, epoch) for row in range(min(rows, len(request.rows)))]
+            drawn = [
+                SampleLocation(item, epoch, row, self._order.group(epoch, row))
+                for item, row in zip(request.items[:rows], request.rows[:rows], strict=True)
+            ]
             captions = [f"item {place.item:,}, row {place.row:,}" for place in drawn]
             heading = f"{self._name}: epoch {epoch:,}, step {step:,}, rank {self.rank:,}"
             write_contact_sheet(batch, captions, Path(path), heading)

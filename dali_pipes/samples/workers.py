@@ -13,6 +13,7 @@ for messages sees the processes end.
 
 import contextlib
 import math
+import pickle
 import queue
 import signal
 import weakref
@@ -235,9 +236,11 @@ def _message(reference: "weakref.ref[Any]", timeout: float = _STATUS_S) -> tuple
     try:
         if connection.wait(sentinels, 0):
             raise _DeadWorker
-        return True, messages.get()
+        pickled = messages._recv_bytes()
     finally:
         _forget(iterator)
+    messages._sem.release()  # the rest of `messages.get()`, in which an exception of the handler would leave files open
+    return True, pickle.loads(pickled)
 
 
 def _as_it_is(batch: Any) -> Any:

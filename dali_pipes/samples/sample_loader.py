@@ -341,8 +341,9 @@ class SampleLoader(ShownAsTable):
                 self._batches, self._samples = self._batches + 1, self._samples + len(request.rows)
                 self._position, self._last = Position(*request.after), request
                 self._left, self._running = not request.ends_epoch, True
-                yield batch
+                held = [batch]
                 del batch
+                yield held.pop()  # held by the trainer alone
                 self._check_current(run)
                 handed_out = time.perf_counter()
                 self._wall_s += handed_out - begun
@@ -361,11 +362,7 @@ class SampleLoader(ShownAsTable):
             fetched: Iterator[tuple[Request, Any]] = ((request, self._fetch[request]) for request in requests)
         else:
             fetched = self._workers.batches(requests)
-        for request, batch in fetched:
-            if isinstance(batch, Failure):
-                raise batch.as_error()
-            yield request, batch
-            del batch
+        return map(_unless_failed, fetched)
 
     def _ready_stage(self) -> Stage:
         if self._stage is None:
@@ -412,3 +409,9 @@ class SampleLoader(ShownAsTable):
             ("device", str(self.device)),
         ]
         return Table("SampleLoader", rows)
+
+
+def _unless_failed(fetched: tuple[Request, Any]) -> tuple[Request, Any]:
+    if isinstance(fetched[1], Failure):
+        raise fetched[1].as_error()
+    return fetched

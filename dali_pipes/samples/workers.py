@@ -7,13 +7,19 @@ the one that the dead worker was at; then that one raises. Which row it was at, 
     batch     4       5       error      4 and 5 come from fresh workers
 
 torch reports a death by a signal handler that raises wherever the main thread is, in the trainer's code too. Here the
-handler knows the workers only during `next()`.
+handler knows the workers only while a message of theirs is read, which a dead one may have left unfinished; what waits
+for messages sees the processes end.
 """
 
 import contextlib
+import math
+import pickle
+import queue
 import signal
+import weakref
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import connection
 from typing import Any
 
@@ -25,6 +31,8 @@ from dali_pipes.samples.fetch import IDLE, Failure, Fetch, Progress, Request, ba
 _DEATH_WAIT_S = 1.0
 """How long after an error of the queue a worker's death is waited for: a broken pipe is often seen first."""
 _END_WAIT_S = 5.0
+_STATUS_S = 5.0
+_LOOK_S = 0.2
 
 
 class Workers:
@@ -44,17 +52,18 @@ class Workers:
         doomed: Failure | None = None
         while True:
             sent: deque[Request] = deque()
-            self._requests.now = _recorded(requests, sent)
+            errors: list[Exception] = []
+            self._requests.now = _recorded(requests, sent, errors)
             try:
                 self._begin()
-                while (batch := self._next()) is not _NO_MORE:
-                    request = sent.popleft()
-                    if isinstance(batch, Failure):
+                while (held := [self._next()])[0] is not _NO_MORE:
+                    if isinstance(held[0], Failure):
                         self.close()
-                        yield request, batch
+                        yield sent.popleft(), held.pop()
                         return
-                    yield request, batch
-                    del batch
+                    yield sent.popleft(), held.pop()  # held by its consumer alone
+                if errors:
+                    raise errors.pop()
             except _WorkersFailed as failed:
                 self.kill()
                 if doomed is None:
@@ -109,36 +118,19 @@ class Workers:
                 **self._settings,
             )
         try:
-            with self._watched():
-                self._iterator = iter(self._loader)
-        except RuntimeError as error:
+            self._iterator = iter(self._loader)
+        except (RuntimeError, _DeadWorker) as error:
             if self._iterator is None:
                 raise
             raise self._failed(error) from error
         _forget(self._iterator)
+        self._iterator._try_get_data = partial(_message, weakref.ref(self._iterator))
 
     def _next(self) -> Any:
-        iterator = self._iterator
-        if iterator._task_info and not _are_alive(iterator):
-            raise _WorkersFailed(self._dead())
         try:
-            with self._watched():
-                return next(iterator, _NO_MORE)
+            return next(self._iterator, _NO_MORE)
         except Exception as error:
             raise self._failed(error) from error
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Inside, a worker's death raises RuntimeError in the main thread."""
-        iterator = self._iterator
-        if iterator is not None and not iterator._worker_pids_set and not iterator._shutdown:
-            torch._C._set_worker_pids(id(iterator), tuple(worker.pid for worker in iterator._workers))
-            iterator._worker_pids_set = True
-        try:
-            yield
-        finally:
-            if iterator is not None:
-                _forget(iterator)
 
     def _failed(self, error: Exception) -> Exception:
         """What an error of torch's iterator means."""
@@ -203,14 +195,52 @@ class _WorkersFailed(Exception):
         self.dead, self.problem, self.error = dead, problem, error
 
 
+class _DeadWorker(Exception):
+    """A process has ended."""
+
+
 _NO_MORE = object()
 _NOTHING = Request(0, [], [], (0, 0))
 
 
-def _recorded(requests: Iterator[Request], sent: "deque[Request]") -> Iterator[Request]:
-    for request in requests:
-        sent.append(request)
-        yield request
+def _recorded(requests: Iterator[Request], sent: "deque[Request]", errors: list[Exception]) -> Iterator[Request]:
+    """The requests, each noted as sent. An error ends them, so that the batches before it are handed out."""
+    try:
+        for request in requests:
+            sent.append(request)
+            yield request
+    except Exception as error:
+        errors.append(error)
+
+
+def _message(reference: "weakref.ref[Any]", timeout: float = _STATUS_S) -> tuple[bool, Any]:
+    """In place of torch's `_try_get_data`: whether a message came in that time, and the message.
+
+    Raises `_DeadWorker` as soon as a process has ended.
+    """
+    iterator: Any = reference()
+    sentinels = [worker.sentinel for worker in iterator._workers]
+    if iterator._pin_memory:  # the messages come from a thread
+        for _ in range(math.ceil(timeout / _LOOK_S)):
+            with contextlib.suppress(queue.Empty):
+                return True, iterator._data_queue.get(timeout=min(timeout, _LOOK_S))
+            if connection.wait(sentinels, 0):
+                raise _DeadWorker
+        return False, None
+    messages = iterator._worker_result_queue
+    ready = connection.wait([messages._reader, *sentinels], timeout)
+    if not ready:
+        return False, None
+    torch._C._set_worker_pids(id(iterator), tuple(worker.pid for worker in iterator._workers))
+    iterator._worker_pids_set = True
+    try:
+        if connection.wait(sentinels, 0):
+            raise _DeadWorker
+        pickled = messages._recv_bytes()
+    finally:
+        _forget(iterator)
+    messages._sem.release()  # the rest of `messages.get()`, in which an exception of the handler would leave files open
+    return True, pickle.loads(pickled)
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -243,9 +273,9 @@ def _kill(iterator: Any) -> None:
         worker.join(_END_WAIT_S)
     if iterator._pin_memory:
         iterator._pin_memory_thread_done_event.set()  # it looks every few seconds
-    for queue in (*iterator._index_queues, iterator._worker_result_queue):
-        queue.cancel_join_thread()
-        queue.close()
+    for messages in (*iterator._index_queues, iterator._worker_result_queue):
+        messages.cancel_join_thread()
+        messages.close()
 
 
 def _ending(exitcode: int | None) -> str:

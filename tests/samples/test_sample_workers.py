@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from multiprocessing import connection
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from sample_datasets import Augmented, Faulty, Unpicklable, items_of
-from torch.utils.data import get_worker_info
+from torch.utils.data import Sampler, get_worker_info
 
 from dali_pipes import SampleLoader
 from dali_pipes.errors import ConfigError, LoaderClosedError, SampleError
@@ -214,6 +215,37 @@ def test_an_interrupt_in_next(close_after: list[SampleLoader], tmp_path: Path) -
     assert (found, state["rows"]) == ([[0, 1], [2, 3]], 4)
     loader.load_state_dict(state)
     assert items_of(list(loader)) == [[first, first + 1] for first in range(4, 16, 2)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_is_held_by_the_trainer_alone(num_workers: int, close_after: list[SampleLoader]) -> None:
+    loader = SampleLoader(Faulty(8, {}), 2, num_workers=num_workers)
+    close_after.append(loader)
+    iterator = iter(loader)
+    alive = weakref.ref(next(iterator)["item"])
+    assert alive() is None
+
+
+def test_a_sampler_that_fails_ends_the_run_at_its_epoch(close_after: list[SampleLoader]) -> None:
+    class Once(Sampler[int]):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[int]:
+            assert self.epoch == 0, "no such epoch"
+            return iter([2, 0, 1])
+
+    loader = SampleLoader(Faulty(3, {}), 2, sampler=Once(), num_workers=1, repeat=True)
+    close_after.append(loader)
+    found: list[list[int]] = []
+    with pytest.raises(AssertionError, match="no such epoch"):
+        found += (batch["item"].tolist() for batch in loader)
+    assert found == [[2, 0], [1]]
 
 
 def test_closing_ends_the_processes() -> None:

@@ -161,3 +161,22 @@ def test_a_preview_is_the_batch_of_the_run(tmp_path: Path, monkeypatch: pytest.M
         pytest.raises(SampleError, match=r"item 22.*gone"),
     ):
         loader.preview(0, path)
+
+
+def test_a_preview_goes_through_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn = pytest.importorskip("nvidia.dali.fn")
+    drawn: list[Any] = []
+    monkeypatch.setattr(sample_loader, "write_contact_sheet", lambda batch, *_: drawn.append(batch))
+    images = list(np.random.default_rng(0).integers(0, 256, (9, 4, 9, 3), np.uint8))
+
+    def augment(image: Any, u: Any) -> Any:
+        return fn.crop(fn.reinterpret(image, layout="HWC"), crop=(3, 3), crop_pos_x=u[0])
+
+    settings: dict[str, Any] = {"batch_size": 3, "shuffle": True, "device": "cpu", "num_draws": 1}
+    with SampleLoader(images, graph=augment, **settings) as loader:
+        run = iter(loader)
+        first = next(run)
+        loader.preview(1, tmp_path / "a.png")
+        second = next(run)
+    assert torch.equal(drawn[0], second)
+    assert not torch.equal(drawn[0], first)

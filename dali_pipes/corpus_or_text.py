@@ -108,6 +108,7 @@ def _are_text(
         files = list_files(paths)
     except CorpusError:  # such as a Megatron prefix: opening it as token files works, or explains the problem
         return False
+    files = [path for path in files if path.stat().st_size] or files  # an empty shard tells nothing
     text = [path for path in files if _is_text(path, text_key, has_dtype)]
     others = [path for path in files if path not in set(text)]
     if text and others and not all(is_side_file(path.name) for path in text):

@@ -61,6 +61,15 @@ def test_ids_and_texts_are_told_apart(tmp_path: Path, gpt2: Path) -> None:
         assert corpus.num_tokens == 10
 
 
+@pytest.mark.parametrize("record", [{"tokens": [7, 8, 9]}, {"text": ["some text"]}])
+def test_an_empty_shard_beside_others(tmp_path: Path, gpt2: Path, record: dict[str, Any]) -> None:
+    """It is of the kind of the others."""
+    write_tfrecord(tmp_path / "a.tfrecord-00000-of-00002", [])
+    write_tfrecord(tmp_path / "a.tfrecord-00001-of-00002", [tf_example(record)])
+    with open_corpus(tmp_path, tokenizer=gpt2) as corpus:
+        assert corpus.num_tokens == 3
+
+
 @pytest.mark.parametrize("stream_bytes", [1, 1 << 20])
 def test_damage(tmp_path: Path, stream_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every flipped bit and every cut is an error that names record and byte, but a cut between records."""

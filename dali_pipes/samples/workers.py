@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from dali_pipes.errors import ConfigError
 from dali_pipes.samples.fetch import IDLE, Failure, Fetch, Progress, Request, batch_text, item_text
 
 _DEATH_WAIT_S = 1.0
@@ -119,6 +120,11 @@ class Workers:
             )
         try:
             self._iterator = iter(self._loader)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"{self._name} or another setting cannot be sent to worker processes: {error}; make it picklable, or "
+                'use multiprocessing_context="fork"'
+            ) from error
         except (RuntimeError, _DeadWorker) as error:
             if self._iterator is None:
                 raise

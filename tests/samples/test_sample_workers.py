@@ -185,6 +185,13 @@ def test_a_batch_that_cannot_be_sent(close_after: list[SampleLoader]) -> None:
     assert found == [[0, 1], [2, 3]]
 
 
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_dataset_that_cannot_be_sent() -> None:
+    loader = SampleLoader([lambda: 1], num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(ConfigError, match="list .* cannot be sent to worker processes"):
+        next(iter(loader))
+
+
 def test_worker_init_fn_sees_the_dataset(close_after: list[SampleLoader]) -> None:
     def mark(worker_id: int) -> None:
         dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]

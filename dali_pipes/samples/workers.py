@@ -277,9 +277,12 @@ def _kill(iterator: Any) -> None:
         worker.kill()
     for worker in iterator._workers:
         worker.join(_END_WAIT_S)
+    queues = [*iterator._index_queues]
     if iterator._pin_memory:
-        iterator._pin_memory_thread_done_event.set()  # it looks every few seconds
-    for messages in (*iterator._index_queues, iterator._worker_result_queue):
+        iterator._pin_memory_thread_done_event.set()  # it looks every few seconds, and reads the other queue until then
+    else:
+        queues.append(iterator._worker_result_queue)
+    for messages in queues:
         messages.cancel_join_thread()
         messages.close()
 

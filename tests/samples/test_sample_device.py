@@ -1,7 +1,11 @@
 """Copies to a GPU: on a stream of their own, ahead of the trainer; the order of calls on a stand-in for CUDA."""
 
 import contextlib
+import os
+import queue
+import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from sample_datasets import Augmented, items_of
 from dali_pipes import SampleLoader
 from dali_pipes.samples.device import ToGpu, staged
 from dali_pipes.samples.fetch import Request
+from dali_pipes.samples.workers import _DeadWorker, _message
 
 
 class FakeStream:
@@ -67,6 +72,21 @@ def test_the_order_of_calls(log: list[str]) -> None:
         *["trainer waits for copy 1", "1 is used on trainer"],
         *["trainer waits for copy 2", "2 is used on trainer"],
     ]
+
+
+def test_waiting_for_pinned_batches() -> None:
+    """They come from torch's own thread, which only runs where there is a GPU."""
+    reading, writing = os.pipe()
+    iterator = SimpleNamespace(
+        _pin_memory=True, _data_queue=queue.Queue(), _workers=[SimpleNamespace(sentinel=reading)]
+    )
+    iterator._data_queue.put("a batch")
+    assert _message(weakref.ref(iterator), 0.01) == (True, "a batch")
+    assert _message(weakref.ref(iterator), 0.01) == (False, None)
+    os.close(writing)  # as a process that has ended
+    with pytest.raises(_DeadWorker):
+        _message(weakref.ref(iterator), 0.01)
+    os.close(reading)
 
 
 @pytest.mark.gpu

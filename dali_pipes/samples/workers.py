@@ -18,7 +18,7 @@ import queue
 import signal
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import connection
 from typing import Any
@@ -219,12 +219,12 @@ def _recorded(requests: Iterator[Request], sent: "deque[Request]", errors: list[
         errors.append(error)
 
 
-def _message(reference: "weakref.ref[Any]", timeout: float = _STATUS_S) -> tuple[bool, Any]:
+def _message(reference: Callable[[], Any], timeout: float = _STATUS_S) -> tuple[bool, Any]:
     """In place of torch's `_try_get_data`: whether a message came in that time, and the message.
 
     Raises `_DeadWorker` as soon as a process has ended.
     """
-    iterator: Any = reference()
+    iterator = reference()
     sentinels = [worker.sentinel for worker in iterator._workers]
     if iterator._pin_memory:  # the messages come from a thread
         for _ in range(math.ceil(timeout / _LOOK_S)):

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import queue
-import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -81,11 +80,11 @@ def test_waiting_for_pinned_batches() -> None:
         _pin_memory=True, _data_queue=queue.Queue(), _workers=[SimpleNamespace(sentinel=reading)]
     )
     iterator._data_queue.put("a batch")
-    assert _message(weakref.ref(iterator), 0.01) == (True, "a batch")
-    assert _message(weakref.ref(iterator), 0.01) == (False, None)
+    assert _message(lambda: iterator, 0.01) == (True, "a batch")
+    assert _message(lambda: iterator, 0.01) == (False, None)
     os.close(writing)  # as a process that has ended
     with pytest.raises(_DeadWorker):
-        _message(weakref.ref(iterator), 0.01)
+        _message(lambda: iterator, 0.01)
     os.close(reading)
 
 

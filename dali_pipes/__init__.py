@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dali_pipes.engine.dali import build_pipeline
     from dali_pipes.loader.token_loader import TokenLoader
     from dali_pipes.monitoring.stats import LoaderStats
+    from dali_pipes.samples.encoded_files import EncodedFiles
+    from dali_pipes.samples.gaussian_noise import keyed_noise
     from dali_pipes.samples.order import SampleLocation
     from dali_pipes.samples.sample_loader import SampleLoader
     from dali_pipes.samples.stats import SampleStats
@@ -30,6 +32,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "Corpus": "corpus",
+    "EncodedFiles": "samples.encoded_files",
     "LoaderConfig": "config",
     "LoaderStats": "monitoring.stats",
     "MixtureReport": "schedule.mixture_report",
@@ -41,11 +44,13 @@ _MODULES = {
     "SourceUse": "schedule.mixture_report",
     "TokenLoader": "loader.token_loader",
     "build_pipeline": "engine.dali",
+    "keyed_noise": "samples.gaussian_noise",
     "open_corpus": "corpus_or_text",
 }
 
 __all__ = [
     "Corpus",
+    "EncodedFiles",
     "LoaderConfig",
     "LoaderStats",
     "MixtureReport",
@@ -57,6 +62,7 @@ __all__ = [
     "SourceUse",
     "TokenLoader",
     "build_pipeline",
+    "keyed_noise",
     "open_corpus",
 ]
 

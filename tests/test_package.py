@@ -22,6 +22,7 @@ import dali_pipes.operators
 ROOT = Path(__file__).parents[1]
 PUBLIC_NAMES = [
     "Corpus",
+    "EncodedFiles",
     "LoaderConfig",
     "LoaderStats",
     "MixtureReport",
@@ -33,6 +34,7 @@ PUBLIC_NAMES = [
     "SourceUse",
     "TokenLoader",
     "build_pipeline",
+    "keyed_noise",
     "open_corpus",
 ]
 OPERATORS = ["permute", "rows", "segments", "shuffled_rows"]

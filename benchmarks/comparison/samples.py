@@ -44,25 +44,31 @@ def rates(
 ) -> dict[str, list[dict[str, float]]]:
     """Items per second and CPU seconds an item of each loader in each slice.
 
-    All loaders are open; those whose turn it is not have made their batches ahead, and sleep. Raises `CheckError` where
-    the batches of ours are not those that `locate` names, or depend on the number of workers.
+    All loaders are open; those whose turn it is not have made their batches ahead, and sleep. Each round of slices
+    begins with another loader. Raises `CheckError` where the first batch of ours is not the one that `locate` names, or
+    is augmented otherwise by workers.
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
-        streams = {}
+        streams: dict[str, Generator[Any, None, None]] = {}
+        augmented: list[torch.Tensor] = []
         for name in names:
             loader = open_loader(name, kind, Path(folder), items)
             if name.startswith("ours"):
                 stack.enter_context(loader)
             streams[name] = stack.enter_context(contextlib.closing(_epochs(loader)))
             if name.startswith("ours"):
-                _check(loader, next(streams[name]), 0)
+                batch = next(streams[name])
+                _check(loader, batch, 0)
+                augmented += [] if name == "ours_graph" else [batch[0].clone()]
             next(streams[name])
-        for _ in range(slices):
-            for name, stream in streams.items():
-                _slice(stream, UNTIMED * seconds)
-                found[name].append(_slice(stream, seconds))
-        del streams
+        if not all(torch.equal(batch, augmented[0]) for batch in augmented):
+            raise CheckError("the first batch is not the same with another number of workers")
+        for number in range(slices):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                _slice(streams[name], UNTIMED * seconds)
+                found[name].append(_slice(streams[name], seconds))
     return found
 
 

@@ -99,8 +99,11 @@ class SampleGraph:
             assert batch.pipeline is not None
             try:
                 outputs = batch.pipeline.take(stream)
-            except Exception as error:  # DALI chooses the class by what failed
-                raise self._failure(batch, error) from error
+            except BaseException as error:  # DALI chooses the class by what failed
+                self._abandon(batch.pipeline)
+                if isinstance(error, Exception):
+                    raise self._failure(batch, error) from error
+                raise
             return batch.pipeline.results(outputs, batch.samples)
         finally:
             del batch  # an error's traceback holds this frame
@@ -108,15 +111,10 @@ class SampleGraph:
             self._start()
 
     def reset(self) -> None:
-        """Drop all submitted batches, with their errors; waits for those in work."""
-        while self._batches:
-            batch = self._batches.popleft()
-            if batch.pipeline is not None:
-                try:
-                    batch.pipeline.take()
-                except Exception:  # of a batch that nobody wants; others in this pipeline are dropped, too
-                    self._pipeline = None
-                    self._batches.clear()
+        """Drop all submitted batches, with their errors; waits for those in work, and builds the next pipeline anew."""
+        if self._batches:
+            self._batches.clear()
+            self._pipeline = None
 
     def close(self) -> None:
         """Drop all batches and end DALI's threads, after what they are doing. Idempotent."""
@@ -137,20 +135,24 @@ class SampleGraph:
                     pipeline = self._pipeline
                     if pipeline is None or pipeline.max_batch_size < len(batch.samples):
                         pipeline = self._pipeline = _Pipeline(self._settings, batch.samples, self._fields)
-                    pipeline.start(values, batch.numbers)
-                except Exception as error:
-                    batch.error, self._pipeline = error, None  # which may have got some of the values
-                else:
                     batch.pipeline = pipeline
+                    pipeline.start(values, batch.numbers)
+                except BaseException as error:
+                    self._pipeline = batch.pipeline = None  # it may have got some of the values
+                    if not isinstance(error, Exception):
+                        raise
+                    batch.error = error
+
+    def _abandon(self, pipeline: "_Pipeline | None") -> None:
+        """After an error a pipeline is not usable, and after an interrupt it may not be: its batches get a new one."""
+        if self._pipeline is pipeline:
+            self._pipeline = None
+        for batch in self._batches:
+            if batch.pipeline is pipeline:
+                batch.pipeline = None
 
     def _failure(self, batch: "_Batch", error: Exception) -> GraphError:
-        """The error for a batch that DALI failed on. Its pipeline is no longer usable: later batches get a new one."""
-        if self._pipeline is batch.pipeline:
-            self._pipeline = None
-        for later in self._batches:
-            if later is not batch and later.pipeline is batch.pipeline:
-                later.pipeline = None
-        # DALI does not say which sample it failed on: look for one that fails alone.
+        """The error for a batch that DALI failed on. It does not say at which sample: look for one that fails alone."""
         assert self._fields is not None
         alone = _Pipeline(self._settings, batch.samples[:1], self._fields)
         for position, sample in enumerate(batch.samples):

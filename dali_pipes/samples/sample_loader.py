@@ -230,7 +230,7 @@ class SampleLoader(ShownAsTable):
         """The position of the run, after the last batch handed out; prefetched ones do not count.
 
         A new, JSON-serializable dict under 1 KB, the same on every rank. After the last batch of an epoch it is the
-        start of the next epoch. Does not block, but that a sampler may be asked for an epoch's list.
+        start of the next epoch; with a sampler, whose next list may not exist, its end. Does not block.
         """
         position = self._position
         # A sampler is not asked for an epoch that may never come: its state may stand at the end of one.

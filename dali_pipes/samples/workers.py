@@ -18,7 +18,7 @@ import queue
 import signal
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import connection
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from dali_pipes.errors import ConfigError
 from dali_pipes.samples.fetch import IDLE, Failure, Fetch, Progress, Request, batch_text, item_text
 
 _DEATH_WAIT_S = 1.0
@@ -119,6 +120,11 @@ class Workers:
             )
         try:
             self._iterator = iter(self._loader)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"{self._name} or another setting cannot be sent to worker processes: {error}; make it picklable, or "
+                'use multiprocessing_context="fork"'
+            ) from error
         except (RuntimeError, _DeadWorker) as error:
             if self._iterator is None:
                 raise
@@ -213,12 +219,12 @@ def _recorded(requests: Iterator[Request], sent: "deque[Request]", errors: list[
         errors.append(error)
 
 
-def _message(reference: "weakref.ref[Any]", timeout: float = _STATUS_S) -> tuple[bool, Any]:
+def _message(reference: Callable[[], Any], timeout: float = _STATUS_S) -> tuple[bool, Any]:
     """In place of torch's `_try_get_data`: whether a message came in that time, and the message.
 
     Raises `_DeadWorker` as soon as a process has ended.
     """
-    iterator: Any = reference()
+    iterator = reference()
     sentinels = [worker.sentinel for worker in iterator._workers]
     if iterator._pin_memory:  # the messages come from a thread
         for _ in range(math.ceil(timeout / _LOOK_S)):
@@ -271,9 +277,12 @@ def _kill(iterator: Any) -> None:
         worker.kill()
     for worker in iterator._workers:
         worker.join(_END_WAIT_S)
+    queues = [*iterator._index_queues]
     if iterator._pin_memory:
-        iterator._pin_memory_thread_done_event.set()  # it looks every few seconds
-    for messages in (*iterator._index_queues, iterator._worker_result_queue):
+        iterator._pin_memory_thread_done_event.set()  # it looks every few seconds, and reads the other queue until then
+    else:
+        queues.append(iterator._worker_result_queue)
+    for messages in queues:
         messages.cancel_join_thread()
         messages.close()
 

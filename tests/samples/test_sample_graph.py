@@ -14,7 +14,7 @@ from graphs import jpeg, numbers_of, run
 from PIL import Image
 
 from dali_pipes.errors import BackendError, GraphError, LoaderClosedError
-from dali_pipes.samples.graph import SampleGraph
+from dali_pipes.samples.graph import SampleGraph, _Pipeline
 
 fn = pytest.importorskip("nvidia.dali.fn")
 
@@ -181,6 +181,27 @@ def test_an_operator_that_fails_does_so_at_its_batch_and_sample() -> None:
     graph.close()
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_an_interrupt_loses_its_batch_alone(is_taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a result is waited for, as in a notebook: the batches after it are not mixed up."""
+    graph = SampleGraph(lambda nodes, u: nodes + 1, num_draws=0, device_id=None, depth=2)
+    for number in range(4):
+        graph.submit([number], np.zeros((1, 0), np.float32))
+    take = _Pipeline.take
+
+    def interrupted(self: _Pipeline, stream: int | None = None) -> Any:
+        monkeypatch.setattr(_Pipeline, "take", take)
+        if is_taken:
+            take(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Pipeline, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        graph.result()
+    assert [graph.result().tolist() for _ in range(3)] == [[2], [3], [4]]
+    graph.close()
+
+
 @pytest.mark.parametrize("bad", [None, 0, 1, 4])
 def test_reset_drops_what_was_submitted(bad: int | None) -> None:
     graph = SampleGraph(decoded, num_draws=0, device_id=None, num_threads=1, depth=2)
@@ -292,7 +313,7 @@ def test_forks_and_the_end_of_the_process_do_not_wait_for_dali(run_script: Any) 
     result = run_script(
         """
         import os, numpy as np
-        from dali_pipes.samples.graph import SampleGraph
+        from dali_pipes.samples.graph import SampleGraph, _Pipeline
         graph = SampleGraph(lambda nodes, u: nodes + 1, num_draws=0, device_id=None, num_threads=2)
         for _ in range(3):
             graph.submit([1, 2], np.zeros((2, 0), np.float32))

@@ -63,7 +63,8 @@ def test_the_same_batches_as_without_workers(context: str) -> None:
     torch.manual_seed(4)
     drawn = torch.rand(2)
     torch.manual_seed(4)
-    with SampleLoader(dataset, 3, True, num_workers=2, multiprocessing_context=context) as loader:
+    num_workers = 1 if context == "spawn" else 2  # a start takes seconds
+    with SampleLoader(dataset, 3, True, num_workers=num_workers, multiprocessing_context=context) as loader:
         found = [(b["item"].tolist(), b["draws"].tolist()) for _ in range(2) for b in loader]
     assert found == expected
     assert torch.equal(torch.rand(2), drawn), "the start of workers has changed the trainer's random state"
@@ -183,6 +184,13 @@ def test_a_batch_that_cannot_be_sent(close_after: list[SampleLoader]) -> None:
     with pytest.raises(SampleError, match=r"items 4, 5 of Faulty .* cannot be sent"):
         found += ([sample["item"] for sample in batch] for batch in loader)
     assert found == [[0, 1], [2, 3]]
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_dataset_that_cannot_be_sent() -> None:
+    loader = SampleLoader([lambda: 1], num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(ConfigError, match=r"list .* cannot be sent to worker processes"):
+        next(iter(loader))
 
 
 def test_worker_init_fn_sees_the_dataset(close_after: list[SampleLoader]) -> None:

@@ -2,12 +2,14 @@
 #
 #   PYTHON  interpreter to make it with (3.11 or newer)
 #   TORCH   torch requirement: plain `torch` takes a CUDA build; on a CPU machine a smaller one may be named here
+#   TORCHVISION of `make test-cellmap`: one that goes with TORCH
 #   WORKERS processes that share the tests, by default one more than there are cores, since tests often wait; 1 runs the
 #           tests one after another in this process
 #   FUZZ_S  seconds of `make fuzz`, for all kinds of files together
 #   EXTRAS  cuda12 (also right on machines without a GPU) or cuda13, to match the driver
 PYTHON ?= python3
 TORCH ?= torch
+TORCHVISION ?= torchvision
 EXTRAS ?= dev,cuda12
 PYTEST_ARGS ?=
 WORKERS ?= $(shell nproc | awk '{ print $$1 < 8 ? $$1 + 1 : 8 }')
@@ -21,11 +23,12 @@ FAST := tests/corpus tests/schedule tests/config $(addprefix tests/loader/test_,
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CELLMAP := .venv-cellmap
 
 # Tests are compiled in every process that runs some, unless a run before has kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-fast test-slow test-gpu gpu-check soak fuzz check style format bench clean
+.PHONY: demo docs test test-fast test-slow test-cellmap test-gpu gpu-check soak fuzz check style format bench clean
 
 demo: $(READY)  ## train a small GPT on a mixture of plays and code
 	$(BIN)/python benchmarks/train_gpt.py
@@ -38,6 +41,18 @@ test-fast: $(READY)  ## those of corpora, the schedule, the operators and the lo
 
 test-slow: $(READY)  ## the long ones, and more random examples
 	$(BIN)/python -m pytest -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough $(IN_PARALLEL) $(PYTEST_ARGS)
+
+test-cellmap: $(CELLMAP)/.ready  ## with the cellmap-data package, which needs zarr < 3, in another environment
+	$(CELLMAP)/bin/python -m pytest -m cellmap tests/adapters/test_cellmap.py $(PYTEST_ARGS)
+
+# Without dependencies: with them, pip replaces a CPU build of torch by a CUDA build.
+$(CELLMAP)/.ready: pyproject.toml
+	test -x $(CELLMAP)/bin/python || $(PYTHON) -m venv $(CELLMAP)
+	$(CELLMAP)/bin/python -m pip install --quiet "$(TORCH)"
+	$(CELLMAP)/bin/python -m pip install --quiet --no-deps cellmap-data==2026.3.20.1935 $(TORCHVISION)
+	$(CELLMAP)/bin/python -m pip install --quiet -e . "zarr<3" "numcodecs<0.16" matplotlib pillow scipy tqdm universal-pathlib
+	$(CELLMAP)/bin/python -m pip install --quiet hypothesis pytest
+	@touch $@
 
 test-gpu: $(READY)  ## on a CUDA host
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
@@ -79,4 +94,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CELLMAP) build dist runs site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,13 +40,13 @@ def open_corpus(
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
     tokenizer: `tokenizer.json` for text files: .txt (one document each), .jsonl, .csv, .tsv (also .gz, .zst), Parquet,
-               Arrow and MosaicML MDS with a text column, `save_to_disk` folders, WebDataset tars, ArrayRecord. They are
-               tokenized when they are first opened, which blocks, into the cache folder (`DALI_PIPES_CACHE`), and read
-               from there later. If several processes open them, one tokenizes and the others wait. Not used for token
-               files.
+               Arrow and MosaicML MDS with a text column, `save_to_disk` folders, WebDataset tars, ArrayRecord,
+               TFRecord. They are tokenized when they are first opened, which blocks, into the cache folder
+               (`DALI_PIPES_CACHE`), and read from there later. If several processes open them, one tokenizes and the
+               others wait. Not used for token files.
     text_key:  key or column of the text, by default "text". A table or set that also has a column of token ids counts
-               as text only with this setting. ArrayRecord files with records of an unknown kind count as text unless
-               `dtype` is set.
+               as text only with this setting. ArrayRecord and TFRecord files with records of an unknown kind count as
+               text unless `dtype` is set.
     eos_id:    for text, the id added after each document that is not empty; by default the tokenizer's end-of-text
                token.
 
@@ -108,6 +108,7 @@ def _are_text(
         files = list_files(paths)
     except CorpusError:  # such as a Megatron prefix: opening it as token files works, or explains the problem
         return False
+    files = [path for path in files if path.stat().st_size] or files  # an empty shard tells nothing
     text = [path for path in files if _is_text(path, text_key, has_dtype)]
     others = [path for path in files if path not in set(text)]
     if text and others and not all(is_side_file(path.name) for path in text):

@@ -7,7 +7,9 @@ DaliPipesError
 │   ├── CorpusReadError     a file is missing, was truncated or cannot be read (also an OSError)
 │   └── TokenRangeError     an id is negative, or at or above `vocab_size`
 ├── CorpusWriteError        token files cannot be written: disk full, permission denied (also an OSError)
+├── SampleError             an item of a dataset raised an error, or the worker that read it died (also a RuntimeError)
 ├── StateError              a saved state does not match this corpus or configuration (also a ValueError)
+├── GraphError              a graph= of samples does not fit them, or failed on one (also a RuntimeError)
 ├── LoaderClosedError       the loader was closed, or this iterator was superseded (also a RuntimeError)
 └── BackendError            a required package, compiler or device is missing or failed (also a RuntimeError)
 
@@ -55,8 +57,30 @@ class LoaderClosedError(DaliPipesError, RuntimeError):
     """The loader was closed, or this iterator was superseded by a newer one."""
 
 
+class GraphError(DaliPipesError, RuntimeError):
+    """A `graph=` of a `SampleLoader` does not fit the samples of a batch, or failed on one of them."""
+
+    def __init__(self, message: str, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+        """Of the sample in its batch, from 0; None if it is not about one sample."""
+
+
 class BackendError(DaliPipesError, RuntimeError):
     """A required package, compiler or device is missing, or the device failed."""
+
+
+class SampleError(DaliPipesError, RuntimeError):
+    """A batch of samples could not be made: an item raised an error, samples do not fit together, or a worker died.
+
+    Where an item raised an error, that one is the `__cause__`.
+    """
+
+    item: int | None = None
+    """Index in the dataset, where one item is to blame."""
+    epoch: int | None = None
+    row: int | None = None
+    """Row in the epoch, over all ranks: of the item, or the first one of the batch."""
 
 
 class CorpusWriteError(DaliPipesError, OSError):

@@ -22,14 +22,19 @@ import dali_pipes.operators
 ROOT = Path(__file__).parents[1]
 PUBLIC_NAMES = [
     "Corpus",
+    "EncodedFiles",
     "LoaderConfig",
     "LoaderStats",
     "MixtureReport",
     "RowLocation",
+    "SampleLoader",
+    "SampleLocation",
+    "SampleStats",
     "SourceLoss",
     "SourceUse",
     "TokenLoader",
     "build_pipeline",
+    "keyed_noise",
     "open_corpus",
 ]
 OPERATORS = ["permute", "rows", "segments", "shuffled_rows"]

@@ -113,8 +113,8 @@ class LoaderConfig(BaseModel):
     )
     token_column: str | None = Field(
         None,
-        description="Column with the token ids in Parquet, Arrow and MDS files. None: `input_ids`, else `tokens`, else "
-        "the only column of integer lists.",
+        description="Column with the token ids in Parquet, Arrow and MDS files, or feature of the Examples in "
+        "ArrayRecord and TFRecord files. None: `input_ids`, else `tokens`, else the only list of integers.",
     )
     eos_id: int | None = Field(None, ge=0, description="Token id that ends each document.")
     document_start_id: int | None = Field(
@@ -318,7 +318,7 @@ class LoaderConfig(BaseModel):
         1 << 30, ge=0, description="Memory in bytes for decoded tokens, for formats that have to be decoded."
     )
     verify_checksums: bool = Field(
-        False, description="Verify the checksums recorded in MDS files at the start, which reads all data."
+        False, description="Verify the checksums recorded in MDS and TFRecord files at the start, which reads all data."
     )
     read_retries: int = Field(
         4, ge=0, le=100, description="Number of times a read is retried after an error that may be transient."

@@ -46,9 +46,9 @@ def open_corpus(
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
-    Files that do not state the lengths of their rows (Parquet, compressed Arrow, many MDS sets, ArrayRecord) are read
-    whole when they are first opened, and the lengths are kept in the user's cache folder. If that takes longer than a
-    second, a terminal shows a progress bar.
+    Files that do not state the lengths of their rows (Parquet, compressed Arrow, many MDS sets, ArrayRecord,
+    TFRecord) are read whole when they are first opened, and the lengths are kept in the user's cache folder. If that
+    takes longer than a second, a terminal shows a progress bar.
 
     paths:  a file, a folder, a glob, or a list of these; or "synthetic:10B" for ids by formula, without files: see
             `dali_pipes.corpus.formats.synthetic`. Folders and globs are in natural order (s_1, s_2, s_03, s_10) and
@@ -56,20 +56,20 @@ def open_corpus(
     format: "auto" recognizes each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy",
             "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet", "arrow" (file or stream; also a folder
             that Hugging Face datasets saved), "mds" and "litdata" (their `index.json`, or its folder), "datatrove"
-            (`.ds`) or "arrayrecord" selects that format.
+            (`.ds`), "arrayrecord" or "tfrecord" selects that format.
     dtype:  integer type of the ids of flat files, uint16 by default; ">u2" and the like for big-endian ids. Required
-            for ids in a bytes column of an MDS set, or in records of an ArrayRecord file. For formats that state the
-            type, it must match.
+            for ids in a bytes column of an MDS set, or in records of an ArrayRecord or TFRecord file. For formats that
+            state the type, it must match.
     eos_id: kept as `Corpus.eos_id`; the ids are not scanned for it here. For flat files that `dali-pipes tokenize`
             wrote, their manifest.json has it.
     loss_masks: files, folders or globs with a mask for each data file, in the same order; an empty list: no masks. By
             default the mask of a data file NAME is the file NAME.loss next to it, else the columns next to the ids of a
             table; a mask that the folder's manifest.json lists must exist.
-    token_column: column of Parquet, Arrow or MDS files, or feature of Examples in ArrayRecord files, that holds the
-                  ids; None: `input_ids`, `tokens`, or the only one
+    token_column: column of Parquet, Arrow or MDS files, or feature of Examples in ArrayRecord and TFRecord files, that
+                  holds the ids; None: `input_ids`, `tokens`, or the only one
     cache_bytes:  bytes of decoded ids that are kept, for formats that have to be decoded
     eager:        decode the whole corpus now and keep it; blocks, and prints its size on standard error
-    verify:       compare the files with the checksums that the format records (MDS), which reads all of them
+    verify:       compare the files with the checksums that the format records (MDS, TFRecord), which reads all of them
     read_retries: number of retries after a transient read failure, now and later; see `dali_pipes.storage.retries`
     reads:        "calls": ids are read with system calls, which can fail with an error; "mapped": copied from a map of
                   each file, which costs less for files in the page cache of a local disk, but ends the process with

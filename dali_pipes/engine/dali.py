@@ -3,7 +3,7 @@
     external_source (block source) ─▶ cast to index_dtype ─▶ the user's own DALI operators ─▶ prefetch queue
 
 One DALI run yields one block: a single sample of shape (K * B, T), since a run costs about the same whatever it
-carries. This module alone imports DALI.
+carries. DALI is imported here and in `samples/`.
 """
 
 import atexit
@@ -60,7 +60,7 @@ def build_pipeline(config: LoaderConfig | Paths | None = None, *, graph: Graph |
 def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | None) -> Any:
     """The DALI graph around a source: its outputs, cast to the types of a batch where they are not of them yet."""
     names = built.source.arrays
-    with _dali():
+    with dali_package():
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import Pipeline
     # exec_dynamic: outputs own their memory, so a batch stays as it was for as long as someone holds it. The older
@@ -72,7 +72,7 @@ def define_pipeline(built: BuiltSource, config: LoaderConfig, graph: Graph | Non
         prefetch_queue_depth=built.source.autotune.now.prefetch_queue_depth,
         exec_dynamic=True,
     )
-    _survive_forks(pipe)
+    survive_forks(pipe)
     pipe._block_source = built.source
     if built.gpu is not None:
         _end_before_cuda(built.source)
@@ -173,14 +173,15 @@ def release_unused_memory() -> None:
 
 def require_dali() -> None:
     """Raise `BackendError` if DALI is not installed. Imports nothing."""
-    with _dali():
+    with dali_package():
         if importlib.util.find_spec("nvidia.dali") is None:  # raises ModuleNotFoundError without any package nvidia
             raise ModuleNotFoundError("nvidia.dali")
 
 
-def _dali() -> AbstractContextManager[None]:
+def dali_package(purpose: str = "to build a pipeline") -> AbstractContextManager[None]:
+    """Inside, an `ImportError` becomes a `BackendError` that says how to install DALI."""
     advice = " (cpu: without a GPU; else the CUDA version of the driver)"
-    return optional_package("DALI", "cpu", "cuda12", "cuda13", purpose="to build a pipeline", advice=advice)
+    return optional_package("DALI", "cpu", "cuda12", "cuda13", purpose=purpose, advice=advice)
 
 
 class _SourceOf:
@@ -222,7 +223,7 @@ _pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _forks_watched = False
 
 
-def _survive_forks(pipe: Any) -> None:
+def survive_forks(pipe: Any) -> None:
     """Keep a forked child from waiting forever for DALI's threads, which do not exist in it, when it drops `pipe`."""
     global _forks_watched
     if not _forks_watched:

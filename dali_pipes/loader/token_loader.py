@@ -635,7 +635,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     def _check_ranks(self) -> None:
         """Raise `ConfigError` if a process group says that this is another rank: it would share another one's rows."""
-        if not self._ranks_given and check_ranks(self.config):
+        if not self._ranks_given and check_ranks(self.config.rank, self.config.world_size):
             self._group_may_differ = False
 
     def _start_at(self, position: Position, change: StateChange | None, *, run: int) -> None:

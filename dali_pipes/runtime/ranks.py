@@ -26,7 +26,7 @@ def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
     """
     if config.rank is not None:
         return config
-    found = process_group() or _launched() or (0, 1)
+    found = found_ranks()
     if config.context_parallel is not None and found[1] > 1:
         raise ConfigError(
             f"context_parallel = {list(config.context_parallel)} needs rank and world_size: some of the {found[1]} "
@@ -34,6 +34,11 @@ def resolve_ranks(config: LoaderConfig) -> LoaderConfig:
             "rank and world_size, or a device mesh"
         )
     return config.replace(rank=found[0], world_size=found[1])
+
+
+def found_ranks() -> tuple[int, int]:
+    """Rank and world size of this process by what surrounds it, see `resolve_ranks`."""
+    return process_group() or _launched() or (0, 1)
 
 
 def ranks_on_mesh(
@@ -49,7 +54,7 @@ def ranks_on_mesh(
         if data_dims is not None or context_dim is not None:
             raise ConfigError("data_dims and context_dim name dimensions of a device mesh; pass the mesh too, mesh=...")
         return config
-    _refuse_other_meshes(mesh)
+    refuse_other_meshes(mesh)
     data_dims = "dp" if data_dims is None else data_dims
     if not isinstance(data_dims, str | list | tuple):
         raise ConfigError(f"data_dims = {shown(data_dims)}: expected the name of a mesh dimension, or a list of names")
@@ -64,15 +69,21 @@ def ranks_on_mesh(
         raise ConfigError(
             "the ranks come from the device mesh; remove rank, world_size and context_parallel, or do not pass mesh"
         )
-    rank, world_size = 0, 1
-    for name in data_dims:
-        index, size = _place(mesh, name, "data_dims=")
-        rank, world_size = rank * size + index, world_size * size
+    rank, world_size = rank_on_mesh(mesh, data_dims)
     context = {} if context_dim is None else {"context_parallel": _place(mesh, context_dim, "context_dim=")}
     return config.replace(rank=rank, world_size=world_size, **context)
 
 
-def _refuse_other_meshes(mesh: Any) -> None:
+def rank_on_mesh(mesh: Any, data_dims: Sequence[str]) -> tuple[int, int]:
+    """Rank and world size along dimensions of a mesh, row-major. Raises `ConfigError` for an unknown dimension."""
+    rank, world_size = 0, 1
+    for name in data_dims:
+        index, size = _place(mesh, name, "data_dims=")
+        rank, world_size = rank * size + index, world_size * size
+    return rank, world_size
+
+
+def refuse_other_meshes(mesh: Any) -> None:
     """Raise `ConfigError` for a mesh that is not a torch `DeviceMesh` and does not know the ranks of processes."""
     if all(hasattr(mesh, name) for name in ("mesh_dim_names", "get_local_rank", "size")):
         return
@@ -106,15 +117,15 @@ def _place(mesh: Any, name: str, argument: str) -> tuple[int, int]:
     return line.get_local_rank(), line.size()
 
 
-def check_ranks(config: LoaderConfig) -> bool:
-    """Whether torch.distributed is initialized with the rank and world size of a configuration.
+def check_ranks(rank: int | None, world_size: int | None) -> bool:
+    """Whether torch.distributed is initialized with the rank and world size that a loader was built for.
 
     Raises `ConfigError` if it has others: the process would get the rows of another rank.
     """
     group = process_group()
-    if group is not None and group != (config.rank, config.world_size):
+    if group is not None and group != (rank, world_size):
         raise ConfigError(
-            f"this loader was built as rank {config.rank} of {config.world_size}, but this process is now rank "
+            f"this loader was built as rank {rank} of {world_size}, but this process is now rank "
             f"{group[0]} of {group[1]} in torch.distributed; build the loader after init_process_group, or pass rank "
             "and world_size"
         )

@@ -20,15 +20,8 @@ from dali_pipes.rows.window_counts import WindowMark
 Int64Array = npt.NDArray[np.int64]
 
 
-class Interleave(Protocol):
-    """Rows of an epoch, over all ranks. Members are those of `RowSource`, with an epoch in the place of a pass."""
-
-    seq_len: int
-    row_tokens: int
-    stride: int
-    num_tokens: int
-    order_name: str
-    most_planned: int | None
+class Counted(Protocol):
+    """Rows of an epoch, over all ranks, whatever they hold: steps depend on nothing else."""
 
     @property
     def is_uniform(self) -> bool:
@@ -36,6 +29,17 @@ class Interleave(Protocol):
 
     def count(self, epoch: int, at_least: int | None = None, /) -> int:
         """Rows of an epoch that are known, at least `at_least` of them if it has that many. May plan documents."""
+
+
+class Interleave(Counted, Protocol):
+    """Rows of tokens of an epoch. Members are those of `RowSource`, with an epoch in the place of a pass."""
+
+    seq_len: int
+    row_tokens: int
+    stride: int
+    num_tokens: int
+    order_name: str
+    most_planned: int | None
 
     def count_by_now(self, epoch: int, /) -> tuple[int, bool]:
         """Rows of an epoch by what has been counted, and whether that is exact. Does not wait."""

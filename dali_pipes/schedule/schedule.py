@@ -31,7 +31,7 @@ from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import PADDING
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule.curriculum import Curriculum
-from dali_pipes.schedule.interleave import Interleave
+from dali_pipes.schedule.interleave import Counted, Interleave
 
 Int64Array = npt.NDArray[np.int64]
 _MOST_EPOCHS_WITHOUT_STEPS = 10_000
@@ -54,14 +54,12 @@ class StepRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The steps of one rank. Where all epochs are equally long, every method costs the same at any position.
-
-    Rows that hold documents are counted as they are planned, so a method may have to wait for the plan of the rows that
-    it is asked about.
+class Steps:
+    """The steps of one rank, of rows of any kind. Where all epochs are equally long, every method costs the same at any
+    position.
     """
 
-    interleave: Interleave
+    interleave: Counted
     batch_size: int
     rank: int = 0
     world_size: int = 1
@@ -70,8 +68,6 @@ class Schedule:
     """(first, end, epoch), rising, apart from one another: steps first to end - 1 of an epoch are not handed out."""
 
     def __post_init__(self) -> None:
-        if self.curriculum is not None:
-            self.curriculum.check_steps()
         if self.steps(most=1) == 0:
             raise ConfigError(
                 f"{counted(self.rows_known(0), 'row')} {'is' if self.rows_known(0) == 1 else 'are'} fewer than one "
@@ -84,18 +80,6 @@ class Schedule:
                 f"({counted(self.world_size, 'rank')} x batch_size {self.batch_size:,}): "
                 f"{[list(steps) for steps in self.skip_steps]}; skip fewer steps"
             )
-
-    @property
-    def curriculum(self) -> Curriculum | None:
-        """What changes the length of rows, and of optimizer steps, during the run."""
-        return self.interleave if isinstance(self.interleave, Curriculum) else None
-
-    def places(self, position: Position) -> int:
-        """Places of the interleave, from the beginning of an epoch, that a run which stands there has begun."""
-        curriculum, (epoch, rows) = self.curriculum, position
-        if curriculum is None or not curriculum.cuts:
-            return rows
-        return curriculum.places_begun(rows, curriculum.segments(epoch), curriculum.num_places(epoch))
 
     def rows_known(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch, over all ranks, counted no further than `at_least` needs."""
@@ -146,7 +130,7 @@ class Schedule:
         None is as many as the epoch has. Ranges of `skip_steps` past the end of the epoch give runs without steps. Rows
         of one run have one length.
         """
-        switches = [] if self.curriculum is None else self.curriculum.switches(epoch)
+        switches = self._switches(epoch)
         for begin, length in self._not_skipped(base, epoch):
             first, left = begin, length
             for switch in switches:
@@ -155,6 +139,15 @@ class Schedule:
                     yield first, steps
                     first, left = switch, None if left is None else left - steps
             yield first, left
+
+    @property
+    def is_one_run(self) -> bool:
+        """Whether the steps of an epoch are one run, but for those of `skip_steps`."""
+        return True
+
+    def _switches(self, epoch: int) -> list[int]:
+        """The rows of an epoch, rising, from which rows have another length."""
+        return []
 
     def _not_skipped(self, base: int, epoch: int) -> Iterator[tuple[int, int | None]]:
         """The same for rows of any length."""
@@ -227,13 +220,48 @@ class Schedule:
         return self.normalize(Position(epoch + 1, 0))
 
 
+@dataclass(frozen=True)
+class Schedule(Steps):
+    """The steps of rows of tokens, whose length a curriculum may change.
+
+    Rows that hold documents are counted as they are planned, so a method may have to wait for the plan of the rows that
+    it is asked about.
+    """
+
+    interleave: Interleave
+
+    def __post_init__(self) -> None:
+        if self.curriculum is not None:
+            self.curriculum.check_steps()
+        super().__post_init__()
+
+    @property
+    def curriculum(self) -> Curriculum | None:
+        """What changes the length of rows, and of optimizer steps, during the run."""
+        return self.interleave if isinstance(self.interleave, Curriculum) else None
+
+    def places(self, position: Position) -> int:
+        """Places of the interleave, from the beginning of an epoch, that a run which stands there has begun."""
+        curriculum, (epoch, rows) = self.curriculum, position
+        if curriculum is None or not curriculum.cuts:
+            return rows
+        return curriculum.places_begun(rows, curriculum.segments(epoch), curriculum.num_places(epoch))
+
+    @property
+    def is_one_run(self) -> bool:
+        return self.curriculum is None
+
+    def _switches(self, epoch: int) -> list[int]:
+        return [] if self.curriculum is None else self.curriculum.switches(epoch)
+
+
 class Blocks:
     """Blocks of up to `batches_per_run` steps, from `start` through epoch after epoch; a block never crosses one.
 
     Nor does it cross steps that are left out. Epochs without any other step are passed over.
     """
 
-    def __init__(self, schedule: Schedule, batches_per_run: int, start: Position) -> None:
+    def __init__(self, schedule: Steps, batches_per_run: int, start: Position) -> None:
         self.schedule, self.batches_per_run, self.start = schedule, batches_per_run, start
         self._firsts = [0]  # number of the first block of each epoch walked to, counted from the start
         self._begins = [start]  # of epochs, as far as they are known, where they are not all alike
@@ -241,7 +269,7 @@ class Blocks:
         # Where epochs are alike and in one run: the steps of the one that the start is in, and of each later one.
         self._num_steps = (
             (schedule.steps(start.rows, start.epoch), schedule.steps(0, start.epoch))
-            if self._are_alike and schedule.curriculum is None
+            if self._are_alike and schedule.is_one_run
             else None
         )
 

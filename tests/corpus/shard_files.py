@@ -192,6 +192,29 @@ def write_array_record(path: Path, records: Sequence[bytes], options: str = "gro
     return path
 
 
+def write_tfrecord(path: Path, records: Sequence[bytes]) -> Path:
+    """A TFRecord file."""
+    path.write_bytes(b"".join(map(tfrecord_frame, records)))
+    return path
+
+
+def tfrecord_frame(record: bytes) -> bytes:
+    """One record with its length and checksums."""
+    length = struct.pack("<Q", len(record))
+    return length + _masked_crc32c(length) + record + _masked_crc32c(record)
+
+
+def _masked_crc32c(data: bytes) -> bytes:
+    """Bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
+
+
 def tf_example(features: Mapping[str, Sequence[int | str | float] | None], *, packed: bool = True) -> bytes:
     """A tf.train.Example of lists of int64, strings or floats; None is a Feature without a kind."""
 

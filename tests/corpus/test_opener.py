@@ -115,7 +115,7 @@ def test_types_that_are_no_ids_are_refused(dtype: str) -> None:
 
 def test_public_names() -> None:
     assert corpus_package.__all__ == ["FORMATS", "Corpus", "LossMask", "TokenLocation", "TokenMask", "open_corpus"]
-    others = {"arrayrecord", "arrow", "datatrove", "litdata", "mds", "parquet", "synthetic"}
+    others = {"arrayrecord", "arrow", "datatrove", "litdata", "mds", "parquet", "synthetic", "tfrecord"}
     assert {*FORMATS, *others} <= set(corpus_package.FORMATS)
     assert list(corpus_package.FORMATS) == sorted(corpus_package.FORMATS)
 

@@ -23,6 +23,7 @@ SHARDS = {
     "mds/text",
     "mds/tokens_u16",
     "shard_truth",
+    "tfrecord",
 }
 LLMC_GPT2 = [
     "llmc/gpt2_val_000000.bin",

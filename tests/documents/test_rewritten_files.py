@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shard_files import write_mds
+from shard_files import write_mds, write_tfrecord
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes import TokenLoader
 from dali_pipes.corpus import open_corpus
 from dali_pipes.corpus.columns import kept_tables, row_chunks
-from dali_pipes.corpus.formats import arrayrecord
+from dali_pipes.corpus.formats import records
 from dali_pipes.corpus.formats.mds import shard_set as mds
 from dali_pipes.documents import find_documents
 from dali_pipes.runtime import offset_cache
@@ -74,6 +74,11 @@ def write_records(folder: Path, lengths: Sequence[int]) -> Path:
     return path
 
 
+def write_tfrecords(folder: Path, lengths: Sequence[int]) -> Path:
+    documents = [np.array(document, np.uint16).tobytes() for document in documents_of(lengths)]
+    return write_tfrecord(folder / "a.tfrecord", documents)
+
+
 WRITERS: dict[str, Write] = {
     "flat": write_flat,
     "parquet": write_parquet_file,
@@ -81,6 +86,7 @@ WRITERS: dict[str, Write] = {
     "mds": write_mds_set,
     "mds types": write_mds_types,
     "arrayrecord": write_records,
+    "tfrecord": write_tfrecords,
 }
 
 
@@ -91,12 +97,12 @@ def _all_is_kept_and_nothing_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_chunks, "LEAST_KEPT_BYTES", 0)
     monkeypatch.setattr(kept_tables, "LEAST_FILES", 1)
     monkeypatch.setattr(mds, "_KEPT_FROM_BYTES", 1)
-    monkeypatch.setattr(arrayrecord, "_KEPT_FROM_BYTES", 0)
+    monkeypatch.setattr(records, "_KEPT_FROM_BYTES", 0)
 
 
 def found(folder: Path) -> tuple[list[int], str]:
     """Lengths of the documents, and the fingerprint."""
-    is_bytes = any(folder.glob("*.arrayrecord"))
+    is_bytes = any(folder.glob("*record"))
     is_flat = any(folder.glob("*.bin"))
     with open_corpus(folder, dtype="uint16" if is_bytes else None, eos_id=E if is_flat else None) as corpus:
         return np.diff(find_documents(corpus).offsets).tolist(), corpus.fingerprint
@@ -131,6 +137,7 @@ def test_check_reads_what_was_kept_again(tmp_path: Path, kind: str) -> None:
     for path in folder.iterdir():
         os.utime(path, ns=(old_time, old_time))
     settings: dict[str, dict[str, Any]] = {"flat": {"eos_id": E}, "arrayrecord": {"dtype": "uint16"}}
+    settings["tfrecord"] = settings["arrayrecord"]
     report = check_corpus([str(folder)], **settings.get(kind, {}))
     assert (report.documents, report.problems) == (len(LENGTHS[1]), ())
     assert found(folder)[0] == LENGTHS[1]

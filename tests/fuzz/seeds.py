@@ -1,6 +1,7 @@
 """Small valid files of every kind that is parsed, and what reading each of them means."""
 
 import contextlib
+import gzip
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from corpus_files import npy_bytes, write_llmc, write_megatron
-from shard_files import tf_example, write_array_record, write_datatrove, write_litdata, write_mds
+from shard_files import tf_example, write_array_record, write_datatrove, write_litdata, write_mds, write_tfrecord
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes.corpus import open_corpus
@@ -134,6 +135,18 @@ def _array_record(folder: Path) -> None:
 def _record_texts(folder: Path) -> None:
     records = [tf_example({"text": [f"text {number} " * number], "length": [number]}) for number in range(20)]
     write_array_record(folder / "a.array_record", records, "group_size:4")
+
+
+def _tfrecord(folder: Path) -> None:
+    for number, parts in enumerate((PARTS[:15], PARTS[15:])):
+        records = [tf_example({"tokens": ids.tolist(), "length": [len(ids)]}) for ids in parts]
+        write_tfrecord(folder / f"a.tfrecord-{number:05}-of-00002", records)
+
+
+def _tfrecord_texts(folder: Path) -> None:
+    records = [tf_example({"text": [f"text {number} " * number], "length": [number]}) for number in range(20)]
+    write_tfrecord(folder / "a.tfrecord", records)
+    (folder / "b.tfrecord.gz").write_bytes(gzip.compress((folder / "a.tfrecord").read_bytes()))
 
 
 def _mds_texts(compression: str | None) -> Callable[[Path], object]:
@@ -292,9 +305,11 @@ KINDS = {
         lambda folder: write_litdata(folder, [PARTS[:15], PARTS[15:]], compression="zstd"), read_corpus
     ),
     "arrayrecord": Kind(_array_record, read_corpus),
+    "tfrecord": Kind(_tfrecord, read_corpus),
     "mds text": Kind(_mds_texts(None), _read_texts("text")),
     "mds text gz": Kind(_mds_texts("gz"), _read_texts(None), expands=1 << 10),
     "arrayrecord text": Kind(_record_texts, _read_texts("text")),
+    "tfrecord text": Kind(_tfrecord_texts, _read_texts("text"), expands=1 << 10),
     "loss mask": Kind(_masked("raw"), read_corpus),
     "loss mask npy": Kind(_masked("npy"), read_corpus),
     "kept offsets": Kind(_offsets, _read_offsets),

@@ -14,6 +14,8 @@ from dali_pipes.text.formats.text_format import TextFormat
 from dali_pipes.text.reading import read_documents
 from dali_pipes.text.streams import ByteMeter
 
+TFRECORD = b"\3" + bytes(7) + b"\xb0\x99\x49\x0e" + b"abc"
+"""A length of 3 with its checksum."""
 TAR = b"\0" * 257 + b"ustar" + b"\0" * 250
 
 
@@ -37,6 +39,9 @@ TAR = b"\0" * 257 + b"ustar" + b"\0" * 250
         ("a.txt", b"PAR1", "parquet"),
         ("a.jsonl", b"ARROW1\0\0", "arrow"),
         ("a.csv", b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f", "arrayrecord"),
+        ("a.csv", TFRECORD, "tfrecord"),
+        ("a.tfrecord-00000-of-00002", b"", "tfrecord"),
+        ("a.tfrecords", b"damaged", "tfrecord"),
     ],
 )
 def test_first_bytes_come_before_the_suffix_and_both_before_a_guess(

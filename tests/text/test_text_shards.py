@@ -45,14 +45,22 @@ def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DALI_PIPES_CACHE", str(tmp_path_factory.mktemp("kept")))
 
 
-@pytest.mark.parametrize("name", ["mds/text", "mds/text/index.json", "arrayrecord/text.arrayrecord"])
-def test_the_samples(samples: Path, gpt2: Path, truth: Truth, name: str) -> None:
-    assert contents(samples / name) == truth.texts[:150]
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("mds/text", 150),
+        ("mds/text/index.json", 150),
+        ("arrayrecord/text.arrayrecord", 150),
+        ("tfrecord/text.tfrecord", 40),
+    ],
+)
+def test_the_samples(samples: Path, gpt2: Path, truth: Truth, name: str, count: int) -> None:
+    assert contents(samples / name) == truth.texts[:count]
     with open_corpus(samples / name, tokenizer=gpt2) as corpus:
         offsets = corpus.document_offsets
         assert offsets is not None
         parts = np.split(corpus.tokens(0, corpus.num_tokens), offsets[1:-1])
-        assert [part.tolist() for part in parts] == truth.with_eos(EOS, count=150)
+        assert [part.tolist() for part in parts] == truth.with_eos(EOS, count=count)
 
 
 def test_the_loader_and_the_command_line(samples: Path, gpt2: Path, truth: Truth, tmp_path: Path) -> None:

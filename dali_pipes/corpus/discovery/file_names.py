@@ -28,8 +28,8 @@ _LITTER = frozenset({"desktop.ini", "ehthumbs.db", "icon\r", "thumbs.db"})
 SIDE_NAMES = frozenset({"license", "makefile", "readme"}) | _LITTER
 
 _DATA = (
-    r"\.(?:array_?record|arrow|bin|csv|ds|feather|gz|gzip|idx|jl|jsonl|loss|mds|ndjson|npy|parquet|tar|tgz|tsv|txt|"
-    r"zst|zstd)"
+    r"\.(?:(?:array_?record|tfrecords?)(?:-\d{1,6}-of-\d{1,6})?|arrow|bin|csv|ds|feather|gz|gzip|idx|jl|jsonl|loss|mds|"
+    r"ndjson|npy|parquet|tar|tgz|tsv|txt|zst|zstd)"
 )
 _UNFINISHED = tuple(
     re.compile(pattern, re.IGNORECASE)

@@ -94,7 +94,7 @@ def _foreign_kind(file: ByteFile, head: bytes, may_be_text: bool) -> str | None:
         return "a tar archive"
     if head.startswith(b"PK\x03\x04"):
         return _zip_kind(head)
-    for check in (_shard_kind, _deflate_kind, _bzip2_kind, _safetensors_kind, _tfrecord_kind, _pickle_kind):
+    for check in (_shard_kind, _deflate_kind, _bzip2_kind, _safetensors_kind, _pickle_kind):
         if (found := check(file, head)) is not None:
             return found
     return None if may_be_text else text_kind(head)
@@ -122,6 +122,11 @@ def _shard_kind(file: ByteFile, head: bytes) -> str | None:
 
 
 def _deflate_kind(file: ByteFile, head: bytes) -> str | None:
+    return deflate_kind(head)
+
+
+def deflate_kind(head: bytes) -> str | None:
+    """How a file with this start is compressed, None for other content or other methods than gzip and zlib."""
     if head[:3] == b"\x1f\x8b\x08":
         name, window = "compressed with gzip", 31
     elif head[:2] in (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"):
@@ -142,25 +147,6 @@ def _bzip2_kind(file: ByteFile, head: bytes) -> str | None:
 
 def _safetensors_kind(file: ByteFile, head: bytes) -> str | None:
     return "a safetensors file" if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") <= file.size - 8 else None
-
-
-def _tfrecord_kind(file: ByteFile, head: bytes) -> str | None:
-    if len(head) < 12:
-        return None
-    length, checksum = struct.unpack_from("<QI", head)
-    masked = _crc32c(head[:8])
-    masked = ((masked >> 15 | masked << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    return "a TFRecord file" if length <= file.size - 16 and masked == checksum else None
-
-
-def _crc32c(data: bytes) -> int:
-    """The Castagnoli CRC, bit by bit: only for eight bytes."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def _pickle_kind(file: ByteFile, head: bytes) -> str | None:

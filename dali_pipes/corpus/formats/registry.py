@@ -17,6 +17,7 @@ from dali_pipes.corpus.formats import (
     npy,
     parquet,
     synthetic,
+    tfrecord,
 )
 from dali_pipes.corpus.formats.foreign import refuse_foreign
 from dali_pipes.corpus.formats.format import Format, never
@@ -41,6 +42,15 @@ _TABLE = (
     ),
     Format("llmc", llmc.recognize, llmc.inspect, is_whole=llmc.is_whole),
     Format("arrayrecord", arrayrecord.recognize, arrayrecord.inspect, has_columns=True),
+    Format(
+        "tfrecord",
+        tfrecord.recognize,
+        tfrecord.inspect,
+        recognize_unmarked=tfrecord.is_named,
+        is_whole=tfrecord.is_whole,
+        has_columns=True,
+        has_checksums=True,
+    ),
     Format("flat", flat.recognize, flat.inspect, recognize_unmarked=flat.recognize_unmarked, has_header=False),
 )
 _BY_NAME = {format.name: format for format in _TABLE}

@@ -7,7 +7,7 @@ one that it looks like.
 from pathlib import Path
 
 from dali_pipes.storage.local import LocalFile
-from dali_pipes.text.formats import arrayrecord, delimited, json_lines, mds, plain_text, tables, webdataset
+from dali_pipes.text.formats import arrayrecord, delimited, json_lines, mds, plain_text, tables, tfrecord, webdataset
 from dali_pipes.text.formats.text_format import FileStart, TextFormat
 from dali_pipes.text.streams import ByteMeter, Compression, compression_of, read_chunks, suffix_inside
 
@@ -15,6 +15,7 @@ TEXT_FORMATS: dict[str, TextFormat] = {
     "arrow": tables.ARROW,
     "parquet": tables.PARQUET,
     "arrayrecord": arrayrecord.ARRAY_RECORD,
+    "tfrecord": tfrecord.TFRECORD,
     "mds": mds.MDS,
     "webdataset": webdataset.WEBDATASET,
     "jsonl": json_lines.JSON_LINES,

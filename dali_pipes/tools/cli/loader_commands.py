@@ -145,14 +145,39 @@ def preview(
             help="tokenizer.json to decode ids with; by default, the configuration's. Otherwise ids are shown."
         ),
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to write for MODULE:LOADER; by default, preview.png.")
+    ] = None,
     state: SavedState = None,
     batch_size: BatchSize = None,
     seq_len: SeqLen = None,
     assignments: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Show a batch: tokens, document boundaries, ignored labels, padding, and the source of each piece."""
+    """Show a batch: tokens, document boundaries, ignored labels, padding, and the source of each piece.
+
+    Of images and volumes, write a picture: MODULE:LOADER names a SampleLoader, or a function that returns one.
+    """
     with errors_as_one_line():
+        if len(given) == 1 and reports.names_loader(given[0]):
+            of_tokens: dict[str, object] = {
+                "rank": rank,
+                "world-size": world_size,
+                "tokenizer": tokenizer,
+                "state": state,
+            }
+            of_tokens |= {"batch-size": batch_size, "seq-len": seq_len, "set": assignments or None}
+            for name, value in of_tokens.items():
+                if value is not None:
+                    raise ConfigError(f"--{name} applies to tokens; set it where {given[0]} is made")
+            sheet = reports.preview_samples(given[0], step, epoch, rows, out or Path("preview.png"))
+            if as_json:
+                terminal.show_json(sheet.as_dict())
+            else:
+                terminal.show_samples(sheet)
+            return
+        if out is not None:
+            raise ConfigError(f"--out {out}: only previews of MODULE:LOADER are pictures; omit it")
         options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
         sources = settings_given(given, assignments, options, "preview")
         if tokenizer is not None:  # also for data that is text, unless the configuration names another

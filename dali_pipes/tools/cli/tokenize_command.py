@@ -119,7 +119,7 @@ def tokenize(
         int, typer.Option(help="Start a new output file once one has this many tokens.")
     ] = SHARD_TOKENS,
 ) -> None:
-    """Tokenize text (.txt, .jsonl, .csv, also .gz and .zst; Parquet, Arrow, MDS, ArrayRecord, WebDataset).
+    """Tokenize text (.txt, .jsonl, .csv, also .gz and .zst; Parquet, Arrow, MDS, ArrayRecord, TFRecord, WebDataset).
 
     With --chat, tokenize conversations (`messages`, ShareGPT, or prompt and completion) and write loss masks (.loss).
 

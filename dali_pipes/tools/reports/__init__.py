@@ -7,6 +7,7 @@ from dali_pipes.tools.reports.document_lengths import LengthReport
 from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plot_mixture
 from dali_pipes.tools.reports.preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
 from dali_pipes.tools.reports.problem import Problem
+from dali_pipes.tools.reports.samples_preview import SamplesPreview, names_loader, preview_samples
 from dali_pipes.tools.reports.step_report import StepReport, explain_step
 from dali_pipes.tools.reports.token_text import TokenText
 
@@ -22,14 +23,17 @@ __all__ = [
     "PreviewRow",
     "Problem",
     "RowOrigin",
+    "SamplesPreview",
     "StepReport",
     "TokenText",
     "check_corpus",
     "explain_step",
     "inspect_corpus",
     "locate_batch",
+    "names_loader",
     "one_row",
     "plan_mixture",
     "plot_mixture",
     "preview_batch",
+    "preview_samples",
 ]

@@ -1,6 +1,6 @@
 """Shows reports as text or JSON. Control characters in names and texts are escaped, never sent to the terminal."""
 
-from dali_pipes.tools.terminal.batch_text import show_preview, show_row, show_step
+from dali_pipes.tools.terminal.batch_text import show_preview, show_row, show_samples, show_step
 from dali_pipes.tools.terminal.console import printable, show_json
 from dali_pipes.tools.terminal.corpus_text import show_check, show_corpus
 from dali_pipes.tools.terminal.mixture_text import show_mixture
@@ -15,5 +15,6 @@ __all__ = [
     "show_presets",
     "show_preview",
     "show_row",
+    "show_samples",
     "show_step",
 ]

@@ -10,6 +10,7 @@ from dali_pipes.tools.reports import (
     PreviewPiece,
     PreviewRow,
     RowOrigin,
+    SamplesPreview,
     StepReport,
 )
 from dali_pipes.tools.terminal.console import output, printable
@@ -66,6 +67,21 @@ def show_row(row: RowOrigin) -> None:
         lines += [f"piece     {_piece(piece)}" for piece in row.pieces]
     for line in lines:
         output().print(Text(printable(line)), soft_wrap=True)
+
+
+def show_samples(preview: SamplesPreview) -> None:
+    """Where the picture is, and a line for each sample in it."""
+    console = output()
+    console.print(
+        Text(
+            f"{printable(preview.dataset)}, step {preview.step:,} of epoch {preview.epoch}: "
+            f"{counted(len(preview.samples), 'sample')} in {printable(str(preview.path))}"
+        ),
+        soft_wrap=True,
+    )
+    for sample in preview.samples:
+        group = "" if sample.group is None else f", group {printable(sample.group)}"
+        console.print(Text(f"row {sample.row:,}: item {sample.item:,}{group}"), soft_wrap=True)
 
 
 def show_preview(preview: BatchPreview) -> None:

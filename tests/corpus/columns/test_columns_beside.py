@@ -13,19 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
-from shard_files import tf_example, write_array_record, write_mds
+from shard_files import tf_example, write_array_record, write_mds, write_tfrecord
 from table_files import list_array, write_arrow, write_parquet
 from test_row_columns import Refused, Row, read_row, rows_by_structure
 
 from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.corpus.columns import row_chunks
-from dali_pipes.corpus.formats import arrayrecord
+from dali_pipes.corpus.formats import records
 from dali_pipes.corpus.formats.mds import shard_set as mds
 from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.storage.fingerprint import digest_corpus, digest_file
 from dali_pipes.tools.reports import check_corpus, inspect_corpus
 
-KINDS = ("parquet", "plain", "zstd", "stream", "saved", "mds", "mds.zstd", "arrayrecord")
+KINDS = ("parquet", "plain", "zstd", "stream", "saved", "mds", "mds.zstd", "arrayrecord", "tfrecord")
 ROWS = [[1, 2, 3, 4, 5, 6], [11, 12, 13, 14]]
 MASK = [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1]]
 LABELS = [[-100, -100, -100, 4, 5, 6], [-100, -100, 13, 14]]
@@ -34,7 +34,7 @@ LABELS = [[-100, -100, -100, 4, 5, 6], [-100, -100, 13, 14]]
 @pytest.fixture(autouse=True)
 def keep_small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_chunks, "LEAST_KEPT_BYTES", 0)
-    for module in (mds, arrayrecord):
+    for module in (mds, records):
         monkeypatch.setattr(module, "_KEPT_FROM_BYTES", 0)
 
 
@@ -48,9 +48,11 @@ def write(
     """Rows as a file or set of that kind, in chunks of two. types: of the integers, by column."""
     types = types or {}
     count = len(next(iter(columns.values())))
-    if kind == "arrayrecord":
-        records = [tf_example({name: list(column[row]) for name, column in columns.items()}) for row in range(count)]
-        return write_array_record(folder / "a.array_record", records, "group_size:2")
+    if kind in ("arrayrecord", "tfrecord"):
+        rows = [tf_example({name: list(column[row]) for name, column in columns.items()}) for row in range(count)]
+        if kind == "tfrecord":
+            return write_tfrecord(folder / "a.tfrecord", rows)
+        return write_array_record(folder / "a.array_record", rows, "group_size:2")
     if kind.startswith("mds"):
         samples = [
             {name: np.array(column[row], types.get(name, "int32")) for name, column in columns.items()}
@@ -293,7 +295,7 @@ def test_unknown_columns_are_said_once(tmp_path: Path, kind: str) -> None:
     with open_corpus(write(tmp_path, kind, columns)) as corpus:
         (note,) = corpus.notes
         assert note.startswith("weights_of_ids: this column is not used in 1 file (first in ")
-    if kind != "arrayrecord":  # whose lists of one number are numbers
+    if kind not in ("arrayrecord", "tfrecord"):  # whose lists of one number are numbers
         with open_corpus(write(tmp_path, kind, {"input_ids": ROWS, "char_count": [[1], [2]]})) as corpus:
             assert corpus.notes == ()
 

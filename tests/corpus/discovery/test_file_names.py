@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shard_files import tf_example, tfrecord_frame
 from table_files import list_array, table_of, write_arrow
 
 from dali_pipes import LoaderConfig, TokenLoader
@@ -46,6 +47,7 @@ def _tokens(paths: Any, notes: list[str]) -> list[str]:
 
 
 KINDS = [Kind(".bin", b"\1\0\2\0", _tokens), Kind(".jsonl", b'{"text": "a"}\n', _texts)]
+KINDS += [Kind(".tfrecord-00001-of-00002", tfrecord_frame(tf_example({"tokens": [1, 2]})), _tokens)]
 KINDS += [Kind(".jsonl.gz", b'{"text": "a"}\n', _texts), Kind(".csv", b"text\na\n", _texts)]
 
 

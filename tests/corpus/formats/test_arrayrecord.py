@@ -13,7 +13,7 @@ from shard_files import tf_example
 from shard_files import write_array_record as write
 
 from dali_pipes.corpus import open_corpus
-from dali_pipes.corpus.formats import arrayrecord
+from dali_pipes.corpus.formats import arrayrecord, records
 from dali_pipes.corpus.formats.tf_example import NotAnExample, parse_example
 from dali_pipes.errors import BackendError, ConfigError, CorpusFormatError, CorpusReadError, DaliPipesError
 
@@ -37,14 +37,14 @@ def test_records_are_documents(
     folder = tmp_path_factory.mktemp("records")
     is_raw = kind[0] in "<>"
     for number, documents in enumerate(shards):
-        records = [
+        rows = [
             np.array(ids, kind).tobytes() if is_raw else tf_example({"tokens": ids}, packed=kind == "packed")
             for ids in documents
         ]
-        write(folder / f"a.array_record-{number:05}-of-00003", records, options)
+        write(folder / f"a.array_record-{number:05}-of-00003", rows, options)
     everything = [ids for documents in shards for ids in documents]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrayrecord, "_GROUP_BYTES", group_bytes)
+        patch.setattr(records, "_GROUP_BYTES", group_bytes)
         with open_corpus(folder, dtype=kind if is_raw else None) as corpus:
             ids = [token for document in everything for token in document]
             assert corpus.tokens(0, len(ids)).tolist() == ids
@@ -105,14 +105,14 @@ def test_records_that_are_no_whole_ids(tmp_path: Path) -> None:
 
 def test_lengths_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a", [bytes(range(100, 110))] * 50)
-    monkeypatch.setattr(arrayrecord, "_KEPT_FROM_BYTES", 0)
+    monkeypatch.setattr(records, "_KEPT_FROM_BYTES", 0)
     with open_corpus(path, dtype="uint16") as corpus:
         fingerprint = corpus.fingerprint
 
     def refuse(*_: object) -> None:
         raise AssertionError("the records were read again")
 
-    monkeypatch.setattr(arrayrecord, "_cells", refuse)
+    monkeypatch.setattr(records, "_cells", refuse)
     with open_corpus(path, dtype="uint16") as corpus:
         assert (corpus.num_tokens, corpus.num_documents, corpus.fingerprint) == (250, 50, fingerprint)
 

@@ -18,6 +18,7 @@ from corpus_files import write_llmc, write_megatron
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from profiles import examples
+from shard_files import write_tfrecord
 from table_files import list_array, table_of, write_arrow, write_parquet
 
 from dali_pipes.corpus import open_corpus
@@ -49,11 +50,6 @@ def npz() -> bytes:
     return file.getvalue()
 
 
-def tfrecord() -> bytes:
-    """A record of 1184 bytes; the second number is the checksum of its length as TensorFlow writes it."""
-    return struct.pack("<QI", 1184, 0xABCF0C6B) + IDS[:1184] + bytes(4)
-
-
 FOREIGN: dict[str, Callable[[], bytes]] = {
     "an encrypted Parquet file": lambda: b"PARE" + IDS + b"PARE",
     "an MDS shard": lambda: struct.pack("<3I", 1, 20, 12 + 8 + len(IDS)) + b'{"a": 1}' + IDS,
@@ -71,7 +67,6 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
     "a Python pickle": lambda: pickle.dumps(list(range(100)), protocol=4),
     "a LitData chunk": lambda: b"LDFZ01\0\0" + IDS,
     "a safetensors file": lambda: struct.pack("<Q", 50) + b'{"tokens":' + IDS,
-    "a TFRecord file": tfrecord,
     "an index of old fairseq": lambda: b"TNTIDX\0\0" + IDS,
     "JSON text": lambda: b'{"text": "To be, or not to be, that is the question"}\n' * 2,
     "text, not token ids": lambda: "Löwe, was bist du für ein Gesell!\n".encode() * 300,
@@ -239,7 +234,7 @@ def test_check_and_inspect_name_a_header(tmp_path: Path) -> None:
     assert "magic 20250101, for 5,000 ids of 2 bytes" in report.problems[0].message
 
 
-@pytest.mark.parametrize("format", ["npy", "llmc", "parquet", "arrow", "megatron"])
+@pytest.mark.parametrize("format", ["npy", "llmc", "parquet", "arrow", "megatron", "tfrecord"])
 def test_what_is_of_a_known_format_is_not_read_as_flat(tmp_path: Path, format: str) -> None:
     ids = np.arange(1000, 2000, dtype=np.uint16)
     if format == "npy":
@@ -248,6 +243,8 @@ def test_what_is_of_a_known_format_is_not_read_as_flat(tmp_path: Path, format: s
         path = write_llmc(tmp_path / "a.bin", ids)
     elif format == "megatron":
         path = write_megatron(tmp_path / "a", [ids]).with_suffix(".idx")
+    elif format == "tfrecord":
+        path = write_tfrecord(tmp_path / "a", [ids.tobytes()])
     else:
         write = write_parquet if format == "parquet" else write_arrow
         path = write(tmp_path / "a", table_of([list_array([ids.tolist()])]))

@@ -81,3 +81,10 @@ def test_arrayrecord(samples: Path, truth: dict[str, Documents]) -> None:
         open_corpus(samples / "arrayrecord" / "text.arrayrecord")
     with pytest.raises(CorpusFormatError, match="set dtype"):
         open_corpus(samples / "arrayrecord" / "gpt2_u16.arrayrecord")
+
+
+def test_tfrecord(samples: Path, truth: dict[str, Documents]) -> None:
+    with open_corpus(samples / "tfrecord" / "gpt2.tfrecord") as corpus:
+        check(corpus, "tfrecord", "int64", truth["gpt2"][:60])
+    with pytest.raises(ConfigError, match=r"text \(bytes\).*tokenizer"):
+        open_corpus(samples / "tfrecord" / "text.tfrecord")

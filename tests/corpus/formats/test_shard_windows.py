@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from shard_files import tf_example, write_datatrove, write_litdata, write_mds
+from shard_files import tf_example, write_datatrove, write_litdata, write_mds, write_tfrecord
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.loader.token_loader import TokenLoader
@@ -23,6 +23,10 @@ def write(folder: Path, kind: str, documents: list[list[Any]]) -> Path:
     for number, shard in enumerate(documents):
         if name == "datatrove":
             write_datatrove(folder / f"{number:05}_unshuffled.ds", shard)
+        elif name == "tfrecord":
+            folder.mkdir(exist_ok=True)
+            examples = [tf_example({"targets": ids.tolist()}) for ids in shard]
+            write_tfrecord(folder / f"a.tfrecord-{number:05}-of-00003", examples)
         else:
             folder.mkdir(exist_ok=True)
             writer = ArrayRecordWriter(str(folder / f"{number}.array_record"), "group_size:1")
@@ -32,7 +36,7 @@ def write(folder: Path, kind: str, documents: list[list[Any]]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["mds", "mds zstd", "litdata", "litdata zstd", "datatrove", "arrayrecord"])
+@pytest.mark.parametrize("kind", ["mds", "mds zstd", "litdata", "litdata zstd", "datatrove", "arrayrecord", "tfrecord"])
 @pytest.mark.parametrize("rows", ["stream", "pack"])
 def test_batches_are_those_of_a_flat_file(tmp_path: Path, kind: str, rows: str) -> None:
     rng = np.random.default_rng(0)

@@ -1,0 +1,417 @@
+"""`SampleLoader`: torch's `DataLoader` by its names, with an exact order, exact resume and keyed augmentation.
+
+loader = SampleLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
+for images, labels in loader:                              # one epoch; on loader.device
+    loss = model(images, labels)
+"""
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from dali_pipes.errors import ConfigError, LoaderClosedError
+from dali_pipes.monitoring.display import ShownAsTable, Table
+from dali_pipes.runtime.messages import counted, say_once
+from dali_pipes.runtime.ranks import check_ranks
+from dali_pipes.samples.contact_sheet import write_contact_sheet
+from dali_pipes.samples.datasets import fingerprint_of, num_items
+from dali_pipes.samples.device import AsFetched, Stage, ThroughGraph, ToGpu, chosen_device, staged
+from dali_pipes.samples.fetch import Failure, Fetch, Progress, Request, dataset_name
+from dali_pipes.samples.order import SampleLocation
+from dali_pipes.samples.plan import RequestPlan
+from dali_pipes.samples.read_ahead import ReadAhead
+from dali_pipes.samples.settings import check_settings, chosen_order, chosen_ranks, refuse_torch_settings
+from dali_pipes.samples.state import SampleStates
+from dali_pipes.samples.stats import SampleStats
+from dali_pipes.samples.workers import Workers
+from dali_pipes.schedule import Position, Steps
+
+
+class SampleLoader(ShownAsTable):
+    """An iterable over batches of a map-style dataset. Each `for` is one epoch, shuffled in its own order.
+
+    The arguments are those of torch's `DataLoader`, with the same defaults, but for what follows. Batches are what
+    torch's `default_collate` makes, or `collate_fn`, on `loader.device`.
+
+    dataset:     an object with `__getitem__` and `__len__`
+    shuffle:     False keeps the order of the dataset
+    sampler:     a torch sampler: its list is taken anew for each epoch, with a seed by `seed` and epoch.
+                 `WeightedRandomSampler` becomes `weights`; `DistributedSampler` is refused, since ranks are detected
+    num_workers: worker processes of torch; 0: samples are read in the trainer's thread
+    pin_memory:  "auto": if batches go to a GPU
+    timeout:     seconds to wait for a batch of the workers; 0: any time
+    seed:        of the order, and of the random state of each item
+    weights:     a number per item, or with `groups` a dict by group: how often they appear. Always shuffled
+    groups:      items by name, ranges or lists, or one label per item; without `weights`, all groups equally often
+    num_samples: rows of an epoch over all ranks; None: as many as items
+    repeat:      one `for` runs through all epochs
+    rank, world_size, mesh, data_dims: as for `TokenLoader`; detected if not given
+    device:      "auto" is the GPU if torch sees one, else the CPU
+    graph:       a DALI graph that decodes and augments the samples, with `num_draws` keyed random numbers each
+    item_seed:   before each `dataset[item]`, seeds `random`, `numpy.random`, torch's default generator and generators
+                 stored on the dataset or its parts from (seed, epoch, row), and calls their method `seed_item(seed)` if
+                 they have it. Without workers the global states are restored afterwards. False: leaves them alone
+    fingerprint: any text that identifies the data; None: the dataset's `_fingerprint`, if it has one
+
+    Row i of an epoch belongs to step i // (world_size * batch_size) and rank i % world_size. With `drop_last=False` the
+    last batch may be shorter, on some ranks by one row more than on others; all ranks have equally many batches. Only
+    if the last step has fewer rows than ranks, the ranks without one repeat a row of another: `loader.repeated`.
+
+    Leaving a `for` early ends that epoch for this object; `state_dict()` still points after the last batch handed out.
+    After an error in `next()`, the next `for` continues after the last good batch, with fresh workers.
+
+    `next()` blocks until a batch is ready. Iterate in one thread at a time. Raises `ConfigError` for invalid settings,
+    and `BackendError` for a device that does not exist.
+    """
+
+    _last: Request | None
+    """Of the last batch handed out, since a state was loaded."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool | None = False,
+        sampler: Any = None,
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool | str = "auto",
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: Any = None,
+        prefetch_factor: int | None = 2,
+        persistent_workers: bool = True,
+        seed: int = 0,
+        weights: Any = None,
+        groups: Any = None,
+        num_samples: int | None = None,
+        repeat: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+        data_dims: str | Sequence[str] | None = None,
+        device: Any = "auto",
+        graph: Callable[..., Any] | None = None,
+        num_draws: int = 16,
+        item_seed: bool = True,
+        fingerprint: str | None = None,
+        **of_torch: Any,
+    ) -> None:
+        refuse_torch_settings(of_torch, inspect.signature(type(self)).parameters)
+        prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
+        check_settings(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            timeout=timeout,
+            multiprocessing_context=multiprocessing_context,
+            prefetch_factor=prefetch_factor,
+            seed=seed,
+            num_samples=num_samples,
+            num_draws=num_draws,
+            pin_memory=pin_memory,
+            collates=graph is None or collate_fn is None,
+        )
+        self.dataset, self.batch_size, self.num_workers, self.drop_last = dataset, batch_size, num_workers, drop_last
+        self.seed, self.repeat, self.collate_fn = seed, repeat, collate_fn
+        length = num_items(dataset)
+        self._ranks_given = rank is not None or mesh is not None
+        self.rank, self.world_size = chosen_ranks(rank, world_size, mesh, data_dims)
+        self.device = chosen_device(device)
+        order = chosen_order(
+            length, shuffle=shuffle, sampler=sampler, weights=weights, groups=groups, num_samples=num_samples, seed=seed
+        )
+        self._order, self._name = order, dataset_name(dataset)
+        self._steps = Steps(order, batch_size, self.rank, self.world_size, drop_last)
+        self._plan = RequestPlan(self._steps, order)
+        self._states = SampleStates(
+            order,
+            seed,
+            length=length,
+            fingerprint=fingerprint_of(dataset) if fingerprint is None else fingerprint,
+            name=self._name,
+            step_rows=self._steps.global_rows,
+        )
+        progress = Progress(num_workers) if num_workers else None
+        self._fetch = Fetch(
+            dataset,
+            list if graph is not None else collate_fn,
+            seed=seed,
+            item_seed=item_seed,
+            progress=progress,
+            worker_init_fn=worker_init_fn,
+        )
+        pins = torch.cuda.is_available() and (self.device.type == "cuda" if pin_memory == "auto" else bool(pin_memory))
+        self._workers: Workers | ReadAhead | None = None
+        if progress is not None:
+            self._workers = Workers(
+                self._fetch,
+                progress,
+                self._name,
+                num_workers=num_workers,
+                pin_memory=pins and graph is None,
+                timeout=timeout,
+                multiprocessing_context=multiprocessing_context,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+            )
+        elif self._fetch.may_read_ahead:
+            self._workers = ReadAhead(self._fetch, prefetch_factor)
+        self._make_stage: Callable[[], Stage] = AsFetched
+        if graph is not None:
+            self._make_stage = partial(
+                ThroughGraph, graph, num_draws=num_draws, seed=seed, device=self.device, name=self._name
+            )
+        elif self.device.type == "cuda":
+            self._make_stage = partial(ToGpu, self.device, pin=pins)
+        self._stage: Stage | None = None
+        self._closed, self._run = False, 0
+        self._batches = self._samples = 0
+        self._wall_s = self._wait_s = 0.0
+        self._start_at(self._steps.normalize(Position(0, 0)))
+        repeats = 0 if not order.is_uniform else self._plan.repeats()
+        if repeats and not self.rank:
+            say_once(
+                f"{self._name}: the last step of an epoch has {counted(self.world_size - repeats, 'row')} for "
+                f"{self.world_size:,} ranks, so {counted(repeats, 'rank')} repeat a row (loader.repeated is 1 then); "
+                "drop_last=True leaves that step out"
+            )
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch, from 0."""
+        return self._next().epoch
+
+    @property
+    def step(self) -> int:
+        """Number of the next batch within its epoch, as `locate` counts them."""
+        return self._steps.step_number(self._next().rows)
+
+    @property
+    def repeated(self) -> int:
+        """Rows at the end of the last batch handed out that another rank has, too: 0, or 1 in a last step with fewer
+        rows than ranks. An exact mean over a dataset leaves them out.
+        """
+        return 0 if self._last is None else self._last.repeated
+
+    def __len__(self) -> int:
+        """Batches in the epoch of the next batch: the same on every rank."""
+        epoch = self.epoch
+        base = self._steps.counted_from(self._resumed, epoch)
+        return self._steps.step_number(base) + self._steps.steps(base, epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check_open()
+        self._check_ranks()
+        self._run += 1
+        self._running = False
+        return self._batches_of(self._run)
+
+    def set_epoch(self, epoch: int) -> None:
+        """For training loops that were written for torch's samplers: the next `for` is this epoch.
+
+        Not needed, since each `for` is the next epoch. Does nothing within that epoch, so that a resumed run stays
+        where it was.
+        """
+        if epoch < 0:
+            raise ConfigError(f"set_epoch({epoch}): expected 0 or more")
+        if epoch != self.epoch:
+            self._run += 1
+            self._start_at(self._steps.normalize(Position(epoch, 0)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the run, after the last batch handed out; prefetched ones do not count.
+
+        A new, JSON-serializable dict under 1 KB, the same on every rank. After the last batch of an epoch it is the
+        start of the next epoch; with a sampler, whose next list may not exist, its end. Does not block.
+        """
+        position = self._position
+        # A sampler is not asked for an epoch that may never come: its state may stand at the end of one.
+        return self._states.at(self._steps.normalize(position) if self._order.is_uniform else position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume after the last batch that the saving run had handed out. Costs the same at any position.
+
+        World size, batch size, workers, device and graph may differ from the saving run. Ends an iteration in progress;
+        workers that run stay. Raises `StateError` listing the differences if the dataset or the order has changed.
+        """
+        self._check_open()
+        self._check_ranks()
+        position = self._states.read(state)
+        self._run += 1
+        self._start_at(position)
+
+    def locate(self, step: int, row: int, epoch: int | None = None) -> SampleLocation:
+        """Which item row `row` of this rank's batch number `step` is. Reads no data.
+
+        epoch: by default that of the last batch handed out; before the first batch, or if a state has been loaded
+        since, that of the next batch.
+
+        Raises `ConfigError` for a step or row that does not exist, and for steps before a resume that changed the
+        number of rows in a step.
+        """
+        if epoch is None:
+            epoch = self.epoch if self._last is None else self._last.epoch
+        request = self._plan.of_step(epoch, step, self._steps.counted_from(self._resumed, epoch))
+        if not 0 <= row < len(request.rows):
+            raise ConfigError(
+                f"row {row:,} does not exist: step {step:,} has rows 0 to {len(request.rows) - 1:,} on this rank"
+            )
+        place = request.rows[row]
+        return SampleLocation(request.items[row], epoch, place, self._order.group(epoch, place))
+
+    def stats(self) -> SampleStats:
+        """The statistics so far. Does not block."""
+        return SampleStats(
+            self._batches, self._samples, self._wall_s, self._wait_s, self.num_workers, str(self.device), self.rank
+        )
+
+    def preview(
+        self,
+        step: int | None = None,
+        path: str | os.PathLike[str] = "preview.png",
+        *,
+        epoch: int | None = None,
+        rows: int = 8,
+    ) -> list[SampleLocation]:
+        """Write a contact sheet of this rank's batch number `step`, as the trainer gets it, with slices for volumes.
+
+        step, epoch: by default those of the next batch
+        path:        the suffix is the format: .png, .svg or .pdf
+        rows:        samples to draw at most
+
+        Returns the samples that were drawn. Reads the batch in this process, and leaves the run where it is. Raises
+        `ConfigError` for a step that does not exist and for a batch without images, and `BackendError` without
+        matplotlib.
+        """
+        self._check_open()
+        epoch, step = self.epoch if epoch is None else epoch, self.step if step is None else step
+        request = self._plan.of_step(epoch, step, self._steps.counted_from(self._resumed, epoch))
+        batch = self._fetch[request]
+        if isinstance(batch, Failure):
+            raise batch.as_error()
+        stage = self._make_stage()
+        try:
+            ((_, batch),) = staged(iter([(request, batch)]), stage)
+            drawn = [
+                SampleLocation(item, epoch, row, self._order.group(epoch, row))
+                for item, row in zip(request.items[:rows], request.rows[:rows], strict=True)
+            ]
+            captions = [f"item {place.item:,}, row {place.row:,}" for place in drawn]
+            heading = f"{self._name}: epoch {epoch:,}, step {step:,}, rank {self.rank:,}"
+            write_contact_sheet(batch, captions, Path(path), heading)
+        finally:
+            stage.close()
+        return drawn
+
+    def close(self) -> None:
+        """End the workers and the graph; idempotent. Batches already handed out stay valid."""
+        self._closed = True
+        self._run += 1
+        if self._workers is not None:
+            self._workers.close()
+        if self._stage is not None:
+            self._stage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _batches_of(self, run: int) -> Iterator[Any]:
+        """One `for`."""
+        begun = handed_out = time.perf_counter()
+        try:
+            self._check_current(run)
+            start = self._next()
+            stage = self._ready_stage()
+            for request, batch in staged(self._fetched(start), stage):
+                now = time.perf_counter()
+                self._wait_s += now - handed_out
+                self._wall_s += now - begun
+                begun = now
+                self._batches, self._samples = self._batches + 1, self._samples + len(request.rows)
+                self._position, self._last = Position(*request.after), request
+                self._left, self._running = not request.ends_epoch, True
+                held = [batch]
+                del batch
+                yield held.pop()  # held by the trainer alone
+                self._check_current(run)
+                handed_out = time.perf_counter()
+                self._wall_s += handed_out - begun
+                begun = handed_out
+        except Exception:
+            if run == self._run:
+                self._left = False  # the trainer did not leave this epoch: its next `for` continues it
+            raise
+        finally:
+            if run == self._run:
+                self._running = False
+
+    def _fetched(self, start: Position) -> Iterator[tuple[Request, Any]]:
+        requests = self._plan.requests(start, repeat=self.repeat)
+        if self._workers is None:
+            fetched: Iterator[tuple[Request, Any]] = ((request, self._fetch[request]) for request in requests)
+        else:
+            fetched = self._workers.batches(requests)
+        return map(_unless_failed, fetched)
+
+    def _ready_stage(self) -> Stage:
+        if self._stage is None:
+            self._stage = self._make_stage()
+        self._stage.reset()
+        return self._stage
+
+    def _next(self) -> Position:
+        if self._left and not self._running:  # a `for` was left early: the next one is the next epoch
+            return self._steps.next_epoch(self._position.epoch)
+        return self._steps.normalize(self._position)
+
+    def _start_at(self, position: Position) -> None:
+        self._position = self._resumed = position
+        self._running = False  # the newest iterator has handed out a batch and has not ended
+        self._left = False  # the epoch of `_position` was begun by this object and is not complete
+        self._last = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LoaderClosedError("this loader is closed; build a new one")
+
+    def _check_current(self, run: int) -> None:
+        if run != self._run:
+            self._check_open()
+            raise LoaderClosedError(
+                "this iterator was superseded: the loader was iterated again, or a state was loaded; use the newest one"
+            )
+
+    def _check_ranks(self) -> None:
+        """Raise `ConfigError` if a process group says that this is another rank: it would share another one's rows."""
+        if not self._ranks_given:
+            check_ranks(self.rank, self.world_size)
+
+    def _table(self) -> Table:
+        if not hasattr(self, "_last"):
+            return Table("SampleLoader", [("", "not built: its settings were refused")])
+        steps = counted(len(self), "step")
+        rows = [
+            ("dataset", f"{self._name}: {counted(len(self.dataset), 'item')}"),
+            ("epoch", f"{steps} of {counted(self.world_size, 'rank')} x {self.batch_size:,}; order {self._order.name}"),
+            ("next", f"epoch {self.epoch:,}, step {self.step:,}"),
+            ("workers", f"{self.num_workers:,}"),
+            ("device", str(self.device)),
+        ]
+        return Table("SampleLoader", rows)
+
+
+def _unless_failed(fetched: tuple[Request, Any]) -> tuple[Request, Any]:
+    if isinstance(fetched[1], Failure):
+        raise fetched[1].as_error()
+    return fetched

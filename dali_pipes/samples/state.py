@@ -1,0 +1,106 @@
+"""The saved state of a `SampleLoader`: arithmetic, JSON-able, under 1 KB.
+
+    {"version": 1, "kind": "samples", "order": "philox24-v1", "config": {"seed": 0, "num_samples": 50000},
+     "dataset": {"length": 50000, "fingerprint": null}, "epoch": 3, "rows": 40960, "step_rows": 64}
+
+`rows` counts the rows of the epoch that all ranks together have consumed, so a run may resume with another number of
+ranks, another batch size, and other workers. The order of a torch sampler adds the hash of the epoch's list, "list".
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dali_pipes.errors import StateError
+from dali_pipes.loader.state import plain
+from dali_pipes.loader.state_change import is_count, short
+from dali_pipes.samples.order import ItemOrder
+from dali_pipes.schedule import Position
+
+VERSION = 1
+KIND = "samples"
+_ENTRIES = ("kind", "order", "config", "dataset", "epoch", "rows")
+
+
+class SampleStates:
+    """The states of one loader: made, and read."""
+
+    def __init__(
+        self, order: ItemOrder, seed: int, *, length: int, fingerprint: str | None, name: str, step_rows: int
+    ) -> None:
+        self._order, self._name, self._step_rows = order, name, step_rows
+        self._config = {"seed": seed, **order.settings}
+        self._dataset = {"length": length, "fingerprint": fingerprint}
+
+    def at(self, position: Position) -> dict[str, Any]:
+        """A fresh dict that shares nothing with the loader."""
+        state: dict[str, Any] = {
+            "version": VERSION,
+            "kind": KIND,
+            "order": self._order.name,
+            "config": dict(self._config),
+            "dataset": dict(self._dataset),
+            "epoch": position.epoch,
+            "rows": position.rows,
+            "step_rows": self._step_rows,
+        }
+        digest = self._order.digest(position.epoch)
+        if digest is not None:
+            state["list"] = digest
+        return state
+
+    def read(self, state: Mapping[str, Any]) -> Position:
+        """Where a state says that the run stands. Raises `StateError` listing every difference to this loader."""
+        if not isinstance(state, Mapping) or "version" not in state:
+            entries = state.items() if isinstance(state, Mapping) else ()
+            inside = [name for name, entry in entries if isinstance(entry, Mapping) and "version" in entry]
+            hint = f"; pass its entry {inside[0]!r}" if inside else ""
+            raise StateError(f"this is not a loader state: expected a dict from state_dict(), got {short(state)}{hint}")
+        state = plain(state)
+        if state["version"] != VERSION:
+            raise StateError(
+                f"the state has version {short(state['version'])}, but this release reads version {VERSION}; load it "
+                "with the release that saved it"
+            )
+        if state.get("kind") != KIND:
+            raise StateError("this is not a state of a SampleLoader: it was saved by a TokenLoader; load it there")
+        missing = [name for name in _ENTRIES if name not in state]
+        if missing:
+            raise StateError(f"the state is incomplete: {', '.join(missing)} missing; use an unchanged copy")
+        for name in ("config", "dataset"):
+            if not isinstance(state[name], Mapping):
+                raise StateError(f"the state is damaged: {name} is {short(state[name])}, expected a dict")
+        self._refuse_differences(state)
+        epoch, rows = state["epoch"], state["rows"]
+        if not (is_count(epoch) and is_count(rows)):
+            raise StateError(f"the state is damaged: epoch {short(epoch)}, rows {short(rows)}; expected integers")
+        digest = self._order.digest(epoch)
+        if digest != state.get("list"):
+            raise StateError(
+                f"sampler: {self._config.get('sampler')} gives another list of items for epoch {epoch:,} than in the "
+                "saved run; use the sampler, data and seed that the state was saved with"
+            )
+        if rows > self._order.count(epoch):
+            raise StateError(
+                f"the state is damaged: rows {rows:,} of epoch {epoch:,}, which has {self._order.count(epoch):,}"
+            )
+        return Position(epoch, rows)
+
+    def _refuse_differences(self, state: Mapping[str, Any]) -> None:
+        now = {"order": self._order.name, **self._config}
+        saved = {"order": state["order"], **state["config"]}
+        lines = [
+            f"{name}: saved {short(saved.get(name, 'nothing'))}, now {short(now.get(name, 'nothing'))}"
+            for name in dict.fromkeys([*now, *saved])
+            if saved.get(name) != now.get(name)
+        ]
+        for name, value in self._dataset.items():
+            before = state["dataset"].get(name)
+            is_known = name == "length" or None not in (before, value)  # runs without a fingerprint may get one
+            if is_known and before != value:
+                lines.append(f"{name} of {self._name}: saved {short(before)}, now {short(value)}")
+        if lines:
+            raise StateError(
+                "the state does not fit this loader; resuming would change the data order:\n  "
+                + "\n  ".join(lines)
+                + "\nUse the dataset and settings that the state was saved with, or start without the state"
+            )

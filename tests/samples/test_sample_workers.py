@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import struct
 import threading
 import weakref
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch.utils.data import Sampler, get_worker_info
 
 from dali_pipes import SampleLoader
 from dali_pipes.errors import ConfigError, LoaderClosedError, SampleError
+from dali_pipes.samples.workers import _DeadWorker, _whole_message
 
 
 @pytest.fixture
@@ -154,6 +156,36 @@ def test_workers_killed_between_batches(close_after: list[SampleLoader]) -> None
     assert found == [[first, first + 1] for first in range(0, 80, 2)]
     assert len(errors) == 2
     assert all("SIGKILL" in error for error in errors)
+
+
+def test_a_message_that_a_killed_worker_left_unfinished() -> None:
+    """`recv_bytes` of multiprocessing would wait for its end forever."""
+    reading, writing = os.pipe()
+    sentinel, end = os.pipe()
+    sender = connection.Connection(os.dup(writing), readable=False)
+    for message in (b"", b"short", bytes(range(256)) * 40):
+        sender.send_bytes(message)
+        assert _whole_message(reading, [sentinel]) == message
+    os.write(writing, struct.pack("!i", 1_000) + bytes(999))
+    os.close(end)  # as a process that has ended
+    with pytest.raises(_DeadWorker):
+        _whole_message(reading, [sentinel])
+    os.write(writing, struct.pack("!iQ", -1, 3) + b"abc")  # the form of those of 2 GiB and more
+    assert _whole_message(reading, [sentinel]) == b"abc"
+    sender.close()
+    for descriptor in (reading, writing, sentinel):
+        os.close(descriptor)
+
+
+def test_in_a_thread_that_is_not_the_main_one(close_after: list[SampleLoader], tmp_path: Path) -> None:
+    loader = SampleLoader(Faulty(40, {18: "kill"}, str(tmp_path / "once")), 4, num_workers=2)
+    close_after.append(loader)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(taken(loader)))
+    thread.start()
+    thread.join()
+    assert found[0][0] == [list(range(first, first + 4)) for first in range(0, 40, 4)]
+    assert [error.item for error in found[0][1]] == [18]
 
 
 def test_workers_killed_between_epochs_are_replaced(close_after: list[SampleLoader]) -> None:

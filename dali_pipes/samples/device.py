@@ -144,11 +144,7 @@ def staged(fetched: Iterator[tuple[Request, Any]], stage: Stage) -> Iterator[tup
             if failure is not None:
                 raise failure
             return
-        request, begun = under_way.popleft()
-        finished = stage.finish(begun)
-        begun = None
-        yield request, finished
-        finished = None
+        yield under_way[0][0], stage.finish(under_way.popleft()[1])
 
 
 def on_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:

@@ -29,11 +29,9 @@ class ReadAhead:
             for request in requests:
                 sent.append((request, threads.submit(self._fetch.__getitem__, request)))
                 if len(sent) > self._depth:
-                    first, future = sent.popleft()
-                    yield first, threads.result(future)
+                    yield sent[0][0], threads.result(sent.popleft()[1])
             while sent:
-                first, future = sent.popleft()
-                yield first, threads.result(future)
+                yield sent[0][0], threads.result(sent.popleft()[1])
         finally:
             for _, future in sent:
                 future.cancel()

@@ -227,7 +227,7 @@ class SampleLoader(ShownAsTable):
         """The position of the run, after the last batch handed out; prefetched ones do not count.
 
         A new, JSON-serializable dict under 1 KB, the same on every rank. After the last batch of an epoch it is the
-        start of the next epoch. Does not block, but that a sampler may be asked for an epoch's list.
+        start of the next epoch; with a sampler, whose next list may not exist, its end. Does not block.
         """
         position = self._position
         # A sampler is not asked for an epoch that may never come: its state may stand at the end of one.
@@ -300,8 +300,9 @@ class SampleLoader(ShownAsTable):
                 self._batches, self._samples = self._batches + 1, self._samples + len(request.rows)
                 self._position, self._last = Position(*request.after), request
                 self._left, self._running = not request.ends_epoch, True
-                yield batch
+                held = [batch]
                 del batch
+                yield held.pop()  # held by the trainer alone
                 self._check_current(run)
                 handed_out = time.perf_counter()
                 self._wall_s += handed_out - begun
@@ -320,11 +321,7 @@ class SampleLoader(ShownAsTable):
             fetched: Iterator[tuple[Request, Any]] = ((request, self._fetch[request]) for request in requests)
         else:
             fetched = self._workers.batches(requests)
-        for request, batch in fetched:
-            if isinstance(batch, Failure):
-                raise batch.as_error()
-            yield request, batch
-            del batch
+        return map(_unless_failed, fetched)
 
     def _ready_stage(self) -> Stage:
         if self._stage is None:
@@ -371,3 +368,9 @@ class SampleLoader(ShownAsTable):
             ("device", str(self.device)),
         ]
         return Table("SampleLoader", rows)
+
+
+def _unless_failed(fetched: tuple[Request, Any]) -> tuple[Request, Any]:
+    if isinstance(fetched[1], Failure):
+        raise fetched[1].as_error()
+    return fetched

@@ -6,25 +6,35 @@ the one that the dead worker was at; then that one raises. Which row it was at, 
     step      4       5       6          worker 1 dies at a row of step 6 while the trainer is at step 4
     batch     4       5       error      4 and 5 come from fresh workers
 
-torch reports a death by a signal handler that raises wherever the main thread is, in the trainer's code too. Here the
-handler knows the workers only during `next()`.
+torch reports a death by a signal handler that raises wherever the main thread is, in the trainer's code too. Here that
+handler does not know the workers: what waits for their messages sees the processes end.
 """
 
 import contextlib
+import math
+import os
+import pickle
+import queue
 import signal
+import struct
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import connection
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from dali_pipes.errors import ConfigError
 from dali_pipes.samples.fetch import IDLE, Failure, Fetch, Progress, Request, batch_text, item_text
 
 _DEATH_WAIT_S = 1.0
 """How long after an error of the queue a worker's death is waited for: a broken pipe is often seen first."""
 _END_WAIT_S = 5.0
+_STATUS_S = 5.0
+_LOOK_S = 0.2
 
 
 class Workers:
@@ -44,17 +54,18 @@ class Workers:
         doomed: Failure | None = None
         while True:
             sent: deque[Request] = deque()
-            self._requests.now = _recorded(requests, sent)
+            errors: list[Exception] = []
+            self._requests.now = _recorded(requests, sent, errors)
             try:
                 self._begin()
-                while (batch := self._next()) is not _NO_MORE:
-                    request = sent.popleft()
-                    if isinstance(batch, Failure):
+                while (held := [self._next()])[0] is not _NO_MORE:
+                    if isinstance(held[0], Failure):
                         self.close()
-                        yield request, batch
+                        yield sent.popleft(), held.pop()
                         return
-                    yield request, batch
-                    del batch
+                    yield sent.popleft(), held.pop()  # held by its consumer alone
+                if errors:
+                    raise errors.pop()
             except _WorkersFailed as failed:
                 self.kill()
                 if doomed is None:
@@ -109,36 +120,24 @@ class Workers:
                 **self._settings,
             )
         try:
-            with self._watched():
-                self._iterator = iter(self._loader)
-        except RuntimeError as error:
+            self._iterator = iter(self._loader)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"{self._name} or another setting cannot be sent to worker processes: {error}; make it picklable, or "
+                'use multiprocessing_context="fork"'
+            ) from error
+        except (RuntimeError, _DeadWorker) as error:
             if self._iterator is None:
                 raise
             raise self._failed(error) from error
         _forget(self._iterator)
+        self._iterator._try_get_data = partial(_message, weakref.ref(self._iterator))
 
     def _next(self) -> Any:
-        iterator = self._iterator
-        if iterator._task_info and not _are_alive(iterator):
-            raise _WorkersFailed(self._dead())
         try:
-            with self._watched():
-                return next(iterator, _NO_MORE)
+            return next(self._iterator, _NO_MORE)
         except Exception as error:
             raise self._failed(error) from error
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Inside, a worker's death raises RuntimeError in the main thread."""
-        iterator = self._iterator
-        if iterator is not None and not iterator._worker_pids_set and not iterator._shutdown:
-            torch._C._set_worker_pids(id(iterator), tuple(worker.pid for worker in iterator._workers))
-            iterator._worker_pids_set = True
-        try:
-            yield
-        finally:
-            if iterator is not None:
-                _forget(iterator)
 
     def _failed(self, error: Exception) -> Exception:
         """What an error of torch's iterator means."""
@@ -203,14 +202,67 @@ class _WorkersFailed(Exception):
         self.dead, self.problem, self.error = dead, problem, error
 
 
+class _DeadWorker(Exception):
+    """A process has ended."""
+
+
 _NO_MORE = object()
 _NOTHING = Request(0, [], [], (0, 0))
 
 
-def _recorded(requests: Iterator[Request], sent: "deque[Request]") -> Iterator[Request]:
-    for request in requests:
-        sent.append(request)
-        yield request
+def _recorded(requests: Iterator[Request], sent: "deque[Request]", errors: list[Exception]) -> Iterator[Request]:
+    """The requests, each noted as sent. An error ends them, so that the batches before it are handed out."""
+    try:
+        for request in requests:
+            sent.append(request)
+            yield request
+    except Exception as error:
+        errors.append(error)
+
+
+def _message(reference: Callable[[], Any], timeout: float = _STATUS_S) -> tuple[bool, Any]:
+    """In place of torch's `_try_get_data`: whether a message came in that time, and the message.
+
+    Raises `_DeadWorker` as soon as a process has ended.
+    """
+    iterator = reference()
+    sentinels = [worker.sentinel for worker in iterator._workers]
+    if iterator._pin_memory:  # the messages come from a thread
+        for _ in range(math.ceil(timeout / _LOOK_S)):
+            with contextlib.suppress(queue.Empty):
+                return True, iterator._data_queue.get(timeout=min(timeout, _LOOK_S))
+            if connection.wait(sentinels, 0):
+                raise _DeadWorker
+        return False, None
+    messages = iterator._worker_result_queue
+    ready = connection.wait([messages._reader, *sentinels], timeout)
+    if not ready:
+        return False, None
+    if messages._reader not in ready:
+        raise _DeadWorker
+    pickled = _whole_message(messages._reader.fileno(), sentinels)
+    messages._sem.release()  # the rest of what `messages.get()` does
+    return True, pickle.loads(pickled)
+
+
+def _whole_message(pipe: int, sentinels: list[int]) -> bytearray:
+    """The next message in a pipe of `multiprocessing`: its size, and that many bytes.
+
+    A worker that is killed may leave the beginning of one, for whose end `recv_bytes` would wait forever.
+    """
+
+    def read(size: int) -> bytearray:
+        found, done = bytearray(size), 0
+        while done < size:
+            if pipe not in connection.wait([pipe, *sentinels]):
+                raise _DeadWorker
+            done += os.readv(pipe, [memoryview(found)[done:]])
+        return found
+
+    (size,) = struct.unpack("!i", read(4))
+    if size == -1:  # 2 GiB or more
+        (size,) = struct.unpack("!Q", read(8))
+    return read(size)
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -241,11 +293,14 @@ def _kill(iterator: Any) -> None:
         worker.kill()
     for worker in iterator._workers:
         worker.join(_END_WAIT_S)
+    queues = [*iterator._index_queues]
     if iterator._pin_memory:
-        iterator._pin_memory_thread_done_event.set()  # it looks every few seconds
-    for queue in (*iterator._index_queues, iterator._worker_result_queue):
-        queue.cancel_join_thread()
-        queue.close()
+        iterator._pin_memory_thread_done_event.set()  # it looks every few seconds, and reads the other queue until then
+    else:
+        queues.append(iterator._worker_result_queue)
+    for messages in queues:
+        messages.cancel_join_thread()
+        messages.close()
 
 
 def _ending(exitcode: int | None) -> str:

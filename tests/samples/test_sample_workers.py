@@ -1,9 +1,10 @@
 """Worker processes: the batches of none, faults at the right batch, and no hang."""
 
-import gc
 import os
 import signal
+import struct
 import threading
+import weakref
 from collections.abc import Iterator
 from multiprocessing import connection
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 from sample_datasets import Augmented, Faulty, Unpicklable, items_of
-from torch.utils.data import get_worker_info
+from torch.utils.data import Sampler, get_worker_info
 
 from dali_pipes import SampleLoader
 from dali_pipes.errors import ConfigError, LoaderClosedError, SampleError
+from dali_pipes.samples.workers import _DeadWorker, _whole_message
 
 
 @pytest.fixture
@@ -62,7 +64,8 @@ def test_the_same_batches_as_without_workers(context: str) -> None:
     torch.manual_seed(4)
     drawn = torch.rand(2)
     torch.manual_seed(4)
-    with SampleLoader(dataset, 3, True, num_workers=2, multiprocessing_context=context) as loader:
+    num_workers = 1 if context == "spawn" else 2  # a start takes seconds
+    with SampleLoader(dataset, 3, True, num_workers=num_workers, multiprocessing_context=context) as loader:
         found = [(b["item"].tolist(), b["draws"].tolist()) for _ in range(2) for b in loader]
     assert found == expected
     assert torch.equal(torch.rand(2), drawn), "the start of workers has changed the trainer's random state"
@@ -154,6 +157,36 @@ def test_workers_killed_between_batches(close_after: list[SampleLoader]) -> None
     assert all("SIGKILL" in error for error in errors)
 
 
+def test_a_message_that_a_killed_worker_left_unfinished() -> None:
+    """`recv_bytes` of multiprocessing would wait for its end forever."""
+    reading, writing = os.pipe()
+    sentinel, end = os.pipe()
+    sender = connection.Connection(os.dup(writing), readable=False)
+    for message in (b"", b"short", bytes(range(256)) * 40):
+        sender.send_bytes(message)
+        assert _whole_message(reading, [sentinel]) == message
+    os.write(writing, struct.pack("!i", 1_000) + bytes(999))
+    os.close(end)  # as a process that has ended
+    with pytest.raises(_DeadWorker):
+        _whole_message(reading, [sentinel])
+    os.write(writing, struct.pack("!iQ", -1, 3) + b"abc")  # the form of those of 2 GiB and more
+    assert _whole_message(reading, [sentinel]) == b"abc"
+    sender.close()
+    for descriptor in (reading, writing, sentinel):
+        os.close(descriptor)
+
+
+def test_in_a_thread_that_is_not_the_main_one(close_after: list[SampleLoader], tmp_path: Path) -> None:
+    loader = SampleLoader(Faulty(40, {18: "kill"}, str(tmp_path / "once")), 4, num_workers=2)
+    close_after.append(loader)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(taken(loader)))
+    thread.start()
+    thread.join()
+    assert found[0][0] == [list(range(first, first + 4)) for first in range(0, 40, 4)]
+    assert [error.item for error in found[0][1]] == [18]
+
+
 def test_workers_killed_between_epochs_are_replaced(close_after: list[SampleLoader]) -> None:
     loader = SampleLoader(Faulty(12, {}), 2, num_workers=2)
     close_after.append(loader)
@@ -182,6 +215,13 @@ def test_a_batch_that_cannot_be_sent(close_after: list[SampleLoader]) -> None:
     with pytest.raises(SampleError, match=r"items 4, 5 of Faulty .* cannot be sent"):
         found += ([sample["item"] for sample in batch] for batch in loader)
     assert found == [[0, 1], [2, 3]]
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_dataset_that_cannot_be_sent() -> None:
+    loader = SampleLoader([lambda: 1], num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(ConfigError, match=r"list .* cannot be sent to worker processes"):
+        next(iter(loader))
 
 
 def test_worker_init_fn_sees_the_dataset(close_after: list[SampleLoader]) -> None:
@@ -216,6 +256,37 @@ def test_an_interrupt_in_next(close_after: list[SampleLoader], tmp_path: Path) -
     assert items_of(list(loader)) == [[first, first + 1] for first in range(4, 16, 2)]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_is_held_by_the_trainer_alone(num_workers: int, close_after: list[SampleLoader]) -> None:
+    loader = SampleLoader(Faulty(8, {}), 2, num_workers=num_workers)
+    close_after.append(loader)
+    iterator = iter(loader)
+    alive = weakref.ref(next(iterator)["item"])
+    assert alive() is None
+
+
+def test_a_sampler_that_fails_ends_the_run_at_its_epoch(close_after: list[SampleLoader]) -> None:
+    class Once(Sampler[int]):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[int]:
+            assert self.epoch == 0, "no such epoch"
+            return iter([2, 0, 1])
+
+    loader = SampleLoader(Faulty(3, {}), 2, sampler=Once(), num_workers=1, repeat=True)
+    close_after.append(loader)
+    found: list[list[int]] = []
+    with pytest.raises(AssertionError, match="no such epoch"):
+        found += (batch["item"].tolist() for batch in loader)
+    assert found == [[2, 0], [1]]
+
+
 def test_closing_ends_the_processes() -> None:
     loader = SampleLoader(Faulty(40, {}), 2, num_workers=2)
     iterator = iter(loader)
@@ -234,8 +305,7 @@ def test_a_loader_that_is_forgotten_ends_its_processes() -> None:
     loader = SampleLoader(Faulty(40, {}), 2, num_workers=1)
     next(iter(loader))
     running = pids(loader)
-    del loader
-    gc.collect()
+    del loader  # nothing waits for the garbage collector
     assert not any(Path(f"/proc/{pid}").exists() for pid in running)
 
 

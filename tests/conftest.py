@@ -61,6 +61,8 @@ LONG_FILES = [
     "test_file_names_and_locales.py",
     "test_tool_arguments.py",
     "test_nothing_left.py",
+    "test_sample_workers.py",
+    "test_sample_graph.py",
     "test_many_ranks.py",
 ]
 """They run first, the longest of all at once, so that no worker has one left when the others are done."""

@@ -6,6 +6,7 @@ start   the first batch, and a resume at 80 % of the epoch: by a state, or as to
 
 import contextlib
 import itertools
+import random
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from dali_pipes import SampleLoader
 
 UNTIMED = 0.25
 """Of a slice, at its beginning: takes the batches that were made ahead of it."""
+_SETTLE_S, _SETTLE_TRIES = 0.05, 40
 
 
 def open_loader(name: str, kind: str, folder: Path, items: int) -> Any:
@@ -45,7 +47,7 @@ def rates(
     """Items per second and CPU seconds an item of each loader in each slice.
 
     All loaders are open; those whose turn it is not have made their batches ahead, and sleep. Each round of slices
-    begins with another loader. Raises `CheckError` where the first batch of ours is not the one that `locate` names, or
+    has another order. Raises `CheckError` where the first batch of ours is not the one that `locate` names, or
     is augmented otherwise by workers.
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
@@ -65,10 +67,10 @@ def rates(
         if not all(torch.equal(batch, augmented[0]) for batch in augmented):
             raise CheckError("the first batch is not the same with another number of workers")
         for number in range(slices):
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
+            for name in random.Random(number).sample(names, len(names)):
                 _slice(streams[name], UNTIMED * seconds)
                 found[name].append(_slice(streams[name], seconds))
+                _settle()
     return found
 
 
@@ -113,6 +115,15 @@ def _slice(stream: Iterator[Any], seconds: float) -> dict[str, float]:
         items += len(next(stream)[1])
     taken, cpu = time.perf_counter() - began, meter.elapsed_s()
     return {"items_per_s": items / taken, "cpu_s_per_item": cpu / items}
+
+
+def _settle() -> None:
+    """Wait until the workers of the last slice have made what they make ahead, or the next one would pay for it."""
+    for _ in range(_SETTLE_TRIES):
+        meter = CpuMeter()
+        time.sleep(_SETTLE_S)
+        if meter.elapsed_s() < _SETTLE_S / 10:
+            return
 
 
 @problems_as_results

@@ -6,16 +6,19 @@ the one that the dead worker was at; then that one raises. Which row it was at, 
     step      4       5       6          worker 1 dies at a row of step 6 while the trainer is at step 4
     batch     4       5       error      4 and 5 come from fresh workers
 
-torch reports a death by a signal handler that raises wherever the main thread is, in the trainer's code too. Here the
-handler knows the workers only while a message of theirs is read, which a dead one may have left unfinished; what waits
-for messages sees the processes end.
+torch reports a death by a signal handler that raises wherever the main thread is, in the trainer's code too. Here that
+handler does not know the workers: what waits for their messages sees the processes end.
+
+This module alone uses private names of torch's iterator and of multiprocessing's queue (torch 2.13, Python 3.11).
 """
 
 import contextlib
 import math
+import os
 import pickle
 import queue
 import signal
+import struct
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -237,16 +240,31 @@ def _message(reference: Callable[[], Any], timeout: float = _STATUS_S) -> tuple[
     ready = connection.wait([messages._reader, *sentinels], timeout)
     if not ready:
         return False, None
-    torch._C._set_worker_pids(id(iterator), tuple(worker.pid for worker in iterator._workers))
-    iterator._worker_pids_set = True
-    try:
-        if connection.wait(sentinels, 0):
-            raise _DeadWorker
-        pickled = messages._recv_bytes()
-    finally:
-        _forget(iterator)
-    messages._sem.release()  # the rest of `messages.get()`, in which an exception of the handler would leave files open
+    if messages._reader not in ready:
+        raise _DeadWorker
+    pickled = _whole_message(messages._reader.fileno(), sentinels)
+    messages._sem.release()  # the rest of what `messages.get()` does
     return True, pickle.loads(pickled)
+
+
+def _whole_message(pipe: int, sentinels: list[int]) -> bytearray:
+    """The next message in a pipe of `multiprocessing`: its size, and that many bytes.
+
+    A worker that is killed may leave the beginning of one, for whose end `recv_bytes` would wait forever.
+    """
+
+    def read(size: int) -> bytearray:
+        found, done = bytearray(size), 0
+        while done < size:
+            if pipe not in connection.wait([pipe, *sentinels]):
+                raise _DeadWorker
+            done += os.readv(pipe, [memoryview(found)[done:]])
+        return found
+
+    (size,) = struct.unpack("!i", read(4))
+    if size == -1:  # 2 GiB or more
+        (size,) = struct.unpack("!Q", read(8))
+    return read(size)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -111,6 +111,26 @@ def test_two_ranks_and_workers_to_four_to_one() -> None:
     assert found == whole
 
 
+def test_an_endless_run_goes_on_in_its_epoch() -> None:
+    def endless(state: dict[str, Any] | None, batch_size: int, steps: int) -> tuple[list[int], dict[str, Any]]:
+        loader = SampleLoader(Numbers(10), batch_size, True, repeat=True)
+        if state is not None:
+            loader.load_state_dict(state)
+        found: list[int] = []
+        for number, batch in enumerate(loader, start=1):
+            found += batch["item"].tolist()
+            if number == steps:
+                break
+        return found, loader.state_dict()
+
+    loader = SampleLoader(Numbers(10), 1, True)
+    whole = flat(flat(items_of(list(loader))) for _ in range(5))
+    first, state = endless(None, 4, 8)  # batches of 4, 4 and 2
+    second, state = endless(state, 3, 5)
+    assert first + second == whole[: len(first) + len(second)]
+    assert (state["epoch"], state["rows"]) == (len(whole[: len(first) + len(second)]) // 10, len(first + second) % 10)
+
+
 def test_a_run_goes_on_after_a_resume_of_a_resume() -> None:
     whole = flat(items_of(list(SampleLoader(Numbers(40), 1, True))))
     state, found = SampleLoader(Numbers(40), 1, True).state_dict(), []

@@ -1,8 +1,8 @@
 """Worker processes: the batches of none, faults at the right batch, and no hang."""
 
-import gc
 import os
 import signal
+import struct
 import threading
 import weakref
 from collections.abc import Iterator
@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from sample_datasets import Augmented, Faulty, Unpicklable, items_of
+from sample_datasets import Augmented, Faulty, Unpicklable, flat, items_of
 from torch.utils.data import Sampler, get_worker_info
 
 from dali_pipes import SampleLoader
 from dali_pipes.errors import ConfigError, LoaderClosedError, SampleError
+from dali_pipes.samples.workers import _DeadWorker, _whole_message
 
 
 @pytest.fixture
@@ -156,6 +157,36 @@ def test_workers_killed_between_batches(close_after: list[SampleLoader]) -> None
     assert all("SIGKILL" in error for error in errors)
 
 
+def test_a_message_that_a_killed_worker_left_unfinished() -> None:
+    """`recv_bytes` of multiprocessing would wait for its end forever."""
+    reading, writing = os.pipe()
+    sentinel, end = os.pipe()
+    sender = connection.Connection(os.dup(writing), readable=False)
+    for message in (b"", b"short", bytes(range(256)) * 40):
+        sender.send_bytes(message)
+        assert _whole_message(reading, [sentinel]) == message
+    os.write(writing, struct.pack("!i", 1_000) + bytes(999))
+    os.close(end)  # as a process that has ended
+    with pytest.raises(_DeadWorker):
+        _whole_message(reading, [sentinel])
+    os.write(writing, struct.pack("!iQ", -1, 3) + b"abc")  # the form of those of 2 GiB and more
+    assert _whole_message(reading, [sentinel]) == b"abc"
+    sender.close()
+    for descriptor in (reading, writing, sentinel):
+        os.close(descriptor)
+
+
+def test_in_a_thread_that_is_not_the_main_one(close_after: list[SampleLoader], tmp_path: Path) -> None:
+    loader = SampleLoader(Faulty(40, {18: "kill"}, str(tmp_path / "once")), 4, num_workers=2)
+    close_after.append(loader)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(taken(loader)))
+    thread.start()
+    thread.join()
+    assert found[0][0] == [list(range(first, first + 4)) for first in range(0, 40, 4)]
+    assert [error.item for error in found[0][1]] == [18]
+
+
 def test_workers_killed_between_epochs_are_replaced(close_after: list[SampleLoader]) -> None:
     loader = SampleLoader(Faulty(12, {}), 2, num_workers=2)
     close_after.append(loader)
@@ -191,6 +222,15 @@ def test_a_dataset_that_cannot_be_sent() -> None:
     loader = SampleLoader([lambda: 1], num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(ConfigError, match=r"list .* cannot be sent to worker processes"):
         next(iter(loader))
+
+
+def test_a_loader_in_a_worker_of_another_one() -> None:
+    class Nested(Faulty):
+        def __getitem__(self, item: int) -> Any:
+            return flat(items_of(list(SampleLoader(Faulty(4, {}), 2))))
+
+    with SampleLoader(Nested(2, {}), num_workers=1, collate_fn=list) as loader:
+        assert list(loader) == [[[0, 1, 2, 3]]] * 2
 
 
 def test_worker_init_fn_sees_the_dataset(close_after: list[SampleLoader]) -> None:
@@ -274,8 +314,7 @@ def test_a_loader_that_is_forgotten_ends_its_processes() -> None:
     loader = SampleLoader(Faulty(40, {}), 2, num_workers=1)
     next(iter(loader))
     running = pids(loader)
-    del loader
-    gc.collect()
+    del loader  # nothing waits for the garbage collector
     assert not any(Path(f"/proc/{pid}").exists() for pid in running)
 
 

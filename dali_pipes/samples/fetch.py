@@ -97,7 +97,7 @@ class Fetch:
         *,
         seed: int,
         item_seed: bool,
-        progress: "Progress | None",
+        progress: Progress | None,
         worker_init_fn: Callable[[int], object] | None = None,
     ) -> None:
         self._dataset, self._name, self._seed, self._progress = dataset, dataset_name(dataset), seed, progress
@@ -119,12 +119,12 @@ class Fetch:
 
     def __getitem__(self, request: Request) -> Any:
         """The batch of a request, or a `Failure`; in a worker, pickled."""
-        worker = get_worker_info()
-        if worker is None:
+        if self._progress is None:
             draws = self._generators is not None and self._read_items is None
             with kept_states() if draws else contextlib.nullcontext():
                 return self._batch(request, None)
-        assert self._progress is not None
+        worker = get_worker_info()
+        assert worker is not None
         at = self._progress.of_workers[worker.id]
         batch = self._batch(request, at)
         if not isinstance(batch, Failure):

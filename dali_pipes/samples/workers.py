@@ -8,6 +8,8 @@ the one that the dead worker was at; then that one raises. Which row it was at, 
 
 torch reports a death by a signal handler that raises wherever the main thread is, in the trainer's code too. Here that
 handler does not know the workers: what waits for their messages sees the processes end.
+
+This module alone uses private names of torch's iterator and of multiprocessing's queue (torch 2.13, Python 3.11).
 """
 
 import contextlib

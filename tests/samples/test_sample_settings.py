@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from dali_pipes import SampleLoader
 from dali_pipes.errors import BackendError, ConfigError
+from dali_pipes.runtime.messages import say_once
 from dali_pipes.samples.device import chosen_device, on_tensors, staged
 from dali_pipes.samples.fetch import Request
 
@@ -132,6 +133,7 @@ def test_a_group_with_other_ranks_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_repeated_rows_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    say_once.cache_clear()  # other tests may have had the same
     SampleLoader(Numbers(5), 2, rank=0, world_size=4)
     assert capsys.readouterr().err == ""
     SampleLoader(Numbers(10), 2, rank=1, world_size=4)

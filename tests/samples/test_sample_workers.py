@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from sample_datasets import Augmented, Faulty, Unpicklable, items_of
+from sample_datasets import Augmented, Faulty, Unpicklable, flat, items_of
 from torch.utils.data import Sampler, get_worker_info
 
 from dali_pipes import SampleLoader
@@ -222,6 +222,15 @@ def test_a_dataset_that_cannot_be_sent() -> None:
     loader = SampleLoader([lambda: 1], num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(ConfigError, match=r"list .* cannot be sent to worker processes"):
         next(iter(loader))
+
+
+def test_a_loader_in_a_worker_of_another_one() -> None:
+    class Nested(Faulty):
+        def __getitem__(self, item: int) -> Any:
+            return flat(items_of(list(SampleLoader(Faulty(4, {}), 2))))
+
+    with SampleLoader(Nested(2, {}), num_workers=1, collate_fn=list) as loader:
+        assert list(loader) == [[[0, 1, 2, 3]]] * 2
 
 
 def test_worker_init_fn_sees_the_dataset(close_after: list[SampleLoader]) -> None:

@@ -13,7 +13,8 @@ and after any resume, and computing them needs neither those before it nor memor
 splitmix64: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", 2014. 24 bits are what a
 float32 in [0, 1) holds without rounding, so every number is exact and 1.0 never occurs.
 
-The numbers are fixed under NUMBERS_NAME, which saved states contain: a change of any of them needs a new name.
+The numbers are fixed, so that a run resumes with those that it began with. NUMBERS_NAME names them: a change of any of
+them needs another name, which saved states then have to contain.
 """
 
 import numpy as np
@@ -36,12 +37,6 @@ def uniform(seed: int, epoch: int, rows: npt.NDArray[np.int64], num_draws: int) 
 
     Returns float32 (R, num_draws), a new array: multiples of 2**-24. Raises TypeError or ValueError for other rows.
     """
-    bits = words(seed, epoch, rows, num_draws) >> np.uint64(64 - _FLOAT_BITS)
-    return bits.astype(np.float32) * np.float32(2.0**-_FLOAT_BITS)
-
-
-def words(seed: int, epoch: int, rows: npt.NDArray[np.int64], num_draws: int) -> npt.NDArray[np.uint64]:
-    """As `uniform`, but all 64 bits of each number: uint64 (R, num_draws)."""
     if rows.dtype != np.int64 or rows.ndim != 1:
         raise TypeError(f"rows are {rows.dtype} of shape {rows.shape}, expected int64 of one axis")
     if rows.size and rows.min() < 0:
@@ -49,4 +44,5 @@ def words(seed: int, epoch: int, rows: npt.NDArray[np.int64], num_draws: int) ->
         raise ValueError(f"rows[{position}] is {rows[position]:,}, expected a row of the epoch, which is at least 0")
     epoch_key = np.array(order_key("sample numbers", seed, epoch), np.uint64)
     row_keys = splitmix64(epoch_key, rows.astype(np.uint64) + np.uint64(1))
-    return splitmix64(row_keys[:, None], np.arange(1, num_draws + 1, dtype=np.uint64))
+    words = splitmix64(row_keys[:, None], np.arange(1, num_draws + 1, dtype=np.uint64))
+    return (words >> np.uint64(64 - _FLOAT_BITS)).astype(np.float32) * np.float32(2.0**-_FLOAT_BITS)

@@ -12,7 +12,9 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import RowSource
+from dali_pipes.rows.block_order import BLOCK_TOKENS
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
+from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
 
@@ -69,6 +71,7 @@ def _window_rows(
         name=None if source is None else source.name,
         share=None if source is None else source.share,
         random_offset=config.random_offset,
+        blocks=_blocks(config),
     )
 
 
@@ -87,7 +90,12 @@ def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, 
         buckets=None if config.bucket_widths is None else LengthBuckets(np.array(config.bucket_widths, np.int64)),
         name=None if source is None else source.name,
         share=None if source is None else source.share,
+        blocks=_blocks(config),
     )
+
+
+def _blocks(config: LoaderConfig) -> BlockShape | None:
+    return BlockShape(config.shuffle_window, BLOCK_TOKENS) if config.order == "blocks" else None
 
 
 def _shuffles(config: LoaderConfig) -> bool:

@@ -2,15 +2,15 @@
 
     rows of the corpus     0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13          blocks of R = 4 rows, the last one short
     blocks, permuted       3 1 | 0 2                                      windows of W = 2 blocks
-    rows, permuted inside  5 13 7 12 4 6 | 10 0 8 3 11 9 1 2              their window
+    rows, permuted         12 4 7 13 5 6 | 2 9 10 0 11 3 8 1              inside each window; of key 0
 
 Each block is in one window of a pass, and a window's rows are permuted as one, so no more than W blocks have to be at
 hand, and those of the next window while they come. All of it is a formula: keyed bijections (`permute`) of the blocks
 of the pass and of the rows of each window, whose keys are outputs of splitmix64 seeded with that of the pass.
 
-Windows have equal numbers of blocks, the first ones perhaps one more: where the last one took what is left, its rows
-could all come from one block. The short block is in another window in every pass; places in windows after it are counted
-as if it were whole, which makes 6 ... 13 above 8 ... 15.
+Windows have equal numbers of blocks, the first ones perhaps one more: if the last one took what is left, its rows could
+all come from one block. The short block is in another window in every pass. Places in windows after that are counted as
+if it were whole, which makes 8 ... 15 of the places 6 ... 13 above.
 """
 
 import functools
@@ -96,12 +96,9 @@ class BlockOrder:
     def window_ends(self, key: int) -> Int64Array:
         """The place after the last one of each window (V,)."""
         windows = np.arange(self.num_windows)
-        missing = self._missing * (windows >= self._short(key)[1])
-        return (
-            (windows + 1) * self._fewest * self.block_rows
-            + np.minimum(windows + 1, self._wider) * self.block_rows
-            - missing
-        )
+        slots = (windows + 1) * self._fewest + np.minimum(windows + 1, self._wider)
+        ends: Int64Array = slots * self.block_rows - self._missing * (windows >= self._short(key)[1])
+        return ends
 
     def _in_window(self, places: Int64Array, window: _Window) -> Int64Array:
         inside = permute(places, window.size, window.key)
@@ -121,7 +118,8 @@ class BlockOrder:
     def _windows_of(self, slots: Int64Array) -> Int64Array:
         wide = self._fewest + 1
         narrow = (slots - self._wider * wide) // self._fewest + self._wider
-        return np.where(slots < self._wider * wide, slots // wide, narrow)
+        windows: Int64Array = np.where(slots < self._wider * wide, slots // wide, narrow)
+        return windows
 
     def _find_short(self, key: int) -> tuple[int, int]:
         """Slot and window of the last block."""

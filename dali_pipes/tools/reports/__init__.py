@@ -7,6 +7,8 @@ from dali_pipes.tools.reports.document_lengths import LengthReport
 from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plot_mixture
 from dali_pipes.tools.reports.preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
 from dali_pipes.tools.reports.problem import Problem
+from dali_pipes.tools.reports.shuffle_figures import OrderFigures
+from dali_pipes.tools.reports.shuffle_report import ShuffleReport, judge_shuffle, plot_shuffle
 from dali_pipes.tools.reports.step_report import StepReport, explain_step
 from dali_pipes.tools.reports.token_text import TokenText
 
@@ -17,19 +19,23 @@ __all__ = [
     "CorpusReport",
     "LengthReport",
     "MixturePlan",
+    "OrderFigures",
     "PieceOrigin",
     "PreviewPiece",
     "PreviewRow",
     "Problem",
     "RowOrigin",
+    "ShuffleReport",
     "StepReport",
     "TokenText",
     "check_corpus",
     "explain_step",
     "inspect_corpus",
+    "judge_shuffle",
     "locate_batch",
     "one_row",
     "plan_mixture",
     "plot_mixture",
+    "plot_shuffle",
     "preview_batch",
 ]

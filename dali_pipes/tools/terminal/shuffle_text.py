@@ -15,11 +15,9 @@ def show_shuffle(report: ShuffleReport) -> None:
     table: list[tuple[str, ...]] = [("order", "distance", "one block", "one file", "correlation", "blocks read")]
     table += [_line(figures) for figures in report.orders]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    of_corpus = f"{counted(report.corpus_blocks, 'block')} of about 2 million tokens"
-    lines = [
-        f"first {counted(report.steps, 'step')} of {counted(report.step_rows, 'row')}; {of_corpus} in the corpus, "
-        f"shuffle_window = {report.shuffle_window:,}"
-    ]
+    looked_at = f"first {counted(report.steps, 'step')} of {counted(report.step_rows, 'row')}"
+    of_corpus = f"{counted(report.corpus_blocks, 'block')} of about 2 million tokens in the corpus"
+    lines = [f"{looked_at}; {of_corpus}, shuffle_window = {report.shuffle_window:,}"]
     for name, *figures in table:
         cells = [name.ljust(widths[0]), *(text.rjust(width) for text, width in zip(figures, widths[1:], strict=True))]
         lines.append("  ".join(cells))

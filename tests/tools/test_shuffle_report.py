@@ -90,7 +90,7 @@ def figures_of(steps: list[list[int]], sources: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("is_mixture", [False, True])
 @pytest.mark.parametrize("configured", ["rows", "blocks", "sequential"])
 def test_figures_are_those_of_what_loaders_hand_out(tmp_path: Path, is_mixture: bool, configured: str) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "rows": {},
         "blocks": {"order": '"blocks"', "shuffle_window": 3},
         "sequential": {"shuffle": "false"},

@@ -90,12 +90,12 @@ def figures_of(steps: list[list[int]], sources: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize("is_mixture", [False, True])
 @pytest.mark.parametrize("configured", ["rows", "blocks", "sequential"])
 def test_figures_are_those_of_what_loaders_hand_out(tmp_path: Path, is_mixture: bool, configured: str) -> None:
-    settings: dict[str, Any] = {
+    settings: dict[str, dict[str, Any]] = {
         "rows": {},
         "blocks": {"order": '"blocks"', "shuffle_window": 3},
         "sequential": {"shuffle": "false"},
-    }[configured]
-    path = write_config(tmp_path, mixture=is_mixture, **settings)
+    }
+    path = write_config(tmp_path, mixture=is_mixture, **settings[configured])
     window = 3 if configured == "blocks" else 512
     found = run_json("shuffle", path, "--steps", STEPS, "--world-size", 1)
     sources = ["web", "code"] if is_mixture else ["web"]

@@ -29,8 +29,8 @@ BLOCK_TOKENS = 1 << 21
 """Tokens of the corpus in a block: 8 MiB of ids of 4 bytes, the widest that are common, whatever the corpus stores. So
 neither the format nor the machine decides the order. A change needs another `BLOCK_ORDER_NAME`."""
 
-_KEPT_WINDOWS = 16
-"""Windows whose blocks are remembered: a reader is in one or two of them, and a run that repeats in those of passes."""
+_KEPT_WINDOWS = 4
+"""Windows whose blocks are remembered: a reader is in one or two of them, and so is each source of a mixture."""
 
 
 class _Window(NamedTuple):

@@ -342,6 +342,8 @@ class States:
     def _setting_differences(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
         """A line for each setting that differs, by its name in a state, where seq_len is that of rows of the order."""
         lines = _differences("", saved, now)
+        if "order" in lines:
+            lines.pop("shuffle_window", None)
         if self._schedule.curriculum is not None and self._schedule.curriculum.cuts and "seq_len" in lines:
             lines["seq_len"] = f"order_len: saved {_shown('seq_len', saved)}, now {_shown('seq_len', now)}"
             lines.pop("stride", None)

@@ -20,6 +20,7 @@ from dali_pipes.rows.block_order import BlockOrder, KeptBlocks
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
+from dali_pipes.runtime.messages import say_once
 
 KEYS = st.integers(0, 2**64 - 1)
 COUNTS = st.one_of(st.integers(1, 200), st.integers(200, 1500))
@@ -494,3 +495,34 @@ def test_pieces_of_windows_in_blocks_stay_in_the_split() -> None:
     assert planned.starts.tolist() == of_plain.starts.tolist()
     assert planned.pieces is not None
     assert planned.pieces.row_offsets.tolist()[-3:] == [rows.count(0)] * 3
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        ({"shuffle_window": 20, "decoded_cache_bytes": 1000}, ["20", "1,000", "1,920", "shuffle_window = 10 "]),
+        ({"shuffle_window": 500, "decoded_cache_bytes": 1000}, ["500", "4,000"]),  # not more than all of it
+        ({"shuffle_window": 2, "decoded_cache_bytes": 50}, ["50", "192"]),
+        ({"shuffle_window": 10, "decoded_cache_bytes": 1000}, []),
+        ({"shuffle_window": 500, "decoded_cache_bytes": 4000}, []),
+        ({"shuffle_window": 500, "decoded_cache_bytes": 1000, "shuffle": False}, []),
+        ({"shuffle_window": 512, "decoded_cache_bytes": 1000, "order": "rows"}, []),
+    ],
+)
+def test_windows_that_the_cache_cannot_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings_: dict[str, Any], words: list[str]
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    lists = [list(range(first, first + 20)) for first in range(0, 1000, 20)]
+    table = pa.table({"input_ids": pa.array(lists, pa.list_(pa.int32()))})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=5)
+    given_ = {name: value for name, value in SETTINGS.items() if name != "dtype"} | settings_
+    say_once.cache_clear()
+    with TokenLoader(corpus=str(tmp_path / "a.parquet"), batch_size=2, **given_) as loader:
+        assert len(take(loader, 3)) == 3
+    said = capsys.readouterr().err
+    assert all(word in said for word in words)
+    assert ("decoded_cache_bytes" in said) == bool(words)

@@ -71,10 +71,12 @@ def figures_of(steps: list[list[int]], sources: list[str]) -> dict[str, Any]:
         return source, (token - firsts[source]) // BLOCK
 
     tokens = [token for step in steps for token in step]
-    pairs = []
+    pairs, centered = [], []
     for source, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
         own = [token - first for token in tokens if source_of(token) == source]
         pairs += [(a, b, size) for a, b in itertools.pairwise(own)]
+        before, after = statistics.mean(own[:-1]), statistics.mean(own[1:])
+        centered += [((a - before) / size, (b - after) / size) for a, b in itertools.pairwise(own)]
     return {
         "distance_tokens": statistics.median(abs(a - b) for a, b, _ in pairs),
         "distance": statistics.median(abs(a - b) / size for a, b, size in pairs),
@@ -82,7 +84,7 @@ def figures_of(steps: list[list[int]], sources: list[str]) -> dict[str, Any]:
         "from_one_file": statistics.mean(
             max(Counter(file_of[token] for token in step).values()) / len(step) for step in steps
         ),
-        "correlation": statistics.correlation([a / size for a, _, size in pairs], [b / size for _, b, size in pairs]),
+        "correlation": statistics.correlation(*zip(*centered, strict=True)),
         "blocks": len(set(map(block_of, tokens))),
     }
 

@@ -40,8 +40,8 @@ class OrderFigures:
     from_one_file: float
     """Largest share of a step's rows that come from one file; mean over the steps."""
     correlation: float | None
-    """Of the positions of such consecutive rows, from -1 to 1. None where it is not defined: fewer than 3 pairs, or all
-    at one place."""
+    """Of the positions of such consecutive rows within their sources, from -1 to 1. None where it is not defined: fewer
+    than 3 pairs, or all at one place."""
     blocks: int
     """Different blocks that these steps read."""
 
@@ -72,22 +72,26 @@ class SourcePlaces:
         """Of the positions of rows, step by step."""
         positions = np.concatenate(steps)
         sources = self._sources(positions)
-        pairs = [np.zeros((0, 3))]
+        apart, parts_apart, pairs = [np.zeros(0)], [np.zeros(0)], [np.zeros((0, 2))]
         for source, size in enumerate(self._sizes.tolist()):
             own = (positions[sources == source] - self._bases[source]).astype(np.float64)
-            pairs.append(np.stack((own[:-1] / size, own[1:] / size, np.abs(np.diff(own))), 1))
-        before, after, apart = np.concatenate(pairs).T
+            apart.append(np.abs(np.diff(own)))
+            parts_apart.append(apart[-1] / size)
+            if len(own) > 1:
+                pair = np.stack((own[:-1], own[1:]), 1)
+                pairs.append((pair - pair.mean(axis=0)) / size)  # else sources that stand elsewhere would correlate
+        distances, parts = np.concatenate(apart), np.concatenate(parts_apart)
         blocks = [self._blocks(step) for step in steps]
         files = [self._files[np.searchsorted(self._borders, step, side="right") - 1] for step in steps]
         return OrderFigures(
             name,
             is_configured,
             windows,
-            float(np.median(apart)) if len(apart) else None,
-            float(np.median(np.abs(after - before))) if len(apart) else None,
+            float(np.median(distances)) if len(distances) else None,
+            float(np.median(parts)) if len(parts) else None,
             float(np.mean([_largest_share(step) for step in blocks])),
             float(np.mean([_largest_share(step) for step in files])),
-            _correlation(before, after),
+            _correlation(np.concatenate(pairs)),
             len(np.unique(np.concatenate(blocks))),
         )
 
@@ -107,8 +111,9 @@ def _largest_share(numbers: npt.NDArray[np.integer[Any]]) -> float:
     return float(np.unique(numbers, return_counts=True)[1].max() / len(numbers))
 
 
-def _correlation(before: FloatArray, after: FloatArray) -> float | None:
-    """Pearson's."""
-    if len(before) < 3 or not np.ptp(before) or not np.ptp(after):
+def _correlation(pairs: FloatArray) -> float | None:
+    """Pearson's, of columns (P, 2) without their means."""
+    squares = (pairs**2).sum(axis=0)
+    if len(pairs) < 3 or not squares.all():
         return None
-    return float(np.corrcoef(before, after)[0, 1])
+    return float((pairs[:, 0] * pairs[:, 1]).sum() / np.sqrt(squares.prod()))

@@ -64,7 +64,7 @@ def _advice(report: ShuffleReport) -> str:
             'the whole corpus is one window, so order = "blocks" shuffles as well as "rows" and reads as far apart; '
             "a smaller shuffle_window reads neighbors together"
         )
-    if configured.from_one_block > max(_MOST_FROM_ONE_BLOCK, 2 * by_chance):
+    if configured.from_one_block > max(_MOST_FROM_ONE_BLOCK, 1.5 * by_chance):
         return (
             f"one block gives {configured.from_one_block:.1%} of a step. Raise shuffle_window above "
             f"{report.shuffle_window:,}, or use more rows in a step than {report.step_rows:,}"

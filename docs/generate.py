@@ -27,7 +27,7 @@ SETTINGS = {
         "batch_size seq_len order_len global_batch stride random_offset rows long_documents length_buckets "
         "window_documents"
     ),
-    "order": "shuffle seed drop_last repeat skip_steps on_change",
+    "order": "shuffle order shuffle_window seed drop_last repeat skip_steps on_change",
     "outputs": "outputs index_dtype mask_dtype label_shift mask_boundaries pad_id mtp",
     "ranks": "rank world_size context_parallel context_split",
     "device": "device placement max_device_bytes static_buffers",

@@ -187,7 +187,7 @@ ALIASES = (
     _alias(NOT_NEEDED, "a failed read is retried read_retries times", "timeout"),
     _alias(
         NOT_NEEDED,
-        "each epoch is shuffled as a whole, by a formula without a buffer",
+        'each epoch is shuffled as a whole, by a formula without a buffer; order = "blocks" shuffles large parts',
         "shuffle_buffer shuffle_buffer_size shuffle_block_size shuffle_algo buffer_size reshuffle_each_iteration",
     ),
     _alias(NOT_NEEDED, "the order does not depend on the number of nodes", "num_canonical_nodes"),

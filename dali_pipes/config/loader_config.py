@@ -229,6 +229,18 @@ class LoaderConfig(BaseModel):
         "(B, T).",
     )
     shuffle: bool = Field(True, description="Shuffle rows in a new order each epoch. False: read them in corpus order.")
+    order: Literal["rows", "blocks"] = Field(
+        "rows",
+        description="How rows are shuffled. `rows`: all rows of an epoch among themselves; `blocks`: blocks of about 2 "
+        "million tokens, and then the rows of each `shuffle_window` of them, so that neighbors are read together: for "
+        "corpora that are remote, compressed, or on slow disks.",
+    )
+    shuffle_window: int = Field(
+        512,
+        gt=0,
+        description='With `order = "blocks"`, the number of blocks whose rows are shuffled together. More shuffle '
+        "better; fewer need less memory or cache for each to be read once.",
+    )
     seed: int = Field(
         0, ge=0, lt=2**64, description="Seed of the shuffle. The order of every epoch is the same on any machine."
     )
@@ -444,6 +456,11 @@ class LoaderConfig(BaseModel):
             for name in ("stride", "random_offset"):
                 if value := getattr(self, name):
                     raise ValueError(f'{name} = {value} applies to rows = "stream" only; remove it with rows = {modes}')
+        if self.order == "rows" and self.shuffle_window != type(self).model_fields["shuffle_window"].default:
+            raise ValueError(
+                f'shuffle_window = {self.shuffle_window:,} applies to order = "blocks" only: remove it, or set order = '
+                '"blocks"'
+            )
         if self.random_offset and self.split == "validation":
             raise ValueError('random_offset applies to training only: remove it with split = "validation"')
         shortest = min(self.widths) if self.length_buckets is None else self.row_len
@@ -796,6 +813,8 @@ class LoaderConfig(BaseModel):
         settings["stride"] = self.stride if self.stride is not None else self.row_len
         if self.random_offset:  # states of releases without this setting leave it out
             settings["random_offset"] = True
+        if self.order != "rows":  # the same; the order's name and the stride say how many rows a block has
+            settings |= {"order": self.order, "shuffle_window": self.shuffle_window}
         if self.rows != "stream" and self.mixture is None:
             settings |= {name: getattr(self, name) for name in DOCUMENT_ORDER_FIELDS}
             if not self.documents_end_at_files:  # states of releases without this setting leave it out

@@ -60,7 +60,7 @@ _MAY_BE_MISSING = (
 _MOST_BYTES = 1 << 16
 _OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS)
 """Settings that each source of a mixture has for itself, of those that a state records."""
-_LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False}
+_LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False, "order": "rows"}
 """Values of settings whose entries are missing from a state."""
 
 
@@ -308,7 +308,7 @@ class States:
         """The settings that differ, if `on_change` allows that: what was saved, and what is set now."""
         differences = []
         saved, now = state["config"], expected["config"]
-        if state["order"] != self._order:
+        if state["order"] != self._order and saved.get("order") == now.get("order"):  # else its setting has a line
             differences.append(self._order_difference(state["order"], saved, now))
         if ("rows" in saved) != ("rows" in now):  # the state of a stream leaves out how documents make rows
             saved, now = map(_without_documents, (saved, now))
@@ -342,6 +342,8 @@ class States:
     def _setting_differences(self, saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
         """A line for each setting that differs, by its name in a state, where seq_len is that of rows of the order."""
         lines = _differences("", saved, now)
+        if "order" in lines:
+            lines.pop("shuffle_window", None)
         if self._schedule.curriculum is not None and self._schedule.curriculum.cuts and "seq_len" in lines:
             lines["seq_len"] = f"order_len: saved {_shown('seq_len', saved)}, now {_shown('seq_len', now)}"
             lines.pop("stride", None)

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
-from dali_pipes.operators.permute import ORDER_NAME
-from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.item_order import BlockShape, ItemOrder
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
     LeftOut,
@@ -103,6 +103,7 @@ class DocumentRows:
     share: keeps floor(share * D) documents, at least one, which depend on the name alone. Without a shuffle they come
     in a fixed order, the same in every pass, but not in that of the corpus.
     num_documents: those that are kept.
+    blocks: makes orders, and a share, of blocks of documents; None: of single documents.
     """
 
     in_pieces = True
@@ -125,19 +126,25 @@ class DocumentRows:
         lengths: Sequence[tuple[int, int]] = (),
         name: str | None = None,
         share: Fraction | None = None,
+        blocks: BlockShape | None = None,
     ) -> None:
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
-        self.num_tokens, self.order_name = self.span, ORDER_NAME if shuffle else SEQUENTIAL
-        if lengths:
-            self.order_name += f", {LENGTHS_NAME}"
+        self.num_tokens = self.span
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed, self._names = shuffle, seed, key_names(name)
-        num_kept = kept(share, len(offsets) - 1)
-        self._kept_key = None if num_kept is None else order_key("share", *self._names)
-        self.num_documents = len(offsets) - 1 if num_kept is None else num_kept
+        count, num_kept = len(offsets) - 1, kept(share, len(offsets) - 1)
+        kept_key = None if num_kept is None else order_key("share", *self._names)
+        self.num_documents = count if num_kept is None else num_kept
         self.keeps_all = num_kept is None
+        block_items, window_blocks = (
+            (None, 1) if blocks is None else (blocks.items(count, self.span), blocks.window_blocks)
+        )
+        self.order = ItemOrder(count, self.num_documents, kept_key, block_items, window_blocks)
+        self.order_name = self.order.name(shuffle)
+        if lengths:
+            self.order_name += f", {LENGTHS_NAME}"
         self.num_windows = -(-self.num_documents // window_documents)
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
         self._counts = WindowCounts()
@@ -397,22 +404,22 @@ class DocumentRows:
         Takes milliseconds.
         """
         count, most, runs = self.num_documents, _MOST_LENGTHS, _RUNS
-        if self._kept_key is not None:
+        if not self.keeps_all:
             most, runs = _MOST_KEPT_LENGTHS, 1
         run = count if count <= most else most // runs
         firsts = [number * (count - run) // max(1, runs - 1) for number in range(1 if run == count else runs)]
         documents = tokens = looked_at = 0
         for first in firsts:
-            if self._kept_key is None:
+            if self.keeps_all:
                 lengths = np.diff(self.offsets[first : first + run + 1])
             else:
-                lengths = self._lengths(self._kept(np.arange(first, first + run)))
+                lengths = self._lengths(self.order.numbers(np.arange(first, first + run), None))
             more, lost = left_out(lengths, self.seq_len, self._long_documents)
             documents, tokens, looked_at = documents + more, tokens + lost, looked_at + int(lengths.sum())
         share = tokens / looked_at if looked_at else 0.0
         if run == count:
             return LeftOut(documents, tokens, share, True)
-        total = looked_at * count // run if self._kept_key is not None else int(self.offsets[-1] - self.offsets[0])
+        total = looked_at * count // run if not self.keeps_all else int(self.offsets[-1] - self.offsets[0])
         return LeftOut(documents * count // (runs * run), round(share * total), share, False)
 
     def plan_bytes(self) -> int:
@@ -530,17 +537,11 @@ class DocumentRows:
     def _make_plan(self, epoch: int, window: int) -> Packing:
         begin = window * self._window_documents
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
-        if self._shuffle:
-            documents = permute(documents, self.num_documents, self._key("order", epoch))
-        documents = self._kept(documents)
+        documents = self.order.numbers(documents, self._key("order", epoch) if self._shuffle else None)
         seq_len = self.seq_len if self.lengths is None else self.lengths.of(epoch, window)
         packing = self._ordered(self._pack(self._lengths(documents), seq_len), epoch, window)
         whose = narrow(documents, len(self.offsets) - 1)[packing.piece_documents]
         return packing._replace(piece_documents=whose)
-
-    def _kept(self, numbers: Int64Array) -> Int64Array:
-        """Documents of the split by their numbers among those that are kept."""
-        return numbers if self._kept_key is None else permute(numbers, len(self.offsets) - 1, self._kept_key)
 
     def _lengths(self, documents: Int64Array) -> Int64Array:
         return self.offsets[documents + 1] - self.offsets[documents]

@@ -12,7 +12,9 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import RowSource
+from dali_pipes.rows.block_order import BLOCK_TOKENS
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
+from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
 
@@ -28,7 +30,7 @@ class Named(NamedTuple):
 
 
 def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None) -> tuple[RowSource, str | None]:
-    """The rows of a corpus, and what the user should know about its documents. Blocks where documents must be found.
+    """The rows of a corpus, and what the user should know about its documents or order. Blocks to find documents.
 
     source: in a mixture, which one this is. Raises `ConfigError` for settings that do not go with the corpus, and what
             `find_documents` raises.
@@ -47,6 +49,7 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
     if config.uses_documents:
         found = find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
         offsets, warning = found.offsets, found.warning
+    warning = "\n".join(filter(None, (warning, _too_wide(config, corpus)))) or None
     if config.rows == "stream":
         return _window_rows(config, corpus, offsets, source), warning
     return _document_rows(config, offsets, source), warning
@@ -69,6 +72,7 @@ def _window_rows(
         name=None if source is None else source.name,
         share=None if source is None else source.share,
         random_offset=config.random_offset,
+        blocks=_blocks(config),
     )
 
 
@@ -87,6 +91,29 @@ def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, 
         buckets=None if config.bucket_widths is None else LengthBuckets(np.array(config.bucket_widths, np.int64)),
         name=None if source is None else source.name,
         share=None if source is None else source.share,
+        blocks=_blocks(config),
+    )
+
+
+def _blocks(config: LoaderConfig) -> BlockShape | None:
+    return BlockShape(config.shuffle_window, BLOCK_TOKENS) if config.order == "blocks" else None
+
+
+def _too_wide(config: LoaderConfig, corpus: Corpus) -> str | None:
+    """A warning for windows of blocks that the cache of decoded chunks cannot hold: each row could decode a chunk."""
+    cache = corpus.cache_stats()
+    if config.order != "blocks" or not _shuffles(config) or cache is None or cache.all_bytes <= cache.most_bytes:
+        return None
+    block_bytes = BLOCK_TOKENS * corpus.dtype.itemsize
+    needed = min(config.shuffle_window * block_bytes, cache.all_bytes)
+    if needed <= cache.most_bytes:
+        return None
+    fits = cache.most_bytes // block_bytes
+    narrower = f"set shuffle_window = {fits:,} or less, or " if fits else "set "
+    return (
+        f"shuffle_window = {config.shuffle_window:,} blocks take {needed:,} bytes when decoded, more than "
+        f"decoded_cache_bytes = {cache.most_bytes:,}, so parts of the corpus are decoded many times; "
+        f"{narrower}decoded_cache_bytes = {needed:,} or more"
     )
 
 

@@ -8,7 +8,7 @@ stride 4, a stream of 12 tokens has two windows; the tokens after the last windo
     window 1          4 5 6 7|8                 (8 is a label only; 9, 10 and 11 are unused)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
-from dali_pipes.operators import permute
-from dali_pipes.operators.permute import ORDER_NAME, preimage
-from dali_pipes.rows.base import SEQUENTIAL, KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.item_order import BlockShape, ItemOrder
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 
@@ -108,12 +107,13 @@ class WindowCuts:
 class WindowRows:
     """Rows that are windows of the stream: a `RowSource` of closed formulas, which plans nothing ahead.
 
-        place  ─▶  order of the pass  ─▶  kept windows, with a share  ─▶  window number  ─▶  first token
+        place  ─▶  `ItemOrder`: order of the pass, kept windows  ─▶  window number  ─▶  first token
 
     label_shift: whether a row reads one token more than it shows, for its last label; `cuts` say it for pieces.
     name: makes the orders of this source its own; None: those of a corpus without a name.
     share: keeps floor(share * windows) windows, at least one, which depend on the name alone. Without a shuffle they
     come in a fixed order, the same in every pass, but not in that of the corpus, which is not a closed formula.
+    blocks: makes orders, and a share, of blocks of windows; None: of single windows.
     random_offset: the windows of each pass begin at an offset in [0, stride), drawn from (seed, name, pass); there are
     as many as fit at the largest offset.
     """
@@ -132,25 +132,31 @@ class WindowRows:
         name: str | None = None,
         share: Fraction | None = None,
         random_offset: bool = False,
+        blocks: BlockShape | None = None,
     ) -> None:
         self._seed, self._cuts, self._names, self._random_offset = seed, cuts, key_names(name), random_offset
-        self.order_name, self.in_pieces = ORDER_NAME if shuffle else SEQUENTIAL, cuts is not None
+        self._shuffle, self.in_pieces = shuffle, cuts is not None
         self.seq_len, self.stride = windows.seq_len, windows.stride
         self.num_tokens, self.first_token = windows.num_tokens, windows.first
         self.row_tokens = windows.seq_len + (label_shift if cuts is None else cuts.lookahead)
-        self.span, self._num_windows = windows.span, windows.count
+        self.span, num_windows = windows.span, windows.count
         if random_offset:
-            self._num_windows = _windows_at_any_offset(windows)
-            self.span = (self._num_windows - 1) * windows.stride + windows.seq_len + windows.stride
+            num_windows = _windows_at_any_offset(windows)
+            self.span = (num_windows - 1) * windows.stride + windows.seq_len + windows.stride
         if cuts is not None:
             self.span = min(self.span + cuts.lookahead - 1, cuts.limit - windows.first)
-        num_kept = kept(share, self._num_windows)
-        self._kept_key = None if num_kept is None else order_key("share", *self._names)
-        self._num_rows = self._num_windows if num_kept is None else num_kept
+        num_kept = kept(share, num_windows)
+        kept_key = None if num_kept is None else order_key("share", *self._names)
+        self._num_rows = num_windows if num_kept is None else num_kept
+        block_rows, window_blocks = (
+            (None, 1) if blocks is None else (blocks.items(1, windows.stride), blocks.window_blocks)
+        )
+        self.order = ItemOrder(num_windows, self._num_rows, kept_key, block_rows, window_blocks)
+        self.order_name = self.order.name(shuffle)
 
     def key(self, pass_number: int) -> int | None:
         """The 64-bit key of a pass's order, drawn from (seed, name, pass); None for the order of the corpus."""
-        if self.order_name == SEQUENTIAL:
+        if not self._shuffle:
             return None
         return order_key("order", self._seed, *self._names, pass_number)
 
@@ -178,11 +184,7 @@ class WindowRows:
 
     def plan(self, pass_number: int, places: Int64Array, parts: Parts | None = None) -> Rows:
         """A padding row shows the first row of the pass, without pieces if rows are cut into those."""
-        numbers, key = np.maximum(places, 0), self.key(pass_number)
-        if key is not None:
-            numbers = permute(numbers, self._num_rows, key)
-        if self._kept_key is not None:
-            numbers = permute(numbers, self._num_windows, self._kept_key)
+        numbers = self.order.numbers(np.maximum(places, 0), self.key(pass_number))
         starts, seq_len = numbers * self.stride + self.first_of(pass_number), self.seq_len
         if parts is not None:
             starts, seq_len = starts + parts.numbers * parts.seq_len, parts.seq_len
@@ -192,9 +194,10 @@ class WindowRows:
         pass
 
     def formula(self, pass_number: int) -> KeyedRange | None:
-        if self.in_pieces:
+        if self.in_pieces or self.order.blocks is not None:
             return None
-        kept = None if self._kept_key is None else (self._num_windows, self._kept_key)
+        kept_key = self.order.kept_key
+        kept = None if kept_key is None else (self.order.num_items, kept_key)
         return KeyedRange(self._num_rows, self.key(pass_number), self.first_of(pass_number), self.stride, kept)
 
     def widths(self, pass_number: int, first: int, end: int, step_rows: int) -> Int64Array | None:
@@ -206,11 +209,9 @@ class WindowRows:
             return None
         offset, key = position - self.first_of(pass_number), self.key(pass_number)
         lowest, highest = -((self.row_tokens - 1 - offset) // self.stride), offset // self.stride
-        numbers: Iterable[int] = range(max(0, lowest), min(highest, self._num_windows - 1) + 1)
-        if self._kept_key is not None:
-            kept_numbers = (preimage(number, self._num_windows, self._kept_key) for number in numbers)
-            numbers = [number for number in kept_numbers if number < self._num_rows]
-        return [number if key is None else preimage(number, self._num_rows, key) for number in numbers]
+        numbers = range(max(0, lowest), min(highest, self.order.num_items - 1) + 1)
+        places = (self.order.place_of(number, key) for number in numbers)
+        return [place for place in places if place is not None]
 
     def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array) -> Reads:
         lengths = sizes

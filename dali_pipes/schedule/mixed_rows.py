@@ -66,8 +66,9 @@ class MixedRows:
         self.order_name = f"{MIXTURE_ORDER_NAME}, {first.order_name}"
         planned = [source.most_planned for source in self.sources if source.most_planned is not None]
         self.most_planned = min(planned, default=None)
-        assert all((source.formula(0) is None) == self.in_pieces for source in self.sources)
-        self._pass_rows = np.array([0 if self.in_pieces else source.count(0) for source in sources])
+        self._by_formula = first.formula(0) is not None
+        assert all((source.formula(0) is not None) == self._by_formula for source in self.sources)
+        self._pass_rows = np.array([source.count(0) if self._by_formula else 0 for source in sources])
         """(S,): rows of a pass of each source whose passes are formulas."""
         self._formula = lru_cache(4 * len(sources))(partial(_formula, self.sources))
         self._epoch, self._first = 0, 0  # an epoch and its first place: later ones follow it
@@ -148,7 +149,7 @@ class MixedRows:
         self._source(int(numbers.max(initial=0)))
         sources = np.full(len(places), PADDING)
         sources[:num_real] = numbers
-        if self.in_pieces:
+        if not self._by_formula:
             starts, pieces = self._planned(len(places), numbers, counts, parts)
             return Rows(starts, pieces, sources)
         starts = np.zeros(len(places), np.int64)
@@ -160,9 +161,9 @@ class MixedRows:
 
     def _planned(
         self, num_rows: int, numbers: Int64Array, counts: Int64Array, parts: Parts | None
-    ) -> tuple[Int64Array, Pieces]:
+    ) -> tuple[Int64Array, Pieces | None]:
         """First tokens and pieces of rows of sources whose passes have to be planned, and of padding after them."""
-        starts = np.full(num_rows, -1)
+        starts = np.full(num_rows, -1 if self.in_pieces else 0)
         pieces_of: list[tuple[Int64Array, Pieces]] = []
         for number, whose in _groups(numbers):
             rows, base = self._source(number), int(self.bases[number])
@@ -172,12 +173,12 @@ class MixedRows:
                 at = whose[rising]
                 of_rows = None if parts is None else parts._replace(numbers=parts.numbers[at])
                 planned = rows.plan(pass_number, own_places[rising], of_rows)
-                assert planned.pieces is not None
                 starts[at], pieces = planned.starts + base, planned.pieces
-                pieces_of.append(
-                    (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
-                )
-        return starts, _merged(num_rows, pieces_of)
+                if pieces is not None:
+                    pieces_of.append(
+                        (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
+                    )
+        return starts, _merged(num_rows, pieces_of) if self.in_pieces else None
 
     def _starts_by_formula(self, sources: Int64Array, counts: Int64Array) -> Int64Array:
         """First tokens of rows, at least one, of sources whose passes are formulas. All are permuted in one call."""

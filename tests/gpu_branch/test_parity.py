@@ -21,6 +21,7 @@ from dali_pipes.engine import block_source as source
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.build import BuiltSource
 from dali_pipes.placement.selection import GPU_PLACEMENTS
+from dali_pipes.rows import make
 from dali_pipes.rows.windows import WindowRows
 from dali_pipes.runtime.ranks import resolve_ranks
 
@@ -98,6 +99,31 @@ def test_an_order_without_a_formula_is_planned(
                 assert same(batch, {name: values.numpy() for name, values in expected.items()})
                 padded += int((expected["row_ids"] < 0).sum())
         assert padded
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("outputs", [OUTPUTS, ("input_ids", "labels", "position_ids", "row_ids")])
+def test_an_order_by_blocks_is_that_of_the_cpu(
+    gpu: gpu_stand_in.StandInGpu,
+    counting: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    placement: str,
+    outputs: tuple[str, ...],
+) -> None:
+    """Not that of a keyed range, which kernels compute: its rows are planned on the host."""
+    monkeypatch.setattr(make, "BLOCK_TOKENS", 24)
+    common: dict[str, Any] = {"corpus": counting(130, 271).pattern, "dtype": "uint32", "outputs": outputs, "eos_id": 5}
+    common |= {"batch_size": 3, "seq_len": 4, "rank": 1, "world_size": 2, "batches_per_run": 2}
+    common |= {"order": "blocks", "shuffle_window": 3}
+    with (
+        TokenLoader(**common, device="cuda", placement=placement) as loader,
+        TokenLoader(**common, device="cpu") as on_cpu,
+        TokenLoader(**{**common, "order": "rows", "shuffle_window": 512}, device="cpu") as by_rows,
+    ):
+        for _ in range(2):
+            for batch, expected in itertools.zip_longest(loader, on_cpu):
+                assert same(batch, {name: values.numpy() for name, values in expected.items()})
+        assert not same(take(loader, 1)[0], {name: values.numpy() for name, values in take(by_rows, 1)[0].items()})
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

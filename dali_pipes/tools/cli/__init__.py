@@ -7,6 +7,7 @@
     dali-pipes locate run.toml --step 1200 --row 3
     dali-pipes explain run.toml --step 1200 --world-size 8
     dali-pipes mixture run.toml --at 250B
+    dali-pipes shuffle run.toml --plot orders.png
     dali-pipes preview data/*.bin --batch-size 8 --seq-len 1024 --tokenizer tokenizer.json
 
 Results go to standard output, with --json as one object. A mistake of the user is one line on standard error.
@@ -20,7 +21,7 @@ from dali_pipes import __version__
 from dali_pipes.tools.cli.corpus_commands import check, inspect
 from dali_pipes.tools.cli.endings import EXIT_STATUS
 from dali_pipes.tools.cli.flags import FLAG, Command, Group
-from dali_pipes.tools.cli.loader_commands import config, explain, locate, mixture, preview
+from dali_pipes.tools.cli.loader_commands import config, explain, locate, mixture, preview, shuffle
 from dali_pipes.tools.cli.tokenize_command import tokenize
 
 __all__ = ["app"]
@@ -44,5 +45,5 @@ def main(
         raise typer.Exit
 
 
-for command in (tokenize, inspect, check, config, locate, explain, mixture, preview):
+for command in (tokenize, inspect, check, config, locate, explain, mixture, shuffle, preview):
     app.command(cls=Command, epilog=EXIT_STATUS)(command)

@@ -131,6 +131,32 @@ def mixture(
             terminal.show_mixture(plan)
 
 
+def shuffle(
+    given: Given,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="First steps of epoch 0 to look at.")] = 64,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a figure of where rows come from in each order, such as orders.png.")
+    ] = None,
+    world_size: WorldSize = None,
+    batch_size: BatchSize = None,
+    seq_len: SeqLen = None,
+    assignments: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Compare how well the orders shuffle: distance of neighbors, rows of a step from one block or file. No GPU."""
+    with errors_as_one_line():
+        rank = None if world_size is None else 0  # the report covers all ranks
+        options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
+        checked = of_one_rank(settings_given(given, assignments, options, "shuffle"))
+        report = reports.judge_shuffle(checked, steps)
+        if plot is not None:
+            reports.plot_shuffle(report, plot)
+        if as_json:
+            terminal.show_json(report.as_dict())
+        else:
+            terminal.show_shuffle(report)
+
+
 def preview(
     given: Given,
     step: Step = 0,

@@ -8,6 +8,8 @@ from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plo
 from dali_pipes.tools.reports.preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
 from dali_pipes.tools.reports.problem import Problem
 from dali_pipes.tools.reports.samples_preview import SamplesPreview, names_loader, preview_samples
+from dali_pipes.tools.reports.shuffle_figures import OrderFigures
+from dali_pipes.tools.reports.shuffle_report import ShuffleReport, judge_shuffle, plot_shuffle
 from dali_pipes.tools.reports.step_report import StepReport, explain_step
 from dali_pipes.tools.reports.token_text import TokenText
 
@@ -18,22 +20,26 @@ __all__ = [
     "CorpusReport",
     "LengthReport",
     "MixturePlan",
+    "OrderFigures",
     "PieceOrigin",
     "PreviewPiece",
     "PreviewRow",
     "Problem",
     "RowOrigin",
     "SamplesPreview",
+    "ShuffleReport",
     "StepReport",
     "TokenText",
     "check_corpus",
     "explain_step",
     "inspect_corpus",
+    "judge_shuffle",
     "locate_batch",
     "names_loader",
     "one_row",
     "plan_mixture",
     "plot_mixture",
+    "plot_shuffle",
     "preview_batch",
     "preview_samples",
 ]

@@ -5,6 +5,7 @@ from dali_pipes.tools.terminal.console import printable, show_json
 from dali_pipes.tools.terminal.corpus_text import show_check, show_corpus
 from dali_pipes.tools.terminal.mixture_text import show_mixture
 from dali_pipes.tools.terminal.preset_text import show_presets
+from dali_pipes.tools.terminal.shuffle_text import show_shuffle
 
 __all__ = [
     "printable",
@@ -16,5 +17,6 @@ __all__ = [
     "show_preview",
     "show_row",
     "show_samples",
+    "show_shuffle",
     "show_step",
 ]

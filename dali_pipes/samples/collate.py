@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from dali_pipes.samples.structure import FieldPath, fields_of, name_of
 
-_ADVICE = "make them alike in the dataset, or pass collate_fn=list"
+_ADVICE = "make the samples consistent in the dataset, or pass collate_fn=list"
 
 
 class Collate:
@@ -60,7 +60,7 @@ def _difference(samples: Sequence[Any], items: Sequence[int]) -> str | None:
                     f"in item {item:,}"
                 )
         if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
-            return f"{_field(path)} has dtype {value.dtype}, which torch cannot hold"
+            return f"{_field(path)} has dtype {value.dtype}, which torch does not support"
         if not isinstance(value, torch.Tensor | np.ndarray | str | bytes | int | float | np.generic):
             return f"{_field(path)} is {_kind(value)}, which torch's default_collate does not stack"
     return None

@@ -60,11 +60,13 @@ def write_contact_sheet(batch: Any, captions: Sequence[str], path: Path, heading
     panels = [panel for name, values in fields.items() for panel in _panels(name, values)]
     if not panels:
         shapes = ", ".join(f"{name} {values[0].shape}" for name, values in fields.items()) or "none"
-        raise ConfigError(f"the batch does not contain images or volumes to draw; its fields are: {shapes}")
+        raise ConfigError(
+            f"the batch does not contain images or volumes to draw; expected arrays of 2 to 4 axes, found: {shapes}"
+        )
     notes = {name: values for name, values in fields.items() if not values[0].ndim}
     figure = Figure(figsize=(_PANEL_INCHES * (len(panels) + 0.6), _PANEL_INCHES * count + 0.7), layout="constrained")
     if path.suffix.removeprefix(".") not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(f"{path}: expected a name that ends in .png, .svg, or .pdf")
+        raise ConfigError(f"{path}: expected a file name that ends in .png, .svg or .pdf")
     if heading:
         figure.suptitle(heading, parse_math=False)
     axes = figure.subplots(count, len(panels), squeeze=False)

@@ -176,6 +176,7 @@ def chosen_device(requested: Any) -> torch.device:
         index = local_rank if current == 0 and local_rank is not None and count > 1 else current
     if index >= count:
         raise BackendError(
-            f"device cuda:{index} does not exist: {count} visible, numbered from cuda:0; use one of them"
+            f"device cuda:{index} does not exist: torch sees {count} GPU{'s' * (count > 1)}; use cuda:0"
+            + (f" to cuda:{count - 1}" if count > 1 else "")
         )
     return torch.device("cuda", index)

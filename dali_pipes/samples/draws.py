@@ -30,7 +30,7 @@ class Draws(Sequence[Any]):
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(self._num_draws))]
         if not -self._num_draws <= index < self._num_draws:
-            raise IndexError(f"u[{index}] is out of range: num_draws is {self._num_draws}. Increase num_draws.")
+            raise IndexError(f"u[{index}] is out of range: num_draws is {self._num_draws}; increase num_draws")
         return self._numbers[index % self._num_draws]
 
 

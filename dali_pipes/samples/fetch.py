@@ -158,7 +158,8 @@ class Fetch:
             except Exception as error:
                 return self._batch_failure(request, f"cannot be read: {type(error).__name__}: {error}", error)
             if len(samples) != len(request.items):
-                text = f"cannot be read: {len(samples):,} samples came for {len(request.items):,} items"
+                name = getattr(together, "__name__", "the dataset")
+                text = f"cannot be read: {name} returned {len(samples):,} samples for {len(request.items):,} items"
                 return self._batch_failure(request, text, None)
             return samples
         keys: Sequence[Sequence[int]] = ()

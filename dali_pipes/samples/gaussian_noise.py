@@ -27,22 +27,24 @@ _LARGEST = 2**31 - 1
 def keyed_noise(u: Draws, shape: Sequence[int], *, stream: int = 0) -> Any:
     """Standard normal noise for each sample, as a DALI node for use in a `graph=`.
 
-    u:      the numbers that the graph was called with
-    shape:  of a sample's noise, at most 2**31 - 1 entries
-    stream: noise of different streams is independent; >= 0
+    u:      the random numbers passed to the graph
+    shape:  shape of the noise of one sample, at most 2**31 - 1 values
+    stream: >= 0; different streams give independent noise
 
-    Returns a float32 node of that shape, computed on the CPU at about 40 ns an entry. Two samples share their noise
-    only if all their numbers are equal; `num_draws` is at least 2, since one number has just 24 bits. Raises
-    `ConfigError`.
+    Returns a float32 node of that shape, computed on the CPU in about 40 ns per value. Two samples get the same noise
+    only if all their numbers are equal. `num_draws` must be at least 2, because one number has only 24 bits. Raises
+    `ConfigError` for other arguments.
     """
     from nvidia.dali import math, types
 
     if len(u) < 2:
-        raise ConfigError(f"keyed_noise needs num_draws >= 2, found {len(u)}: noise of two samples could be the same")
+        raise ConfigError(
+            f"keyed_noise: num_draws = {len(u)}, expected at least 2, or different samples could get the same noise"
+        )
     if not 0 <= stream < _LARGEST or min(shape, default=1) < 1 or prod(shape) > _LARGEST:
         raise ConfigError(
-            f"keyed_noise got shape {tuple(shape)} and stream {stream}; expected sizes of at least 1, at most "
-            f"{_LARGEST:,} entries and 0 <= stream < {_LARGEST:,}"
+            f"keyed_noise got shape {tuple(shape)} and stream {stream}; expected positive sizes, at most {_LARGEST:,} "
+            f"values, and 0 <= stream < {_LARGEST:,}"
         )
 
     def constant(values: npt.NDArray[np.int64] | int) -> Any:

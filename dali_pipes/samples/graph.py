@@ -161,7 +161,9 @@ class SampleGraph:
                 alone.take()
             except Exception as found:
                 return GraphError(f"graph failed on sample {position} of the batch: {_essence(found)}", position)
-        return GraphError(f"graph failed on the batch, but on no sample of it alone: {_essence(error)}")
+        return GraphError(
+            f"graph failed on the batch, although it works on each of its samples alone: {_essence(error)}"
+        )
 
 
 class _Settings(NamedTuple):
@@ -221,7 +223,7 @@ class _Pipeline:
             try:
                 self._structure = settings.graph(nodes, Draws(numbers, settings.num_draws, keys))
             except Exception as error:
-                error.add_note("graph= raised this when it was called to build the DALI pipeline")
+                error.add_note("graph= raised this error while the DALI pipeline was being built")
                 raise
             returned: list[Any] = []
             for path, node in fields_of(self._structure):
@@ -229,11 +231,11 @@ class _Pipeline:
                     returned.append(node if settings.device_id is None else node.gpu())
                 elif not isinstance(node, _Passed):
                     raise GraphError(
-                        f"graph returned {type(node).__name__} as {name_of(path)}; expected a DALI node: one of "
-                        "nodes, or what an operator returned"
+                        f"graph returned a {type(node).__name__} as {name_of(path)}; expected a DALI node: one of "
+                        "nodes, or the output of an operator"
                     )
             if not returned:
-                raise GraphError("graph returned no DALI node; expected at least one")
+                raise GraphError("graph did not return a DALI node; expected at least one")
             pipe.set_outputs(*returned)
         pipe.build()
         self._pipe = pipe
@@ -288,14 +290,14 @@ def _stacked(name: str, output: Any, batch_size: int) -> torch.Tensor:
     shapes = output.shape()
     if len(shapes) != batch_size:
         raise GraphError(
-            f"output {name} of the graph has {len(shapes)} samples; expected the {batch_size} of the batch. Compute it "
-            "from nodes or u."
+            f"output {name} of the graph has {len(shapes)} samples; expected the {batch_size} samples of the batch. "
+            "Compute it from nodes or u."
         )
     position = next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None)
     if position is not None:
         raise GraphError(
-            f"output {name} of the graph has the shape {shapes[0]} for sample 0 of the batch, and {shapes[position]} "
-            f"for sample {position}. Give all samples one shape, such as with fn.resize, fn.crop or fn.pad.",
+            f"output {name} of the graph has shape {shapes[0]} for sample 0 of the batch, but {shapes[position]} for "
+            f"sample {position}. Give all samples the same shape, for example with fn.resize, fn.crop or fn.pad.",
             position,
         )
     if output.is_dense_tensor():

@@ -39,7 +39,7 @@ class ItemOrder(Counted, Protocol):
 
 
 class SampleLocation(NamedTuple):
-    """Which sample a row of a batch is."""
+    """The item in a row of a batch."""
 
     item: int
     """Index in the dataset."""

@@ -50,8 +50,8 @@ class RequestPlan:
         end = first + steps.steps(base, max(epoch, 0))
         if epoch < 0 or not first <= step < end:
             raise ConfigError(
-                f"step {step:,} of epoch {epoch:,} does not exist; expected step {first:,} to {end - 1:,} of epoch 0 "
-                "or later"
+                f"step {step:,} of epoch {epoch:,} does not exist; expected step {first:,} to {end - 1:,} and an "
+                "epoch of 0 or more"
             )
         return next(self._of(StepRange(epoch, base, step - first, 1)))
 

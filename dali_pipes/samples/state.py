@@ -62,10 +62,13 @@ class SampleStates:
                 "with the release that saved it"
             )
         if state.get("kind") != KIND:
-            raise StateError("this is not a state of a SampleLoader: it was saved by a TokenLoader; load it there")
+            raise StateError(
+                f"this is not the state of a SampleLoader (kind = {short(state.get('kind'))}); load it into the loader "
+                "that saved it, such as a TokenLoader"
+            )
         missing = [name for name in _ENTRIES if name not in state]
         if missing:
-            raise StateError(f"the state is incomplete: {', '.join(missing)} missing; use an unchanged copy")
+            raise StateError(f"the state is incomplete: missing {', '.join(missing)}; load an unmodified copy")
         for name in ("config", "dataset"):
             if not isinstance(state[name], Mapping):
                 raise StateError(f"the state is damaged: {name} is {short(state[name])}, expected a dict")
@@ -76,12 +79,12 @@ class SampleStates:
         digest = self._order.digest(epoch)
         if digest != state.get("list"):
             raise StateError(
-                f"sampler: {self._config.get('sampler')} gives another list of items for epoch {epoch:,} than in the "
-                "saved run; use the sampler, data and seed that the state was saved with"
+                f"sampler: {self._config.get('sampler')} yields different items for epoch {epoch:,} than in the saved "
+                "run; use the sampler, data and seed that the state was saved with"
             )
         if rows > self._order.count(epoch):
             raise StateError(
-                f"the state is damaged: rows {rows:,} of epoch {epoch:,}, which has {self._order.count(epoch):,}"
+                f"the state is damaged: rows {rows:,}, expected at most {self._order.count(epoch):,} in epoch {epoch:,}"
             )
         return Position(epoch, rows)
 
@@ -100,7 +103,7 @@ class SampleStates:
                 lines.append(f"{name} of {self._name}: saved {short(before)}, now {short(value)}")
         if lines:
             raise StateError(
-                "the state does not fit this loader; resuming would change the data order:\n  "
+                "the state does not match this loader; resuming would change the data order:\n  "
                 + "\n  ".join(lines)
                 + "\nUse the dataset and settings that the state was saved with, or start without the state"
             )

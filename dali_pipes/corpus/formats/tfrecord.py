@@ -61,8 +61,8 @@ class TFRecords:
             length = int.from_bytes(frame[:8], "little")
             if length != len(frame) - FRAME_BYTES:
                 raise CorpusReadError(
-                    f"{self.place(number)}: has a length of {length:,} bytes, but had {len(frame) - FRAME_BYTES:,} "
-                    "when the corpus was opened: the file was modified. Open the corpus again."
+                    f"{self.place(number)}: its length is {length:,} bytes, but was {len(frame) - FRAME_BYTES:,} when "
+                    "the corpus was opened: the file was modified. Open the corpus again."
                 )
         return _contents(self.place, first, frames)
 
@@ -201,7 +201,7 @@ def _bad_length(path: Path, place: str, header: bytes, head: bytes) -> CorpusFor
     kind = deflate_kind(head)
     if kind is not None:
         return CorpusFormatError(
-            f"{path}: is {kind} as a whole, so its records cannot be read one by one. Decompress it, or write it "
+            f"{path}: is {kind} as a whole, but its records must be readable one by one. Decompress it, or write it "
             "without compression."
         )
     return CorpusFormatError(
@@ -212,6 +212,6 @@ def _bad_length(path: Path, place: str, header: bytes, head: bytes) -> CorpusFor
 
 def _truncated(place: str, found: int) -> CorpusFormatError:
     return CorpusFormatError(
-        f"{place}: the file ends within this record, after {found:,} of its bytes: it is truncated, or still being "
-        "written. Copy or recreate it."
+        f"{place}: the file ends within this record, after {found:,} of its bytes. It is truncated or still being "
+        "written; copy or recreate it."
     )

@@ -1,4 +1,4 @@
-"""Samples to a batch: torch's `default_collate`, or the user's function; and what is wrong where that fails.
+"""Collates samples into a batch with torch's `default_collate` or the user's function, and explains failures.
 
 field ['image'] has shape (3, 64, 64) in item 5, but (3, 32, 32) in item 9
 """
@@ -16,7 +16,7 @@ _ADVICE = "make the samples consistent in the dataset, or pass collate_fn=list"
 
 
 class Collate:
-    """Makes a batch of samples. `problem` says why it could not."""
+    """Makes a batch of samples. `problem` explains why it failed."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any] | None, name: str) -> None:
         self._collate_fn, self._name = collate_fn, name

@@ -1,4 +1,4 @@
-"""What a dataset must be, and its fingerprint, by which a resumed run knows it again."""
+"""Checks of a dataset, and its fingerprint, which tells a resumed run whether the dataset is the same."""
 
 import hashlib
 from typing import Any
@@ -29,7 +29,7 @@ def num_items(dataset: Any) -> int:
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """A dataset's `_fingerprint`, as Hugging Face datasets have one, also within `Subset` and `ConcatDataset`."""
+    """The `_fingerprint` of a dataset, such as a Hugging Face dataset, also inside `Subset` and `ConcatDataset`."""
     own = getattr(dataset, "_fingerprint", None)
     if isinstance(own, str):
         return own

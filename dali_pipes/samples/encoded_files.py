@@ -1,4 +1,4 @@
-"""EncodedFiles: image files as they are on disk, to be decoded by DALI in `graph=`. They need no worker processes.
+"""EncodedFiles: encoded image files for DALI to decode in `graph=`. They do not need worker processes.
 
 root/cat/1.jpg     item 0   {"image": uint8 (n,), "label": 0}
 root/cat/2.jpg     item 1   {"image": uint8 (n,), "label": 0}

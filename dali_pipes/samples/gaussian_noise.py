@@ -1,4 +1,4 @@
-"""keyed_noise: Gaussian noise inside a graph, with every sample's noise given by its numbers.
+"""keyed_noise: Gaussian noise inside a graph, determined by the random numbers of each sample.
 
     keyed_noise(u, (2, 3))     sample of row 0   [[ 0.43 -1.20  0.07]      the same in another batch size, order,
                                                   [-0.68  1.91  0.35]]     on another rank and after a resume
@@ -8,7 +8,7 @@
     entry n   sqrt(-2 ln a) cos(2 pi b), a and b from the upper and the lower 32 bits of word n (G. E. P. Box,
               M. E. Muller, "A Note on the Generation of Random Normal Deviates", 1958); at most 6.8 away from 0
 
-DALI's own `fn.random.normal` and `fn.noise` draw in the order of their calls, so they depend on the batch.
+DALI's own `fn.random.normal` and `fn.noise` depend on how often they have been called, and so on the batch.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
-"""Groups of items with weights: the tree of a mixture says which group a row takes, and how many-th of it.
+"""Groups of items with weights: the order of a mixture gives the group of each row, and its count within the group.
 
     row of the run     0     1     2     3     4 ...
     group, count      cat 0 dog 0 cat 1 cat 2 dog 1      `MixtureOrder`
     item               17    61    4     9     70        each pass of a group in its own keyed order
 
-Memory and time depend on the number of groups, not of items, where groups are ranges. Epochs run on: the next one
-continues where each group stopped.
+If groups are ranges, memory and time depend on the number of groups, not of items. Each epoch continues every group
+where the previous epoch stopped.
 """
 
 import hashlib

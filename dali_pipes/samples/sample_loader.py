@@ -1,4 +1,4 @@
-"""`SampleLoader`: torch's `DataLoader` by its names, with an exact order, exact resume and keyed augmentation.
+"""`SampleLoader`: the interface of torch's `DataLoader`, with exact order, exact resume and keyed augmentation.
 
 loader = SampleLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
 for images, labels in loader:                              # one epoch; on loader.device
@@ -405,7 +405,7 @@ class SampleLoader(ShownAsTable):
 
     def _table(self) -> Table:
         if not hasattr(self, "_last"):
-            return Table("SampleLoader", [("", "not built: its settings were refused")])
+            return Table("SampleLoader", [("", "not built: invalid settings")])
         steps = counted(len(self), "step")
         rows = [
             ("dataset", f"{self._name}: {counted(len(self.dataset), 'item')}"),

@@ -1,7 +1,7 @@
-"""The order of a torch sampler: its list, taken anew for each epoch, with a keyed seed.
+"""The order of a torch sampler: for each epoch, the sampler is seeded and its list of items is read.
 
-The list is computed in the trainer's process, the same on every rank, and its hash is in the state: a sampler that
-depends on anything else is noticed at a resume.
+The list is computed in the trainer's process, the same on every rank. Its hash is in the state, so a resume detects a
+sampler that depends on anything else.
 """
 
 import hashlib

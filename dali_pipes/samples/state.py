@@ -1,10 +1,10 @@
-"""The saved state of a `SampleLoader`: arithmetic, JSON-able, under 1 KB.
+"""The saved state of a `SampleLoader`: JSON, under 1 KB.
 
     {"version": 1, "kind": "samples", "order": "philox24-v1", "config": {"seed": 0, "num_samples": 50000},
      "dataset": {"length": 50000, "fingerprint": null}, "epoch": 3, "rows": 40960, "step_rows": 64}
 
-`rows` counts the rows of the epoch that all ranks together have consumed, so a run may resume with another number of
-ranks, another batch size, and other workers. The order of a torch sampler adds the hash of the epoch's list, "list".
+`rows` counts the rows of the epoch that all ranks together have consumed, so a run can resume with a different number
+of ranks, batch size and number of workers. With a torch sampler, "list" is the hash of the epoch's list of items.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class SampleStates:
         return state
 
     def read(self, state: Mapping[str, Any]) -> Position:
-        """Where a state says that the run stands. Raises `StateError` listing every difference to this loader."""
+        """The position of the run in a state. Raises a `StateError` that lists every difference from this loader."""
         if not isinstance(state, Mapping) or "version" not in state:
             entries = state.items() if isinstance(state, Mapping) else ()
             inside = [name for name, entry in entries if isinstance(entry, Mapping) and "version" in entry]

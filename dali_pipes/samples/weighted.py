@@ -1,4 +1,4 @@
-"""Weighted items: each appears in an epoch as often as its share says, rounded up or down.
+"""Weighted items: each appears in an epoch in proportion to its weight, rounded up or down.
 
     weights     1     2         1         W = 4, N = 3 rows of an epoch
     0 ..... 1 ......... 3 ..... 4         their cumulative sum
@@ -67,7 +67,7 @@ class WeightedItems:
 
 
 def running_sum(weights: Any, num_items: int) -> Int64Array:
-    """The cumulative sum of the weights as integers, (N,). Raises `ConfigError` for weights that are not.
+    """The cumulative sum of the weights as integers, (N,). Raises `ConfigError` for invalid weights.
 
     Decimals of up to nine places become integers exactly; others are rounded to 2^-61 of N times the largest.
     """

@@ -1,7 +1,7 @@
-"""Worker processes: those of torch's `DataLoader`, which is asked for whole requests.
+"""Worker processes: those of torch's `DataLoader`, which gets whole requests as its items.
 
-They survive from epoch to epoch and over a resume. When one dies, all are ended, and fresh ones make the batches before
-the one that the dead worker was at; then that one raises. Which row it was at, it wrote to shared memory.
+They keep running across epochs and resumes. When one dies, all are stopped, and new ones make the batches before the
+batch that the dead worker was reading; that batch then raises an error. Each worker writes its row to shared memory.
 
     step      4       5       6          worker 1 dies at a row of step 6 while the trainer is at step 4
     batch     4       5       error      4 and 5 come from fresh workers

@@ -3,8 +3,8 @@
 host     batches in host memory, which JAX copies to its devices (CPU, TPU, GPU); one loader for several data shards
 device   one loader for each GPU; JAX copies each batch on its GPU
 
-In both, what JAX has is its own: on a CPU it may use a batch's memory as it is, which the loader leaves alone as long
-as an array refers to it; on a GPU it copies, since the loader cannot know when work of JAX on its memory is done.
+On a CPU, JAX may share the memory of a batch, which the loader does not reuse as long as an array refers to it. On a
+GPU, JAX copies the batch, because the loader cannot know when JAX has finished using its memory.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ def _on_host(values: Any) -> Any:
 
 
 class DevicePlacement:
-    """A loader for each device of this process, whose batches are there already."""
+    """A loader for each device of this process, with its batches already on the device."""
 
     def __init__(self, shards: DataShards) -> None:
         self._shards = shards

@@ -5,8 +5,8 @@
     device                                               0 1   2 3            4 5   6 7
     data shard = rank of a loader with world_size 4       0     1              2     3
 
-The numbers come from the sharding's own map of devices, not from the number of a process: processes that differ only in
-other axes find the same shards, and get the same rows.
+The numbers come from the sharding's map of devices, not from the process index: processes that differ only along other
+axes find the same shards, and get the same rows.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The arrays of a batch for JAX: which outputs travel, under which names, and what is made of the labels.
+"""The arrays of a batch for JAX: which outputs they come from, their names, and how labels are converted.
 
     outputs of a loader           names = None                    names = "maxtext"
     input_ids                     input_ids                       inputs

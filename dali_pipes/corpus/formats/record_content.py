@@ -1,4 +1,4 @@
-"""What the records of a file hold, whatever its format. Nothing states it, so the first ones decide:
+"""What the records of a file contain, in any format. The file does not state it, so the first records decide:
 
 ids of a type that is not stated        `dtype` gives it
 a tf.train.Example                      one of its int64 lists holds the ids; recognized automatically
@@ -43,7 +43,7 @@ class Records(Protocol):
         """
 
     def place(self, number: int) -> str:
-        """Where a record is, for a message: file and number, and the byte where that is known."""
+        """Where a record is, for a message: file, number, and byte if it is known."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
     u64 length   u32 CRC of the length   data   u32 CRC of the data      ... and so on; a file of 0 bytes has no records
 
-Nothing says where records start, so the lengths are followed through the file once, and the places are kept. A CRC is
-CRC-32C, masked. Those of the lengths are compared then, and both whenever records are decoded, also to count their ids.
-A file that is compressed as a whole is refused: its records cannot be read one by one.
+The file does not store where records start, so its lengths are followed once, and the offsets are kept. The CRCs are
+masked CRC-32C. That scan verifies the CRCs of lengths; decoding records, also to count their ids, verifies both.
+Files that are compressed as a whole are refused, because their records cannot be read one by one.
 (Format: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details)
 """
 

@@ -42,7 +42,7 @@ test-fast: $(READY)  ## those of corpora, the schedule, the operators and the lo
 test-slow: $(READY)  ## the long ones, and more random examples
 	$(BIN)/python -m pytest -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough $(IN_PARALLEL) $(PYTEST_ARGS)
 
-test-cellmap: $(CELLMAP)/.ready  ## with the cellmap-data package, which needs zarr < 3, in another environment
+test-cellmap: $(CELLMAP)/.ready  ## with the cellmap-data package, which needs zarr < 3, in a separate environment
 	$(CELLMAP)/bin/python -m pytest -m cellmap tests/adapters/test_cellmap.py $(PYTEST_ARGS)
 
 # Without dependencies: with them, pip replaces a CPU build of torch by a CUDA build.

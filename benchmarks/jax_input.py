@@ -1,7 +1,7 @@
-"""Batches as arrays of JAX, from `jax_batches` and from Grain: `python benchmarks/jax_input.py --help`.
+"""Batches as JAX arrays, from `jax_batches` and from Grain: `python benchmarks/jax_input.py --help`.
 
-The same windows of the same corpus, int32, on a mesh of one CPU device. Each run is a process of its own, and the ways
-take turns. The last line is one JSON line.
+The same windows of the same corpus, int32, on a mesh of one CPU device. Each run is a separate process, and runs of the
+loaders alternate. The last line is one JSON line.
 """
 
 import importlib.util
@@ -23,19 +23,23 @@ FIGURES = {  # key: heading, factor
     "tokens_per_s": ("Mtok/s", 1e-6),
     "cpu_s_per_mtok": ("CPU ms per Mtok", 1e3),
     "first_batch_s": ("first batch, ms", 1e3),
-    "resume_s": ("resume at 80 %, ms", 1e3),
+    "resume_s": ("resume at 80%, ms", 1e3),
 }
 _TIMEOUT_S = 300.0
 
 
 def main(
     tokens: Annotated[int, typer.Option(min=1000, help="Tokens of the corpus.")] = 50_000_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each way.")] = 3,
-    seconds: Annotated[float, typer.Option(help="Timed seconds of a run.")] = 2.0,
-    all_sizes: Annotated[bool, typer.Option("--all-sizes", help="Four sizes instead of 8 x 1024.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each loader.")] = 3,
+    seconds: Annotated[float, typer.Option(help="Seconds to time per run.")] = 2.0,
+    all_sizes: Annotated[
+        bool, typer.Option("--all-sizes", help="Measure four sizes instead of only 8 x 1024.")
+    ] = False,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows per batch, with --seq-len.")] = None,
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per row.")] = None,
-    only: Annotated[str | None, typer.Option(help=f"Some of {', '.join(WAYS)}.")] = None,
+    only: Annotated[
+        str | None, typer.Option(help=f"Loaders to measure, separated by commas: {', '.join(WAYS)}.")
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder for the corpus.", show_default="in the system's temporary folder")
     ] = None,
@@ -94,7 +98,7 @@ def _over(runs: list[dict[str, Any]], pick: Any) -> dict[str, float | None]:
 
 
 def _table(entries: list[dict[str, Any]]) -> Table:
-    grid = Table("(B, T)", "way", title="arrays of JAX: median (low to high)")
+    grid = Table("(B, T)", "loader", title="JAX arrays: median (low to high)")
     for heading, _ in FIGURES.values():
         grid.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:

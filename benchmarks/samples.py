@@ -1,12 +1,12 @@
-"""`SampleLoader` against torch's `DataLoader`: rate, CPU time, start and resume, with the same datasets and workers.
+"""`SampleLoader` compared with torch's `DataLoader`: rate, CPU time, start, resume, on the same datasets and workers.
 
     python benchmarks/samples.py
     python benchmarks/samples.py --kinds jpeg --slices 20 --rounds 0
 
 JPEGs of 256 x 256 with a random resized crop to 224 x 224 by PIL, crops of 64^3 of a zarr volume, and rows in memory;
 0 and 2 workers. `ours_graph` decodes and crops the same JPEGs with DALI instead, without workers. One process opens all
-loaders of a dataset and times them in turn, in short slices; ratios are taken within a slice. Every start is a new
-process, without the imports. See `benchmarks/README.md`. The last line is one JSON line.
+loaders of a dataset and times them in turn, in short slices; ratios are taken within a slice. Every start runs in a new
+process; imports are not timed. See `benchmarks/README.md`. The last line is one JSON line.
 """
 
 import json
@@ -34,11 +34,11 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def main(
     kinds: Annotated[str, typer.Option(help="datasets, separated by commas: jpeg, volume, arrays")] = ",".join(KINDS),
-    slices: Annotated[int, typer.Option(min=1, help="timed parts of each loader")] = 30,
-    seconds: Annotated[float, typer.Option(help="length of a timed part")] = 0.3,
-    rounds: Annotated[int, typer.Option(min=0, help="starts of each loader; 0: none are measured")] = 3,
-    items: Annotated[int, typer.Option(min=1, help="items of a dataset")] = 2048,
-    data_dir: Annotated[Path | None, typer.Option(help="folder for files, which are removed at the end")] = None,
+    slices: Annotated[int, typer.Option(min=1, help="timed slices per loader")] = 30,
+    seconds: Annotated[float, typer.Option(help="length of a slice")] = 0.3,
+    rounds: Annotated[int, typer.Option(min=0, help="starts to measure per loader")] = 3,
+    items: Annotated[int, typer.Option(min=1, help="items per dataset")] = 2048,
+    data_dir: Annotated[Path | None, typer.Option(help="folder for temporary files")] = None,
 ) -> None:
     """Measure, print tables and, as the last line, one line of JSON. Exit code 1 if a check failed."""
     about, console = machine(), wide_console()
@@ -139,11 +139,16 @@ def _aims(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
             aim(entry, "rate / torch's", ratio, f">= {RATE_AIM}", lambda value: value >= RATE_AIM)
         if entry["part"] == "start":
             more = entry["first_batch_s_more"]["median"]
-            aim(
-                entry, "first batch, s more than torch's", more, f"<= {START_AIM_S}", lambda value: value <= START_AIM_S
-            )
+            what = "first batch, seconds after torch's"
+            aim(entry, what, more, f"<= {START_AIM_S}", lambda value: value <= START_AIM_S)
             times = 1 / entry["resume_s_ratio"]["median"]
-            aim(entry, "torch's skip / resume", times, f">= {RESUME_AIM:.0f}", lambda value: value >= RESUME_AIM)
+            aim(
+                entry,
+                "torch's skip time / resume time",
+                times,
+                f">= {RESUME_AIM:.0f}",
+                lambda value: value >= RESUME_AIM,
+            )
     return aims
 
 
@@ -153,8 +158,8 @@ def _cell(spread: dict[str, float], factor: float = 1.0) -> str:
 
 
 def _rate_table(entries: list[dict[str, Any]]) -> Table:
-    table = Table(title="rates: median (quartiles); ratios to torch with as many workers, of the graph to torch_2")
-    for heading in ("dataset", "loader", "items/s", "ratio", "CPU ms an item", "ratio", "noise"):
+    table = Table(title="rates: median (quartiles); ratios to torch with the same workers, ours_graph to torch_2")
+    for heading in ("dataset", "loader", "items/s", "ratio", "CPU ms per item", "ratio", "noise"):
         table.add_column(heading, justify="left" if heading in ("dataset", "loader") else "right")
     for entry in entries:
         rate, cpu = _cell(entry["items_per_s"]), _cell(entry["cpu_s_per_item"], 1e3)
@@ -175,9 +180,9 @@ def _start_table(entries: list[dict[str, Any]]) -> Table:
 
 
 def _aim_table(aims: list[dict[str, Any]]) -> Table:
-    table = Table(title="aims, medians")
-    for heading in ("aim", "measured", "wanted", "met"):
-        table.add_column(heading, justify="left" if heading == "aim" else "right")
+    table = Table(title="goals (medians)")
+    for heading in ("goal", "measured", "target", "met"):
+        table.add_column(heading, justify="left" if heading == "goal" else "right")
     for entry in aims:
         table.add_row(entry["aim"], f"{entry['measured']:.3g}", entry["wanted"], "yes" if entry["met"] else "NO")
     return table

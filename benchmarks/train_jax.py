@@ -38,11 +38,11 @@ def main(
     layers: Annotated[int, typer.Option(min=1, help="Layers of the model.")] = 2,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 6e-3,
     seed: Annotated[int, typer.Option(help="Seed of the parameters and of the order of the data.")] = 1,
-    stop_after: Annotated[int | None, typer.Option(min=1, help="Interrupt the run here and resume it.")] = None,
+    stop_after: Annotated[int | None, typer.Option(min=1, help="Interrupt and resume the run after this step.")] = None,
 ) -> None:
     """Train, print losses and the data wait; exit code 1 if the validation loss does not fall.
 
-    With --stop-after, the loader is closed there and another one loads its state: the losses stay the same.
+    With --stop-after, the loader is closed after that step and a new one loads its state; the losses stay the same.
     """
     mesh = mesh_of(devices)
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -56,7 +56,7 @@ def main(
         moments = jax.tree.map(jnp.zeros_like, (parameters, parameters))
         losses: list[Any] = []
         before = validation_loss(parameters, validation, mesh)
-        print(f"{devices} devices, {devices * batch_size} x {seq_len} bytes a step; validation loss {before:.3f}")
+        print(f"{devices} devices, {devices * batch_size} x {seq_len} bytes per step; validation loss {before:.3f}")
         batches = jax_batches(training, mesh, labels="weights")
         began = time.perf_counter()
         for step in range(1, steps + 1):

@@ -1,9 +1,9 @@
 """Train a small 3D U-Net on a synthetic volume, fed by `SampleLoader`: `python benchmarks/train_segmentation.py`.
 
-The volume has bright bubbles of two sizes in noise; large ones are rare, and class 2. Crops with large bubbles are
-visited as often as all others, by `groups`, and augmented at random in the dataset. The folder of the run gets
-`loss.png` and `prediction.png`: crops that the training has not seen, with truth and prediction. The last line of the
-output is a line of JSON.
+The noisy volume contains bright bubbles of two sizes; large bubbles (class 2) are rare. With `groups`, crops with large
+bubbles are sampled as often as all other crops together. The dataset augments crops at random. The run writes
+`loss.png` and `prediction.png`, which shows unseen crops with truth and prediction. The last line of the output is one
+JSON line.
 """
 
 import json
@@ -139,15 +139,15 @@ def overlap(predicted: torch.Tensor, truth: torch.Tensor) -> list[float]:
 def main(
     steps: Annotated[int, typer.Option(min=2, help="optimizer steps")] = 120,
     side: Annotated[int, typer.Option(min=8, help="voxels of a crop along each axis, a multiple of 4")] = 24,
-    batch_size: Annotated[int, typer.Option(min=1, help="crops of a step")] = 4,
-    width: Annotated[int, typer.Option(min=1, help="channels of the first level")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="crops per step")] = 4,
+    width: Annotated[int, typer.Option(min=1, help="channels at the first level")] = 8,
     size: Annotated[int, typer.Option(min=16, help="voxels of the volume along each axis")] = 72,
-    workers: Annotated[int, typer.Option(min=0, help="processes that make the crops")] = 0,
-    seed: Annotated[int, typer.Option(help="of the volume, the order and the model")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="worker processes")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the volume, the order and the model")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     out: Annotated[Path, typer.Option(help="folder for the pictures")] = Path("runs/segmentation"),
 ) -> None:
-    """Train, measure the overlap on crops that were not seen, draw; the last line is one JSON line."""
+    """Train, measure the overlap on unseen crops, and draw them; the last line is one JSON line."""
     about, console = machine(), wide_console()
     torch.manual_seed(seed)
     seen = make_volume((size, size, size), seed)
@@ -183,7 +183,7 @@ def main(
         sheet, [f"crop {number}" for number in range(4)], out / "prediction.png", f"after {steps:,} steps"
     )
     save_losses(losses, out / "loss.png")
-    table = Table("class", "intersection over union", title=f"{steps:,} steps in {train_s:.0f} s; {out}")
+    table = Table("class", "intersection over union", title=f"{steps:,} steps in {train_s:.0f} s; pictures in {out}")
     for name, score in zip(CLASSES, scores, strict=True):
         table.add_row(name, f"{score:.2f}")
     console.print(table)

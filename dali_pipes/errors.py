@@ -9,7 +9,7 @@ DaliPipesError
 ├── CorpusWriteError        token files cannot be written: disk full, permission denied (also an OSError)
 ├── SampleError             an item of a dataset raised an error, or the worker that read it died (also a RuntimeError)
 ├── StateError              a saved state does not match this corpus or configuration (also a ValueError)
-├── GraphError              a graph= of samples does not fit them, or failed on one (also a RuntimeError)
+├── GraphError              the graph= of a SampleLoader failed or does not match the samples (also a RuntimeError)
 ├── LoaderClosedError       the loader was closed, or this iterator was superseded (also a RuntimeError)
 └── BackendError            a required package, compiler or device is missing or failed (also a RuntimeError)
 
@@ -58,12 +58,12 @@ class LoaderClosedError(DaliPipesError, RuntimeError):
 
 
 class GraphError(DaliPipesError, RuntimeError):
-    """A `graph=` of a `SampleLoader` does not fit the samples of a batch, or failed on one of them."""
+    """The `graph=` of a `SampleLoader` failed on a batch, or does not match its samples."""
 
     def __init__(self, message: str, position: int | None = None) -> None:
         super().__init__(message)
         self.position = position
-        """Of the sample in its batch, from 0; None if it is not about one sample."""
+        """Position of the sample in its batch, from 0; None if the error is not about one sample."""
 
 
 class BackendError(DaliPipesError, RuntimeError):
@@ -71,16 +71,16 @@ class BackendError(DaliPipesError, RuntimeError):
 
 
 class SampleError(DaliPipesError, RuntimeError):
-    """A batch of samples could not be made: an item raised an error, samples do not fit together, or a worker died.
+    """A batch could not be made: an item raised an error, samples cannot be collated, or a worker died.
 
-    Where an item raised an error, that one is the `__cause__`.
+    If an item raised an error, that error is the `__cause__`.
     """
 
     item: int | None = None
-    """Index in the dataset, where one item is to blame."""
+    """Index of the item in the dataset; None if the error is not about one item."""
     epoch: int | None = None
     row: int | None = None
-    """Row in the epoch, over all ranks: of the item, or the first one of the batch."""
+    """Row in the epoch, over all ranks: the row of the item, or the first row of the batch."""
 
 
 class CorpusWriteError(DaliPipesError, OSError):

@@ -1,4 +1,4 @@
-"""`CellMapDataLoader`: the loader of cellmap-data by its names, with an order that resumes and is shared by all ranks.
+"""`CellMapDataLoader`: the arguments of cellmap-data's loader, with an order that all ranks share and that resumes.
 
 from dali_pipes.adapters.cellmap import CellMapDataLoader      # instead of: from cellmap_data import CellMapDataLoader
 
@@ -24,18 +24,18 @@ _PART = 1_000_000
 
 
 class CellMapDataLoader:
-    """A `SampleLoader`, `.loader`, of a `CellMapDataset`, a `CellMapMultiDataset`, or anything like them.
+    """Loads a `CellMapDataset`, a `CellMapMultiDataset` or a similar dataset with a `SampleLoader`, its `loader`.
 
-    weighted_sampler:     with `is_train`, visits crops by class; the dataset needs `get_crop_class_matrix()`
-    sampler:              a torch sampler, instead of that; see `SampleLoader`
+    weighted_sampler:     with `is_train`, balance classes by crop; the dataset must define `get_crop_class_matrix()`
+    sampler:              a torch sampler to use instead; see `SampleLoader`
     is_train:             False keeps the order of the dataset
-    rng:                  its initial seed is that of order and augmentation; None: `seed=` of `kwargs`, by default 0.
-                          All ranks need the same one
-    device:               of the batches; None: the GPU if torch sees one. The original returns them on the CPU
-    iterations_per_epoch: samples of an epoch over all ranks, also without weights; None: as many as the dataset has
-    kwargs:               further settings of `SampleLoader`, such as `drop_last`, `seed`, `rank`
+    rng:                  its initial seed is the seed of order and augmentation, the same on all ranks; None: `seed` in
+                          `kwargs`, by default 0
+    device:               device of the batches; None: the GPU if torch sees one. cellmap-data returns them on the CPU
+    iterations_per_epoch: samples per epoch over all ranks, with or without weights; None: the length of the dataset
+    kwargs:               other settings of `SampleLoader`, such as `drop_last`, `seed`, `rank`
 
-    Raises `ConfigError` as `SampleLoader`, and for `weighted_sampler` with a dataset that cannot tell its classes.
+    Raises `ConfigError` like `SampleLoader`, and if `weighted_sampler` is set and the classes of the crops are unknown.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class CellMapDataLoader:
 
     @property
     def device(self) -> torch.device:
-        """Where batches are."""
+        """The device of the batches."""
         return self.loader.device
 
     @staticmethod
     def collate_fn(batch: list[dict[str, Any]]) -> dict[str, Any]:
-        """Tensors stacked, anything else as a list."""
+        """Stack tensors; collect other values in lists."""
         found: dict[str, Any] = {}
         for name in batch[0]:
             values = [item[name] for item in batch]
@@ -82,7 +82,7 @@ class CellMapDataLoader:
         return found
 
     def to(self, device: str | torch.device) -> Self:
-        """Batches on another device from now on; ends an iteration in progress, and keeps the position."""
+        """Deliver the next batches on another device. Ends an iteration in progress; keeps the position."""
         if hasattr(self.dataset, "to"):
             self.dataset.to(device)
         state = self.state_dict()
@@ -92,11 +92,11 @@ class CellMapDataLoader:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """As `SampleLoader.state_dict`."""
+        """See `SampleLoader.state_dict`."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As `SampleLoader.load_state_dict`."""
+        """See `SampleLoader.load_state_dict`."""
         self.loader.load_state_dict(state)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -113,8 +113,8 @@ def class_weights(dataset: Any) -> dict[str, Any]:
     """
     if not hasattr(dataset, "get_crop_class_matrix"):
         raise ConfigError(
-            f"weighted_sampler = True: {type(dataset).__name__} does not have get_crop_class_matrix(), so its classes "
-            "are unknown; pass weighted_sampler=False, or the dataset that a Subset is made of"
+            f"weighted_sampler = True: {type(dataset).__name__} does not have get_crop_class_matrix(), so the classes "
+            "of its crops are unknown; pass weighted_sampler=False, or for a Subset the original dataset"
         )
     matrix = np.asarray(dataset.get_crop_class_matrix(), bool)
     ends = getattr(dataset, "cumulative_sizes", None)
@@ -125,7 +125,7 @@ def class_weights(dataset: Any) -> dict[str, Any]:
     filled = [crop for crop, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
     weights = _visits(matrix[filled])
     if not weights.any():
-        raise ConfigError("weighted_sampler = True: none of the crops annotates a class; pass weighted_sampler=False")
+        raise ConfigError("weighted_sampler = True: none of the crops has annotations; pass weighted_sampler=False")
     names = [f"crop {crop}" for crop in filled]
     return {
         "groups": {name: range(starts[crop], ends[crop]) for name, crop in zip(names, filled, strict=True)},

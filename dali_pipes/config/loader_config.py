@@ -113,8 +113,8 @@ class LoaderConfig(BaseModel):
     )
     token_column: str | None = Field(
         None,
-        description="Column with the token ids in Parquet, Arrow and MDS files, or feature of the Examples in "
-        "ArrayRecord and TFRecord files. None: `input_ids`, else `tokens`, else the only list of integers.",
+        description="Column with the token ids in Parquet, Arrow and MDS files, or feature with the ids in Examples "
+        "(ArrayRecord, TFRecord). None: `input_ids`, else `tokens`, else the only list of integers.",
     )
     eos_id: int | None = Field(None, ge=0, description="Token id that ends each document.")
     document_start_id: int | None = Field(

@@ -1,4 +1,4 @@
-"""Samples to a batch: torch's `default_collate`, or the user's function; and what is wrong where that fails.
+"""Collates samples into a batch with torch's `default_collate` or the user's function, and explains failures.
 
 field ['image'] has shape (3, 64, 64) in item 5, but (3, 32, 32) in item 9
 """
@@ -12,11 +12,11 @@ from torch.utils.data import default_collate
 
 from dali_pipes.samples.structure import FieldPath, fields_of, name_of
 
-_ADVICE = "make them alike in the dataset, or pass collate_fn=list"
+_ADVICE = "make the samples consistent in the dataset, or pass collate_fn=list"
 
 
 class Collate:
-    """Makes a batch of samples. `problem` says why it could not."""
+    """Makes a batch of samples. `problem` explains why it failed."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any] | None, name: str) -> None:
         self._collate_fn, self._name = collate_fn, name
@@ -60,7 +60,7 @@ def _difference(samples: Sequence[Any], items: Sequence[int]) -> str | None:
                     f"in item {item:,}"
                 )
         if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
-            return f"{_field(path)} has dtype {value.dtype}, which torch cannot hold"
+            return f"{_field(path)} has dtype {value.dtype}, which torch does not support"
         if not isinstance(value, torch.Tensor | np.ndarray | str | bytes | int | float | np.generic):
             return f"{_field(path)} is {_kind(value)}, which torch's default_collate does not stack"
     return None

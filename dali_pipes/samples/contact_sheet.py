@@ -1,14 +1,14 @@
-"""A contact sheet: a picture of a batch, one row of panels a sample. Needs matplotlib.
+"""A contact sheet: a picture of a batch, with one row of panels per sample. Needs matplotlib.
 
     item 77, row 3     [image]  [label map]  [z = 8] [z = 16] [z = 24]
     label 2
 
-How an array of one sample is shown depends on its axes. Axes of 1, 3 or 4 that come first or last are channels:
+How the array of a sample is drawn depends on its axes. A first or last axis of size 1, 3 or 4 is the channels:
 
     (H, W), (C, H, W), (H, W, C)     an image, gray or in color; other numbers of channels look like a volume
     (D, H, W)                        slices of a volume, at a quarter, half and three quarters of its depth
     (C, D, H, W), (D, H, W, C)       the same for one channel; else the middle slice of each of the first channels
-    (), text                         is written next to the row
+    (), text                         written next to the row
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,13 +45,13 @@ class Panel(NamedTuple):
 
 
 def write_contact_sheet(batch: Any, captions: Sequence[str], path: Path, heading: str = "") -> None:
-    """Write a picture of the first samples of a batch, as many as `captions`. The suffix of `path` is the format.
+    """Draw the first `len(captions)` samples of a batch. The suffix of `path` sets the format.
 
-    batch: tensors or arrays, the first axis of which is the sample, lists of them, texts and numbers, in mappings and
+    batch: tensors or arrays whose first axis is the sample, lists of them, texts and numbers, nested in mappings and
            sequences
 
-    Blocks. Raises `ConfigError` for a batch without images or volumes and for a format that cannot be written, and
-    `BackendError` without matplotlib.
+    Blocks. Raises `ConfigError` for a batch without images or volumes and for an unknown format, and `BackendError` if
+    matplotlib is not installed.
     """
     with optional_package("matplotlib", "demo", purpose="to draw a batch"):
         from matplotlib.figure import Figure
@@ -60,11 +60,13 @@ def write_contact_sheet(batch: Any, captions: Sequence[str], path: Path, heading
     panels = [panel for name, values in fields.items() for panel in _panels(name, values)]
     if not panels:
         shapes = ", ".join(f"{name} {values[0].shape}" for name, values in fields.items()) or "none"
-        raise ConfigError(f"the batch does not contain images or volumes to draw; its fields are: {shapes}")
+        raise ConfigError(
+            f"the batch does not contain images or volumes to draw; expected arrays of 2 to 4 axes, found: {shapes}"
+        )
     notes = {name: values for name, values in fields.items() if not values[0].ndim}
     figure = Figure(figsize=(_PANEL_INCHES * (len(panels) + 0.6), _PANEL_INCHES * count + 0.7), layout="constrained")
     if path.suffix.removeprefix(".") not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(f"{path}: expected a name that ends in .png, .svg, or .pdf")
+        raise ConfigError(f"{path}: expected a file name that ends in .png, .svg or .pdf")
     if heading:
         figure.suptitle(heading, parse_math=False)
     axes = figure.subplots(count, len(panels), squeeze=False)

@@ -1,4 +1,4 @@
-"""What a dataset must be, and its fingerprint, by which a resumed run knows it again."""
+"""Checks of a dataset, and its fingerprint, which tells a resumed run whether the dataset is the same."""
 
 import hashlib
 from typing import Any
@@ -15,8 +15,8 @@ def num_items(dataset: Any) -> int:
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise ConfigError(
-            f"{name} is an IterableDataset, which cannot be read from any place on, so a run could not resume; pass a "
-            "map-style dataset, with __getitem__ and __len__"
+            f"{name} is an IterableDataset, which cannot be resumed; pass a map-style dataset, with __getitem__ and "
+            "__len__"
         )
     if isinstance(dataset, str | bytes | dict) or not (
         hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")
@@ -24,12 +24,12 @@ def num_items(dataset: Any) -> int:
         raise ConfigError(f"dataset = {shown(dataset)}: expected a map-style dataset, with __getitem__ and __len__")
     length = len(dataset)
     if not length:
-        raise ConfigError(f"dataset: {name} is empty")
+        raise ConfigError(f"dataset: {name} is empty; expected at least one item")
     return length
 
 
 def fingerprint_of(dataset: Any) -> str | None:
-    """A dataset's `_fingerprint`, as Hugging Face datasets have one, also within `Subset` and `ConcatDataset`."""
+    """The `_fingerprint` of a dataset, such as a Hugging Face dataset, also inside `Subset` and `ConcatDataset`."""
     own = getattr(dataset, "_fingerprint", None)
     if isinstance(own, str):
         return own

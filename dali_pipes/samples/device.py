@@ -1,6 +1,6 @@
-"""Where batches go after they were fetched: nowhere, to the GPU on a side stream, or through a DALI graph.
+"""What happens to fetched batches: nothing, a copy to the GPU on a side stream, or a DALI graph.
 
-A stage begins with one batch while earlier ones, at most `depth` of them, are under way. It finishes them in order.
+A stage works on at most `depth` batches at a time and finishes them in order.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from dali_pipes.samples.structure import with_fields
 
 
 class Stage(Protocol):
-    """What happens to a batch after its samples were fetched."""
+    """What happens to a batch after its samples have been fetched."""
 
     depth: int
 
@@ -27,7 +27,7 @@ class Stage(Protocol):
     def finish(self, begun: Any) -> Any: ...
 
     def reset(self) -> None:
-        """Forget batches that were begun and are not wanted."""
+        """Drop batches that were begun but not finished."""
 
     def close(self) -> None: ...
 
@@ -51,7 +51,7 @@ class AsFetched:
 
 
 class ToGpu:
-    """Copies tensors to a GPU on a stream of their own, one batch ahead of the trainer."""
+    """Copies tensors to a GPU on a separate stream, one batch ahead of the trainer."""
 
     depth = 2
 
@@ -153,9 +153,9 @@ def on_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def chosen_device(requested: Any) -> torch.device:
-    """The device of batches: "auto" is the GPU that torch sees, of the launcher's local rank, else the CPU.
+    """The device of batches. "auto" is the GPU of the launcher's local rank if torch sees one, else the CPU.
 
-    Raises `ConfigError` for another kind of device, and `BackendError` where there is no such GPU.
+    Raises `ConfigError` for other kinds of devices, and `BackendError` for a GPU that does not exist.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if requested == "auto":
@@ -176,6 +176,7 @@ def chosen_device(requested: Any) -> torch.device:
         index = local_rank if current == 0 and local_rank is not None and count > 1 else current
     if index >= count:
         raise BackendError(
-            f"device cuda:{index} does not exist: {count} visible, numbered from cuda:0; use one of them"
+            f"device cuda:{index} does not exist: torch sees {count} GPU{'s' * (count > 1)}; use cuda:0"
+            + (f" to cuda:{count - 1}" if count > 1 else "")
         )
     return torch.device("cuda", index)

@@ -1,4 +1,4 @@
-"""`u` of a graph: the numbers of each sample as DALI nodes, and the key that its noise is made from."""
+"""`u` of a graph: the random numbers of each sample as DALI nodes, and the key of its noise."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Draws(Sequence[Any]):
-    """`u` of a graph: `num_draws` DALI nodes, each one float32 in [0, 1) a sample.
+    """`u` of a graph: `num_draws` DALI nodes, each with one float32 in [0, 1) per sample.
 
     keys: DALI node for `keyed_noise`, uint64 (4,) a sample: a hash of all its numbers, then step and multipliers of
           splitmix64, which are more than a DALI constant holds
@@ -30,7 +30,7 @@ class Draws(Sequence[Any]):
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(self._num_draws))]
         if not -self._num_draws <= index < self._num_draws:
-            raise IndexError(f"u[{index}] is out of range: num_draws is {self._num_draws}. Increase num_draws.")
+            raise IndexError(f"u[{index}] is out of range: num_draws is {self._num_draws}; increase num_draws")
         return self._numbers[index % self._num_draws]
 
 

@@ -1,4 +1,4 @@
-"""EncodedFiles: image files as they are on disk, to be decoded by DALI in `graph=`. They need no worker processes.
+"""EncodedFiles: encoded image files for DALI to decode in `graph=`. They do not need worker processes.
 
 root/cat/1.jpg     item 0   {"image": uint8 (n,), "label": 0}
 root/cat/2.jpg     item 1   {"image": uint8 (n,), "label": 0}
@@ -27,15 +27,15 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 
 
 class EncodedFiles(Dataset[dict[str, Any]]):
-    """A map-style dataset of encoded files.
+    """A map-style dataset of encoded image files, for `graph=` to decode.
 
-    paths:   of the files; none is opened before it is read
-    labels:  an integer for each file; None: samples have no "label"
-    threads: files that `read_items` reads at the same time
-    classes: names of the labels, for datasets made by `from_folder`
+    paths:   paths of the files; a file is opened only when it is read
+    labels:  one integer per file; None: samples do not contain "label"
+    threads: number of files that `read_items` reads concurrently
+    classes: names of the labels; `from_folder` sets them
 
-    Samples are {"image": uint8 (bytes of the file,), "label": int}. Reading draws no random numbers, so a loader may
-    read many items together and ahead of time: that is what `read_items` is for.
+    Samples are {"image": uint8 (bytes of the file,), "label": int}. Reading does not use random numbers, so loaders
+    prefetch items with `read_items`.
     """
 
     def __init__(
@@ -46,19 +46,22 @@ class EncodedFiles(Dataset[dict[str, Any]]):
         threads: int = 8,
         classes: Sequence[str] = (),
     ) -> None:
-        """Raises ConfigError if there are more or fewer labels than paths."""
+        """Raises ConfigError if the numbers of labels and paths differ."""
         self.paths, self.classes = [os.fspath(path) for path in paths], list(classes)
         self.labels = None if labels is None else [operator.index(label) for label in labels]
         if self.labels is not None and len(self.labels) != len(self.paths):
-            raise ConfigError(f"EncodedFiles: found {len(self.labels):,} labels for {len(self.paths):,} paths")
+            raise ConfigError(
+                f"EncodedFiles: found {len(self.labels):,} labels for {len(self.paths):,} paths; expected one per path"
+            )
         self._threads, self._num_threads = _Threads(), threads
 
     @classmethod
     def from_folder(cls, root: str | os.PathLike[str], suffixes: Iterable[str] = IMAGE_SUFFIXES, **more: Any) -> Self:
-        """The files of `root/class/.../file`, in the order and with the labels of torchvision's `ImageFolder`.
+        """The files `root/class/.../file`, in the order and with the labels of torchvision's `ImageFolder`.
 
-        Classes are the folders in `root`, sorted; files of a class are sorted by folder and name. Blocks to list them.
-        Raises CorpusReadError for a folder that cannot be listed, or has no classes, and a class without such files.
+        Classes are the folders in `root`, sorted by name; the files of a class are sorted by folder and name. Blocks
+        while it lists the folders. Raises CorpusReadError if `root` cannot be listed or does not contain folders, and
+        for a class without files that end in one of the suffixes.
         """
         suffixes, root = tuple(suffix.lower() for suffix in suffixes), os.fspath(root)
         try:
@@ -73,7 +76,7 @@ class EncodedFiles(Dataset[dict[str, Any]]):
             if not found:
                 raise CorpusReadError(
                     f"{os.path.join(root, name)}: contains no files that end in {', '.join(suffixes)}. Remove the "
-                    "folder or name the suffixes."
+                    "folder, or pass other suffixes."
                 )
             paths += found
             labels += [label] * len(found)
@@ -100,7 +103,7 @@ class EncodedFiles(Dataset[dict[str, Any]]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Read one file. Blocks. Raises CorpusReadError, which names the file."""
+        """Read one file. Blocks. Raises a CorpusReadError that names the file."""
         index = operator.index(index)
         sample: dict[str, Any] = {"image": _content(self.paths[index])}
         if self.labels is not None:
@@ -108,11 +111,11 @@ class EncodedFiles(Dataset[dict[str, Any]]):
         return sample
 
     def read_items(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Samples of these items, their files read by several threads. Blocks; for any number of callers at a time.
+        """The samples of these items; several threads read the files. Blocks; thread-safe.
 
-        What a loader asks a dataset for that has this method, in place of `dataset[i]`, if it runs without worker
-        processes: the dataset promises that it uses no random state and may be read from any thread, ahead of time.
-        Raises CorpusReadError for the first of the items that cannot be read.
+        A loader without worker processes calls this method instead of `dataset[i]` if the dataset defines it. A dataset
+        that defines it must be thread-safe and must not use random numbers. Raises CorpusReadError for the first item
+        that cannot be read.
         """
         if not indices:
             return []
@@ -129,7 +132,7 @@ def _content(path: str) -> npt.NDArray[np.uint8]:
     with open_file(Path(path)) as file:
         content = np.empty(file.size, np.uint8)
         if not file.size:
-            raise CorpusReadError(f"{path}: is empty; expected an encoded image. Remove it or copy it again.")
+            raise CorpusReadError(f"{path} is empty; expected an encoded image. Remove it or copy it again.")
         file.read_ranges([(0, file.size, 0)], content.data)
     return content
 

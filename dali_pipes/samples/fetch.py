@@ -1,7 +1,7 @@
-"""What a worker does: the samples of a request, each with its own random state, made into a batch.
+"""What a worker does: it reads the samples of a request, each with its own random state, and makes a batch.
 
-It runs in torch's worker processes, and without workers in the trainer's. An item that raises does not raise here: the
-failure takes the place of its batch, so that the batches before it are handed out.
+This runs in torch's worker processes or, without workers, in the trainer's process. If an item raises an error, a
+`Failure` takes the place of its batch, so that the batches before it are still delivered.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ class Request(NamedTuple):
     rows: list[int]
     items: list[int]
     after: tuple[int, int]
-    """Epoch and row at which the run stands when the batch has been handed out."""
+    """Epoch and row of the run after the batch has been delivered."""
     ends_epoch: bool = False
     repeated: int = 0
-    """Rows at the end of the batch that another rank has, too."""
+    """Rows at the end of the batch that another rank also has."""
 
 
 @dataclass
@@ -158,7 +158,8 @@ class Fetch:
             except Exception as error:
                 return self._batch_failure(request, f"cannot be read: {type(error).__name__}: {error}", error)
             if len(samples) != len(request.items):
-                text = f"cannot be read: {len(samples):,} samples came for {len(request.items):,} items"
+                name = getattr(together, "__name__", "the dataset")
+                text = f"cannot be read: {name} returned {len(samples):,} samples for {len(request.items):,} items"
                 return self._batch_failure(request, text, None)
             return samples
         keys: Sequence[Sequence[int]] = ()

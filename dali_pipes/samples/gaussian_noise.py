@@ -1,4 +1,4 @@
-"""keyed_noise: Gaussian noise inside a graph, with every sample's noise given by its numbers.
+"""keyed_noise: Gaussian noise inside a graph, determined by the random numbers of each sample.
 
     keyed_noise(u, (2, 3))     sample of row 0   [[ 0.43 -1.20  0.07]      the same in another batch size, order,
                                                   [-0.68  1.91  0.35]]     on another rank and after a resume
@@ -8,7 +8,7 @@
     entry n   sqrt(-2 ln a) cos(2 pi b), a and b from the upper and the lower 32 bits of word n (G. E. P. Box,
               M. E. Muller, "A Note on the Generation of Random Normal Deviates", 1958); at most 6.8 away from 0
 
-DALI's own `fn.random.normal` and `fn.noise` draw in the order of their calls, so they depend on the batch.
+DALI's own `fn.random.normal` and `fn.noise` depend on how often they have been called, and so on the batch.
 """
 
 from collections.abc import Sequence
@@ -27,22 +27,24 @@ _LARGEST = 2**31 - 1
 def keyed_noise(u: Draws, shape: Sequence[int], *, stream: int = 0) -> Any:
     """Standard normal noise for each sample, as a DALI node for use in a `graph=`.
 
-    u:      the numbers that the graph was called with
-    shape:  of a sample's noise, at most 2**31 - 1 entries
-    stream: noise of different streams is independent; >= 0
+    u:      the random numbers passed to the graph
+    shape:  shape of the noise of one sample, at most 2**31 - 1 values
+    stream: >= 0; different streams give independent noise
 
-    Returns a float32 node of that shape, computed on the CPU at about 40 ns an entry; `.gpu()` gives it to operators on
-    the GPU. Two samples share their noise only if all their numbers are equal; `num_draws` is at least 2, since one
-    number has just 24 bits. Raises `ConfigError`.
+    Returns a float32 node of that shape, computed on the CPU in about 40 ns per value; `.gpu()` passes it to operators on
+    the GPU. Two samples get the same noise only if all their numbers are equal. `num_draws` must be at least 2, because
+    one number has only 24 bits. Raises `ConfigError` for other arguments.
     """
     from nvidia.dali import math, types
 
     if len(u) < 2:
-        raise ConfigError(f"keyed_noise needs num_draws >= 2, found {len(u)}: noise of two samples could be the same")
+        raise ConfigError(
+            f"keyed_noise: num_draws = {len(u)}, expected at least 2, or different samples could get the same noise"
+        )
     if not 0 <= stream < _LARGEST or min(shape, default=1) < 1 or prod(shape) > _LARGEST:
         raise ConfigError(
-            f"keyed_noise got shape {tuple(shape)} and stream {stream}; expected sizes of at least 1, at most "
-            f"{_LARGEST:,} entries and 0 <= stream < {_LARGEST:,}"
+            f"keyed_noise got shape {tuple(shape)} and stream {stream}; expected positive sizes, at most {_LARGEST:,} "
+            f"values, and 0 <= stream < {_LARGEST:,}"
         )
 
     def constant(values: npt.NDArray[np.int64] | int) -> Any:

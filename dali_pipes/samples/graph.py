@@ -9,8 +9,8 @@ def graph(nodes, u):
     image = fn.flip(image, horizontal=fn.cast(u[2] < 0.5, dtype=types.INT32))
     return {"image": image, "label": nodes["label"]}
 
-DALI's own random operators draw in the order of their calls, so a sample would look different with another batch size
-or after a resume. With parameters from `u` it is the same wherever it is computed.
+DALI's own random operators depend on how often they have been called, so a sample would look different with another
+batch size or after a resume. With parameters from `u`, it is the same wherever it is computed.
 """
 
 import re
@@ -38,19 +38,19 @@ _NOT_FOR_USERS = re.compile(r"C\+\+ context: .*|Current pipeline object is no lo
 
 
 class SampleGraph:
-    """Runs a graph over batches of samples, in order of submission. For one thread at a time.
+    """Runs a graph over batches of samples, in order of submission. Use it in one thread at a time.
 
-    graph:       called with `nodes`, in the structure of a sample, and `u`, when the first batch comes, and again if a
-                 later one is larger; returns nodes, one or nested in dicts, lists and tuples
-    num_draws:   how many numbers a sample has
-    device_id:   number of the CUDA device that the outputs are on; None: the CPU
-    num_threads: DALI's threads; by default as many as the process has CPUs, at most 4
-    depth:       batches in work at the same time; later ones wait for their turn
+    graph:       takes `nodes`, in the structure of a sample, and `u`; returns one node, or nodes nested in dicts, lists
+                 and tuples. Called for the first batch, and again if a later batch is larger
+    num_draws:   number of random numbers per sample
+    device_id:   CUDA device of the outputs; None: the CPU
+    num_threads: number of DALI threads; by default, the number of usable CPUs, at most 4
+    depth:       number of batches that are processed at the same time; later ones are queued
 
-    Fields of samples: arrays of NumPy and torch and images of PIL, of any shape, but of one dtype and number of axes;
-    `bytes`, such as an encoded image, which become uint8 (n,); and bool, int and float, which become bool, int64 and
-    float64 without axes. Other values, such as str, pass around DALI: the graph can only return their nodes, and they
-    come back as a list.
+    Fields of samples are NumPy arrays, torch tensors and PIL images of any shape, but with the same dtype and number of
+    axes in all samples; `bytes`, such as an encoded image, which become uint8 (n,); and bool, int and float, which
+    become bool, int64 and float64 scalars. Other values, such as str, bypass DALI: the graph can only return their
+    nodes, and the batch contains their values as a list.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class SampleGraph:
         self._is_closed = False
 
     def submit(self, samples: list[Any], numbers: npt.NDArray[np.float32]) -> None:
-        """Start work on a batch, or queue it. Copies arrays to DALI; does not wait for operators.
+        """Start processing a batch, or queue it. Copies arrays to DALI; does not wait for operators.
 
-        samples: B >= 1, which must not change before the batch's `result`
+        samples: B >= 1 samples, which must not change before `result` returns the batch
         numbers: (B, num_draws), in [0, 1)
 
         Raises `LoaderClosedError` after `close`. Errors of the batch are raised by its `result`.
@@ -82,13 +82,13 @@ class SampleGraph:
         self._start()
 
     def result(self, stream: int | None = None) -> Any:
-        """The next batch: what the graph returned, with tensors (B, ...) in place of nodes. Blocks.
+        """The next batch: the structure that the graph returned, with tensors (B, ...) in place of nodes. Blocks.
 
-        stream: handle of the CUDA stream that the tensors are used on; None: the device is waited for
+        stream: handle of the CUDA stream that will use the tensors; None: synchronize with the device
 
-        The tensors own their memory. Raises what the graph raised; `GraphError` for a sample that does not fit the
-        first one or that an operator fails on, and for outputs that cannot be stacked; `LoaderClosedError` after
-        `close`. After an error, the next call returns the next batch.
+        The tensors own their memory. Raises the errors of the graph; `GraphError` if a sample does not match the first
+        one, if an operator fails, and if outputs cannot be stacked; and `LoaderClosedError` after `close`. After an
+        error, the next call returns the next batch.
         """
         self._check_open()
         assert self._batches, "result() without a submitted batch"
@@ -111,13 +111,13 @@ class SampleGraph:
             self._start()
 
     def reset(self) -> None:
-        """Drop all submitted batches, with their errors; waits for those in work, and builds the next pipeline anew."""
+        """Drop all submitted batches and their errors. Waits for those in progress; the next one builds a pipeline."""
         if self._batches:
             self._batches.clear()
             self._pipeline = None
 
     def close(self) -> None:
-        """Drop all batches and end DALI's threads, after what they are doing. Idempotent."""
+        """Drop all batches and stop DALI's threads once they are idle. Idempotent."""
         self._is_closed = True
         self._batches.clear()
         self._pipeline = None
@@ -161,7 +161,9 @@ class SampleGraph:
                 alone.take()
             except Exception as found:
                 return GraphError(f"graph failed on sample {position} of the batch: {_essence(found)}", position)
-        return GraphError(f"graph failed on the batch, but on no sample of it alone: {_essence(error)}")
+        return GraphError(
+            f"graph failed on the batch, although it works on each of its samples alone: {_essence(error)}"
+        )
 
 
 class _Settings(NamedTuple):
@@ -221,7 +223,7 @@ class _Pipeline:
             try:
                 self._structure = settings.graph(nodes, Draws(numbers, settings.num_draws, keys))
             except Exception as error:
-                error.add_note("graph= raised this when it was called to build the DALI pipeline")
+                error.add_note("graph= raised this error while the DALI pipeline was being built")
                 raise
             returned: list[Any] = []
             for path, node in fields_of(self._structure):
@@ -229,11 +231,11 @@ class _Pipeline:
                     returned.append(node if settings.device_id is None else node.gpu())
                 elif not isinstance(node, _Passed):
                     raise GraphError(
-                        f"graph returned {type(node).__name__} as {name_of(path)}; expected a DALI node: one of "
-                        "nodes, or what an operator returned"
+                        f"graph returned a {type(node).__name__} as {name_of(path)}; expected a DALI node: one of "
+                        "nodes, or the output of an operator"
                     )
             if not returned:
-                raise GraphError("graph returned no DALI node; expected at least one")
+                raise GraphError("graph did not return a DALI node; expected at least one")
             pipe.set_outputs(*returned)
         pipe.build()
         self._pipe = pipe
@@ -288,14 +290,14 @@ def _stacked(name: str, output: Any, batch_size: int) -> torch.Tensor:
     shapes = output.shape()
     if len(shapes) != batch_size:
         raise GraphError(
-            f"output {name} of the graph has {len(shapes)} samples; expected the {batch_size} of the batch. Compute it "
-            "from nodes or u."
+            f"output {name} of the graph has {len(shapes)} samples; expected the {batch_size} samples of the batch. "
+            "Compute it from nodes or u."
         )
     position = next((place for place, shape in enumerate(shapes) if shape != shapes[0]), None)
     if position is not None:
         raise GraphError(
-            f"output {name} of the graph has the shape {shapes[0]} for sample 0 of the batch, and {shapes[position]} "
-            f"for sample {position}. Give all samples one shape, such as with fn.resize, fn.crop or fn.pad.",
+            f"output {name} of the graph has shape {shapes[0]} for sample 0 of the batch, but {shapes[position]} for "
+            f"sample {position}. Give all samples the same shape, for example with fn.resize, fn.crop or fn.pad.",
             position,
         )
     if output.is_dense_tensor():

@@ -76,7 +76,7 @@ def _array(path: FieldPath, value: Any, position: int) -> npt.NDArray[Any] | Non
             return None
         dtype = array.dtype
         if dtype.kind not in "biuf" or dtype.itemsize > _LARGEST_ITEM_BYTES:  # DALI would take complex for real numbers
-            raise TypeError(f"its dtype is {dtype}")
+            raise TypeError(f"its dtype, {dtype}, is not supported")
         return np.asarray(array, dtype.newbyteorder("="), order="C")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: a tensor that requires grad
         raise GraphError(

@@ -1,11 +1,11 @@
-"""Groups of items with weights: the tree of a mixture says which group a row takes, and how many-th of it.
+"""Groups of items with weights: the order of a mixture gives the group of each row, and its count within the group.
 
     row of the run     0     1     2     3     4 ...
     group, count      cat 0 dog 0 cat 1 cat 2 dog 1      `MixtureOrder`
     item               17    61    4     9     70        each pass of a group in its own keyed order
 
-Memory and time depend on the number of groups, not of items, where groups are ranges. Epochs run on: the next one
-continues where each group stopped.
+If groups are ranges, memory and time depend on the number of groups, not of items. Each epoch continues every group
+where the previous epoch stopped.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ def read_groups(groups: Any, num_items: int) -> dict[str, Items]:
     if not isinstance(groups, Mapping):
         return _by_label(groups, num_items)
     if not groups:
-        raise ConfigError("groups: the dict is empty; expected items by group name")
+        raise ConfigError("groups is an empty dict; expected items for each group name")
     read: dict[str, Items] = {}
     for name, given in groups.items():
         items = given if isinstance(given, range) else _indices(name, given)
@@ -100,7 +100,7 @@ def read_groups(groups: Any, num_items: int) -> dict[str, Items]:
             )
         read[str(name)] = items
     if len(read) < len(groups):
-        raise ConfigError(f"groups: two names of {shown(list(groups))} are the same as text")
+        raise ConfigError(f"groups: two names in {shown(list(groups))} are the same as text; rename one")
     return read
 
 
@@ -110,11 +110,13 @@ def read_group_weights(weights: Any, names: list[str]) -> dict[str, Fraction]:
         return dict.fromkeys(names, Fraction(1))
     if not isinstance(weights, Mapping):
         raise ConfigError(
-            f"weights = {shown(weights)}: with groups, expected a dict of weights by group: {shown(names)}"
+            f"weights = {shown(weights)}: with groups, expected a dict with a weight by group, for {shown(names)}"
         )
     given = {str(name): weight for name, weight in weights.items()}
     if set(given) != set(names):
-        raise ConfigError(f"weights are for the groups {shown(sorted(given))}, expected {shown(sorted(names))}")
+        raise ConfigError(
+            f"weights: found weights for the groups {shown(sorted(given))}, expected {shown(sorted(names))}"
+        )
     read = {}
     for name in names:
         try:
@@ -132,7 +134,7 @@ def _by_label(labels: Any, num_items: int) -> dict[str, Items]:
     given = np.asarray(labels)
     if given.ndim != 1 or len(given) != num_items:
         raise ConfigError(
-            f"groups = {shown(labels)}: expected a dict of items by group, or one label per item, {num_items:,} in all"
+            f"groups = {shown(labels)}: expected a dict of items by group, or {num_items:,} labels, one per item"
         )
     values, numbers = np.unique(given, return_inverse=True)
     order = np.argsort(numbers, kind="stable")

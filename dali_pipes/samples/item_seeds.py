@@ -2,8 +2,8 @@
 
     seed, epoch ─▶ key ─▶ row ─▶ random, numpy.random, torch's default generator, and those the dataset stores
 
-So a dataset that augments at random gives the same sample on any rank, in any worker and after any resume. Each
-generator has a seed of its own: two of one kind would give the same numbers.
+A dataset that augments at random therefore gives the same sample on any rank, in any worker and after any resume. Each
+generator gets a different seed, or two generators of one kind would give the same numbers.
 """
 
 import contextlib

@@ -4,8 +4,8 @@
     pass      0  0  0  0  0  0  0  1  1  1  1         a dataset of 7 items
     item      4  2  0  6  1  5  3  2  6  0  5         each pass permuted with its own key
 
-Rows are counted over all ranks, so an order depends on no rank, batch size or worker. Without `num_samples` an epoch is
-a pass; with it, epochs take that many rows each, and passes run on through them.
+Rows are counted over all ranks, so an order does not depend on ranks, batch size or workers. Without `num_samples`, an
+epoch is one pass; with it, an epoch is that many rows, and passes continue from one epoch into the next.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -24,22 +24,22 @@ class ItemOrder(Counted, Protocol):
     """Counted rows, each of which takes an item."""
 
     name: str
-    """Kept in states: another order needs another name."""
+    """Stored in states; a different order needs a different name."""
     settings: dict[str, Any]
-    """What else decides which items rows take, in JSON."""
+    """Other settings that determine the items of rows, in JSON."""
 
     def items(self, epoch: int, rows: Int64Array, /) -> Int64Array:
         """The items of rows of an epoch, (R,) each."""
 
     def group(self, epoch: int, row: int, /) -> str | None:
-        """The group that a row takes its item from; None without groups."""
+        """The group of a row's item; None without groups."""
 
     def digest(self, epoch: int, /) -> str | None:
-        """A hash of an epoch that is not arithmetic but a list; None for others."""
+        """A hash of the epoch's list of items, for orders that are lists; None for computed orders."""
 
 
 class SampleLocation(NamedTuple):
-    """Which sample a row of a batch is."""
+    """The item in a row of a batch."""
 
     item: int
     """Index in the dataset."""
@@ -50,7 +50,7 @@ class SampleLocation(NamedTuple):
 
 
 class Passes:
-    """Every item once a pass, in the order of the dataset or shuffled."""
+    """Every item once per pass, in the order of the dataset or shuffled."""
 
     is_uniform = True
 

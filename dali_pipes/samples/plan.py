@@ -6,8 +6,8 @@ Rows are shared as `schedule` says. Those of a last partial step may not divide 
     rank 0    0 2        4 6
     rank 1    1 3        5                a shorter batch: nothing is repeated
 
-Only where a last step has fewer rows than ranks, a rank that would have none repeats one of another rank, so that all
-ranks have equally many steps.
+If the last step has fewer rows than ranks, each rank without a row repeats a row of another rank, so that all ranks
+have the same number of steps.
 """
 
 from collections.abc import Iterator
@@ -50,8 +50,8 @@ class RequestPlan:
         end = first + steps.steps(base, max(epoch, 0))
         if epoch < 0 or not first <= step < end:
             raise ConfigError(
-                f"step {step:,} of epoch {epoch:,} does not exist; expected step {first:,} to {end - 1:,} of epoch 0 "
-                "or later"
+                f"step {step:,} of epoch {epoch:,} does not exist; expected step {first:,} to {end - 1:,} and an "
+                "epoch of 0 or more"
             )
         return next(self._of(StepRange(epoch, base, step - first, 1)))
 

@@ -1,7 +1,7 @@
-"""Reading ahead in a thread, for datasets that say they may be read so: they have a method `read_items(items)`.
+"""Reading ahead in a thread, for datasets that define a method `read_items(items)`.
 
-Such a dataset draws no random numbers and may be read from any thread, so it needs no worker processes: encoded files,
-for one, which `graph=` decodes.
+Such a dataset does not use random numbers and is thread-safe, so it does not need worker processes. `EncodedFiles`,
+which `graph=` decodes, is one.
 """
 
 from collections import deque

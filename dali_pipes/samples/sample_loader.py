@@ -1,4 +1,4 @@
-"""`SampleLoader`: torch's `DataLoader` by its names, with an exact order, exact resume and keyed augmentation.
+"""`SampleLoader`: the interface of torch's `DataLoader`, with exact order, exact resume and keyed augmentation.
 
 loader = SampleLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
 for images, labels in loader:                              # one epoch; on loader.device
@@ -34,37 +34,42 @@ from dali_pipes.schedule import Position, Steps
 
 
 class SampleLoader(ShownAsTable):
-    """An iterable over batches of a map-style dataset. Each `for` is one epoch, shuffled in its own order.
+    """An iterable over batches of a map-style dataset. Each `for` loop is one epoch, in a new order with `shuffle`.
 
-    The arguments are those of torch's `DataLoader`, with the same defaults, but for what follows. Batches are what
-    torch's `default_collate` makes, or `collate_fn`, on `loader.device`.
+    Arguments that are not listed here work as in torch's `DataLoader`. Batches come from torch's `default_collate` or
+    from `collate_fn`, and are delivered on `loader.device`.
 
     dataset:     an object with `__getitem__` and `__len__`
     shuffle:     False keeps the order of the dataset
-    sampler:     a torch sampler: its list is taken anew for each epoch, with a seed by `seed` and epoch.
-                 `WeightedRandomSampler` becomes `weights`; `DistributedSampler` is refused, since ranks are detected
-    num_workers: worker processes of torch; 0: samples are read in the trainer's thread
-    pin_memory:  "auto": if batches go to a GPU
-    timeout:     seconds to wait for a batch of the workers; 0: any time
-    seed:        of the order, and of the random state of each item
-    weights:     a number per item, or with `groups` a dict by group: how often they appear. Always shuffled
-    groups:      items by name, ranges or lists, or one label per item; without `weights`, all groups equally often
-    num_samples: rows of an epoch over all ranks; None: as many as items
-    repeat:      one `for` runs through all epochs
+    sampler:     a torch sampler, which is seeded from `seed` and the epoch and read for each epoch.
+                 `WeightedRandomSampler` is converted to `weights`; `DistributedSampler` raises an error
+    num_workers: number of torch worker processes; 0: samples are read in the trainer's thread
+    pin_memory:  "auto": True if batches go to a GPU
+    timeout:     seconds to wait for a batch from the workers; 0: no limit
+    seed:        seed of the order and of the random state of each item
+    weights:     how often items appear: one number per item, or with `groups` a dict of numbers by group. The order is
+                 always shuffled
+    groups:      a dict of ranges or lists of items, or one label per item. Without `weights`, all groups appear equally
+                 often
+    num_samples: rows per epoch over all ranks; None: the number of items
+    repeat:      True: one `for` loop runs through all epochs
     rank, world_size, mesh, data_dims: as for `TokenLoader`; detected if not given
     device:      "auto" is the GPU if torch sees one, else the CPU
-    graph:       a DALI graph that decodes and augments the samples, with `num_draws` keyed random numbers each
-    item_seed:   before each `dataset[item]`, seeds `random`, `numpy.random`, torch's default generator and generators
-                 stored on the dataset or its parts from (seed, epoch, row), and calls their method `seed_item(seed)` if
-                 they have it. Without workers the global states are restored afterwards. False: leaves them alone
+    graph:       a DALI graph that decodes and augments the samples
+    num_draws:   number of random numbers per sample that the graph gets; they depend on seed, epoch and row
+    item_seed:   True: before each `dataset[item]`, seed `random`, `numpy.random`, torch's default generator, and the
+                 generators stored on the dataset or its parts from (seed, epoch, row), and call `seed_item(seed)` on
+                 the parts that define it. Without workers, the global random states are restored afterwards
     fingerprint: any text that identifies the data; None: the dataset's `_fingerprint`, if it has one
 
-    Row i of an epoch belongs to step i // (world_size * batch_size) and rank i % world_size. With `drop_last=False` the
-    last batch may be shorter, on some ranks by one row more than on others; all ranks have equally many batches. Only
-    if the last step has fewer rows than ranks, the ranks without one repeat a row of another: `loader.repeated`.
+    Row i of an epoch belongs to step i // (world_size * batch_size) and rank i % world_size. All ranks get the same
+    number of batches. With `drop_last=False`, the last batch may be shorter, and one row shorter on some ranks than on
+    others. If the last step has fewer rows than there are ranks, each rank without a row repeats a row of another rank;
+    see `repeated`.
 
-    Leaving a `for` early ends that epoch for this object; `state_dict()` still points after the last batch handed out.
-    After an error in `next()`, the next `for` continues after the last good batch, with fresh workers.
+    Leaving a `for` loop early ends the epoch for this object; `state_dict()` still returns the position after the last
+    delivered batch. After an error in `next()`, the next `for` loop continues after the last good batch, with new
+    workers.
 
     `next()` blocks until a batch is ready. Iterate in one thread at a time. Raises `ConfigError` for invalid settings,
     and `BackendError` for a device that does not exist.
@@ -180,8 +185,8 @@ class SampleLoader(ShownAsTable):
         if repeats and not self.rank:
             say_once(
                 f"{self._name}: the last step of an epoch has {counted(self.world_size - repeats, 'row')} for "
-                f"{self.world_size:,} ranks, so {counted(repeats, 'rank')} repeat a row (loader.repeated is 1 then); "
-                "drop_last=True leaves that step out"
+                f"{self.world_size:,} ranks; {counted(repeats, 'rank')} will repeat a row (loader.repeated is 1). To "
+                "drop that step, set drop_last=True"
             )
 
     @property
@@ -196,13 +201,13 @@ class SampleLoader(ShownAsTable):
 
     @property
     def repeated(self) -> int:
-        """Rows at the end of the last batch handed out that another rank has, too: 0, or 1 in a last step with fewer
-        rows than ranks. An exact mean over a dataset leaves them out.
+        """Number of rows at the end of the last delivered batch that another rank also has: 1 on ranks that repeat a
+        row because the last step has fewer rows than ranks, else 0. Exclude them from exact metrics.
         """
         return 0 if self._last is None else self._last.repeated
 
     def __len__(self) -> int:
-        """Batches in the epoch of the next batch: the same on every rank."""
+        """Number of batches in the current epoch, the same on every rank."""
         epoch = self.epoch
         base = self._steps.counted_from(self._resumed, epoch)
         return self._steps.step_number(base) + self._steps.steps(base, epoch)
@@ -215,32 +220,32 @@ class SampleLoader(ShownAsTable):
         return self._batches_of(self._run)
 
     def set_epoch(self, epoch: int) -> None:
-        """For training loops that were written for torch's samplers: the next `for` is this epoch.
+        """Make the next `for` loop run this epoch, for training loops written for torch's samplers.
 
-        Not needed, since each `for` is the next epoch. Does nothing within that epoch, so that a resumed run stays
-        where it was.
+        Not required, because each `for` loop runs the next epoch. Does nothing if the run is already in that epoch, so
+        a resumed run keeps its position.
         """
         if epoch < 0:
-            raise ConfigError(f"set_epoch({epoch}): expected 0 or more")
+            raise ConfigError(f"set_epoch({epoch}): expected an epoch of 0 or more")
         if epoch != self.epoch:
             self._run += 1
             self._start_at(self._steps.normalize(Position(epoch, 0)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the run, after the last batch handed out; prefetched ones do not count.
+        """The position after the last delivered batch; prefetched batches do not count.
 
-        A new, JSON-serializable dict under 1 KB, the same on every rank. After the last batch of an epoch it is the
-        start of the next epoch; with a sampler, whose next list may not exist, its end. Does not block.
+        Returns a new, JSON-serializable dict under 1 KB, the same on every rank. After the last batch of an epoch, it
+        is the start of the next epoch; with `sampler=`, it is the end of the finished epoch. Does not block.
         """
         position = self._position
         # A sampler is not asked for an epoch that may never come: its state may stand at the end of one.
         return self._states.at(self._steps.normalize(position) if self._order.is_uniform else position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume after the last batch that the saving run had handed out. Costs the same at any position.
+        """Resume after the last batch that the saved run delivered. Costs the same at any position.
 
-        World size, batch size, workers, device and graph may differ from the saving run. Ends an iteration in progress;
-        workers that run stay. Raises `StateError` listing the differences if the dataset or the order has changed.
+        World size, batch size, workers, device and graph may differ from the saved run. Ends an iteration in progress,
+        but keeps its workers. Raises a `StateError` that lists the differences if the dataset or the order has changed.
         """
         self._check_open()
         self._check_ranks()
@@ -249,13 +254,13 @@ class SampleLoader(ShownAsTable):
         self._start_at(position)
 
     def locate(self, step: int, row: int, epoch: int | None = None) -> SampleLocation:
-        """Which item row `row` of this rank's batch number `step` is. Reads no data.
+        """The item in row `row` of this rank's batch number `step`. Does not read data.
 
-        epoch: by default that of the last batch handed out; before the first batch, or if a state has been loaded
-        since, that of the next batch.
+        epoch: by default, the epoch of the last delivered batch; before the first batch, or after loading a state, the
+        epoch of the next batch.
 
         Raises `ConfigError` for a step or row that does not exist, and for steps before a resume that changed the
-        number of rows in a step.
+        number of rows per step.
         """
         if epoch is None:
             epoch = self.epoch if self._last is None else self._last.epoch
@@ -281,15 +286,15 @@ class SampleLoader(ShownAsTable):
         epoch: int | None = None,
         rows: int = 8,
     ) -> list[SampleLocation]:
-        """Write a contact sheet of this rank's batch number `step`, as the trainer gets it, with slices for volumes.
+        """Draw this rank's batch number `step` as the trainer receives it, as a contact sheet with slices of volumes.
 
-        step, epoch: by default those of the next batch
-        path:        the suffix is the format: .png, .svg or .pdf
-        rows:        samples to draw at most
+        step, epoch: by default, those of the next batch
+        path:        file to write; its suffix sets the format: .png, .svg or .pdf
+        rows:        maximum number of samples to draw
 
-        Returns the samples that were drawn. Reads the batch in this process, and leaves the run where it is. Raises
-        `ConfigError` for a step that does not exist and for a batch without images, and `BackendError` without
-        matplotlib.
+        Returns the samples that were drawn. Reads the batch in this process and does not change the position of the
+        run. Raises `ConfigError` for a step that does not exist and for a batch without images or volumes, and
+        `BackendError` if matplotlib is not installed.
         """
         self._check_open()
         epoch, step = self.epoch if epoch is None else epoch, self.step if step is None else step
@@ -312,7 +317,7 @@ class SampleLoader(ShownAsTable):
         return drawn
 
     def close(self) -> None:
-        """End the workers and the graph; idempotent. Batches already handed out stay valid."""
+        """Stop the workers and the graph; idempotent. Delivered batches stay valid."""
         self._closed = True
         self._run += 1
         if self._workers is not None:
@@ -389,7 +394,8 @@ class SampleLoader(ShownAsTable):
         if run != self._run:
             self._check_open()
             raise LoaderClosedError(
-                "this iterator was superseded: the loader was iterated again, or a state was loaded; use the newest one"
+                "this iterator was superseded: the loader was iterated again, or a state was loaded; use the newest "
+                "iterator"
             )
 
     def _check_ranks(self) -> None:
@@ -399,7 +405,7 @@ class SampleLoader(ShownAsTable):
 
     def _table(self) -> Table:
         if not hasattr(self, "_last"):
-            return Table("SampleLoader", [("", "not built: its settings were refused")])
+            return Table("SampleLoader", [("", "not built: invalid settings")])
         steps = counted(len(self), "step")
         rows = [
             ("dataset", f"{self._name}: {counted(len(self.dataset), 'item')}"),

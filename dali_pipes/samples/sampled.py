@@ -1,7 +1,7 @@
-"""The order of a torch sampler: its list, taken anew for each epoch, with a keyed seed.
+"""The order of a torch sampler: for each epoch, the sampler is seeded and its list of items is read.
 
-The list is computed in the trainer's process, the same on every rank, and its hash is in the state: a sampler that
-depends on anything else is noticed at a resume.
+The list is computed in the trainer's process, the same on every rank. Its hash is in the state, so a resume detects a
+sampler that depends on anything else.
 """
 
 import hashlib
@@ -70,16 +70,16 @@ class SampledItems:
             items = list(itertools.islice(self._sampler, length + 1))
         name = type(self._sampler).__name__
         if len(items) > length:
-            raise ConfigError(f"sampler: {name} gives more items than its length, {length:,}; correct its __len__")
+            raise ConfigError(f"sampler: {name} yields more items than its length, {length:,}; correct its __len__")
         try:
             taken = np.array(items, np.int64) if all(int(item) == item for item in items) else None
         except (TypeError, ValueError):
             taken = None
         if taken is None or taken.ndim != 1:
-            raise ConfigError(f"sampler: {name} gives {shown(items[0])}, expected an index of the dataset")
+            raise ConfigError(f"sampler: {name} yields {shown(items[0])}, expected an index of the dataset")
         wrong = (taken < 0) | (taken >= self._num_items)
         if wrong.any():
             raise ConfigError(
-                f"sampler: {name} gives item {taken[np.argmax(wrong)]:,}, expected 0 to {self._num_items - 1:,}"
+                f"sampler: {name} yields item {taken[np.argmax(wrong)]:,}, expected 0 to {self._num_items - 1:,}"
             )
         return taken

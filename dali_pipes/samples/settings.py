@@ -16,11 +16,11 @@ from dali_pipes.samples.sampled import SampledItems
 from dali_pipes.samples.weighted import WeightedItems
 
 _OF_TORCH = {
-    "batch_sampler": "the batches of a batch_sampler cannot be shared among ranks or resumed; use batch_size, shuffle, "
+    "batch_sampler": "the batches of a batch_sampler cannot be split across ranks or resumed; use batch_size, shuffle, "
     "sampler, weights or drop_last instead",
-    "generator": "the order comes from seed; pass seed instead",
+    "generator": "the order depends on seed; pass seed instead",
     "pin_memory_device": "pass device instead",
-    "in_order": "batches always come in order; remove it",
+    "in_order": "batches are always delivered in order; remove in_order",
 }
 _HARMLESS = {"batch_sampler": None, "generator": None, "pin_memory_device": "", "in_order": True}
 
@@ -52,7 +52,7 @@ def check_settings(
     """Raise `ConfigError` for a value that is not valid."""
     if batch_size is None:
         raise ConfigError(
-            "batch_size = None, which turns batching off in torch: use batch_size=1 and "
+            "batch_size = None is not supported. For samples without a batch axis, use batch_size=1 and "
             "collate_fn=lambda samples: samples[0]"
         )
     _whole("batch_size", batch_size, 1)
@@ -70,7 +70,7 @@ def check_settings(
     if pin_memory not in ("auto", True, False):
         raise ConfigError(f'pin_memory = {shown(pin_memory)}: expected True, False or "auto"')
     if not collates:
-        raise ConfigError("collate_fn does not apply with graph, which makes the batches; remove one of them")
+        raise ConfigError("collate_fn and graph cannot be combined, because the graph makes the batches; remove one")
 
 
 def chosen_ranks(
@@ -79,12 +79,16 @@ def chosen_ranks(
     """The rank and world size as given, of the mesh, or detected. Raises `ConfigError` if they do not fit."""
     if mesh is not None:
         if rank is not None or world_size is not None:
-            raise ConfigError("the ranks come from the device mesh; remove rank and world_size, or do not pass mesh")
+            raise ConfigError(
+                f"rank = {rank} and world_size = {world_size} are set, but mesh determines the ranks; remove either"
+            )
         refuse_other_meshes(mesh)
         dims = "dp" if data_dims is None else data_dims
         return rank_on_mesh(mesh, (dims,) if isinstance(dims, str) else tuple(dims))
     if data_dims is not None:
-        raise ConfigError("data_dims names dimensions of a device mesh; pass the mesh too, mesh=...")
+        raise ConfigError(
+            f"data_dims = {shown(data_dims)} names dimensions of a device mesh, but mesh is not set; pass mesh=..."
+        )
     if rank is None and world_size is None:
         return found_ranks()
     if rank is None or world_size is None:
@@ -111,11 +115,13 @@ def chosen_order(
         others = {"shuffle": shuffle or None, "weights": weights, "groups": groups, "num_samples": num_samples}
         given = [name for name, value in others.items() if value is not None]
         if given:
-            raise ConfigError(f"sampler decides the order: remove {', '.join(given)}, or do not pass sampler")
+            raise ConfigError(
+                f"sampler determines the order and cannot be combined with {', '.join(given)}; remove one of them"
+            )
         if isinstance(sampler, DistributedSampler):
             raise ConfigError(
-                "sampler = DistributedSampler: ranks are detected and get different rows already, so the data would be "
-                "split twice; remove it and set shuffle=True"
+                "sampler = DistributedSampler: the loader already splits the rows across ranks, so the data would be "
+                "split twice; remove the sampler and set shuffle=True"
             )
         if not isinstance(sampler, WeightedRandomSampler) or not sampler.replacement:
             return SampledItems(sampler, length, seed)
@@ -126,7 +132,10 @@ def chosen_order(
     num_rows = length if num_samples is None else int(num_samples)
     if weights is not None:
         if isinstance(weights, Mapping):
-            raise ConfigError("weights is a dict, by group: pass groups too, or a list of one number per item")
+            raise ConfigError(
+                f"weights = {shown(weights)} is a dict of weights by group, but groups is not set; pass groups, or a "
+                "list of one number per item"
+            )
         return WeightedItems(weights, length, num_rows, seed)
     return Passes(length, num_rows, seed, shuffle=bool(shuffle))
 

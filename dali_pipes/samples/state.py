@@ -1,10 +1,10 @@
-"""The saved state of a `SampleLoader`: arithmetic, JSON-able, under 1 KB.
+"""The saved state of a `SampleLoader`: JSON, under 1 KB.
 
     {"version": 1, "kind": "samples", "order": "philox24-v1", "config": {"seed": 0, "num_samples": 50000},
      "dataset": {"length": 50000, "fingerprint": null}, "epoch": 3, "rows": 40960, "step_rows": 64}
 
-`rows` counts the rows of the epoch that all ranks together have consumed, so a run may resume with another number of
-ranks, another batch size, and other workers. The order of a torch sampler adds the hash of the epoch's list, "list".
+`rows` counts the rows of the epoch that all ranks together have consumed, so a run can resume with a different number
+of ranks, batch size and number of workers. With a torch sampler, "list" is the hash of the epoch's list of items.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class SampleStates:
         return state
 
     def read(self, state: Mapping[str, Any]) -> Position:
-        """Where a state says that the run stands. Raises `StateError` listing every difference to this loader."""
+        """The position of the run in a state. Raises a `StateError` that lists every difference from this loader."""
         if not isinstance(state, Mapping) or "version" not in state:
             entries = state.items() if isinstance(state, Mapping) else ()
             inside = [name for name, entry in entries if isinstance(entry, Mapping) and "version" in entry]
@@ -62,10 +62,13 @@ class SampleStates:
                 "with the release that saved it"
             )
         if state.get("kind") != KIND:
-            raise StateError("this is not a state of a SampleLoader: it was saved by a TokenLoader; load it there")
+            raise StateError(
+                f"this is not the state of a SampleLoader (kind = {short(state.get('kind'))}); load it into the loader "
+                "that saved it, such as a TokenLoader"
+            )
         missing = [name for name in _ENTRIES if name not in state]
         if missing:
-            raise StateError(f"the state is incomplete: {', '.join(missing)} missing; use an unchanged copy")
+            raise StateError(f"the state is incomplete: missing {', '.join(missing)}; load an unmodified copy")
         for name in ("config", "dataset"):
             if not isinstance(state[name], Mapping):
                 raise StateError(f"the state is damaged: {name} is {short(state[name])}, expected a dict")
@@ -76,12 +79,12 @@ class SampleStates:
         digest = self._order.digest(epoch)
         if digest != state.get("list"):
             raise StateError(
-                f"sampler: {self._config.get('sampler')} gives another list of items for epoch {epoch:,} than in the "
-                "saved run; use the sampler, data and seed that the state was saved with"
+                f"sampler: {self._config.get('sampler')} yields different items for epoch {epoch:,} than in the saved "
+                "run; use the sampler, data and seed that the state was saved with"
             )
         if rows > self._order.count(epoch):
             raise StateError(
-                f"the state is damaged: rows {rows:,} of epoch {epoch:,}, which has {self._order.count(epoch):,}"
+                f"the state is damaged: rows {rows:,}, expected at most {self._order.count(epoch):,} in epoch {epoch:,}"
             )
         return Position(epoch, rows)
 
@@ -100,7 +103,7 @@ class SampleStates:
                 lines.append(f"{name} of {self._name}: saved {short(before)}, now {short(value)}")
         if lines:
             raise StateError(
-                "the state does not fit this loader; resuming would change the data order:\n  "
+                "the state does not match this loader; resuming would change the data order:\n  "
                 + "\n  ".join(lines)
                 + "\nUse the dataset and settings that the state was saved with, or start without the state"
             )

@@ -9,8 +9,8 @@ from dali_pipes.monitoring.display import ShownAsTable, Table
 class SampleStats(ShownAsTable):
     """A snapshot of a loader's statistics, which prints as a small table. Seconds are wall-clock time.
 
-    `data_wait_s` is the time that the trainer spent in `next()`. `wall_s` runs from the request for the first batch of
-    a `for` to its last delivered batch, summed over all of them.
+    `data_wait_s` is the time that the trainer spent in `next()`. `wall_s` is the time from the request for the first
+    batch of a `for` loop to its last delivered batch, summed over all loops.
     """
 
     batches: int
@@ -28,16 +28,16 @@ class SampleStats(ShownAsTable):
 
     @property
     def data_wait_ratio(self) -> float:
-        """Share of `wall_s` that the trainer waited for samples, 0 to 1."""
+        """Share of `wall_s` that the trainer spent waiting for samples, 0 to 1."""
         return self.data_wait_s / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
     def data_wait_pct(self) -> float:
-        """The same in percent."""
+        """`data_wait_ratio` in percent."""
         return 100.0 * self.data_wait_ratio
 
     def metrics(self) -> dict[str, float]:
-        """Values by metric name, named as those of `LoaderStats.metrics()`."""
+        """Values by metric name, with the names of `LoaderStats.metrics()`."""
         return {
             "batches": float(self.batches),
             "samples": float(self.samples),

@@ -1,4 +1,4 @@
-"""Weighted items: each appears in an epoch as often as its share says, rounded up or down.
+"""Weighted items: each appears in an epoch in proportion to its weight, rounded up or down.
 
     weights     1     2         1         W = 4, N = 3 rows of an epoch
     0 ..... 1 ......... 3 ..... 4         their cumulative sum
@@ -39,7 +39,7 @@ class WeightedItems:
 
     def __init__(self, weights: Any, num_items: int, num_rows: int, seed: int) -> None:
         if num_rows > MOST_ROWS:
-            raise ConfigError(f"num_samples = {num_rows:,} with weights: expected at most {MOST_ROWS:,}")
+            raise ConfigError(f"num_samples = {num_rows:,}: with weights, expected at most {MOST_ROWS:,}")
         self._num_rows, self._seed = num_rows, seed
         self._ends = running_sum(weights, num_items)
         self._total = int(self._ends[-1])
@@ -67,7 +67,7 @@ class WeightedItems:
 
 
 def running_sum(weights: Any, num_items: int) -> Int64Array:
-    """The cumulative sum of the weights as integers, (N,). Raises `ConfigError` for weights that are not.
+    """The cumulative sum of the weights as integers, (N,). Raises `ConfigError` for invalid weights.
 
     Decimals of up to nine places become integers exactly; others are rounded to 2^-61 of N times the largest.
     """
@@ -78,7 +78,9 @@ def running_sum(weights: Any, num_items: int) -> Int64Array:
     bits = _MOST_TOTAL_BITS - num_items.bit_length()
     exponent = bits - math.frexp(float(largest))[1]
     if given.dtype.kind != "f" and int(largest) * num_items >= 2**62:
-        raise ConfigError(f"weights: integers up to {int(largest):,} overflow; divide them by a common factor")
+        raise ConfigError(
+            f"weights: integers up to {int(largest):,} overflow 64 bits when summed; divide them by a common factor"
+        )
     ends, total = np.empty(num_items, np.int64), 0
     for part, chunk in _chunks(given):
         if given.dtype.kind != "f":
@@ -102,10 +104,11 @@ def _array(weights: Any, num_items: int) -> npt.NDArray[Any]:
         raise ConfigError(f"weights = {shown(weights)}: expected one number per item") from error
     if given.dtype.kind not in "fiu" or given.ndim != 1:
         raise ConfigError(
-            f"weights: found {given.dtype} of shape {given.shape}, expected one number per item, {num_items:,} in all"
+            f"weights: found an array of {given.dtype} with shape {given.shape}, expected one number per item, "
+            f"{num_items:,} in all"
         )
     if len(given) != num_items:
-        raise ConfigError(f"weights: found {len(given):,} numbers, expected one per item of the dataset, {num_items:,}")
+        raise ConfigError(f"weights: found {len(given):,} numbers, expected {num_items:,}, one per item of the dataset")
     return given
 
 

@@ -1,7 +1,7 @@
-"""Worker processes: those of torch's `DataLoader`, which is asked for whole requests.
+"""Worker processes: those of torch's `DataLoader`, which gets whole requests as its items.
 
-They survive from epoch to epoch and over a resume. When one dies, all are ended, and fresh ones make the batches before
-the one that the dead worker was at; then that one raises. Which row it was at, it wrote to shared memory.
+They keep running across epochs and resumes. When one dies, all are stopped, and new ones make the batches before the
+batch that the dead worker was reading; that batch then raises an error. Each worker writes its row to shared memory.
 
     step      4       5       6          worker 1 dies at a row of step 6 while the trainer is at step 4
     batch     4       5       error      4 and 5 come from fresh workers
@@ -125,8 +125,8 @@ class Workers:
             self._iterator = iter(self._loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ConfigError(
-                f"{self._name} or another setting cannot be sent to worker processes: {error}; make it picklable, or "
-                'use multiprocessing_context="fork"'
+                f"{self._name} or a function setting cannot be sent to worker processes ({error}); make it picklable, "
+                'or use multiprocessing_context="fork"'
             ) from error
         except (RuntimeError, _DeadWorker) as error:
             if self._iterator is None:
@@ -152,7 +152,7 @@ class Workers:
         if dead:
             return _WorkersFailed(dead)
         if is_late:
-            return _WorkersFailed([], f"did not arrive within timeout = {timeout:g} s")
+            return _WorkersFailed([], f"did not arrive within timeout = {timeout:g} s; increase timeout")
         return _WorkersFailed([], f"was lost: {type(error).__name__}: {error}", error)
 
     def _dead(self) -> list[tuple[int, Any]]:
@@ -167,7 +167,7 @@ class Workers:
             for place, request in enumerate(sent):
                 row = _row_of(request, at[number])
                 if row is not None:
-                    how = f"worker process {worker.pid} {_ending(worker.exitcode)} while it read the item"
+                    how = f"worker process {worker.pid} {_ending(worker.exitcode)} while reading the item"
                     return self._failure(request, row, how, failed.error), [*sent][:place]
         request = sent[0] if sent else next(requests, _NOTHING)
         if not failed.dead:
@@ -312,6 +312,6 @@ def _ending(exitcode: int | None) -> str:
     name = signal.Signals(-exitcode).name if -exitcode in set(signal.Signals) else str(-exitcode)
     advice = {
         signal.SIGKILL: " (out of memory? use fewer workers or a smaller batch_size)",
-        signal.SIGBUS: " (/dev/shm is full? use fewer workers or a smaller batch_size)",
+        signal.SIGBUS: " (is /dev/shm full? use fewer workers or a smaller batch_size)",
     }.get(-exitcode, "")  # type: ignore[call-overload]
     return f"was killed by {name}{advice}"

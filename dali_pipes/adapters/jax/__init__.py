@@ -7,7 +7,7 @@
     for batch in jax_batches(config, mesh, data_axes=("data",)):
         state, loss = train_step(state, batch["input_ids"], batch["labels"])       # int32 (8 * shards, 1024) each
 
-torch reads, shuffles and packs; JAX gets the arrays. Importing this package imports neither of them.
+The loader needs torch; JAX gets the arrays. Importing this package imports neither of them.
 """
 
 from collections.abc import Sequence
@@ -35,24 +35,24 @@ def jax_batches(
     """Batches of a `LoaderConfig` or a `TokenLoader` as dicts of `jax.Array`s, sharded over a mesh by rows.
 
     mesh:      a `jax.sharding.Mesh`
-    data_axes: the mesh axes that split the rows. Devices that differ only in other axes get the same rows. With (), all
-               devices get the same rows
-    labels:    "ignore": -100 where a label does not count; "weights": 0 there, and an array `loss_weights`, float32,
-               which is 1 where the label counts, else 0
-    names:     None: names of `outputs`; "maxtext": `inputs`, `targets`, and `_position` and `_segmentation` of both
+    data_axes: the mesh axes that split the rows. Devices that differ only along other axes get the same rows. With (),
+               all devices get the same rows
+    labels:    "ignore": labels are -100 where they do not count; "weights": they are 0 there, and the float32 array
+               `loss_weights` is 1 where the label counts, else 0
+    names:     None: the names of `outputs`; "maxtext": `inputs`, `targets`, and `_position` and `_segmentation` of both
 
-    A data shard is the part of a batch on one device: there are as many as the product of the sizes of `data_axes`.
-    `batch_size` of a config is the rows of one data shard, so the global batch is `batch_size` times the data shards.
-    Shard k has the rows of a `TokenLoader` with the same settings, `rank=k` and `world_size` the number of shards,
-    however the devices are spread over processes. `index_dtype` is int32, and ranks come from the mesh.
+    The number of data shards is the product of the sizes of `data_axes`. In a config, `batch_size` is the number of
+    rows per data shard, so the global batch is `batch_size` times the number of data shards. Shard k gets the rows of a
+    `TokenLoader` with the same settings, `rank=k`, and `world_size` set to the number of shards, no matter how the
+    devices are distributed over processes. `index_dtype` is int32, and ranks come from the mesh.
 
-    A `TokenLoader` must have `index_dtype="int32"` and deliver exactly the rows of this process: in a program of one
-    process it is rank 0 of 1, and its `batch_size` is the global batch, a multiple of the shards. A config works with
-    every mesh.
+    A `TokenLoader` must have `index_dtype="int32"` and deliver exactly the rows of this process. In a single-process
+    program, it is rank 0 of 1, and its `batch_size` is the global batch, a multiple of the number of shards. A config
+    works with every mesh.
 
-    Every process calls this with the same arguments. Blocks while the corpus is opened. Raises `ConfigError` for
-    settings and outputs that do not work on the mesh, `ModuleNotFoundError` if torch or JAX is not installed, and what
-    `TokenLoader` raises.
+    Call this with the same arguments in every process. Blocks while the corpus is opened. Raises `ConfigError` for
+    settings and outputs that do not work on the mesh, `ModuleNotFoundError` if torch or JAX is not installed, and the
+    errors of `TokenLoader`.
     """
     _require("jax", 'pip install "dali-pipes[jax]"')
     _require("torch", "pip install torch")
@@ -62,7 +62,7 @@ def jax_batches(
 
     if not isinstance(config_or_loader, LoaderConfig | TokenLoader):
         raise ConfigError(
-            f"jax_batches needs a LoaderConfig or a TokenLoader, got {type(config_or_loader).__name__}: pass "
+            f"jax_batches expects a LoaderConfig or a TokenLoader, got {type(config_or_loader).__name__}; pass "
             "LoaderConfig(corpus=..., batch_size=..., seq_len=...)"
         )
     shards = DataShards.of(mesh, data_axes)
@@ -78,4 +78,6 @@ def _require(package: str, install: str) -> None:
     import importlib.util
 
     if importlib.util.find_spec(package) is None:
-        raise ModuleNotFoundError(f"jax_batches requires {package}, which is not installed: {install}", name=package)
+        raise ModuleNotFoundError(
+            f"jax_batches requires {package}, which is not installed; run: {install}", name=package
+        )

@@ -3,8 +3,8 @@
 host     batches in host memory, which JAX copies to its devices (CPU, TPU, GPU); one loader for several data shards
 device   one loader for each GPU; JAX copies each batch on its GPU
 
-In both, what JAX has is its own: on a CPU it may use a batch's memory as it is, which the loader leaves alone as long
-as an array refers to it; on a GPU it copies, since the loader cannot know when work of JAX on its memory is done.
+On a CPU, JAX may share the memory of a batch, which the loader does not reuse as long as an array refers to it. On a
+GPU, JAX copies the batch, because the loader cannot know when JAX has finished using its memory.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ def _on_host(values: Any) -> Any:
 
 
 class DevicePlacement:
-    """A loader for each device of this process, whose batches are there already."""
+    """A loader for each device of this process, with its batches already on the device."""
 
     def __init__(self, shards: DataShards) -> None:
         self._shards = shards
@@ -174,10 +174,10 @@ def placement_for(shards: DataShards, config: LoaderConfig, loader: "TokenLoader
     for name in ("context_parallel", "static_buffers"):
         if getattr(config, name):
             reason = {
-                "context_parallel": "rows are delivered whole: shard their positions with jax.device_put or jax.jit",
-                "static_buffers": "an array of JAX must not change when the next batch arrives",
+                "context_parallel": "rows are delivered whole; shard their positions with jax.device_put or jax.jit",
+                "static_buffers": "JAX arrays must not change when the next batch arrives",
             }[name]
-            raise ConfigError(f"{name} = {getattr(config, name)} does not work with jax_batches: {reason}; remove it")
+            raise ConfigError(f"{name} = {getattr(config, name)} is not supported by jax_batches, remove it: {reason}")
     on_gpu = all(device.platform == "gpu" for device in shards.of_device)
     if loader is not None:
         placement = DevicePlacement(shards) if loader.device.type == "cuda" else _host(shards, config)
@@ -186,14 +186,14 @@ def placement_for(shards: DataShards, config: LoaderConfig, loader: "TokenLoader
     if config.rank is not None:
         raise ConfigError(
             f"rank = {config.rank} and world_size = {config.world_size} are set, but jax_batches takes them from "
-            f"{shards.described}: remove rank and world_size"
+            f"{shards.described}; remove both settings"
         )
     direct = on_gpu and config.device in ("auto", "cuda") and torch.cuda.is_available()
     if config.device not in ("auto", "cpu") and not direct:
         found = "torch does not see a GPU" if on_gpu else f"the mesh is on {next(iter(shards.of_device)).platform}"
         if on_gpu and config.device != "cuda":
-            found = "each GPU of the mesh has its loader"
-        raise ConfigError(f'device = "{config.device}", but {found}: set device = "auto"')
+            found = "jax_batches opens a loader for each GPU of the mesh"
+        raise ConfigError(f'device = "{config.device}", but {found}; set device = "auto"')
     return DevicePlacement(shards) if direct else _host(shards, config)
 
 
@@ -207,28 +207,28 @@ def _refuse_other_loaders(shards: DataShards, placement: Placement, loader: "Tok
     config, feed = loader.config, placement.feeds[0]
     if config.index_dtype != "int32":
         raise ConfigError(
-            f'the loader has index_dtype = "{config.index_dtype}", and JAX arrays are int32: build it with '
+            f'the loader has index_dtype = "{config.index_dtype}", but JAX arrays are int32; build it with '
             'index_dtype = "int32"'
         )
     if loader.device.type == "cuda" and not on_gpu:
         raise ConfigError(
-            f"the loader is on {loader.device}, but the mesh is on {next(iter(shards.of_device)).platform}: build it "
-            'with device = "cpu"'
+            f"the loader is on {loader.device}, but the mesh is on {next(iter(shards.of_device)).platform}; build the "
+            'loader with device = "cpu"'
         )
     if len(placement.feeds) > 1:
         keep = "" if config.drop_last or loader.device.type == "cuda" else ", or set drop_last = True"
         raise ConfigError(
-            f"this process has the data shards {list(shards.local)} of {shards.count} of {shards.described}, which "
-            f"need {len(placement.feeds)} loaders: pass a LoaderConfig, whose batch_size is the rows of one shard{keep}"
+            f"this process has the data shards {list(shards.local)} of {shards.count} on {shards.described}, and needs "
+            f"{len(placement.feeds)} loaders; pass a LoaderConfig with batch_size set to the rows of one shard{keep}"
         )
     if (config.rank, config.world_size) != (feed.rank, feed.world_size):
         raise ConfigError(
             f"the loader is rank {config.rank} of {config.world_size}, but this process has the data shards "
-            f"{list(feed.shards)} of {shards.count} of {shards.described}: pass a LoaderConfig, or build the loader "
+            f"{list(feed.shards)} of {shards.count} on {shards.described}; pass a LoaderConfig, or build the loader "
             f"with rank = {feed.rank} and world_size = {feed.world_size}"
         )
     if config.batch_size % len(feed.shards):
         raise ConfigError(
-            f"batch_size = {config.batch_size} of the loader does not divide over the {len(feed.shards)} data shards "
-            f"of this process, on {shards.described}: set a multiple of {len(feed.shards)}"
+            f"batch_size = {config.batch_size} of the loader does not divide evenly over the {len(feed.shards)} data "
+            f"shards of this process, on {shards.described}; use a multiple of {len(feed.shards)}"
         )

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class JaxBatches(Iterator[dict[str, Any]]):
-    """An iterator over batches: dicts of `jax.Array`, by name. `jax_batches` makes one.
+    """An iterator over batches, which are dicts of `jax.Array`s by name. `jax_batches` returns it.
 
-    Arrays are int32, masks bool with `mask_dtype`, `loss_weights` float32. Their rows are sharded over the data axes
-    (`sharding`); `row_ids` and `source_ids` have one axis. `max_seqlen` and `num_segments` are Python integers.
+    Arrays are int32; masks can be bool with `mask_dtype`, and `loss_weights` is float32. Rows are sharded over the data
+    axes, see `sharding`; `row_ids` and `source_ids` have one axis. `max_seqlen` and `num_segments` are Python integers.
 
-    A `for` ends after an epoch, and the next one is the next epoch; with `repeat`, a `for` does not end. Leaving a
-    `for` early does not end the epoch: as with other iterators, the next `for` or `next()` continues.
+    A `for` loop ends after an epoch, and the next one runs the next epoch; with `repeat`, it does not end. Leaving a
+    `for` loop early does not end the epoch: as with other iterators, the next loop or `next()` continues it.
 
-    `next()` blocks until a loader has a batch, but not on copies to devices. The arrays stay valid for as long as they
-    are held. After an error in `next()`, the next call continues after the last batch that was returned. Use it in one
-    thread at a time; all processes of a program take the same number of batches.
+    `next()` blocks until the loaders have a batch, but not until it has been copied to devices. Arrays stay valid as
+    long as you hold them. After an error in `next()`, the next call continues after the last batch that was returned.
+    Use it in one thread at a time; all processes of a program must take the same number of batches.
     """
 
     def __init__(self, loaders: "Sequence[TokenLoader]", placement: Placement, fields: Fields, sharding: Any) -> None:
@@ -56,7 +56,7 @@ class JaxBatches(Iterator[dict[str, Any]]):
         return self._loaders[0].step
 
     def __len__(self) -> int:
-        """Batches of an epoch, as `len()` of a `TokenLoader`: the same in every process."""
+        """Number of batches in an epoch, as with `len()` of a `TokenLoader`; the same in every process."""
         return len(self._loaders[0])
 
     def __bool__(self) -> bool:
@@ -79,31 +79,31 @@ class JaxBatches(Iterator[dict[str, Any]]):
         raise StopIteration
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch returned: that of `TokenLoader.state_dict()`, the same in every process.
+        """The position after the last batch returned, as in `TokenLoader.state_dict()`; the same in every process.
 
-        JSON-serializable. It does not depend on the mesh: a state loads with any number of devices and processes.
+        JSON-serializable. The state does not depend on the mesh: it loads on any number of devices and processes.
         """
         return self._loaders[0].state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], on_change: "OnChange | None" = None) -> None:
-        """Continue after the last batch that the saving run had returned. As `TokenLoader.load_state_dict`."""
+        """Resume after the last batch that the saved run returned. See `TokenLoader.load_state_dict`."""
         self._iterators = None
         for loader in self._loaders:
             loader.load_state_dict(state, on_change)
 
     def get_state(self) -> bytes:
-        """`state_dict()` as JSON in UTF-8: what Grain's checkpoint handler, and so Orbax, expects of an iterator."""
+        """`state_dict()` as JSON in UTF-8, which Grain's checkpoint handler, and therefore Orbax, expects."""
         return json.dumps(self.state_dict(), indent=4).encode()
 
     def set_state(self, state: bytes | str | Mapping[str, Any]) -> None:
-        """Load what `get_state()` or `state_dict()` returned."""
+        """Load a state from `get_state()` or `state_dict()`."""
         self.load_state_dict(state if isinstance(state, Mapping) else json.loads(state))
 
     def start_prefetch(self) -> None:
         """Called by Grain's checkpoint handler after `set_state`. Does nothing: reading begins with the first batch."""
 
     def stats(self) -> LoaderStats:
-        """The statistics of this process, with sums over its loaders of tokens, waits, retries and cache."""
+        """The statistics of this process; tokens, waits, retries and cache are summed over its loaders."""
         first, *others = every = [loader.stats() for loader in self._loaders]
         if not others:
             return first
@@ -117,7 +117,7 @@ class JaxBatches(Iterator[dict[str, Any]]):
         )
 
     def close(self) -> None:
-        """Close the loaders, also one that was passed to `jax_batches`; idempotent. Arrays stay valid."""
+        """Close the loaders, including one passed to `jax_batches`; idempotent. Arrays stay valid."""
         self._iterators = None
         self._placement.close()
         for loader in self._loaders:

@@ -5,8 +5,8 @@
     device                                               0 1   2 3            4 5   6 7
     data shard = rank of a loader with world_size 4       0     1              2     3
 
-The numbers come from the sharding's own map of devices, not from the number of a process: processes that differ only in
-other axes find the same shards, and get the same rows.
+The numbers come from the sharding's map of devices, not from the process index: processes that differ only along other
+axes find the same shards, and get the same rows.
 """
 
 import math
@@ -56,10 +56,10 @@ class DataShards:
         sizes = ", ".join(f"{name}: {size}" for name, size in mesh.shape.items())
         unknown = [axis for axis in axes if axis not in mesh.shape]
         if unknown or len(set(axes)) < len(axes):
-            problem = f"{unknown[0]!r} is not one of them" if unknown else "an axis is named twice"
+            problem = f"{unknown[0]!r} is not an axis" if unknown else "an axis is listed twice"
             raise ConfigError(
-                f"data_axes = {shown(list(axes))}: expected distinct axes of the mesh ({sizes}), but {problem}; name "
-                "the axes whose devices get different rows"
+                f"data_axes = {shown(list(axes))}: expected distinct axes of the mesh ({sizes}), but {problem}; list "
+                "the axes along which devices get different rows"
             )
         described = f"the mesh ({sizes}) with data_axes = {shown(list(axes))}"
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes or None))
@@ -67,8 +67,8 @@ class DataShards:
         places = sharding.addressable_devices_indices_map((count,))
         if not places:
             raise ConfigError(
-                f"process {jax.process_index()} of {jax.process_count()} does not have a device in {described}: every "
-                "process that calls jax_batches needs one"
+                f"process {jax.process_index()} of {jax.process_count()} does not have a device in {described}; call "
+                "jax_batches only in processes with devices in the mesh"
             )
         return cls(sharding, count, {device: index[0].start or 0 for device, index in places.items()}, described)
 

@@ -1,4 +1,4 @@
-"""The arrays of a batch for JAX: which outputs travel, under which names, and what is made of the labels.
+"""The arrays of a batch for JAX: which outputs they come from, their names, and how labels are converted.
 
     outputs of a loader           names = None                    names = "maxtext"
     input_ids                     input_ids                       inputs
@@ -60,17 +60,17 @@ class Fields:
             outputs, missing = (*outputs, *missing), ()
         if missing:
             why = 'names = "maxtext"' if names == "maxtext" else 'labels = "weights"'
-            raise ConfigError(f"{why} needs {', '.join(missing)}, but outputs = {list(outputs)}: add them to outputs")
+            raise ConfigError(f"{why} needs {', '.join(missing)}, but outputs = {list(outputs)}; add them to outputs")
         if names == "maxtext" and (config.mtp or not config.label_shift):
             found = f"mtp = {config.mtp}" if config.mtp else "label_shift = False"
             raise ConfigError(
-                f'names = "maxtext" needs targets that are one token ahead, (rows, tokens), but {found}: remove it'
+                f'names = "maxtext" needs targets that are shifted by one token, but {found}; remove this setting'
             )
         for name in outputs:
             if OUTPUTS[name].axes in (Axes.SEGMENT_BOUNDS, Axes.NUMBER) and shards.count > 1:
                 raise ConfigError(
-                    f"the output {name!r} describes the batch of one loader and differs between the {shards.count} "
-                    f"data shards of {shards.described}: use segment_ids, which are sharded like the rows"
+                    f"the output {name!r} differs between the {shards.count} data shards of {shards.described}, so it "
+                    "cannot be sharded; use segment_ids instead"
                 )
         return cls(outputs, labels, names)
 
@@ -90,7 +90,7 @@ class Fields:
                 arrays[name] = _as_int32(name, values, xp)
             elif not isinstance(values, int) and values.dtype == xp.int64:
                 raise ConfigError(
-                    f"{name} is int64 after the loader's graph, and JAX arrays are int32: cast it to int32"
+                    f"{name} is int64 after the loader's graph, but JAX arrays are int32; cast it to int32 in the graph"
                 )
             else:
                 arrays[name] = values
@@ -109,7 +109,7 @@ def _as_int32(name: str, values: Any, xp: Any) -> Any:
     """Numbers of rows and sources, which loaders deliver as int64. Raises `ConfigError` if one is too large."""
     if len(values) and int(values.max()) >= INT32_IDS:
         raise ConfigError(
-            f"the output {name!r} has the value {int(values.max()):,}, and JAX arrays are int32: remove {name!r} from "
-            "outputs, or use a larger seq_len"
+            f"the output {name!r} has the value {int(values.max()):,}, which does not fit in int32; remove {name!r} "
+            "from outputs, or use a larger seq_len"
         )
     return xp.asarray(values, dtype=xp.int32)

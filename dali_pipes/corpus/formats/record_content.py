@@ -1,4 +1,4 @@
-"""What the records of a file hold, whatever its format. Nothing states it, so the first ones decide:
+"""What the records of a file contain, in any format. The file does not state it, so the first records decide:
 
 ids of a type that is not stated        `dtype` gives it
 a tf.train.Example                      one of its int64 lists holds the ids; recognized automatically
@@ -43,7 +43,7 @@ class Records(Protocol):
         """
 
     def place(self, number: int) -> str:
-        """Where a record is, for a message: file and number, and the byte where that is known."""
+        """Where a record is, for a message: file, number, and byte if it is known."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,16 @@ class RecordContent:
         if self.column is None:
             if len(record) % self.id_type.itemsize:
                 raise CorpusFormatError(
-                    f"{place} has {len(record):,} bytes, not a multiple of {self.id_type.itemsize}, "
-                    f"the width of {self.id_type.name}. Set dtype to the type of the ids."
+                    f"{place} has {len(record):,} bytes, expected a multiple of {self.id_type.itemsize}, the width of "
+                    f"{self.id_type.name}. Set dtype to the type of the ids."
                 )
             return [np.frombuffer(record, self.id_type).astype(self.stored, copy=False)]
         try:
             features = parse_example(record)
         except NotAnExample as error:
             raise CorpusFormatError(
-                f"{place} is not a tf.train.Example ({error}), but the first records are"
+                f"{place} is not a tf.train.Example ({error}), but the first records are. Write all records as "
+                "Examples."
             ) from error
         late = [name for name in fields.BESIDE_IDS if name in features and name not in self.known]
         if late:
@@ -93,7 +94,10 @@ class RecordContent:
                 what = (
                     f"is missing (found {', '.join(features)})" if values is None else f"is a {list_kind(values)} list"
                 )
-                raise CorpusFormatError(f"{place}: feature {name!r} {what}, expected an int64 list")
+                raise CorpusFormatError(
+                    f"{place}: feature {name!r} {what}, expected an int64 list. Set token_column to the feature with "
+                    "the ids, or correct the record."
+                )
             found.append(values)
         return found
 
@@ -114,8 +118,8 @@ def find_content(records: Records, options: OpenOptions) -> RecordContent:
     if any(examples):
         if id_type is not None and id_type.newbyteorder("=") != np.int64:
             raise CorpusFormatError(
-                f"{path}: its records are tf.train.Example, whose ids are int64, but dtype = {id_type.name!r} was "
-                "given. Leave dtype out."
+                f"{path}: its records are tf.train.Example messages, whose ids are int64, but dtype = {id_type.name!r} "
+                "is set. Remove dtype."
             )
         column = choose_feature(path, examples, options.token_column)
         there = list(dict.fromkeys(name for example in examples for name in example))
@@ -131,8 +135,8 @@ def find_content(records: Records, options: OpenOptions) -> RecordContent:
         if not filled:
             return RecordContent(np.dtype(np.int64), None)
         raise CorpusFormatError(
-            f"{path}: its records are not tf.train.Example. If each holds the ids of a document, set dtype to "
-            "'uint16', 'uint32' or 'int32'; the file does not store it."
+            f"{path}: its records are not tf.train.Example messages. If each record holds the raw ids of a document, "
+            "set dtype to their type, such as 'uint16', 'uint32' or 'int32'; the file does not store it."
         )
     return RecordContent(id_type, None)
 

@@ -38,8 +38,8 @@ def inspect_records(file: ByteFile, records: Records, format: str, options: Open
 
     Blocks: reads all of it once, in threads, and keeps the lengths for the next time.
 
-    The type that the user gave is that of ids that are records; Examples have int64. Without a token column given, it
-    is the feature `tokens`, `input_ids`, or the only list of integers.
+    `options.id_type` is the type of raw ids; Examples have int64. Without `token_column`, the ids are in the feature
+    `input_ids` or `tokens`, else in `inputs` or `targets` if only one of them exists, else in the only integer list.
     """
     path, size, identity, scans = file.path, file.size, file.identity, options.scans
     samples = read_samples(file)

@@ -2,9 +2,9 @@
 
     u64 length   u32 CRC of the length   data   u32 CRC of the data      ... and so on; a file of 0 bytes has no records
 
-Nothing says where records start, so the lengths are followed through the file once, and the places are kept. A CRC is
-CRC-32C, masked. Those of the lengths are compared then, and both whenever records are decoded, also to count their ids.
-A file that is compressed as a whole is refused: its records cannot be read one by one.
+The file does not store where records start, so its lengths are followed once, and the offsets are kept. The CRCs are
+masked CRC-32C. That scan verifies the CRCs of lengths; decoding records, also to count their ids, verifies both.
+Files that are compressed as a whole are refused, because their records cannot be read one by one.
 (Format: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details)
 """
 
@@ -61,8 +61,8 @@ class TFRecords:
             length = int.from_bytes(frame[:8], "little")
             if length != len(frame) - FRAME_BYTES:
                 raise CorpusReadError(
-                    f"{self.place(number)}: has a length of {length:,} bytes, but had {len(frame) - FRAME_BYTES:,} "
-                    "when the corpus was opened: the file was modified. Open the corpus again."
+                    f"{self.place(number)}: its length is {length:,} bytes, but was {len(frame) - FRAME_BYTES:,} when "
+                    "the corpus was opened: the file was modified. Open the corpus again."
                 )
         return _contents(self.place, first, frames)
 
@@ -201,7 +201,7 @@ def _bad_length(path: Path, place: str, header: bytes, head: bytes) -> CorpusFor
     kind = deflate_kind(head)
     if kind is not None:
         return CorpusFormatError(
-            f"{path}: is {kind} as a whole, so its records cannot be read one by one. Decompress it, or write it "
+            f"{path}: is {kind} as a whole, but its records must be readable one by one. Decompress it, or write it "
             "without compression."
         )
     return CorpusFormatError(
@@ -212,6 +212,6 @@ def _bad_length(path: Path, place: str, header: bytes, head: bytes) -> CorpusFor
 
 def _truncated(place: str, found: int) -> CorpusFormatError:
     return CorpusFormatError(
-        f"{place}: the file ends within this record, after {found:,} of its bytes: it is truncated, or still being "
-        "written. Copy or recreate it."
+        f"{place}: the file ends within this record, after {found:,} of its bytes. It is truncated or still being "
+        "written; copy or recreate it."
     )

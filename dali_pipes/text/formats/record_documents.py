@@ -1,5 +1,5 @@
-"""Documents of files of records: one per record. The file does not say what a record is, so the first one that is not
-empty decides:
+"""Documents of files of records: one per record. The file does not state what its records are, so the first record that
+is not empty decides:
 
     tf.train.Example    the text is in a feature
     a JSON object       the text is under a key

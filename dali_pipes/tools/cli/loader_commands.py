@@ -172,7 +172,7 @@ def preview(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Picture to write for MODULE:LOADER; by default, preview.png.")
+        Path | None, typer.Option(help="File for the picture of MODULE:LOADER; by default, preview.png.")
     ] = None,
     state: SavedState = None,
     batch_size: BatchSize = None,
@@ -182,7 +182,7 @@ def preview(
 ) -> None:
     """Show a batch: tokens, document boundaries, ignored labels, padding, and the source of each piece.
 
-    Of images and volumes, write a picture: MODULE:LOADER names a SampleLoader, or a function that returns one.
+    For images and volumes, pass MODULE:LOADER, a SampleLoader or a function that returns one, to write a picture.
     """
     with errors_as_one_line():
         if len(given) == 1 and reports.names_loader(given[0]):
@@ -195,7 +195,7 @@ def preview(
             of_tokens |= {"batch-size": batch_size, "seq-len": seq_len, "set": assignments or None}
             for name, value in of_tokens.items():
                 if value is not None:
-                    raise ConfigError(f"--{name} applies to tokens; set it where {given[0]} is made")
+                    raise ConfigError(f"--{name} applies only to tokens; remove it, or change {given[0]} itself")
             sheet = reports.preview_samples(given[0], step, epoch, rows, out or Path("preview.png"))
             if as_json:
                 terminal.show_json(sheet.as_dict())
@@ -203,7 +203,7 @@ def preview(
                 terminal.show_samples(sheet)
             return
         if out is not None:
-            raise ConfigError(f"--out {out}: only previews of MODULE:LOADER are pictures; omit it")
+            raise ConfigError(f"--out {out} applies only to MODULE:LOADER; remove it")
         options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
         sources = settings_given(given, assignments, options, "preview")
         if tokenizer is not None:  # also for data that is text, unless the configuration names another

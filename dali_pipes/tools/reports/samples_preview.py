@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*
 
 @dataclass(frozen=True)
 class SamplesPreview:
-    """A picture that was written, and the samples in it."""
+    """The picture of a batch, and the samples in it."""
 
     path: Path
     dataset: str
@@ -45,10 +45,10 @@ def names_loader(argument: str) -> bool:
 def preview_samples(name: str, step: int, epoch: int, rows: int, path: Path) -> SamplesPreview:
     """Write a contact sheet of a batch. Imports the module, which may be in the current folder.
 
-    name: `module:attribute`; a `SampleLoader`, a function without arguments that returns one, or an object whose
-          `loader` is one, as that of `CellMapDataLoader`
+    name: `module:attribute`; a `SampleLoader`, a function without arguments that returns one, or an object with a
+          `SampleLoader` as its `loader`, such as a `CellMapDataLoader`
 
-    Raises `ConfigError` for other names and for what `SampleLoader.preview` refuses.
+    Raises `ConfigError` for other names, and like `SampleLoader.preview`.
     """
     loader = _loader(name)
     try:
@@ -70,18 +70,21 @@ def _loader(name: str) -> "SampleLoader":
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # of a package that the module needs
         raise ConfigError(
-            f"{name}: the module {error.name} was not found; run this in its folder, or install its package"
+            f"{name}: module {error.name!r} was not found; run the command in its folder, or install its package"
         ) from error
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
-            raise ConfigError(f"{name}: {module_name} does not define {attributes}")
+            raise ConfigError(
+                f"{name}: module {module_name!r} does not define {attributes!r}; name a SampleLoader, or a function "
+                "without arguments that returns one"
+            )
         found = getattr(found, attribute)
     if callable(found) and not isinstance(found, SampleLoader):
         found = found()
     found = found if isinstance(found, SampleLoader) else getattr(found, "loader", found)
     if not isinstance(found, SampleLoader):
         raise ConfigError(
-            f"{name}: is a {type(found).__name__}; expected a SampleLoader, or a function without arguments that "
-            "returns one"
+            f"{name}: found an object of type {type(found).__name__}, expected a SampleLoader, or a function without "
+            "arguments that returns one"
         )
     return found

@@ -206,7 +206,7 @@ def test_a_file_that_changes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(CorpusReadError, match="after the corpus was opened"):
             corpus.tokens(0, 50)
     starts = tfrecord.TFRecords(path, np.array([0, *STARTS[2:], path.stat().st_size]))
-    with pytest.raises(CorpusReadError, match=r"record 0 at byte 0: has a length of"):
+    with pytest.raises(CorpusReadError, match=r"record 0 at byte 0: its length is"):
         starts.read(0, 2)
 
 

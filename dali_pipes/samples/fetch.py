@@ -5,13 +5,14 @@ failure takes the place of its batch, so that the batches before it are handed o
 """
 
 import contextlib
+import copy
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import RawArray
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +117,14 @@ class Fetch:
         object.__setattr__(get_worker_info(), "dataset", self._dataset)
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker_id)
+
+    def in_this_process(self) -> Self:
+        """The same without workers. It finds generators of its own: those that workers make in `worker_init_fn` would
+        be missing in what they inherit.
+        """
+        here = copy.copy(self)
+        here._progress, here._generators = None, copy.copy(self._generators)
+        return here
 
     def __getitem__(self, request: Request) -> Any:
         """The batch of a request, or a `Failure`; in a worker, pickled."""

@@ -294,7 +294,7 @@ class SampleLoader(ShownAsTable):
         self._check_open()
         epoch, step = self.epoch if epoch is None else epoch, self.step if step is None else step
         request = self._plan.of_step(epoch, step, self._steps.counted_from(self._resumed, epoch))
-        batch = self._fetch[request]
+        batch = self._fetch.in_this_process()[request]
         if isinstance(batch, Failure):
             raise batch.as_error()
         stage = self._make_stage()

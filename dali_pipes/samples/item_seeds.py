@@ -28,6 +28,8 @@ _MOST_ENTRIES = 1_000
 _MOST_OBJECTS = 50_000
 _LEAVES = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, torch.Tensor, type, types.ModuleType)
 
+_GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
+
 Seed = Callable[[int], object]
 
 
@@ -83,15 +85,17 @@ def kept_states() -> Iterator[None]:
 
 
 def parts_of(owner: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    """An object and what it holds, nearest first, each once: attributes, entries of containers, closures."""
-    seen = {id(owner)}
+    """An object and what it holds, nearest first, each once: attributes, entries of containers, closures; of what
+    belongs to a class, generators alone.
+    """
+    seen, kinds = {id(owner)}, set[type]()
     waiting = deque([(owner, 0)])
     while waiting:
         part, steps = waiting.popleft()
         yield part
         if steps == depth:
             continue
-        for child in _children(part):
+        for child in _children(part, kinds):
             if isinstance(child, _LEAVES) or id(child) in seen:
                 continue
             if len(seen) >= _MOST_OBJECTS:
@@ -100,7 +104,8 @@ def parts_of(owner: Any, depth: int = _DEPTH) -> Iterator[Any]:
             waiting.append((child, steps + 1))
 
 
-def _children(part: Any) -> Iterator[Any]:
+def _children(part: Any, kinds: set[type]) -> Iterator[Any]:
+    """What a part holds, and the generators of its classes that are not among `kinds`, which are added."""
     if isinstance(part, dict):
         yield from list(islice(part.values(), _MOST_ENTRIES))
     elif isinstance(part, list | tuple | deque):  # not sets, whose order differs between processes
@@ -124,6 +129,9 @@ def _children(part: Any) -> Iterator[Any]:
             if isinstance(member, types.MemberDescriptorType):
                 with contextlib.suppress(AttributeError):  # a slot that is not set
                     yield member.__get__(part, kind)
+        if kind not in kinds:
+            kinds.add(kind)
+            yield from [value for value in vars(kind).values() if isinstance(value, _GENERATORS)]
 
 
 def _seeds_of(part: Any) -> Iterator[Seed]:

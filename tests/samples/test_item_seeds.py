@@ -93,6 +93,14 @@ class Slotted:
         self.generator = random.Random(1)
 
 
+class Shared:
+    of_all = np.random.default_rng(1)
+
+
+class Inheriting(Shared):
+    more = random.Random(2)
+
+
 class Holder:
     def __init__(self, **parts: Any) -> None:
         vars(self).update(parts)
@@ -118,6 +126,7 @@ def test_generators_are_found_wherever_a_dataset_keeps_them() -> None:
         bound=Holder(generator=made[7]).method,
         others=made[8:],
         slotted=slotted,
+        of_class=[Inheriting(), Inheriting()],
         large=list(range(100_000)),
         array=np.zeros(10),
     )
@@ -125,6 +134,7 @@ def test_generators_are_found_wherever_a_dataset_keeps_them() -> None:
     dataset: Any = ConcatDataset([Subset(base, [0])])  # type: ignore[arg-type]
     found = list(parts_of(dataset))
     assert all(any(part is generator for part in found) for generator in [*made, slotted.generator])
+    assert [sum(part is generator for part in found) for generator in (Shared.of_all, Inheriting.more)] == [1, 1]
     assert len(found) < 2_000
 
 

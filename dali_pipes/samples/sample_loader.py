@@ -6,6 +6,7 @@ for images, labels in loader:                              # one epoch; on loade
 """
 
 import inspect
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,9 +120,11 @@ class SampleLoader(ShownAsTable):
             pin_memory=pin_memory,
             collates=graph is None or collate_fn is None,
         )
+        # Of NumPy, for one: states are JSON, and multiprocessing takes integers of Python alone.
+        batch_size, num_workers, seed = map(operator.index, (batch_size, num_workers, seed))
         self.dataset, self.batch_size, self.num_workers, self.drop_last = dataset, batch_size, num_workers, drop_last
         self.seed, self.repeat, self.collate_fn = seed, repeat, collate_fn
-        length = num_items(dataset)
+        self._length = length = num_items(dataset)
         self._ranks_given = rank is not None or mesh is not None
         self.rank, self.world_size = chosen_ranks(rank, world_size, mesh, data_dims)
         self.device = chosen_device(device)
@@ -180,8 +183,8 @@ class SampleLoader(ShownAsTable):
         if repeats and not self.rank:
             say_once(
                 f"{self._name}: the last step of an epoch has {counted(self.world_size - repeats, 'row')} for "
-                f"{self.world_size:,} ranks, so {counted(repeats, 'rank')} repeat a row (loader.repeated is 1 then); "
-                "drop_last=True leaves that step out"
+                f"{self.world_size:,} ranks, so {counted(repeats, 'rank')} will repeat a row (loader.repeated is 1 "
+                "then); drop_last=True leaves that step out"
             )
 
     @property
@@ -210,6 +213,7 @@ class SampleLoader(ShownAsTable):
     def __iter__(self) -> Iterator[Any]:
         self._check_open()
         self._check_ranks()
+        self._check_length()
         self._run += 1
         self._running = False
         return self._batches_of(self._run)
@@ -397,12 +401,21 @@ class SampleLoader(ShownAsTable):
         if not self._ranks_given:
             check_ranks(self.rank, self.world_size)
 
+    def _check_length(self) -> None:
+        """Raise `ConfigError` if the dataset has become longer or shorter: the order would not be that of its items."""
+        now = len(self.dataset)
+        if now != self._length:
+            raise ConfigError(
+                f"{self._name} has {counted(now, 'item')} now, but had {self._length:,} when the loader was built, and "
+                "its order is that of these: build a new loader"
+            )
+
     def _table(self) -> Table:
         if not hasattr(self, "_last"):
             return Table("SampleLoader", [("", "not built: its settings were refused")])
         steps = counted(len(self), "step")
         rows = [
-            ("dataset", f"{self._name}: {counted(len(self.dataset), 'item')}"),
+            ("dataset", f"{self._name}: {counted(self._length, 'item')}"),
             ("epoch", f"{steps} of {counted(self.world_size, 'rank')} x {self.batch_size:,}; order {self._order.name}"),
             ("next", f"epoch {self.epoch:,}, step {self.step:,}"),
             ("workers", f"{self.num_workers:,}"),

@@ -93,7 +93,7 @@ def chosen_ranks(
     _whole("rank", rank, 0)
     if rank >= world_size:
         raise ConfigError(f"rank = {rank:,}: expected 0 to {world_size - 1:,}, below world_size = {world_size:,}")
-    return rank, world_size
+    return operator.index(rank), operator.index(world_size)
 
 
 def chosen_order(

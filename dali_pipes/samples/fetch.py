@@ -80,7 +80,12 @@ class Progress:
     """Which row of which epoch each worker is at, in memory that is shared with them."""
 
     def __init__(self, num_workers: int) -> None:
-        self._shared = RawArray("q", 2 * num_workers)
+        self._num_workers = num_workers
+        self.renew()
+
+    def renew(self) -> None:
+        """Use other memory, for other workers."""
+        self._shared = RawArray("q", 2 * self._num_workers)
 
     @property
     def of_workers(self) -> npt.NDArray[np.int64]:

@@ -108,7 +108,7 @@ class Fetch:
     ) -> None:
         self._dataset, self._name, self._seed, self._progress = dataset, dataset_name(dataset), seed, progress
         self._collate = Collate(collate_fn, self._name)
-        self._generators = Generators(dataset) if item_seed else None
+        self._generators = Generators(dataset, collate_fn) if item_seed else None
         self._worker_init_fn = worker_init_fn
         self._read_items = getattr(dataset, "read_items", None) if progress is None else None
 

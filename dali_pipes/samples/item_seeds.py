@@ -34,14 +34,14 @@ Seed = Callable[[int], object]
 
 
 class Generators:
-    """The generators that an object may draw from: the global ones, and those stored on it or its parts.
+    """The generators that objects may draw from: the global ones, and those stored on them or their parts.
 
     The search is bounded, and done when the first item is seeded. Parts that have a method `seed_item(seed: int)` are
     told the seed, too.
     """
 
-    def __init__(self, owner: Any, *, depth: int = _DEPTH) -> None:
-        self._owner, self._depth = owner, depth
+    def __init__(self, *owners: Any, depth: int = _DEPTH) -> None:
+        self._owners, self._depth = owners, depth
         self._seeds: list[Seed] | None = None  # found where they are used: a worker has copies
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,7 +67,8 @@ class Generators:
     def _numbers(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
         if self._seeds is None:
             self._seeds = [random.seed, _seed_numpy, torch.default_generator.manual_seed]
-            self._seeds += [seed for part in parts_of(self._owner, self._depth) for seed in _seeds_of(part)]
+            parts = {id(part): part for owner in self._owners for part in parts_of(owner, self._depth)}
+            self._seeds += [seed for part in parts.values() for seed in _seeds_of(part)]
         return np.arange(1, len(self._seeds) + 1, dtype=np.uint64)
 
 

@@ -56,8 +56,9 @@ class SampleLoader(ShownAsTable):
     device:      "auto" is the GPU if torch sees one, else the CPU
     graph:       a DALI graph that decodes and augments the samples, with `num_draws` keyed random numbers each
     item_seed:   before each `dataset[item]`, seeds `random`, `numpy.random`, torch's default generator and generators
-                 stored on the dataset or its parts from (seed, epoch, row), and calls their method `seed_item(seed)` if
-                 they have it. Without workers the global states are restored afterwards. False: leaves them alone
+                 stored on the dataset, on `collate_fn` or on their parts from (seed, epoch, row), and calls their
+                 method `seed_item(seed)` if they have it. Without workers the global states are restored afterwards.
+                 False: leaves them alone
     fingerprint: any text that identifies the data; None: the dataset's `_fingerprint`, if it has one
 
     Row i of an epoch belongs to step i // (world_size * batch_size) and rank i % world_size. With `drop_last=False` the

@@ -74,6 +74,8 @@ class SampleLoader(ShownAsTable):
 
     _last: Request | None
     """Of the last batch handed out, since a state was loaded."""
+    _again: int | None
+    """An epoch that was begun, and which the next `for` is to begin once more."""
 
     def __init__(
         self,
@@ -216,7 +218,9 @@ class SampleLoader(ShownAsTable):
         self._check_ranks()
         self._check_length()
         self._run += 1
-        self._running = False
+        if self._left and self._again == self._position.epoch:
+            self._start_at(self._steps.normalize(Position(self._again, 0)))
+        self._running, self._again = False, None
         return self._batches_of(self._run)
 
     def set_epoch(self, epoch: int) -> None:
@@ -230,6 +234,8 @@ class SampleLoader(ShownAsTable):
         if epoch != self.epoch:
             self._run += 1
             self._start_at(self._steps.normalize(Position(epoch, 0)))
+        elif self._running:  # this epoch, by an iterator that someone holds: the next `for` begins it anew
+            self._again = epoch
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the run, after the last batch handed out; prefetched ones do not count.
@@ -385,6 +391,7 @@ class SampleLoader(ShownAsTable):
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._left = False  # the epoch of `_position` was begun by this object and is not complete
         self._last = None
+        self._again = None
 
     def _check_open(self) -> None:
         if self._closed:

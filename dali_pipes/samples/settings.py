@@ -133,4 +133,4 @@ def chosen_order(
 
 def _whole(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not hasattr(type(value), "__index__") or not least <= operator.index(value) < 2**63:
-        raise ConfigError(f"{name} = {shown(value)}: expected an integer, {least} or more")
+        raise ConfigError(f"{name} = {shown(value)}: expected an integer, {least} or more and below 2**63")

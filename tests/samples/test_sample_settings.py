@@ -31,6 +31,7 @@ class Stream(IterableDataset[int]):
         ({"num_workers": -1}, "num_workers = -1"),
         ({"prefetch_factor": 0}, "prefetch_factor = 0"),
         ({"seed": -1}, "seed = -1"),
+        ({"seed": 2**63}, r"below 2\*\*63"),
         ({"num_samples": 0}, "num_samples = 0"),
         ({"num_draws": 0}, "num_draws = 0"),
         ({"timeout": -1}, "timeout = -1"),

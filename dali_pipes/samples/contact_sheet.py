@@ -59,7 +59,7 @@ def write_contact_sheet(batch: Any, captions: Sequence[str], path: Path, heading
     fields = dict(_fields(batch, count))
     panels = [panel for name, values in fields.items() for panel in _panels(name, values)]
     if not panels:
-        shapes = ", ".join(f"{name} {values[0].shape}" for name, values in fields.items()) or "none"
+        shapes = ", ".join(f"{name or 'the batch'} {values[0].shape}" for name, values in fields.items()) or "none"
         raise ConfigError(
             f"the batch does not contain images or volumes to draw; expected arrays of 2 to 4 axes, found: {shapes}"
         )

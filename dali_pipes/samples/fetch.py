@@ -5,13 +5,14 @@ This runs in torch's worker processes or, without workers, in the trainer's proc
 """
 
 import contextlib
+import copy
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import RawArray
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,12 @@ class Progress:
     """Which row of which epoch each worker is at, in memory that is shared with them."""
 
     def __init__(self, num_workers: int) -> None:
-        self._shared = RawArray("q", 2 * num_workers)
+        self._num_workers = num_workers
+        self.renew()
+
+    def renew(self) -> None:
+        """Use other memory, for other workers."""
+        self._shared = RawArray("q", 2 * self._num_workers)
 
     @property
     def of_workers(self) -> npt.NDArray[np.int64]:
@@ -102,7 +108,7 @@ class Fetch:
     ) -> None:
         self._dataset, self._name, self._seed, self._progress = dataset, dataset_name(dataset), seed, progress
         self._collate = Collate(collate_fn, self._name)
-        self._generators = Generators(dataset) if item_seed else None
+        self._generators = Generators(dataset, collate_fn) if item_seed else None
         self._worker_init_fn = worker_init_fn
         self._read_items = getattr(dataset, "read_items", None) if progress is None else None
 
@@ -116,6 +122,14 @@ class Fetch:
         object.__setattr__(get_worker_info(), "dataset", self._dataset)
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker_id)
+
+    def in_this_process(self) -> Self:
+        """The same without workers. It finds generators of its own: those that workers make in `worker_init_fn` would
+        be missing in what they inherit.
+        """
+        here = copy.copy(self)
+        here._progress, here._generators = None, copy.copy(self._generators)
+        return here
 
     def __getitem__(self, request: Request) -> Any:
         """The batch of a request, or a `Failure`; in a worker, pickled."""

@@ -28,18 +28,20 @@ _MOST_ENTRIES = 1_000
 _MOST_OBJECTS = 50_000
 _LEAVES = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, torch.Tensor, type, types.ModuleType)
 
+_GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
+
 Seed = Callable[[int], object]
 
 
 class Generators:
-    """The generators that an object may draw from: the global ones, and those stored on it or its parts.
+    """The generators that objects may draw from: the global ones, and those stored on them or their parts.
 
     The search is bounded, and done when the first item is seeded. Parts that have a method `seed_item(seed: int)` are
     told the seed, too.
     """
 
-    def __init__(self, owner: Any, *, depth: int = _DEPTH) -> None:
-        self._owner, self._depth = owner, depth
+    def __init__(self, *owners: Any, depth: int = _DEPTH) -> None:
+        self._owners, self._depth = owners, depth
         self._seeds: list[Seed] | None = None  # found where they are used: a worker has copies
 
     def __getstate__(self) -> dict[str, Any]:
@@ -65,7 +67,8 @@ class Generators:
     def _numbers(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
         if self._seeds is None:
             self._seeds = [random.seed, _seed_numpy, torch.default_generator.manual_seed]
-            self._seeds += [seed for part in parts_of(self._owner, self._depth) for seed in _seeds_of(part)]
+            parts = {id(part): part for owner in self._owners for part in parts_of(owner, self._depth)}
+            self._seeds += [seed for part in parts.values() for seed in _seeds_of(part)]
         return np.arange(1, len(self._seeds) + 1, dtype=np.uint64)
 
 
@@ -83,15 +86,17 @@ def kept_states() -> Iterator[None]:
 
 
 def parts_of(owner: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    """An object and what it holds, nearest first, each once: attributes, entries of containers, closures."""
-    seen = {id(owner)}
+    """An object and what it holds, nearest first, each once: attributes, entries of containers, closures; of what
+    belongs to a class, generators alone.
+    """
+    seen, kinds = {id(owner)}, set[type]()
     waiting = deque([(owner, 0)])
     while waiting:
         part, steps = waiting.popleft()
         yield part
         if steps == depth:
             continue
-        for child in _children(part):
+        for child in _children(part, kinds):
             if isinstance(child, _LEAVES) or id(child) in seen:
                 continue
             if len(seen) >= _MOST_OBJECTS:
@@ -100,7 +105,8 @@ def parts_of(owner: Any, depth: int = _DEPTH) -> Iterator[Any]:
             waiting.append((child, steps + 1))
 
 
-def _children(part: Any) -> Iterator[Any]:
+def _children(part: Any, kinds: set[type]) -> Iterator[Any]:
+    """What a part holds, and the generators of its classes that are not among `kinds`, which are added."""
     if isinstance(part, dict):
         yield from list(islice(part.values(), _MOST_ENTRIES))
     elif isinstance(part, list | tuple | deque):  # not sets, whose order differs between processes
@@ -124,6 +130,9 @@ def _children(part: Any) -> Iterator[Any]:
             if isinstance(member, types.MemberDescriptorType):
                 with contextlib.suppress(AttributeError):  # a slot that is not set
                     yield member.__get__(part, kind)
+        if kind not in kinds:
+            kinds.add(kind)
+            yield from [value for value in vars(kind).values() if isinstance(value, _GENERATORS)]
 
 
 def _seeds_of(part: Any) -> Iterator[Seed]:

@@ -6,6 +6,7 @@ for images, labels in loader:                              # one epoch; on loade
 """
 
 import inspect
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +59,7 @@ class SampleLoader(ShownAsTable):
     graph:       a DALI graph that decodes and augments the samples
     num_draws:   number of random numbers per sample that the graph gets; they depend on seed, epoch and row
     item_seed:   True: before each `dataset[item]`, seed `random`, `numpy.random`, torch's default generator, and the
-                 generators stored on the dataset or its parts from (seed, epoch, row), and call `seed_item(seed)` on
+                 generators stored on the dataset, `collate_fn` or their parts from (seed, epoch, row), and call `seed_item(seed)` on
                  the parts that define it. Without workers, the global random states are restored afterwards
     fingerprint: any text that identifies the data; None: the dataset's `_fingerprint`, if it has one
 
@@ -77,6 +78,8 @@ class SampleLoader(ShownAsTable):
 
     _last: Request | None
     """Of the last batch handed out, since a state was loaded."""
+    _again: int | None
+    """An epoch that was begun, and which the next `for` is to begin once more."""
 
     def __init__(
         self,
@@ -124,9 +127,11 @@ class SampleLoader(ShownAsTable):
             pin_memory=pin_memory,
             collates=graph is None or collate_fn is None,
         )
+        # Of NumPy, for one: states are JSON, and multiprocessing takes integers of Python alone.
+        batch_size, num_workers, seed = map(operator.index, (batch_size, num_workers, seed))
         self.dataset, self.batch_size, self.num_workers, self.drop_last = dataset, batch_size, num_workers, drop_last
         self.seed, self.repeat, self.collate_fn = seed, repeat, collate_fn
-        length = num_items(dataset)
+        self._length = length = num_items(dataset)
         self._ranks_given = rank is not None or mesh is not None
         self.rank, self.world_size = chosen_ranks(rank, world_size, mesh, data_dims)
         self.device = chosen_device(device)
@@ -215,8 +220,11 @@ class SampleLoader(ShownAsTable):
     def __iter__(self) -> Iterator[Any]:
         self._check_open()
         self._check_ranks()
+        self._check_length()
         self._run += 1
-        self._running = False
+        if self._left and self._again == self._position.epoch:
+            self._start_at(self._steps.normalize(Position(self._again, 0)))
+        self._running, self._again = False, None
         return self._batches_of(self._run)
 
     def set_epoch(self, epoch: int) -> None:
@@ -230,6 +238,8 @@ class SampleLoader(ShownAsTable):
         if epoch != self.epoch:
             self._run += 1
             self._start_at(self._steps.normalize(Position(epoch, 0)))
+        elif self._running:  # this epoch, by an iterator that someone holds: the next `for` begins it anew
+            self._again = epoch
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last delivered batch; prefetched batches do not count.
@@ -299,7 +309,7 @@ class SampleLoader(ShownAsTable):
         self._check_open()
         epoch, step = self.epoch if epoch is None else epoch, self.step if step is None else step
         request = self._plan.of_step(epoch, step, self._steps.counted_from(self._resumed, epoch))
-        batch = self._fetch[request]
+        batch = self._fetch.in_this_process()[request]
         if isinstance(batch, Failure):
             raise batch.as_error()
         stage = self._make_stage()
@@ -385,6 +395,7 @@ class SampleLoader(ShownAsTable):
         self._running = False  # the newest iterator has handed out a batch and has not ended
         self._left = False  # the epoch of `_position` was begun by this object and is not complete
         self._last = None
+        self._again = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -403,12 +414,21 @@ class SampleLoader(ShownAsTable):
         if not self._ranks_given:
             check_ranks(self.rank, self.world_size)
 
+    def _check_length(self) -> None:
+        """Raise `ConfigError` if the dataset has become longer or shorter: the order would not be that of its items."""
+        now = len(self.dataset)
+        if now != self._length:
+            raise ConfigError(
+                f"{self._name} has {counted(now, 'item')} now, but had {self._length:,} when the loader was built, and "
+                "its order is that of these: build a new loader"
+            )
+
     def _table(self) -> Table:
         if not hasattr(self, "_last"):
             return Table("SampleLoader", [("", "not built: invalid settings")])
         steps = counted(len(self), "step")
         rows = [
-            ("dataset", f"{self._name}: {counted(len(self.dataset), 'item')}"),
+            ("dataset", f"{self._name}: {counted(self._length, 'item')}"),
             ("epoch", f"{steps} of {counted(self.world_size, 'rank')} x {self.batch_size:,}; order {self._order.name}"),
             ("next", f"epoch {self.epoch:,}, step {self.step:,}"),
             ("workers", f"{self.num_workers:,}"),

@@ -97,7 +97,7 @@ def chosen_ranks(
     _whole("rank", rank, 0)
     if rank >= world_size:
         raise ConfigError(f"rank = {rank:,}: expected 0 to {world_size - 1:,}, below world_size = {world_size:,}")
-    return rank, world_size
+    return operator.index(rank), operator.index(world_size)
 
 
 def chosen_order(
@@ -142,4 +142,4 @@ def chosen_order(
 
 def _whole(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not hasattr(type(value), "__index__") or not least <= operator.index(value) < 2**63:
-        raise ConfigError(f"{name} = {shown(value)}: expected an integer, {least} or more")
+        raise ConfigError(f"{name} = {shown(value)}: expected an integer, {least} or more and below 2**63")

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.samples.fetch import IDLE, Failure, Fetch, Progress, Request, batch_text, item_text
 
 _DEATH_WAIT_S = 1.0
@@ -50,6 +50,7 @@ class Workers:
         self._requests = _Requests()
         self._loader: DataLoader[Any] | None = None
         self._iterator: Any = None
+        self._owner = os.getpid()
 
     def batches(self, requests: Iterator[Request]) -> Iterator[tuple[Request, Any]]:
         """Each request with its batch or `Failure`. Ends after a failure; the next call goes on with fresh workers."""
@@ -86,6 +87,7 @@ class Workers:
 
     def close(self) -> None:
         """End the processes; waits for the items that they are at, at most some seconds."""
+        self._leave_to_owner()
         iterator, self._iterator, self._loader = self._iterator, None, None
         if iterator is not None:
             if _are_alive(iterator):
@@ -95,6 +97,7 @@ class Workers:
 
     def kill(self) -> None:
         """End the processes without asking them: one of them is dead, and may hold a lock of theirs."""
+        self._leave_to_owner()
         iterator, self._iterator, self._loader = self._iterator, None, None
         if iterator is not None:
             _kill(iterator)
@@ -102,11 +105,13 @@ class Workers:
     @property
     def pids(self) -> list[int]:
         """The processes that run now."""
+        self._leave_to_owner()
         workers = [] if self._iterator is None else self._iterator._workers
         return [worker.pid for worker in workers if worker.is_alive()]
 
     def _begin(self) -> None:
         """Let the processes begin with the current requests; start them if there are none, or not all."""
+        self._leave_to_owner()
         iterator = self._iterator
         if iterator is not None and not iterator._shutdown and not _are_alive(iterator):
             self.kill()  # they were interrupted, or killed between two epochs
@@ -135,7 +140,21 @@ class Workers:
         _forget(self._iterator)
         self._iterator._try_get_data = partial(_message, weakref.ref(self._iterator))
 
+    def _leave_to_owner(self) -> None:
+        """In a forked process: forget the processes, which are those of the process that it was forked from."""
+        if self._owner != os.getpid():
+            self._owner = os.getpid()
+            if self._iterator is not None:
+                self._iterator._shutdown = True  # else its end would end them
+            self._iterator = self._loader = None
+            self._progress.renew()
+
     def _next(self) -> Any:
+        if self._owner != os.getpid():  # their messages would be missing there
+            raise LoaderClosedError(
+                f"this iterator gets its batches from workers of process {self._owner}, which this process was forked "
+                "from; begin a new `for`"
+            )
         try:
             return next(self._iterator, _NO_MORE)
         except Exception as error:

@@ -247,6 +247,9 @@ def test_state_round_trip_as_grains_handlers_do_it(config: LoaderConfig, tmp_pat
         np.testing.assert_array_equal(next(batches)["input_ids"], expected)
         with pytest.raises(StateError, match="seed"):
             batches.set_state(json.dumps(json.loads(state) | {"config": {"seed": 6}}))
+        for damaged in (state[:40], b"", b"\xff", "[]"):
+            with pytest.raises(StateError, match="not a loader state"):
+                batches.set_state(damaged)
 
 
 def test_grains_own_handler(config: LoaderConfig, tmp_path: Path) -> None:

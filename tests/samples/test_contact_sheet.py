@@ -113,6 +113,8 @@ def test_equal_labels_have_equal_colors(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"images or volumes.*: x \(4,\), y \(\)"):
         write_contact_sheet({"x": array(4), "y": [1, 2, 3]}, ["a"] * COUNT, tmp_path / "a.png")
+    with pytest.raises(ConfigError, match=r"images or volumes.*: the batch \(4,\)"):
+        write_contact_sheet(array(4), ["a"] * COUNT, tmp_path / "a.png")
     with pytest.raises(ConfigError, match=r"a\.doc: .*\.png"):
         write_contact_sheet(array(4, 4), ["a"] * COUNT, tmp_path / "a.doc")
 

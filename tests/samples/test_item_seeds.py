@@ -8,6 +8,7 @@ import random
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from sample_datasets import Augmented, Numbers
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -93,6 +94,14 @@ class Slotted:
         self.generator = random.Random(1)
 
 
+class Shared:
+    of_all = np.random.default_rng(1)
+
+
+class Inheriting(Shared):
+    more = random.Random(2)
+
+
 class Holder:
     def __init__(self, **parts: Any) -> None:
         vars(self).update(parts)
@@ -118,6 +127,7 @@ def test_generators_are_found_wherever_a_dataset_keeps_them() -> None:
         bound=Holder(generator=made[7]).method,
         others=made[8:],
         slotted=slotted,
+        of_class=[Inheriting(), Inheriting()],
         large=list(range(100_000)),
         array=np.zeros(10),
     )
@@ -125,7 +135,32 @@ def test_generators_are_found_wherever_a_dataset_keeps_them() -> None:
     dataset: Any = ConcatDataset([Subset(base, [0])])  # type: ignore[arg-type]
     found = list(parts_of(dataset))
     assert all(any(part is generator for part in found) for generator in [*made, slotted.generator])
+    assert [sum(part is generator for part in found) for generator in (Shared.of_all, Inheriting.more)] == [1, 1]
     assert len(found) < 2_000
+
+
+class Mixed:
+    """A collate function with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(1)
+
+    def __call__(self, samples: list[dict[str, Any]]) -> list[float]:
+        return [float(self.generator.random()), random.random(), *(sample["item"] for sample in samples)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_collate_fn_draws_depends_on_the_rows(num_workers: int) -> None:
+    whole = list(SampleLoader(Numbers(13), 3, True, collate_fn=Mixed()))
+    assert len({number for batch in whole for number in batch[:2]}) == 2 * len(whole)
+    for step in range(3):
+        with SampleLoader(Numbers(13), 3, True, collate_fn=Mixed(), num_workers=num_workers) as loader:
+            run = iter(loader)
+            for _ in range(step):
+                next(run)
+            state = loader.state_dict()
+            loader.load_state_dict(state)
+            assert list(loader) == whole[step:]
 
 
 def test_a_search_is_bounded() -> None:

@@ -114,6 +114,18 @@ def test_set_epoch_is_not_needed_and_keeps_a_resumed_place() -> None:
         loader.set_epoch(-1)
 
 
+def test_set_epoch_after_a_look_at_the_first_batch() -> None:
+    """Also while the iterator that looked is still there."""
+    whole = batches(SampleLoader(Numbers(10), 3, True), 2)
+    loader, found = SampleLoader(Numbers(10), 3, True), []
+    look = iter(loader)
+    assert next(look)["item"].tolist() == whole[0][0]
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        found.append(items_of(list(loader)))
+    assert found == whole
+
+
 def test_locate_names_what_was_handed_out() -> None:
     settings: dict[str, Any] = {"rank": 1, "world_size": 2, "seed": 5}
     loader = SampleLoader(Numbers(23), 3, True, **settings)

@@ -1,8 +1,10 @@
 """Settings that are refused, ranks, devices, statistics, and what goes on between workers and the trainer."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from sample_datasets import Numbers, items_of
@@ -29,6 +31,7 @@ class Stream(IterableDataset[int]):
         ({"num_workers": -1}, "num_workers = -1"),
         ({"prefetch_factor": 0}, "prefetch_factor = 0"),
         ({"seed": -1}, "seed = -1"),
+        ({"seed": 2**63}, r"below 2\*\*63"),
         ({"num_samples": 0}, "num_samples = 0"),
         ({"num_draws": 0}, "num_draws = 0"),
         ({"timeout": -1}, "timeout = -1"),
@@ -82,6 +85,31 @@ def test_what_torch_takes_is_taken() -> None:
     defaults |= {"persistent_workers": False, "pin_memory_device": "", "in_order": True}
     found = items_of(list(SampleLoader(Numbers(5), **defaults)))
     assert found == items_of(list(DataLoader(Numbers(5), **defaults)))
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    settings = {"batch_size": 3, "num_workers": 1, "seed": 4, "num_samples": 11, "rank": 1, "world_size": 2}
+    given: dict[str, Any] = {name: np.int32(value) for name, value in settings.items()}
+    with SampleLoader(Numbers(7), shuffle=True, **given) as loader:
+        found = items_of(list(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+    expected = SampleLoader(Numbers(7), shuffle=True, **{**settings, "num_workers": 0})  # type: ignore[arg-type]
+    assert found == items_of(list(expected))
+    assert state == expected.state_dict()
+
+
+def test_a_dataset_that_becomes_longer_or_shorter_is_noticed() -> None:
+    items = [*range(6)]
+    loader = SampleLoader(items, 2)
+    assert len(list(loader)) == 3
+    items.append(6)
+    with pytest.raises(ConfigError, match=r"list has 7 items now, but had 6"):
+        iter(loader)
+    del items[5:]
+    with pytest.raises(ConfigError, match=r"5 items now"):
+        iter(loader)
+    items.append(5)
+    assert len(list(loader)) == 3
 
 
 class Mesh:

@@ -1,5 +1,6 @@
 """Worker processes: the batches of none, faults at the right batch, and no hang."""
 
+import multiprocessing
 import os
 import signal
 import struct
@@ -196,6 +197,36 @@ def test_workers_killed_between_epochs_are_replaced(close_after: list[SampleLoad
     while pids(loader):
         pass
     assert items_of(list(loader)) == whole
+
+
+def test_a_forked_process_has_workers_of_its_own(close_after: list[SampleLoader]) -> None:
+    """It does not take the messages of the other's workers, which that one would wait for, and does not end them."""
+    loader = SampleLoader(Faulty(24, {}), 2, num_workers=1)
+    close_after.append(loader)
+    run = iter(loader)
+    found = [next(run)["item"].tolist()]
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def forked() -> None:
+        message = ""
+        try:
+            next(run)
+        except LoaderClosedError as error:
+            message = str(error)
+        sender.send((message, items_of(list(loader))))
+        loader.close()
+
+    process = multiprocessing.get_context("fork").Process(target=forked)
+    process.start()
+    sender.close()
+    message, rest = receiver.recv()
+    process.join()
+    assert process.exitcode == 0
+    assert f"process {os.getpid()}" in message
+    assert rest == [[first, first + 1] for first in range(2, 24, 2)]
+    found += items_of(list(run))
+    assert found == [[first, first + 1] for first in range(0, 24, 2)]
+    assert pids(loader)
 
 
 def test_timeout_ends_a_worker_that_does_not_answer(tmp_path: Path, close_after: list[SampleLoader]) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dali_pipes.adapters.jax.arrays import Placement
 from dali_pipes.adapters.jax.fields import Fields
-from dali_pipes.errors import LoaderClosedError
+from dali_pipes.config.validators import shown
+from dali_pipes.errors import LoaderClosedError, StateError
 from dali_pipes.monitoring.stats import CacheStats, LoaderStats
 
 if TYPE_CHECKING:
@@ -96,8 +97,15 @@ class JaxBatches(Iterator[dict[str, Any]]):
         return json.dumps(self.state_dict(), indent=4).encode()
 
     def set_state(self, state: bytes | str | Mapping[str, Any]) -> None:
-        """Load a state from `get_state()` or `state_dict()`."""
-        self.load_state_dict(state if isinstance(state, Mapping) else json.loads(state))
+        """Load a state from `get_state()` or `state_dict()`. Raises `StateError` for anything else."""
+        try:
+            read = state if isinstance(state, Mapping) else json.loads(state)
+        except ValueError as error:
+            raise StateError(
+                f"this is not a loader state: expected JSON from get_state(), got {shown(state)} ({error}); the file "
+                "may be incomplete: load an earlier one"
+            ) from error
+        self.load_state_dict(read)
 
     def start_prefetch(self) -> None:
         """Called by Grain's checkpoint handler after `set_state`. Does nothing: reading begins with the first batch."""

@@ -32,8 +32,8 @@ def keyed_noise(u: Draws, shape: Sequence[int], *, stream: int = 0) -> Any:
     stream: >= 0; different streams give independent noise
 
     Returns a float32 node of that shape, computed on the CPU in about 40 ns per value; `.gpu()` passes it to operators
-    on the GPU. Two samples get the same noise only if all their numbers are equal. `num_draws` must be at least 2, because
-    one number has only 24 bits. Raises `ConfigError` for other arguments.
+    on the GPU. Two samples get the same noise only if all their numbers are equal. `num_draws` must be at least 2,
+    because one number has only 24 bits. Raises `ConfigError` for other arguments.
     """
     from nvidia.dali import math, types
 

@@ -60,7 +60,8 @@ class SampleLoader(ShownAsTable):
     num_draws:   number of random numbers per sample that the graph gets; they depend on seed, epoch and row
     item_seed:   True: before each `dataset[item]`, seed `random`, `numpy.random`, torch's default generator, and the
                  generators stored on the dataset, `collate_fn` or their parts from (seed, epoch, row), and call
-                 `seed_item(seed)` on the parts that define it. Without workers, the global random states are restored afterwards
+                 `seed_item(seed)` on the parts that define it. Without workers, the global random states are restored
+                 afterwards
     fingerprint: any text that identifies the data; None: the dataset's `_fingerprint`, if it has one
 
     Row i of an epoch belongs to step i // (world_size * batch_size) and rank i % world_size. All ranks get the same

@@ -8,10 +8,11 @@ A chunk is the smallest part that its format can decode. Rows of a shuffled epoc
 decoded chunks are kept up to a number of bytes, and one thread decodes a chunk while others that need it wait.
 """
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from dali_pipes.monitoring.stats import CacheStats
 Ids: TypeAlias = npt.NDArray[Any]
 
 DEFAULT_CACHE_BYTES = 1 << 30
+_LOOK_AGAIN_S = 0.5
 
 
 class _Chunk:
@@ -38,11 +40,13 @@ class _Chunk:
 
     def wait(self) -> Ids:
         """The ids as soon as they are decoded. Raises the error of decoding."""
-        if not self._is_done():
+        while not self._is_done():
             try:
-                self._done.get()
+                # An interrupt between this line and `wake` takes away what wakes the others: they look again.
+                with contextlib.suppress(Empty):
+                    self._done.get(timeout=_LOOK_AGAIN_S)
             finally:
-                if self._is_done():  # else only this thread was interrupted
+                if self._is_done():  # else only this thread was interrupted, or it waits for long
                     self.wake()
         if self.ids is None:
             assert self.error is not None

@@ -26,11 +26,12 @@ Runner = Callable[..., "CompletedProcess[str]"]
 ROOMS = {
     "errors": "",
     "fields": "",
+    "uris": "",
     "config": "numpy pydantic yaml",
     "runtime": "numpy rich",
     "monitoring": "",
     "operators": "numpy cupy",
-    "storage": "numpy zstandard xxhash",
+    "storage": "numpy obstore zstandard xxhash",
     "corpus": "numpy pyarrow array_record",
     "documents": "numpy",
     "rows": "numpy",
@@ -49,7 +50,12 @@ ROOMS = {
 }
 """Rooms in the order of imports, and the packages from outside the standard library that each of them uses."""
 
-ONE_MODULE = {"nvidia": "engine/dali", "cupyx": "placement/cuda", "array_record": "corpus/formats/arrayrecord"}
+ONE_MODULE = {
+    "nvidia": "engine/dali",
+    "cupyx": "placement/cuda",
+    "obstore": "storage/stores",
+    "array_record": "corpus/formats/arrayrecord",
+}
 """Packages that one module alone imports."""
 
 ONLY_INSIDE_FUNCTIONS = {
@@ -58,6 +64,7 @@ ONLY_INSIDE_FUNCTIONS = {
     "cupyx",
     "array_record",
     "jinja2",
+    "obstore",
     "pyarrow",
     "tokenizers",
     "transformers",

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.storage.byte_file import check_unchanged
+from dali_pipes.uris import FilePath
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -54,7 +54,7 @@ class DataFile:
     loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
     """
 
-    path: Path
+    path: FilePath
     format: str
     size: int
     stored: np.dtype[Any]

@@ -45,6 +45,7 @@ from dali_pipes.runtime import offset_cache
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage.byte_file import ByteFile, file_size
 from dali_pipes.storage.fingerprint import digest_content, digest_file, read_samples
+from dali_pipes.uris import FilePath, Uri
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -175,6 +176,11 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     is the feature `tokens`, `input_ids`, or the only list of integers.
     """
     path, size, identity, scans = file.path, file.size, file.identity, options.scans
+    if isinstance(path, Uri):
+        raise CorpusFormatError(
+            f"{path}: the array_record package reads local files only. Copy the data with `dali-pipes copy`, or "
+            "convert it to another format."
+        )
     samples = read_samples(file)
     records = Records(path, size)
     count = len(records)
@@ -332,7 +338,7 @@ def _unused_features(examples: list[dict[str, Feature]], column: str) -> tuple[s
     return fields.unused_columns(found, (column, *NAMES))
 
 
-def choose_feature(path: Path, examples: list[dict[str, Feature]], wanted: str | None) -> str:
+def choose_feature(path: FilePath, examples: list[dict[str, Feature]], wanted: str | None) -> str:
     """The feature that holds the ids: `wanted`, the usual names, or the only list of integers. Raises ConfigError."""
     kinds = {name: list_kind(feature) for example in examples for name, feature in example.items()}
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())

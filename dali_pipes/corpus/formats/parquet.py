@@ -13,7 +13,6 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from dali_pipes.corpus.columns.kept_tables import KeptTable
@@ -26,6 +25,7 @@ from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
 from dali_pipes.storage.held_file import HeldFile
+from dali_pipes.uris import FilePath
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
@@ -41,7 +41,7 @@ class ParquetChunks:
     rows, sizes: of each row group
     """
 
-    def __init__(self, path: Path, size: int, footer: bytes, rows: list[int], sizes: list[int]) -> None:
+    def __init__(self, path: FilePath, size: int, footer: bytes, rows: list[int], sizes: list[int]) -> None:
         self.path, self.rows, self.sizes = path, rows, sizes
         self._file_size, self._footer_crc = size, zlib.crc32(footer)
         self._opened: Any = None
@@ -112,7 +112,7 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     return [found]
 
 
-def _row_groups(path: Path, metadata: Any) -> tuple[list[int], list[int]]:
+def _row_groups(path: FilePath, metadata: Any) -> tuple[list[int], list[int]]:
     """Rows, and approximate bytes, of each row group."""
     # Columns are left alone: with damaged metadata pyarrow may crash the process when asked about them.
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from dali_pipes.corpus.formats.token_run import check_stated_type
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
+from dali_pipes.uris import FilePath
 
 
 class BatchChunks:
@@ -126,7 +126,7 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     return [make_data_file(reader, "arrow", file.size, options.scans, plain)]
 
 
-def _read_row_offsets(path: Path, size: int, columns: TokenColumns, num_tokens: int) -> Int64Array:
+def _read_row_offsets(path: FilePath, size: int, columns: TokenColumns, num_tokens: int) -> Int64Array:
     """Ids before each row of a file whose ids are plain, and all of them: int64 (rows + 1,). Blocks."""
     import pyarrow
 

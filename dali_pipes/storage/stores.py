@@ -1,0 +1,240 @@
+"""Requests to object stores and web servers, by obstore: one look-up, one range, or a listing each.
+
+    s3://bucket/prefix/a.bin      store of s3://bucket            key prefix/a.bin
+    https://host/data/a.bin?sig   store of https://host/data?sig  key a.bin
+
+Credentials come from the environment, as obstore finds them. Its own retries are off: `retries` has ours, which are
+counted. What a request ends with is an `OSError` whose text is ours, for theirs shows addresses with their signatures.
+"""
+
+import base64
+import errno
+import os
+import re
+import threading
+from datetime import datetime
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.optional import optional_package
+from dali_pipes.storage.retries import StoreError
+from dali_pipes.uris import WEB, Uri
+
+STALL_S = 30.0
+"""Seconds after which a request without a complete answer is tried again."""
+_CONNECT_S = 10.0
+_STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z' -]*)")
+_PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_TOO_MANY = (429, 503)
+_NOT_SATISFIABLE = "416"
+
+_lock = threading.Lock()
+_stores: dict[tuple[object, ...], Any] = {}
+
+
+class Facts(NamedTuple):
+    """Of an object. identity: its entity tag, else time of modification and size."""
+
+    size: int
+    identity: str
+
+
+class Answer(NamedTuple):
+    """Some bytes of an object, the first of them at byte `first`, and what it was when they were read."""
+
+    facts: Facts
+    first: int
+    data: memoryview
+
+
+class ChangedError(Exception):
+    """The object is not the one that was expected."""
+
+
+def look_up(uri: Uri) -> Facts | None:
+    """One request; None if there is no such object. Blocks; raises OSError."""
+    obstore, (store, key) = _obstore(uri), _store_and_key(uri)
+    try:
+        with _failures(uri) as failures:
+            return _facts(obstore.head(store, key))
+        raise failures.error
+    except FileNotFoundError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+
+
+def get(uri: Uri, first: int, last: int, expected: str | None = None) -> Answer:
+    """Bytes `first` to `last - 1`, or fewer at the end of the object. Blocks, without the interpreter lock.
+
+    expected: the identity that it must have; a condition of the request where stores honor that, and compared
+
+    Raises OSError, ChangedError.
+    """
+    obstore, (store, key) = _obstore(uri), _store_and_key(uri)
+    options: dict[str, Any] = {"range": (first, last)}
+    if expected is not None and _is_strong(expected):
+        options["if_match"] = expected
+    with _failures(uri) as failures:
+        result = obstore.get(store, key, options=options)
+        answer = Answer(_facts(result.meta), result.range[0], memoryview(result.bytes()))
+        if expected is not None and answer.facts.identity != expected:
+            raise ChangedError
+        return answer
+    raise failures.error
+
+
+def list_below(uri: Uri, *, deep: bool) -> tuple[dict[Uri, Facts], list[Uri]]:
+    """The objects of a folder, and the folders in it; `deep`: all objects below, and no folders. Blocks; OSError."""
+    obstore, store, prefix = _obstore(uri), _store(uri), uri.path or None
+    root = Uri(f"{uri.full.partition('://')[0]}://{uri.server}")
+    with _failures(uri) as failures:
+        if deep:
+            found, below = [one for some in obstore.list(store, prefix) for one in some], []
+        else:
+            result = obstore.list_with_delimiter(store, prefix)
+            found, below = result["objects"], result["common_prefixes"]
+        return {root / one["path"]: _facts(one) for one in found}, [root / one for one in below]
+    raise failures.error
+
+
+def memory_store() -> Any:
+    """The store of `memory://`, which is that of this process: for tests."""
+    return _store(Uri("memory://"))
+
+
+def _is_strong(identity: str) -> bool:
+    return not identity.startswith(("W/", "modified "))
+
+
+def _facts(meta: Any) -> Facts:
+    size, tag, modified = int(meta["size"]), meta["e_tag"], meta["last_modified"]
+    assert isinstance(modified, datetime)
+    return Facts(size, str(tag) if tag else f"modified {modified.timestamp():.0f} size {size}")
+
+
+def _store_and_key(uri: Uri) -> tuple[Any, str]:
+    return _store(uri), uri.name if uri.query else uri.path
+
+
+def _store(uri: Uri) -> Any:
+    scheme, server, query = uri.scheme, uri.server, uri.query
+    key = (scheme, server, query, uri.parent.path if query else "", STALL_S, *_environment(scheme))
+    with _lock:
+        if scheme == "memory":
+            key = (scheme,)
+        if key not in _stores:
+            _stores[key] = _make_store(uri)
+        return _stores[key]
+
+
+def _environment(scheme: str) -> tuple[str, ...]:
+    """What decides how a store is reached: a test, or a notebook, may change it."""
+    kinds = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "gcs": "GOOGLE_"}
+    prefix = kinds.get(scheme, "AZURE_" if scheme not in WEB else "")
+    return tuple(f"{name}={os.environ[name]}" for name in sorted(os.environ) if prefix and name.startswith(prefix))
+
+
+def _make_store(uri: Uri) -> Any:
+    from obstore import store as stores
+
+    make: Any = stores  # the types of settings are those of each kind of store
+    scheme, server = uri.scheme, uri.server
+    client: dict[str, Any] = {"timeout": f"{STALL_S:g}s", "connect_timeout": f"{_CONNECT_S:g}s"}
+    retry: dict[str, Any] = {"max_retries": 0}
+    if scheme == "memory":
+        return make.MemoryStore()
+    if scheme == "hf":
+        raise ConfigError(
+            f"{uri}: reading from the Hub is not supported yet; give the https:// address of each file in a list "
+            "(https://huggingface.co/datasets/NAME/resolve/main/FILE), or copy the files first"
+        )
+    if scheme in WEB:
+        user, at, host = server.rpartition("@")
+        if at:
+            client["default_headers"] = {"authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"}
+        folder = f"/{uri.parent._split()[1]}?{uri.query}" if uri.query else ""
+        client["allow_http"] = scheme == "http"
+        return make.HTTPStore.from_url(f"{scheme}://{host}{folder}", client_options=client, retry_config=retry)
+    if scheme in ("s3", "s3a") and os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+        client["allow_http"] = True
+    known = {"gcs": "gs"}.get(scheme, scheme)
+    return make.from_url(f"{known}://{server}", client_options=client, retry_config=retry)
+
+
+def _obstore(uri: Uri) -> Any:
+    with optional_package("obstore", "remote", purpose=f"to read {uri}"):
+        import obstore
+    return obstore
+
+
+class _failures:
+    """Inside, errors of obstore become `error`, which the caller raises after it: nothing of theirs is chained."""
+
+    error: OSError | ChangedError
+
+    def __init__(self, uri: Uri) -> None:
+        self._uri = uri
+
+    def __enter__(self) -> "_failures":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        from obstore.exceptions import BaseError
+
+        if error is None or not isinstance(error, BaseError | OSError | ValueError):
+            return False
+        self.error = _translated(self._uri, error)
+        return True
+
+
+def _translated(uri: Uri, error: BaseException) -> OSError | ChangedError:
+    from obstore import exceptions
+
+    text = str(error)
+    status = _STATUS.search(text)
+    shown = f"{status[1]} {status[2].strip()}".strip() if status else ""
+    if isinstance(error, exceptions.PreconditionError):
+        return ChangedError()
+    if "NoSuchBucket" in text or "ContainerNotFound" in text or "bucket does not exist" in text:
+        return StoreError(errno.ENODEV, f"the bucket {uri.server.rpartition('@')[2]} does not exist ({shown})")
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, f"no such object ({shown or 'not found'})")
+    if "ExpiredToken" in text or "token has expired" in text:
+        return StoreError(errno.EACCES, f"the credentials have expired ({shown}); renew them")
+    if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
+        return StoreError(errno.EACCES, f"access is denied ({shown}); check the credentials and their permissions")
+    if isinstance(error, exceptions.NotSupportedError):
+        return StoreError(
+            errno.EIO,
+            "the server answers with a whole file or page (200) instead of the range: it does not support byte ranges, "
+            "or a proxy answers in its place",
+        )
+    if "169.254.169.254" in text or "metadata.google.internal" in text:
+        return StoreError(
+            errno.EACCES,
+            "no credentials were found; set those of the store in the environment, such as AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+        )
+    if status:
+        number = int(status[1])
+        if status[1] == _NOT_SATISFIABLE:
+            return StoreError(errno.ERANGE, shown)
+        hint = "; set AWS_REGION to the region of the bucket" if number == 301 else ""
+        passes = number in _PASSING_STATUS
+        return StoreError(errno.EIO if passes else errno.EINVAL, shown + hint, busy=number in _TOO_MANY)
+    return _without_answer(uri, error, text)
+
+
+def _without_answer(uri: Uri, error: BaseException, text: str) -> OSError:
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return StoreError(errno.ETIMEDOUT, f"no complete answer within {STALL_S:g} s")
+    if "dns error" in text:
+        return StoreError(errno.EHOSTUNREACH, f"the host {uri.server.rpartition('@')[2]} cannot be found")
+    if "kind: Connect" in text or "ConnectError" in text:
+        return StoreError(errno.ECONNREFUSED, f"cannot connect to {uri.server.rpartition('@')[2]}")
+    if "kind: Body" in text or "kind: Request" in text or "kind: Interrupted" in text:
+        return StoreError(errno.ECONNRESET, "the connection was closed before the answer was complete")
+    first = re.sub(r"\S+://\S+", "ADDRESS", text.partition("\n")[0])[:200]
+    return StoreError(errno.EINVAL, f"{type(error).__name__}: {first}")

@@ -268,7 +268,7 @@ ALIASES = (
     ),
     _alias(
         NOT_SUPPORTED,
-        "only local or mounted paths are read; mount the bucket, or copy the files first",
+        "credentials of object stores come from the environment; they are not settings",
         "storage_options credentials token use_auth_token",
     ),
     _alias(

@@ -21,13 +21,14 @@ from dali_pipes.config.settings_files import CONFIG_SUFFIXES, Source, merged, pr
 from dali_pipes.corpus.discovery.shard_sets import kind_of_index
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.ranks import resolve_ranks
+from dali_pipes.uris import is_uri
 
 Given = Annotated[
     list[str],
     typer.Argument(
         metavar="CONFIG|DATA",
         help="Configuration files (TOML, YAML, JSON) and presets; later ones override earlier ones. Or data: files, "
-        "folders, glob patterns, synthetic:10B.",
+        "folders, glob patterns, URIs, synthetic:10B.",
     ),
 ]
 Settings = Annotated[
@@ -83,6 +84,8 @@ def of_one_rank(sources: Sequence[Source]) -> LoaderConfig:
 
 def _source(argument: str) -> Source | None:
     """The configuration that an argument names; None if it names data."""
+    if is_uri(argument):
+        return None
     path = Path(argument)
     if path.suffix in CONFIG_SUFFIXES and (path.suffix != ".json" or kind_of_index(path) is None):
         return read_file(path)

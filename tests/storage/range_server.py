@@ -3,15 +3,19 @@
 with RangeServer({"a.bin": data}, fault=lambda request: "503" if request.number % 3 == 0 else None) as server:
     open_corpus(f"{server.url}/a.bin")
 
+    python range_server.py FOLDER LATENCY_S BANDWIDTH      prints its address, serves until its standard input ends
+
 Faults: "503" and any other status, "429" (with Retry-After), "stall" (no answer), "short" (fewer bytes than announced),
 "whole" (200, without a range), "page" (200, an HTML page of a proxy), "reset", "etag" (from now on another entity tag).
 """
 
 import contextlib
 import hashlib
+import json
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -96,6 +100,13 @@ class RangeServer:
             self._digests[content] = hashlib.sha256(content).hexdigest()[:16]
         return f'"{self._digests[content]}"'
 
+    def counts(self) -> dict[str, int]:
+        """Requests and bytes since the last call; also what GET /.counts answers, for another process."""
+        with self._lock:
+            found = {"requests": len(self.requests), "bytes": self.sent_bytes, "most_in_flight": self.most_in_flight}
+            self.requests, self.sent_bytes, self.most_in_flight = [], 0, self._in_flight
+            return found
+
     def _begin(self, method: str, path: str, first: int | None, last: int | None, authorization: str | None) -> Request:
         with self._lock:
             request = Request(len(self.requests), method, path, first, last, authorization)
@@ -146,6 +157,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         owner, path = self.server_owner, self.path.partition("?")[0].lstrip("/")
+        if path == ".counts":
+            self._reply(200, json.dumps(owner.counts()).encode(), {})
+            return
         found = re.fullmatch(r"bytes=(\d+)-(\d+)?", self.headers.get("Range", ""))
         first, last = (None, None) if found is None else (int(found[1]), int(found[2]) if found[2] else None)
         request = owner._begin(self.command, path, first, last, self.headers.get("Authorization"))
@@ -202,3 +216,14 @@ class _Handler(BaseHTTPRequestHandler):
             if not head:
                 self.wfile.write(body[: len(body) // 2] if short else body)
         self.close_connection |= short
+
+
+def _main(folder: str, latency_s: str, bandwidth: str) -> None:
+    with RangeServer.of_folder(Path(folder)) as server:
+        server.latency_s, server.bandwidth = float(latency_s), float(bandwidth)
+        print(server.url, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -21,7 +21,7 @@ from dali_pipes.corpus.discovery.find_files import find_files
 from dali_pipes.corpus.formats import npy
 from dali_pipes.corpus.formats.token_run import Layout, token_run
 from dali_pipes.errors import ConfigError, CorpusFormatError
-from dali_pipes.storage.byte_file import is_listed, open_file
+from dali_pipes.storage.byte_file import is_listed, look_up_all, open_file
 from dali_pipes.uris import FilePath
 
 SUFFIX = ".loss"
@@ -114,6 +114,7 @@ def open_loss_mask(
         return None
     if named is None:
         beside = [file.path.with_name(file.path.name + SUFFIX) for file in files]
+        look_up_all(beside)
         paths: list[FilePath | None] = [path if is_listed(path) else None for path in beside]
         twice = next((f for f, path in zip(files, paths, strict=True) if path is not None and f.loss_mask), None)
         if twice is not None:

@@ -13,7 +13,7 @@ from typing import Protocol, Self, TypeAlias
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage import local
 from dali_pipes.storage.listings import current_listings
-from dali_pipes.storage.object_file import ObjectFile
+from dali_pipes.storage.object_file import ObjectFile, look_up_together
 from dali_pipes.storage.retries import ReadRetries
 from dali_pipes.uris import FilePath, Uri
 
@@ -85,6 +85,11 @@ def file_size(path: FilePath) -> int | None:
 def is_listed(path: FilePath) -> bool:
     """Whether something is at `path`; also a link to a missing file, which cannot be opened. Blocks for a look-up."""
     return file_size(path) is not None if isinstance(path, Uri) else local.is_listed(path)
+
+
+def look_up_all(paths: Iterable[FilePath]) -> None:
+    """Before each of these is asked for: look up those that are URIs, all together. Blocks."""
+    look_up_together(path for path in paths if isinstance(path, Uri))
 
 
 def check_unchanged(path: FilePath, expected: str | None, found: str | None = None) -> None:

@@ -42,6 +42,11 @@ class Listings:
         self.keep(uri, found)
         return found
 
+    def knows(self, uri: Uri) -> bool:
+        """Whether `facts` would ask nothing."""
+        with self._lock:
+            return uri in self._facts or uri.parent in self._listed
+
     def keep(self, uri: Uri, facts: Facts | None) -> None:
         """Remember what was found otherwise."""
         with self._lock:

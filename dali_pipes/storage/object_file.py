@@ -6,6 +6,7 @@
 Each answer is compared with the identity that the object had when it was opened, so a row is never from another one.
 """
 
+import contextlib
 import errno
 import threading
 from collections.abc import Iterable, Sequence
@@ -143,6 +144,30 @@ def read_together(wanted: Sequence[tuple[ObjectFile, list[tuple[int, int, int]]]
             futures.append(threads.submit(request.file.request, request.first, request.last))
         for request, future in zip(requests, futures, strict=True):
             _place(request, threads.result(future), out)
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def look_up_together(uris: Iterable[Uri]) -> None:
+    """Look up objects that are asked for next, with many requests in flight; the listings in use keep the answers.
+
+    Blocks. An error is left to whoever asks for that object.
+    """
+    listings, retries = current_listings(), current_retries()
+    unknown = [uri for uri in dict.fromkeys(uris) if not listings.knows(uri)]
+    if len(unknown) < 2:
+        return
+    threads = _threads(retries.requests)
+
+    def look_up(uri: Uri) -> None:
+        with retries.in_use(), contextlib.suppress(CorpusReadError):
+            listings.facts(uri)
+
+    futures = [threads.submit(look_up, uri) for uri in unknown]
+    try:
+        for future in futures:
+            threads.result(future)
     finally:
         for future in futures:
             future.cancel()

@@ -32,6 +32,7 @@ from dali_pipes.corpus.discovery.shard_sets import find_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
 from dali_pipes.errors import EMPTY_PATH, WEIGHTS_IN_MIXTURE, ConfigError, CorpusError, CorpusReadError
 from dali_pipes.runtime.messages import counted
+from dali_pipes.storage.byte_file import look_up_all
 from dali_pipes.storage.listings import can_list
 from dali_pipes.storage.retries import tried_again
 from dali_pipes.uris import FilePath, Uri, check_uri, entry_text, is_uri
@@ -67,7 +68,10 @@ def named_files(
 ) -> list[tuple[str, FilePath]]:
     """As `find_files`, each file with the entry that names it. notes: receives notes about files left out."""
     found: list[tuple[str, FilePath]] = []
-    for entry in entries_of(paths, setting):
+    entries = entries_of(paths, setting)
+    uris = [Uri(entry) for entry in entries if is_uri(entry)]
+    look_up_all(uri for uri in uris if not (uri.query or glob.has_magic(uri.path)))
+    for entry in entries:
         files = _expand(entry, setting, use_indexes, notes)
         if setting == "corpus":  # masks go with data that was checked
             refuse_mixed_splits(entry, _without_indexes(files))

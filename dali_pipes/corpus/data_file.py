@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.storage.byte_file import check_unchanged
-from dali_pipes.uris import FilePath
+from dali_pipes.storage.listings import expecting
+from dali_pipes.storage.stores import Facts
+from dali_pipes.uris import FilePath, Uri
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -73,6 +75,9 @@ class DataFile:
     def decode_unchanged(self, chunk: int) -> npt.NDArray[Any]:
         """As `decode`, after a check that the file is still the one that was opened (CorpusReadError). Blocks."""
         assert self.decode is not None
+        if isinstance(self.path, Uri) and self.identity is not None:
+            with expecting(self.path, Facts(self.size, self.identity)):
+                return self.decode(chunk)
         check_unchanged(self.path, self.identity)
         return self.decode(chunk)
 

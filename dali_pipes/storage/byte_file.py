@@ -12,7 +12,7 @@ from typing import Protocol, Self, TypeAlias
 
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage import local
-from dali_pipes.storage.listings import current_listings
+from dali_pipes.storage.listings import current_listings, expected_facts
 from dali_pipes.storage.object_file import ObjectFile, look_up_together
 from dali_pipes.storage.retries import ReadRetries
 from dali_pipes.uris import FilePath, Uri
@@ -61,7 +61,9 @@ def open_file(path: FilePath, retries: ReadRetries | None = None, known: tuple[i
     retries: of errors that may pass; by default those in use in this thread
     known:   size and identity; an object with another one cannot be read, and nothing is asked before that
     """
-    return ObjectFile(path, retries, known) if isinstance(path, Uri) else local.LocalFile(path, retries)
+    if isinstance(path, Uri):
+        return ObjectFile(path, retries, known or expected_facts(path))
+    return local.LocalFile(path, retries)
 
 
 def file_identity(path: FilePath) -> str:

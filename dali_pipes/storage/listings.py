@@ -95,6 +95,22 @@ class Listings:
             _current.reset(token)
 
 
+@contextlib.contextmanager
+def expecting(uri: Uri, facts: Facts) -> Iterator[None]:
+    """Inside, this thread opens the object without a request: each read compares it with these facts."""
+    token = _expected.set((uri, facts))
+    try:
+        yield
+    finally:
+        _expected.reset(token)
+
+
+def expected_facts(uri: Uri) -> Facts | None:
+    """What `expecting` says of the object; None: nothing."""
+    found = _expected.get()
+    return found[1] if found is not None and found[0] == uri else None
+
+
 def current_listings() -> Listings:
     """Those in use in this thread, else new ones, which do not know anything."""
     return _current.get() or Listings()
@@ -113,4 +129,5 @@ def _asked(uri: Uri, what: str, call: Callable[[], Found]) -> Found:
     raise CorpusReadError(f"{uri}: cannot be {what}: {failure.strerror}") from failure
 
 
+_expected: ContextVar[tuple[Uri, Facts] | None] = ContextVar("expected_object", default=None)
 _current: ContextVar[Listings | None] = ContextVar("listings", default=None)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from counting import CountingCorpus
 from range_server import RangeServer, Request
+from table_files import list_array, table_of, write_parquet
 from test_samples import CASES
 
 from dali_pipes import LoaderConfig, TokenLoader
@@ -364,3 +365,17 @@ def test_retries_are_those_of_the_corpus(server: RangeServer) -> None:
     with retries.in_use(), pytest.raises(CorpusReadError, match="503"):
         find_files(f"{server.url}/nanogpt/train.bin")
     assert retries.count == 3
+
+
+def test_a_row_group_is_one_request(tmp_path: Path) -> None:
+    """Of its column of ids alone, once the footer is known; a replaced file is noticed nevertheless."""
+    table = table_of([list_array([[row] * 100 for row in range(4000)])])
+    write_parquet(tmp_path / "a.parquet", table, row_group_size=500)
+    with RangeServer.of_folder(tmp_path) as server, open_corpus(f"{server.url}/a.parquet") as corpus:
+        server.requests = []
+        assert corpus.tokens(0, corpus.num_tokens).tolist() == np.repeat(np.arange(4000), 100).tolist()
+        assert len(server.requests) == 8
+        server.files["a.parquet"] = server.files["a.parquet"][:-1] + b"x"
+        corpus._chunks.clear()
+        with pytest.raises(CorpusReadError, match=r"a\.parquet: was replaced or modified"):
+            corpus.tokens(0, 10)

@@ -35,14 +35,14 @@ class BatchChunks:
         self.path = file.path
         self.rows = [batch.rows for batch in messages.batches]
         self.sizes = [batch.body_size for batch in messages.batches]
-        self._file_size, self._messages = file.size, messages
+        self._file_size, self._identity, self._messages = file.size, file.identity, messages
 
     def batches(self, chunk: int, names: Sequence[str]) -> Iterator[list[Any]]:
         """As `RowChunks.batches`: the batch, read as a separate stream, with the dictionaries that apply to it."""
         import pyarrow
 
         messages = [*self._messages.dictionaries[chunk], self._messages.batches[chunk]]
-        with open_file(self.path) as file:
+        with open_file(self.path, known=(self._file_size, self._identity)) as file:
             if file.size != self._file_size:
                 raise self._changed(f"{self._file_size:,} bytes then, {file.size:,} now")
             data = self._read(file, messages, names)

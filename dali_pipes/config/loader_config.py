@@ -331,7 +331,7 @@ class LoaderConfig(BaseModel):
         "calls",
         description="How ids get from files into memory. `calls`: by system calls, which can fail with an error; "
         "`mapped`: from maps of the files, which costs less on a local disk, but ends the process with SIGBUS if a "
-        "file shrinks or the disk fails.",
+        "file shrinks or the disk fails. URIs are always read by calls.",
     )
     eager: bool = Field(False, description="Decode the whole corpus at the start and keep it in memory.")
     batches_per_run: Annotated[int, Field(gt=0)] | Auto = Field(

@@ -12,6 +12,7 @@ import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 
 from dali_pipes.errors import CorpusError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, check_unchanged, open_file
@@ -45,6 +46,11 @@ class FilePool:
         self.limit = _default_limit() if limit is None else limit
         self._lock = threading.Lock()
         self._open: OrderedDict[int, ByteFile] | None = OrderedDict()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all files are on disks and mounted file systems."""
+        return all(isinstance(path, Path) for path in self._paths)
 
     def acquire(self, index: int) -> ByteFile:
         """The open file number `index`. Hold the object for as long as you read from it. May block to open it."""

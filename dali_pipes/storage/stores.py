@@ -31,6 +31,17 @@ _NOT_SATISFIABLE = "416"
 
 _lock = threading.Lock()
 _stores: dict[tuple[object, ...], Any] = {}
+_lost: list[str] = []  # in a fork of a process that had stores, whose threads it lacks
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+    if _stores:
+        _lost.append("forked")
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Facts(NamedTuple):
@@ -164,6 +175,12 @@ def _make_store(uri: Uri) -> Any:
 
 
 def _obstore(uri: Uri) -> Any:
+    if _lost:  # a request would wait forever
+        raise StoreError(
+            errno.ENOTSUP,
+            "this process was forked from one that had read remote data; start it with the 'spawn' method, or do not "
+            "read remote data before the fork",
+        )
     with optional_package("obstore", "remote", purpose=f"to read {uri}"):
         import obstore
     return obstore

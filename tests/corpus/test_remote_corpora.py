@@ -173,21 +173,28 @@ def test_a_loader_over_faults_gives_the_batches_of_the_copy(
         assert remote.stats().read_retries > 0
 
 
+@pytest.mark.parametrize("turns", [12, pytest.param(200, marks=pytest.mark.slow)])
 def test_resumes_over_faults_continue_where_they_were(
-    faulty: tuple[CountingCorpus, RangeServer, list[str]],
+    faulty: tuple[CountingCorpus, RangeServer, list[str]], turns: int
 ) -> None:
     """States move from one storage to the other, at random steps."""
     corpus, _, addresses = faulty
     with TokenLoader(corpus.pattern, **SETTINGS) as loader:
         whole = batches_of(loader)
-    chance, state, step, was_remote = random.Random(5), None, 0, False
-    for turn in range(12):
+    with TokenLoader(corpus.pattern, **SETTINGS) as loader:
+        next(iter(loader))
+        first = loader.state_dict()
+    chance, was_remote = random.Random(5), False
+    state, step = first, 1
+    for turn in range(turns):
         was_remote = not was_remote
         paths: Any = addresses if was_remote else corpus.pattern
         with TokenLoader(paths, **SETTINGS, read_retries=20) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            last = min(len(whole) - 1, step + chance.randrange(1, 9))
+            loader.load_state_dict(state)
+            if step > len(whole) - 10:
+                state, step = first, 1
+                loader.load_state_dict(first)
+            last = step + chance.randrange(1, 9)
             batches = iter(loader)
             for at in range(step, last):
                 assert next(batches)["input_ids"].tolist() == whole[at], f"turn {turn}, step {at}"
@@ -339,12 +346,13 @@ def test_text_is_not_tokenized_from_afar(server: RangeServer) -> None:
         open_any_corpus(f"{server.url}/a.txt", tokenizer="tokenizer.json")
 
 
-@pytest.mark.parametrize("fault", ["page", "403", "401"])
+@pytest.mark.parametrize("fault", ["page", "403", "401", "expired"])
 def test_answers_of_others_are_named(server: RangeServer, fault: str) -> None:
     server.fault = lambda request: fault if request.method == "GET" else None
     with pytest.raises(CorpusReadError) as raised:
         open_corpus(f"{server.url}/nanogpt/train.bin", read_retries=1)
-    assert {"page": "proxy", "403": "access is denied (403", "401": "access is denied (401"}[fault] in str(raised.value)
+    said = {"page": "proxy", "403": "denied (403", "401": "denied (401", "expired": "credentials have expired"}
+    assert said[fault] in str(raised.value)
 
 
 def test_a_page_for_a_file_is_named(server: RangeServer) -> None:

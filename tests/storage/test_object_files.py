@@ -1,5 +1,6 @@
 """Objects read by ranges from a server with faults: the right bytes or one error, and no more requests than needed."""
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -190,3 +191,24 @@ def test_an_error_leaves_the_memory_alone(server: RangeServer, opened: Callable[
     with pytest.raises(CorpusReadError):
         file.read_ranges([(10_000 * at, 10, 10 * (at - 1)) for at in (1, 2, 3)], memoryview(out))
     assert bytes(out) == bytes(30)
+
+
+def test_a_fork_says_that_it_cannot_read(server: RangeServer, opened: Callable[..., ObjectFile]) -> None:
+    """Its parent's requests run in threads that it lacks: they would wait forever."""
+    file = opened()
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            file.read(100_000, 10)
+            os.write(write_end, b"read")
+        except BaseException as error:
+            os.write(write_end, f"{type(error).__name__} {error}".encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as answer:
+        said = answer.read().decode()
+    os.waitpid(child, 0)
+    assert said.startswith("CorpusReadError")
+    assert "spawn" in said
+    assert file.read(100_000, 10) == CONTENT[100_000:100_010], "the parent goes on"

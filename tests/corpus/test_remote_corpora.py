@@ -319,7 +319,7 @@ BAD: list[tuple[Any, type[Exception], list[str]]] = [
     (Path("s3://bucket/a.bin"), ConfigError, ["'s3://bucket/a.bin'"]),
     ("memory://bucket/nothing", CorpusReadError, ["memory://bucket/nothing", "no such"]),
     ("memory://bucket/nothing/*.bin", CorpusReadError, ["no file matches"]),
-    ("hf://datasets/a/b", ConfigError, ["https://huggingface.co"]),
+    ("hf://datasets/a", ConfigError, ["hf://datasets/ORGANIZATION/NAME"]),
     ("URL/*.bin", CorpusReadError, ["list"]),
     ("URL/nanogpt", CorpusReadError, ["list"]),
     ("URL/nanogpt/nope.bin", CorpusReadError, ["nope.bin", "no such file"]),

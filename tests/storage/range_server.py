@@ -43,7 +43,7 @@ class Request(NamedTuple):
 class RangeServer:
     """Files by path below the address, served until the end of the `with` block. Thread-safe.
 
-    files:         content by path; changed by assignment while it serves
+    files:         content by path; changed by assignment while it serves. redirects: addresses by path
     fault:         the fault of a request; None: none
     latency_s:     before each answer
     bandwidth:     bytes a second of all answers together; 0: as fast as it goes
@@ -63,6 +63,7 @@ class RangeServer:
     ) -> None:
         self.files, self.fault = dict(files), fault
         self.latency_s, self.bandwidth, self.if_match, self.tags = latency_s, bandwidth, if_match, tags
+        self.redirects: dict[str, str] = {}
         self.requests: list[Request] = []
         self.sent_bytes = 0
         self.most_in_flight = 0
@@ -157,7 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        owner, path = self.server_owner, self.path.partition("?")[0].lstrip("/")
+        owner, path = self.server_owner, self.path.lstrip("/")
+        path = path if path in owner.files else path.partition("?")[0]
         if path == ".counts":
             self._reply(200, json.dumps(owner.counts()).encode(), {})
             return
@@ -179,6 +181,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault == "etag":
             owner.files[request.path] = owner.files[request.path] + b"\0\0"
+        if request.path in owner.redirects:
+            self._reply(302, b"", {"Location": owner.redirects[request.path]})
+            return
         content = owner.files.get(request.path)
         if fault is not None and fault.isdecimal():
             self._reply(int(fault), b"slow down", {"Retry-After": "1"} if fault == "429" else {})

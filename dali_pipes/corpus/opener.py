@@ -22,6 +22,7 @@ from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 from dali_pipes.storage.byte_file import open_file
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES
+from dali_pipes.storage.kept_answers import answers_kept
 from dali_pipes.storage.listings import Listings
 from dali_pipes.storage.retries import DEFAULT_REQUESTS, DEFAULT_RETRIES, ReadRetries
 from dali_pipes.uris import FilePath, Uri
@@ -125,14 +126,14 @@ def _open_corpus(
     named = [(entry, shard) for entry, path in listed for shard in huggingface.list_shards(path, format)]
     refuse_repeats(named)
     found = [shard for _, shard in named]
-    with ColumnScans("reading row lengths") as scans:
+    remote = [path for path in found if isinstance(path, Uri)]
+    with ColumnScans("reading row lengths") as scans, answers_kept(remote):
         use_masks = loss_masks is None
         tables = KeptTables(found, (token_column, use_masks))
         options = OpenOptions(scans, tables, id_type, token_column, verify, use_masks)
         inspect = partial(_inspect, format=format, options=options)
-        is_remote = isinstance(found[0], Uri)
-        is_slow = len(found) > 1 and (is_remote or _is_large_table(found[0], format))
-        opened = scans.for_files(inspect, found, waits=is_remote) if is_slow else map(inspect, found)
+        is_slow = len(found) > 1 and (bool(remote) or _is_large_table(found[0], format))
+        opened = scans.for_files(inspect, found, waits=bool(remote)) if is_slow else map(inspect, found)
         files = [file for some in opened for file in some]
     tables.store()
     manifests = Manifests()

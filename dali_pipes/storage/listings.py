@@ -42,6 +42,11 @@ class Listings:
         self.keep(uri, found)
         return found
 
+    def known_facts(self, uri: Uri) -> Facts | None:
+        """As `facts`, None also if it is not known. Does not block."""
+        with self._lock:
+            return self._facts.get(uri)
+
     def knows(self, uri: Uri) -> bool:
         """Whether `facts` would ask nothing."""
         with self._lock:

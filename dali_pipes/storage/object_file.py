@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.runtime.threads import ReaderThreads, stop_with_process
 from dali_pipes.storage import stores
+from dali_pipes.storage.kept_answers import KeptAnswers, current_answers
 from dali_pipes.storage.listings import current_listings
 from dali_pipes.storage.retries import ReadRetries, StoreError, current_retries
 from dali_pipes.storage.stores import ChangedError, Facts
@@ -95,10 +96,17 @@ class ObjectFile:
         """Do nothing: connections belong to the process."""
 
     def _opened(self) -> tuple[Facts, bytes]:
+        kept, facts = current_answers(), current_listings().known_facts(self.path)
+        if kept is not None and facts is not None:
+            head = kept.find(self.path, facts.identity, 0, min(HEAD_BYTES, facts.size))
+            if head is not None:
+                return facts, head
         tries = 0
         while True:
             try:
                 answer = stores.get(self.path, 0, HEAD_BYTES)
+                if kept is not None:
+                    kept.add(self.path, answer.facts.identity, 0, answer.data)
                 return answer.facts, bytes(answer.data)
             except OSError as error:
                 failure = error
@@ -133,9 +141,15 @@ def read_together(wanted: Sequence[tuple[ObjectFile, list[tuple[int, int, int]]]
     Only this thread writes to `out`, so nothing is written there after an error or an interrupt.
     """
     requests = [request for file, ranges in wanted for request in _requests(file, ranges)]
+    answers = current_answers()
+    if answers is not None:
+        requests = _without_known(requests, answers, out)
     if len(requests) < 2:
         for request in requests:
-            _place(request, request.file.request(request.first, request.last), out)
+            data = request.file.request(request.first, request.last)
+            _place(request, data, out)
+            if answers is not None:
+                answers.add(request.file.path, request.file.identity, request.first, data)
         return
     threads = _threads(requests[0].file.retries.requests)
     futures: list[Future[memoryview]] = []
@@ -143,7 +157,10 @@ def read_together(wanted: Sequence[tuple[ObjectFile, list[tuple[int, int, int]]]
         for request in requests:
             futures.append(threads.submit(request.file.request, request.first, request.last))
         for request, future in zip(requests, futures, strict=True):
-            _place(request, threads.result(future), out)
+            data = threads.result(future)
+            _place(request, data, out)
+            if answers is not None:
+                answers.add(request.file.path, request.file.identity, request.first, data)
     finally:
         for future in futures:
             future.cancel()
@@ -192,6 +209,18 @@ def _requests(file: ObjectFile, ranges: Iterable[tuple[int, int, int]]) -> list[
     if parts:
         found.append(_Request(file, first, last, parts[begin:]))
     return found
+
+
+def _without_known(requests: list[_Request], answers: KeptAnswers, out: memoryview) -> list[_Request]:
+    """The requests that are left once kept answers are placed."""
+    left = []
+    for request in requests:
+        known = answers.find(request.file.path, request.file.identity, request.first, request.last)
+        if known is None:
+            left.append(request)
+        else:
+            _place(request, memoryview(known), out)
+    return left
 
 
 def _place(request: _Request, data: memoryview, out: memoryview) -> None:

@@ -12,6 +12,7 @@ from dali_pipes import TokenLoader
 from dali_pipes.corpus import open_corpus
 from dali_pipes.corpus.copying import copy_corpus
 from dali_pipes.errors import CorpusReadError
+from dali_pipes.storage import stores
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("obstore", "moto", "boto3")]
 
@@ -97,3 +98,29 @@ def test_copy(bucket: Any, samples: Path, tmp_path: Path) -> None:
     assert copied == {
         p.relative_to(samples / "mds"): p.read_bytes() for p in (samples / "mds").rglob("*") if p.is_file()
     }
+
+
+def test_a_second_start_lists_and_reads_nothing(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        bucket.put_object(Bucket="data", Key=f"many/s_{number}.bin", Body=bytes(range(100)) * (900 + number))
+    asked: list[str] = []
+
+    def noted(name: str) -> Any:
+        call = getattr(stores, name)
+
+        def asks(*arguments: Any, **options: Any) -> Any:
+            asked.append(name)
+            return call(*arguments, **options)
+
+        return asks
+
+    for name in ("get", "look_up", "list_below"):
+        monkeypatch.setattr(stores, name, noted(name))
+    with open_corpus("s3://data/many/*.bin") as first:
+        assert asked.count("get") > 100
+        ids = first.tokens(100_000, 10).tolist()
+    asked.clear()
+    with open_corpus("s3://data/many/*.bin") as second:
+        assert asked == ["list_below"]
+        assert second.fingerprint == first.fingerprint
+        assert second.tokens(100_000, 10).tolist() == ids

@@ -76,7 +76,7 @@ class Corpus:
                    manifest of flat files
     eos_id_from:   that manifest; None if the id has another origin
     tokenizers:    what the ids were made with, where manifests state that
-    files:         data files in reading order, absolute; of a synthetic corpus its name
+    files:         data files in reading order, absolute paths or URIs; of a synthetic corpus its name
     file_types:    integer type of the ids of each file as stored
     ending_in_zeros: numbers of the files whose last ids are all 0
     extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64

@@ -22,7 +22,9 @@ from dali_pipes.storage.retries import StoreError
 from dali_pipes.uris import WEB, Uri
 
 STALL_S = 30.0
-"""Seconds after which a request without a complete answer is tried again."""
+"""Seconds without a byte of an answer after which a request is tried again."""
+_MOST_STALLS = 10
+"""Times `STALL_S`: the longest that a whole request may take; many of them share a slow line."""
 _CONNECT_S = 10.0
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z' -]*)")
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -161,7 +163,11 @@ def _make_store(uri: Uri) -> Any:
 
     make: Any = stores  # the types of settings are those of each kind of store
     scheme, server = uri.scheme, uri.server
-    client: dict[str, Any] = {"timeout": f"{STALL_S:g}s", "connect_timeout": f"{_CONNECT_S:g}s"}
+    client: dict[str, Any] = {
+        "read_timeout": f"{STALL_S:g}s",
+        "timeout": f"{_MOST_STALLS * STALL_S:g}s",
+        "connect_timeout": f"{_CONNECT_S:g}s",
+    }
     retry: dict[str, Any] = {"max_retries": 0}
     if scheme == "memory":
         return make.MemoryStore()
@@ -253,7 +259,9 @@ def _translated(uri: Uri, error: BaseException) -> OSError | ChangedError:
 
 def _without_answer(uri: Uri, error: BaseException, text: str) -> OSError:
     if "kind: Timeout" in text or "TimedOut" in text:
-        return StoreError(errno.ETIMEDOUT, f"no complete answer within {STALL_S:g} s")
+        return StoreError(
+            errno.ETIMEDOUT, f"no answer for {STALL_S:g} s, or no complete one for {_MOST_STALLS * STALL_S:g} s"
+        )
     if "dns error" in text:
         return StoreError(errno.EHOSTUNREACH, f"the host {uri.server.rpartition('@')[2]} cannot be found")
     if "kind: Connect" in text or "ConnectError" in text:

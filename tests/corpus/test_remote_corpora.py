@@ -162,9 +162,12 @@ def faulty(counting: Callable[..., CountingCorpus]) -> Iterator[tuple[CountingCo
 
 
 def test_a_loader_over_faults_gives_the_batches_of_the_copy(
-    faulty: tuple[CountingCorpus, RangeServer, list[str]],
+    faulty: tuple[CountingCorpus, RangeServer, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus, _, addresses = faulty
+    corpus, server, addresses = faulty
+    monkeypatch.setattr(stores, "STALL_S", 0.2)
+    often = server.fault
+    server.fault = lambda request: "stall" if request.number in (9, 30, 51) else often(request)
     local = TokenLoader(corpus.pattern, **SETTINGS)
     remote = TokenLoader(addresses, **SETTINGS, read_retries=20, batches_per_run=2)
     with local, remote:

@@ -125,7 +125,7 @@ def test_a_stall_ends(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> N
     server.fault = lambda request: next(stalls, None)
     assert file.read(50_000, 9) == CONTENT[50_000:50_009]
     server.fault = lambda request: "stall"
-    with pytest.raises(CorpusReadError, match=r"0\.3 s \(tried 2 times\)"):
+    with pytest.raises(CorpusReadError, match=r"0\.3 s.* \(tried 2 times\)"):
         file.read(0, 5000)
 
 

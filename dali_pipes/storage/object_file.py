@@ -36,13 +36,17 @@ class ObjectFile:
     identity: the entity tag of the object, else its time of modification and size
     """
 
-    __slots__ = ("_head", "identity", "path", "retries", "size")
+    __slots__ = ("_head", "_place", "identity", "path", "retries", "size")
 
     def __init__(self, uri: Uri, retries: ReadRetries | None = None, known: tuple[int, str] | None = None) -> None:
         """known: size and identity; then nothing is asked, and each read compares. Raises CorpusReadError."""
         self.path = uri
         self.retries = current_retries() if retries is None else retries
         self._head = b""
+        try:
+            self._place = stores.place_of(uri)
+        except StoreError as error:
+            raise CorpusReadError(f"{uri}: cannot be opened: {error.strerror}") from error
         if known is None:
             facts, self._head = self._opened()
             current_listings().keep(uri, facts)
@@ -71,7 +75,7 @@ class ObjectFile:
         tries = 0
         while True:
             try:
-                answer = stores.get(self.path, first, last, self.identity)
+                answer = stores.get(self.path, first, last, self.identity, self._place)
                 if (answer.first, len(answer.data)) == (first, last - first):
                     return answer.data
                 failure: OSError = StoreError(errno.ECONNABORTED, f"the answer has {len(answer.data):,} bytes")
@@ -104,7 +108,7 @@ class ObjectFile:
         tries = 0
         while True:
             try:
-                answer = stores.get(self.path, 0, HEAD_BYTES)
+                answer = stores.get(self.path, 0, HEAD_BYTES, place=self._place)
                 if kept is not None:
                     kept.add(self.path, answer.facts.identity, 0, answer.data)
                 return answer.facts, bytes(answer.data)

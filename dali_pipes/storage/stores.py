@@ -61,13 +61,20 @@ class Answer(NamedTuple):
     data: memoryview
 
 
+class Place(NamedTuple):
+    """A store, and the key of an object in it."""
+
+    store: Any
+    key: str
+
+
 class ChangedError(Exception):
     """The object is not the one that was expected."""
 
 
 def look_up(uri: Uri) -> Facts | None:
     """One request; None if there is no such object. Blocks; raises OSError."""
-    obstore, (store, key) = _obstore(uri), _store_and_key(uri)
+    obstore, (store, key) = _obstore(uri), place_of(uri)
     try:
         with _failures(uri) as failures:
             if uri.scheme != "hf":
@@ -81,14 +88,15 @@ def look_up(uri: Uri) -> Facts | None:
         raise
 
 
-def get(uri: Uri, first: int, last: int, expected: str | None = None) -> Answer:
+def get(uri: Uri, first: int, last: int, expected: str | None = None, place: Place | None = None) -> Answer:
     """Bytes `first` to `last - 1`, or fewer at the end of the object. Blocks, without the interpreter lock.
 
     expected: the identity that it must have; a condition of the request where stores honor that, and compared
+    place:    `place_of(uri)`, if it is known
 
     Raises OSError, ChangedError.
     """
-    obstore, (store, key) = _obstore(uri), _store_and_key(uri)
+    obstore, (store, key) = _obstore(uri), place_of(uri) if place is None else place
     options: dict[str, Any] = {"range": (first, last)}
     if expected is not None and _is_strong(expected):
         options["if_match"] = expected
@@ -134,10 +142,15 @@ def _facts(meta: Any) -> Facts:
     return Facts(size, str(tag) if tag else f"modified {modified.timestamp():.0f} size {size}")
 
 
-def _store_and_key(uri: Uri) -> tuple[Any, str]:
+def place_of(uri: Uri) -> Place:
+    """Where requests for an object go. Does not block.
+
+    Looks at the environment, which costs as much as a tenth of a request; so who reads one object often keeps it.
+    """
+    _obstore(uri)
     if uri.scheme == "hf":
-        return _store(uri), hub.HubPath.of(uri).key
-    return _store(uri), uri.name if uri.query else uri.path
+        return Place(_store(uri), hub.HubPath.of(uri).key)
+    return Place(_store(uri), uri.name if uri.query else uri.path)
 
 
 def _store(uri: Uri) -> Any:

@@ -212,9 +212,9 @@ def test_the_trainers_thread_asks_nothing(
     asked: set[threading.Thread] = set()
 
     def noted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def asks(*arguments: Any) -> Any:
+        def asks(*arguments: Any, **options: Any) -> Any:
             asked.add(threading.current_thread())
-            return call(*arguments)
+            return call(*arguments, **options)
 
         return asks
 

@@ -145,6 +145,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server_owner: RangeServer
     protocol_version = "HTTP/1.1"
+    _is_in_flight = False
     disable_nagle_algorithm = True
 
     @override
@@ -166,10 +167,17 @@ class _Handler(BaseHTTPRequestHandler):
         found = re.fullmatch(r"bytes=(\d+)-(\d+)?", self.headers.get("Range", ""))
         first, last = (None, None) if found is None else (int(found[1]), int(found[2]) if found[2] else None)
         request = owner._begin(self.command, path, first, last, self.headers.get("Authorization"))
+        self._is_in_flight = True
         try:
             self._send(request)
         finally:
-            owner._end()
+            self._end()
+
+    def _end(self) -> None:
+        """Before the answer goes out: a client may ask again once it has it."""
+        if self._is_in_flight:
+            self._is_in_flight = False
+            self.server_owner._end()
 
     def _send(self, request: Request) -> None:
         owner, fault = self.server_owner, self.server_owner.fault(request)
@@ -215,6 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _reply(self, status: int, body: bytes, headers: Mapping[str, str], *, short: bool = False) -> None:
         head = self.command == "HEAD"
         self.server_owner._wait(0 if head else len(body))
+        self._end()
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

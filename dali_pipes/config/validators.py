@@ -67,7 +67,7 @@ def refuse_as_corpus(given: Any, settings: Collection[str]) -> None:
     if isinstance(given, Mapping) and given and all(name in settings for name in given):
         raise ConfigError("pass settings as keywords: TokenLoader(**settings)")
     if isinstance(given, str | os.PathLike) and str(given).endswith((".toml", ".yaml", ".yml")):
-        path = os.fsdecode(given)
+        path = entry_text(given)
         raise ConfigError(
             f"{path} is a configuration file, not a token file: use TokenLoader(LoaderConfig.from_file({path!r}))"
         )

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage import hub
 from dali_pipes.storage.retries import StoreError
@@ -30,6 +31,13 @@ _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z' -]*)")
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _TOO_MANY = (429, 503)
 _NOT_SATISFIABLE = "416"
+
+_VARIABLES = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "gcs": "GOOGLE_", "hf": "HF_"}
+_CREDENTIALS = {
+    "AWS_": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket,",
+    "GOOGLE_": "GOOGLE_APPLICATION_CREDENTIALS",
+    "AZURE_": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
 
 _lock = threading.Lock()
 _stores: dict[tuple[object, ...], Any] = {}
@@ -160,14 +168,25 @@ def _store(uri: Uri) -> Any:
         if scheme == "memory":
             key = (scheme,)
         if key not in _stores:
-            _stores[key] = _make_store(uri)
+            _stores[key] = _made(uri)
         return _stores[key]
+
+
+def _made(uri: Uri) -> Any:
+    from obstore.exceptions import BaseError
+
+    try:
+        return _make_store(uri)
+    except (BaseError, ValueError) as error:
+        reason = re.sub(r"\S+://\S+", "ADDRESS", str(error).partition("\n")[0])[:200]
+    needed = _CREDENTIALS.get(_VARIABLES.get(uri.scheme, "AZURE_"))
+    advice = "Correct the address." if uri.scheme in WEB or needed is None else f"Set {needed} in the environment."
+    raise ConfigError(f"{uri}: this store cannot be set up: {reason}. {advice}")
 
 
 def _environment(scheme: str) -> tuple[str, ...]:
     """What decides how a store is reached: a test, or a notebook, may change it."""
-    kinds = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "gcs": "GOOGLE_", "hf": "HF_"}
-    prefix = kinds.get(scheme, "AZURE_" if scheme not in WEB else "")
+    prefix = _VARIABLES.get(scheme, "AZURE_" if scheme not in WEB else "")
     return tuple(f"{name}={os.environ[name]}" for name in sorted(os.environ) if prefix and name.startswith(prefix))
 
 
@@ -257,8 +276,7 @@ def _translated(uri: Uri, error: BaseException) -> OSError | ChangedError:
     if "169.254.169.254" in text or "metadata.google.internal" in text:
         return StoreError(
             errno.EACCES,
-            "no credentials were found; set those of the store in the environment, such as AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+            f"no credentials were found; set {_CREDENTIALS[_VARIABLES.get(uri.scheme, 'AZURE_')]} in the environment",
         )
     if status:
         number = int(status[1])

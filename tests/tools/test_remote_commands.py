@@ -42,3 +42,21 @@ def test_copy(both: tuple[list[str], list[str], Path], tmp_path: Path) -> None:
     assert run_json("copy", *far, tmp_path / "copy")["found"] == 2
     assert [(tmp_path / "copy" / Path(file).name).read_bytes() for file in near] == [Path(f).read_bytes() for f in near]
     assert "URI" in one_line_error("copy", far[0])
+
+
+def test_errors_show_no_credentials(both: tuple[list[str], list[str], Path]) -> None:
+    _, far, _ = both
+    secret = far[0].replace("//", "//me:hunter2@") + "?X-Amz-Signature=5f2c"
+    size = ["--batch-size", "4", "--seq-len", "32"]
+    for arguments in (
+        ["preview", secret],
+        ["preview", secret, *size, "--set", "stride=-1"],
+        ["preview", "gpt2_124m", "--set", f"corpus={secret}", "--set", "mixture=5"],
+        ["inspect", secret.replace("shard", "none")],
+        ["check", secret, secret],
+        ["copy", secret],
+        ["copy", secret, secret],
+    ):
+        said = one_line_error(*arguments)
+        assert "hunter2" not in said
+        assert "5f2c" not in said

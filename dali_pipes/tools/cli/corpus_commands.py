@@ -16,7 +16,7 @@ from dali_pipes.runtime.progress import progress_bar
 from dali_pipes.tools import reports, terminal
 from dali_pipes.tools.cli.endings import PROBLEMS_FOUND, errors_as_one_line
 from dali_pipes.tools.cli.flags import FLAG, Json
-from dali_pipes.uris import is_uri
+from dali_pipes.uris import is_uri, without_secrets
 
 Paths = Annotated[
     list[str], typer.Argument(help="Files, folders, glob patterns, or URIs, read as one corpus; or synthetic:10B.")
@@ -108,7 +108,9 @@ def copy(
     with errors_as_one_line():
         *entries, folder = uris
         if not entries or is_uri(folder):
-            raise ConfigError(f"copy: give URIs and then a local folder, such as `dali-pipes copy {folder} data`")
+            raise ConfigError(
+                f"copy: give URIs and then a local folder, such as `dali-pipes copy {without_secrets(folder)} data`"
+            )
         done = copy_corpus(
             entries,
             folder,

@@ -21,7 +21,7 @@ from dali_pipes.config.settings_files import CONFIG_SUFFIXES, Source, merged, pr
 from dali_pipes.corpus.discovery.shard_sets import kind_of_index
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.ranks import resolve_ranks
-from dali_pipes.uris import is_uri
+from dali_pipes.uris import is_uri, without_secrets
 
 Given = Annotated[
     list[str],
@@ -55,7 +55,7 @@ def settings_given(
     for argument in arguments:
         source = _source(argument)
         if source is None:
-            data.append(argument)
+            data.append(without_secrets(argument))
         else:
             sources.append(source)
     if data:
@@ -107,7 +107,7 @@ def _assigned(item: str) -> Source:
     value = _value(text.strip())
     for key in reversed(_keys(name.strip())):
         value = {key: value}
-    return Source(f"--set {item}", value)
+    return Source(f"--set {name}={without_secrets(text.strip())}", value)
 
 
 def _keys(name: str) -> list[str]:

@@ -123,7 +123,12 @@ class Uri(str):
 
     def _with_path(self, path: str) -> "Uri":
         server, _, query = self._split()
-        return Uri(f"{self.full.partition('://')[0]}://{server}/{path}{'?' if query else ''}{query}")
+        slash, mark = "/" if path else "", "?" if query else ""
+        return Uri(f"{self.full.partition('://')[0]}://{server}{slash}{path}{mark}{query}")
+
+    def as_folder(self) -> "Uri":
+        """Without a slash at its end, as `parent` gives it."""
+        return self._with_path(self._split()[1].rstrip("/"))
 
 
 FilePath: TypeAlias = Path | Uri

@@ -24,6 +24,8 @@ def test_members_are_those_of_a_path(parts: list[str], other: str, scheme: str) 
     assert uri.with_name(other).path == str(path.with_name(other))
     assert uri.with_suffix(".idx").path == str(path.with_suffix(".idx"))
     assert isinstance(uri.parent, Uri)
+    assert uri.as_folder() == Uri(f"{uri}/").as_folder() == uri
+    assert Uri("s3://bucket/a").parent == Uri("s3://bucket") == Uri("s3://bucket/").as_folder()
     assert pickle.loads(pickle.dumps(uri)) == uri
 
 

@@ -104,7 +104,7 @@ def _items(entries: Sequence[str], target: Path) -> Iterator[_Item]:
 def _named(uri: Uri) -> Iterator[tuple[Uri, str]]:
     """The objects that an entry stands for, each once, with their names below the target."""
     if not glob.has_magic(uri.path) and mode_of(uri) == stat.S_IFDIR:
-        found = current_listings().below(uri)
+        found = current_listings().below(uri.as_folder())
         root = uri.path
     else:
         data = [file for file in find_files([uri], use_indexes=True) if isinstance(file, Uri)]

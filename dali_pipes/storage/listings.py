@@ -27,8 +27,8 @@ class Listings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._facts: dict[Uri, Facts | None] = {}
-        self._listed: set[Uri] = set()  # folders whose objects are all known
-        self._folders: dict[Uri, list[Uri]] = {}
+        self._objects: dict[Uri, list[Uri]] = {}  # of each folder whose objects are all known
+        self._folders: dict[Uri, list[Uri]] = {}  # in each of these
         self._found: set[Uri] = set()  # folders that have something in them
 
     def facts(self, uri: Uri) -> Facts | None:
@@ -36,7 +36,7 @@ class Listings:
         with self._lock:
             if uri in self._facts:
                 return self._facts[uri]
-            if uri.parent in self._listed:
+            if uri.parent in self._objects:
                 return None
         found = _asked(uri, "accessed", lambda: stores.look_up(uri))
         self.keep(uri, found)
@@ -50,7 +50,7 @@ class Listings:
     def knows(self, uri: Uri) -> bool:
         """Whether `facts` would ask nothing."""
         with self._lock:
-            return uri in self._facts or uri.parent in self._listed
+            return uri in self._facts or uri.parent in self._objects
 
     def keep(self, uri: Uri, facts: Facts | None) -> None:
         """Remember what was found otherwise."""
@@ -60,17 +60,15 @@ class Listings:
     def folder(self, uri: Uri) -> tuple[list[Uri], list[Uri]]:
         """The objects in a folder, and the folders in it. Blocks for a listing unless it is known."""
         with self._lock:
-            known = uri in self._listed
-        if not known:
-            objects, folders = _asked(uri, "listed", lambda: stores.list_below(uri, deep=False))
-            with self._lock:
-                self._facts.update(objects)
-                self._folders[uri] = folders
-                self._listed.add(uri)
-                self._found |= {uri, *folders} if objects or folders else set()
+            known = self._objects.get(uri)
+            if known is not None:
+                return known, self._folders.get(uri, [])
+        objects, folders = _asked(uri, "listed", lambda: stores.list_below(uri, deep=False))
         with self._lock:
-            here = [one for one, facts in self._facts.items() if facts is not None and one.parent == uri]
-            return here, self._folders.get(uri, [])
+            self._facts.update(objects)
+            self._objects[uri], self._folders[uri] = [*objects], folders
+            self._found |= {uri, *folders} if objects or folders else set()
+        return [*objects], folders
 
     def is_folder(self, uri: Uri) -> bool:
         """Whether a listing has shown that it is one. Does not block."""
@@ -80,14 +78,23 @@ class Listings:
     def below(self, uri: Uri) -> list[Uri]:
         """All objects below a folder. Blocks for a listing."""
         objects, _ = _asked(uri, "listed", lambda: stores.list_below(uri, deep=True))
+        here: dict[Uri, list[Uri]] = {uri: []}
+        folders: dict[Uri, list[Uri]] = {}
+        for one in objects:
+            folder = one.parent
+            new = folder not in here
+            here.setdefault(folder, []).append(one)
+            while new:  # up to a folder that is known, at last the one that was listed
+                above = folder.parent
+                folders.setdefault(above, []).append(folder)
+                new = above not in here and len(above) > len(uri)
+                here.setdefault(above, [])
+                folder = above
         with self._lock:
             self._facts.update(objects)
-            for one in objects:
-                folder = one.parent
-                while folder not in self._listed and len(folder) >= len(uri):
-                    self._listed.add(folder)
-                    self._found.add(folder)
-                    folder = folder.parent
+            self._objects |= here
+            self._folders |= folders
+            self._found |= {*here} if objects else set()
         return list(objects)
 
     @contextlib.contextmanager

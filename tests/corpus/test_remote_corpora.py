@@ -119,6 +119,19 @@ def test_patterns_match_as_those_of_files(tmp_path: Path, memory: Any, pattern: 
     assert [Uri(str(file)).path for file in find_files(f"memory://x/d/{pattern}")] == local
 
 
+def test_a_listing_answers_for_the_files_next_to_its_own(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks, indexes and manifests of objects that a listing does not have are not asked for."""
+    names = ["d/a.bin", "d/b/c.bin", "d/b/e/f.bin", "d/g.bin", "top.bin"]
+    put(memory, dict.fromkeys(names, b"abcd"))
+    monkeypatch.setattr(stores, "look_up", lambda uri: pytest.fail(f"{uri} was asked for"))
+    for folder, count in (("x/d/", 2), ("x/d/b", 1), ("x/**/*.bin", 5), ("x", 1), ("x/d/*/*.bin", 1)):
+        if folder in ("x/d/b",):
+            monkeypatch.setattr(stores, "look_up", lambda uri: None)
+        with open_corpus(f"memory://{folder}") as corpus:
+            assert len(corpus.files) == count, folder
+        monkeypatch.setattr(stores, "look_up", lambda uri: pytest.fail(f"{uri} was asked for"))
+
+
 def test_training_and_validation_are_not_mixed(memory: Any) -> None:
     put(memory, {"d/train_1.bin": b"abcd", "d/val_1.bin": b"abcd"})
     with pytest.raises(CorpusError) as raised:

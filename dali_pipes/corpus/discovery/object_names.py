@@ -23,7 +23,8 @@ def mode_of(uri: Uri) -> int | None:
     listings = current_listings()
     if uri.query or (uri.path and not uri.endswith("/") and listings.facts(uri) is not None):
         return stat.S_IFREG
-    if can_list(uri) and (listings.is_folder(uri) or any(listings.folder(uri))):
+    folder = uri.as_folder()
+    if can_list(uri) and (listings.is_folder(folder) or any(listings.folder(folder))):
         return stat.S_IFDIR
     return None
 
@@ -32,7 +33,7 @@ def entries_in(folder: Uri) -> list[Uri]:
     """The objects in a folder, and the folders in it; empty where nothing can be listed. Blocks."""
     if not can_list(folder):
         return []
-    objects, folders = current_listings().folder(folder)
+    objects, folders = current_listings().folder(folder.as_folder())
     return [*objects, *folders]
 
 
@@ -47,7 +48,7 @@ def uris_matching(pattern: Uri) -> list[Uri]:
         )
     parts = pattern.path.split("/")
     first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
-    folder = Uri(f"{pattern.full.partition('://')[0]}://{pattern.server}/{'/'.join(parts[:first])}".rstrip("/"))
+    folder = Uri(f"{pattern.full.partition('://')[0]}://{pattern.server}/{'/'.join(parts[:first])}").as_folder()
     wanted = parts[first:]
     found = entries_in(folder) if wanted == [parts[-1]] != ["**"] else current_listings().below(folder)
     return [uri for uri in found if _fits(uri.path.split("/")[first:], wanted)]

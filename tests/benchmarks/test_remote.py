@@ -16,13 +16,13 @@ def test_it_measures_each_number_of_requests(
     monkeypatch.setattr(remote, "_SETTLES_S", 0.01)
     monkeypatch.setenv("DALI_PIPES_CACHE", "")  # restored after it
     remote.main(
-        latency_ms=1,
+        latency_ms=0.2,
         bandwidth_mb=100,
         batch_size=2,
         seq_len=64,
         seconds=0.2,
         rounds=1,
-        tokens=5_000_000,
+        tokens=2_000_000,
         data_dir=tmp_path,
         out=tmp_path / "out",
     )

@@ -17,7 +17,7 @@ from dali_pipes.corpus.discovery.file_names import is_side_file
 from dali_pipes.corpus.id_types import Reads
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES
-from dali_pipes.storage.retries import DEFAULT_RETRIES
+from dali_pipes.storage.retries import DEFAULT_REQUESTS, DEFAULT_RETRIES
 
 
 def open_corpus(
@@ -34,6 +34,7 @@ def open_corpus(
     eager: bool = False,
     verify: bool = False,
     read_retries: int = DEFAULT_RETRIES,
+    read_requests: int = DEFAULT_REQUESTS,
     reads: Reads = "calls",
     vocab_size: int | None = None,
 ) -> Corpus:
@@ -67,6 +68,7 @@ def open_corpus(
             eager=eager,
             verify=verify,
             read_retries=read_retries,
+            read_requests=read_requests,
             reads=reads,
             vocab_size=vocab_size,
         )

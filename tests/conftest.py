@@ -117,6 +117,7 @@ def no_waits() -> Iterator[None]:
     """Reads that fail are tried again at once; a test that is about the waits sets some."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dali_pipes.storage.retries._FIRST_WAIT_S", 0.0)
+        patch.setattr("dali_pipes.storage.retries._BUSY_WAIT_S", 0.0)
         yield
 
 

@@ -26,11 +26,12 @@ Runner = Callable[..., "CompletedProcess[str]"]
 ROOMS = {
     "errors": "",
     "fields": "",
+    "uris": "",
     "config": "numpy pydantic yaml",
     "runtime": "numpy rich",
     "monitoring": "",
     "operators": "numpy cupy",
-    "storage": "numpy zstandard xxhash",
+    "storage": "numpy obstore zstandard xxhash",
     "corpus": "numpy pyarrow array_record",
     "documents": "numpy",
     "rows": "numpy",
@@ -53,6 +54,7 @@ ROOMS = {
 FEW_MODULES = {
     "nvidia": {"engine/dali", "samples/graph", "samples/gaussian_noise"},
     "cupyx": {"placement/cuda"},
+    "obstore": {"storage/stores"},
     "array_record": {"corpus/formats/arrayrecord"},
 }
 """Packages that these modules alone import."""
@@ -64,6 +66,7 @@ ONLY_INSIDE_FUNCTIONS = {
     "array_record",
     "jax",
     "jinja2",
+    "obstore",
     "pyarrow",
     "tokenizers",
     "transformers",

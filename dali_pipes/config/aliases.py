@@ -59,7 +59,7 @@ ALIASES = (
     ),
     _alias(
         "corpus",
-        "a file, folder or glob pattern, or a list of them, on a local or mounted disk; with weights, use mixture",
+        "a file, folder, glob pattern or URI, or a list of them; with weights, use mixture",
         "data_path data_paths data_prefix data_dir data_files path paths data dataset dataset_path train_data "
         "train_data_path train_file train_files file_pattern local remote",
     ),
@@ -268,7 +268,7 @@ ALIASES = (
     ),
     _alias(
         NOT_SUPPORTED,
-        "only local or mounted paths are read; mount the bucket, or copy the files first",
+        "credentials of object stores come from the environment; they are not settings",
         "storage_options credentials token use_auth_token",
     ),
     _alias(

@@ -54,6 +54,7 @@ from dali_pipes.config.settings_files import (
 )
 from dali_pipes.config.skip_steps import SkippedRange, parse_ranges
 from dali_pipes.config.validators import (
+    PathText,
     Shown,
     parse_auto,
     parse_device,
@@ -101,10 +102,10 @@ class LoaderConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
 
-    corpus: tuple[str, ...] | None = Field(
+    corpus: tuple[PathText, ...] | None = Field(
         None,
-        description="Files, folders or glob patterns; or `synthetic:10B` for generated tokens. Required, except with "
-        "`mixture`.",
+        description="Files, folders, glob patterns or URIs; or `synthetic:10B` for generated tokens. Required, except "
+        "with `mixture`.",
         min_length=1,
     )
     format: str = Field("auto", description="Corpus format. `auto` detects it from the content of the files.")
@@ -129,7 +130,7 @@ class LoaderConfig(BaseModel):
         None, description="Path of a `tokenizer.json` for a text corpus, which is tokenized at the first start."
     )
     text_key: str | None = Field(None, description="Key or column that holds the text. None: `text`.")
-    loss_masks: tuple[str, ...] | None = Field(
+    loss_masks: tuple[PathText, ...] | None = Field(
         None,
         description="Files, folders or globs of loss masks, one for each data file. None: `FILE.loss` next to the data "
         "file, if it exists. []: no loss masks.",
@@ -335,11 +336,14 @@ class LoaderConfig(BaseModel):
     read_retries: int = Field(
         4, ge=0, le=100, description="Number of times a read is retried after an error that may be transient."
     )
+    read_requests: int = Field(
+        64, ge=1, le=1024, description="Requests to object stores and web servers in flight, in the whole process."
+    )
     reads: Literal["calls", "mapped"] = Field(
         "calls",
         description="How ids get from files into memory. `calls`: by system calls, which can fail with an error; "
         "`mapped`: from maps of the files, which costs less on a local disk, but ends the process with SIGBUS if a "
-        "file shrinks or the disk fails.",
+        "file shrinks or the disk fails. URIs are always read by calls.",
     )
     eager: bool = Field(False, description="Decode the whole corpus at the start and keep it in memory.")
     batches_per_run: Annotated[int, Field(gt=0)] | Auto = Field(

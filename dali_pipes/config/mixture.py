@@ -22,8 +22,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, field_validator
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
-from dali_pipes.config.validators import as_value_error, parse_dtype, parse_paths, refuse_huge_number, shown
+from dali_pipes.config.validators import PathText, as_value_error, parse_dtype, parse_paths, refuse_huge_number, shown
 from dali_pipes.errors import ConfigError
+from dali_pipes.uris import is_uri
 
 _LONGEST_NAME = 200
 _EXPECTED = 'expected a table of sources, such as {web = {corpus = "web/*.bin", weight = 0.7}}'
@@ -72,7 +73,7 @@ class SourceSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
-    corpus: tuple[str, ...] = Field(description="As `corpus` of a loader: the data of this source alone.")
+    corpus: tuple[PathText, ...] = Field(description="As `corpus` of a loader: the data of this source alone.")
     weight: Weight = Field(
         description="Share of the tokens, relative to the weights of the other sources; at least 0. `size`: the number "
         "of tokens of the source."
@@ -93,7 +94,7 @@ class SourceSettings(BaseModel):
     documents_end_at_files: bool | None = None
     tokenizer: str | None = None
     text_key: str | None = None
-    loss_masks: tuple[str, ...] | None = None
+    loss_masks: tuple[PathText, ...] | None = None
     rows: Literal["stream", "pack", "pad"] | None = None
     long_documents: Literal["split", "truncate", "drop"] | None = None
     window_documents: int | None = Field(None, gt=0)
@@ -175,7 +176,7 @@ def check_sources(sources: Mapping[str, SourceSettings]) -> None:
         for path in dict.fromkeys(source.corpus):
             if path.startswith(_SYNTHETIC):
                 continue
-            other = names.setdefault(os.path.abspath(os.path.expanduser(path)), name)
+            other = names.setdefault(path if is_uri(path) else os.path.abspath(os.path.expanduser(path)), name)
             if other != name:
                 raise ValueError(
                     f"{shown(other)} and {shown(name)} both have the corpus {shown(path)}: each file belongs to one "

@@ -16,9 +16,12 @@ import reprlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, MappingView, Set
 from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer, PlainValidator
 
 from dali_pipes.errors import EMPTY_PATH, WEIGHTS_IN_MIXTURE, ConfigError
+from dali_pipes.uris import check_uri, entry_text
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _OTHER_DEVICES = {
@@ -64,7 +67,7 @@ def refuse_as_corpus(given: Any, settings: Collection[str]) -> None:
     if isinstance(given, Mapping) and given and all(name in settings for name in given):
         raise ConfigError("pass settings as keywords: TokenLoader(**settings)")
     if isinstance(given, str | os.PathLike) and str(given).endswith((".toml", ".yaml", ".yml")):
-        path = os.fsdecode(given)
+        path = entry_text(given)
         raise ConfigError(
             f"{path} is a configuration file, not a token file: use TokenLoader(LoaderConfig.from_file({path!r}))"
         )
@@ -97,6 +100,10 @@ def refuse_huge_number(value: Any) -> Any:
     return value
 
 
+PathText = Annotated[str, PlainValidator(lambda value: value), PlainSerializer(lambda value: value, return_type=Any)]
+"""A path that `parse_paths` returned. A `Uri` stays one, also in a copy of the settings, and is saved as it shows."""
+
+
 @as_value_error
 def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
     """The paths that `corpus` or `loss_masks` names."""
@@ -113,7 +120,10 @@ def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
             raise ValueError(EMPTY_PATH)
     if not value and setting == "corpus":
         raise ValueError("the list of paths is empty; expected at least one file, folder or glob")
-    return tuple(map(os.fsdecode, value))
+    entries = tuple(map(entry_text, value))
+    for entry in entries:
+        check_uri(entry, "")
+    return entries
 
 
 @as_value_error

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -37,6 +36,7 @@ from dali_pipes.storage.fingerprint import MOST_MASK_DIGESTS, digest_content, di
 from dali_pipes.storage.linux_aio import runs_of_equal
 from dali_pipes.storage.mapped_reads import MappedReads
 from dali_pipes.storage.retries import current_retries
+from dali_pipes.uris import FilePath
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -44,7 +44,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 class TokenLocation(NamedTuple):
     """Where a token is stored: `offset` in tokens from the first token of the file's data."""
 
-    file: Path
+    file: FilePath
     offset: int
 
 
@@ -76,7 +76,7 @@ class Corpus:
                    manifest of flat files
     eos_id_from:   that manifest; None if the id has another origin
     tokenizers:    what the ids were made with, where manifests state that
-    files:         data files in reading order, absolute; of a synthetic corpus its name
+    files:         data files in reading order, absolute paths or URIs; of a synthetic corpus its name
     file_types:    integer type of the ids of each file as stored
     ending_in_zeros: numbers of the files whose last ids are all 0
     extents:       position of each extent's first id, then the end, (E + 1,), and the file of each, (E,); int64
@@ -101,7 +101,7 @@ class Corpus:
         *,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         reads: Reads = "calls",
-        eos_id_from: Path | None = None,
+        eos_id_from: FilePath | None = None,
         tokenizers: Sequence[StatedTokenizer] = (),
         notes: Sequence[str] = (),
     ) -> None:

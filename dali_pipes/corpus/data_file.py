@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.storage.byte_file import check_unchanged
+from dali_pipes.storage.listings import expecting
+from dali_pipes.storage.stores import Facts
+from dali_pipes.uris import FilePath, Uri
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -54,7 +56,7 @@ class DataFile:
     loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
     """
 
-    path: Path
+    path: FilePath
     format: str
     size: int
     stored: np.dtype[Any]
@@ -73,6 +75,9 @@ class DataFile:
     def decode_unchanged(self, chunk: int) -> npt.NDArray[Any]:
         """As `decode`, after a check that the file is still the one that was opened (CorpusReadError). Blocks."""
         assert self.decode is not None
+        if isinstance(self.path, Uri) and self.identity is not None:
+            with expecting(self.path, Facts(self.size, self.identity)):
+                return self.decode(chunk)
         check_unchanged(self.path, self.identity)
         return self.decode(chunk)
 

@@ -32,6 +32,6 @@ class StoredType(NamedTuple):
 def stored_types(types: Sequence[np.dtype[Any]], pool: FilePool, reads: Reads) -> tuple[list[StoredType], Int64Array]:
     """The different types, and the number among these of each file's. types: of each file of the pool."""
     different = list(dict.fromkeys(types))
-    reader = MappedReads if reads == "mapped" else RawReads
+    reader = MappedReads if reads == "mapped" and pool.is_local else RawReads
     found = [StoredType(one.newbyteorder("="), not one.isnative, reader(pool, one.itemsize)) for one in different]
     return found, np.array([different.index(one) for one in types], np.int64)

@@ -11,7 +11,6 @@ mask is learned whole.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,8 @@ from dali_pipes.corpus.discovery.find_files import find_files
 from dali_pipes.corpus.formats import npy
 from dali_pipes.corpus.formats.token_run import Layout, token_run
 from dali_pipes.errors import ConfigError, CorpusFormatError
-from dali_pipes.storage.byte_file import is_listed, open_file
+from dali_pipes.storage.byte_file import is_listed, look_up_all, open_file
+from dali_pipes.uris import FilePath
 
 SUFFIX = ".loss"
 _STORED = np.dtype(np.uint8)
@@ -114,7 +114,8 @@ def open_loss_mask(
         return None
     if named is None:
         beside = [file.path.with_name(file.path.name + SUFFIX) for file in files]
-        paths: list[Path | None] = [path if is_listed(path) else None for path in beside]
+        look_up_all(beside)
+        paths: list[FilePath | None] = [path if is_listed(path) else None for path in beside]
         twice = next((f for f, path in zip(files, paths, strict=True) if path is not None and f.loss_mask), None)
         if twice is not None:
             raise CorpusFormatError(
@@ -133,7 +134,7 @@ def open_loss_mask(
     return LossMask(files, masks) if any(mask is not None for mask in masks) else None
 
 
-def _inspect(path: Path, data: DataFile) -> DataFile:
+def _inspect(path: FilePath, data: DataFile) -> DataFile:
     """The mask at `path`, after a check that it is as long as its data."""
     with open_file(path) as file:
         has_header = file.size >= len(npy.MAGIC) and file.read(0, len(npy.MAGIC)) == npy.MAGIC

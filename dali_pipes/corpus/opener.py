@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,10 @@ from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 from dali_pipes.storage.byte_file import open_file
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES
-from dali_pipes.storage.retries import DEFAULT_RETRIES, ReadRetries
+from dali_pipes.storage.kept_answers import answers_kept
+from dali_pipes.storage.listings import Listings
+from dali_pipes.storage.retries import DEFAULT_REQUESTS, DEFAULT_RETRIES, ReadRetries
+from dali_pipes.uris import FilePath, Uri
 
 _LARGE_TABLE_BYTES = 1 << 20
 
@@ -40,6 +42,7 @@ def open_corpus(
     eager: bool = False,
     verify: bool = False,
     read_retries: int = DEFAULT_RETRIES,
+    read_requests: int = DEFAULT_REQUESTS,
     reads: Reads = "calls",
     vocab_size: int | None = None,
     notes: Sequence[str] = (),
@@ -50,9 +53,10 @@ def open_corpus(
     TFRecord) are read whole when they are first opened, and the lengths are kept in the user's cache folder. If that
     takes longer than a second, a terminal shows a progress bar.
 
-    paths:  a file, a folder, a glob, or a list of these; or "synthetic:10B" for ids by formula, without files: see
-            `dali_pipes.corpus.formats.synthetic`. Folders and globs are in natural order (s_1, s_2, s_03, s_10) and
-            skip side files; a list keeps its own order: see `dali_pipes.corpus.discovery.find_files`.
+    paths:  a file, a folder, a glob, a URI such as `s3://bucket/prefix/*.bin`, or a list of these; or "synthetic:10B"
+            for ids by formula, without files: see `dali_pipes.corpus.formats.synthetic`. Folders and globs are in
+            natural order (s_1, s_2, s_03, s_10) and skip side files; a list keeps its own order: see
+            `dali_pipes.corpus.discovery.find_files`.
     format: "auto" recognizes each file by its content. "flat" (ids alone), "llmc" (also modded-nanogpt), "npy",
             "megatron" (also fairseq; prefix, `.bin` or `.idx`), "parquet", "arrow" (file or stream; also a folder
             that Hugging Face datasets saved), "mds" and "litdata" (their `index.json`, or its folder), "datatrove"
@@ -71,6 +75,7 @@ def open_corpus(
     eager:        decode the whole corpus now and keep it; blocks, and prints its size on standard error
     verify:       compare the files with the checksums that the format records (MDS, TFRecord), which reads all of them
     read_retries: number of retries after a transient read failure, now and later; see `dali_pipes.storage.retries`
+    read_requests: requests to object stores in flight, in the whole process
     reads:        "calls": ids are read with system calls, which can fail with an error; "mapped": copied from a map of
                   each file, which costs less for files in the page cache of a local disk, but ends the process with
                   SIGBUS if a file shrinks or the disk fails. Formats that have to be decoded always use calls.
@@ -85,7 +90,7 @@ def open_corpus(
     """
     if synthetic.is_synthetic(paths, format):
         return _open_synthetic(paths, vocab_size, dtype, eos_id, loss_masks, token_column, verify)
-    with ReadRetries(read_retries).in_use():
+    with ReadRetries(read_retries, read_requests).in_use(), Listings().in_use():
         return _open_corpus(
             paths,
             format,
@@ -121,15 +126,15 @@ def _open_corpus(
     named = [(entry, shard) for entry, path in listed for shard in huggingface.list_shards(path, format)]
     refuse_repeats(named)
     found = [shard for _, shard in named]
-    with ColumnScans("reading row lengths") as scans:
+    remote = [path for path in found if isinstance(path, Uri)]
+    with ColumnScans("reading row lengths") as scans, answers_kept(remote):
         use_masks = loss_masks is None
         tables = KeptTables(found, (token_column, use_masks))
         options = OpenOptions(scans, tables, id_type, token_column, verify, use_masks)
         inspect = partial(_inspect, format=format, options=options)
-        is_slow = len(found) > 1 and _is_large_table(found[0], format)
-        files = [
-            file for some in (scans.for_files(inspect, found) if is_slow else map(inspect, found)) for file in some
-        ]
+        is_slow = len(found) > 1 and (bool(remote) or _is_large_table(found[0], format))
+        opened = scans.for_files(inspect, found, waits=bool(remote)) if is_slow else map(inspect, found)
+        files = [file for some in opened for file in some]
     tables.store()
     manifests = Manifests()
     manifests.refuse_lost_files(files, masks=loss_masks is None, indexes=format == "auto")
@@ -194,13 +199,13 @@ def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
     return id_type
 
 
-def _is_large_table(path: Path, format: str) -> bool:
+def _is_large_table(path: FilePath, format: str) -> bool:
     """Whether to open such files in parallel: with small ones, threads mostly wait for the interpreter lock."""
     with open_file(path) as file:
         return file.size >= _LARGE_TABLE_BYTES and registry.is_table(file, format)
 
 
-def _inspect(path: Path, format: str, options: OpenOptions) -> list[DataFile]:
+def _inspect(path: FilePath, format: str, options: OpenOptions) -> list[DataFile]:
     """Check the file at `path`, or the set that it lists. format: as the user gave it."""
     with open_file(path) as file:
         found = registry.find_format(file, format, None if options.id_type is None else options.id_type.itemsize)

@@ -18,6 +18,7 @@ from dali_pipes.rows.make import Named, make_rows
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture import STRATUM, MixtureOrder
+from dali_pipes.uris import Uri
 
 Int64Array = npt.NDArray[np.int64]
 RowWeights = Mapping[str, Fraction]
@@ -58,6 +59,7 @@ def _open(config: LoaderConfig) -> Corpus:
         eager=config.eager,
         verify=config.verify_checksums,
         read_retries=config.read_retries,
+        read_requests=config.read_requests,
         reads=config.reads,
         vocab_size=config.vocab_size,
     )
@@ -70,8 +72,8 @@ def _refuse_shared_files(corpora: Mapping[str, Corpus]) -> None:
         if corpus.is_synthetic:
             continue
         for file in corpus.files:
-            found = file.stat()
-            owner = owners.setdefault((found.st_dev, found.st_ino), name)
+            about = None if isinstance(file, Uri) else file.stat()
+            owner = owners.setdefault(file if about is None else (about.st_dev, about.st_ino), name)
             if owner != name:
                 raise ConfigError(
                     f"mixture: {file} is in two sources, {owner!r} and {name!r}; list it in one of them, or give one "

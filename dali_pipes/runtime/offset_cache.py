@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.runtime import user_cache
+from dali_pipes.uris import FilePath, Uri
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -50,7 +51,7 @@ def are_made_anew() -> bool:
 
 
 def find_or_make(
-    data_files: Sequence[Path],
+    data_files: Sequence[FilePath],
     kind: str,
     about: bytes,
     is_plausible: Callable[[Int64Array], bool],
@@ -86,11 +87,13 @@ def load_or_make(
     )
 
 
-def inodes_of(data_files: Sequence[Path]) -> Int64Array:
-    """The identity of each data file as it is cached, int64 (F, 2); zeros for a file that cannot be looked up."""
+def inodes_of(data_files: Sequence[FilePath]) -> Int64Array:
+    """The identity of each data file as it is cached, int64 (F, 2); zeros for a URI or where a look-up fails."""
     machine = os.uname().nodename  # local disks of two machines may have the same devices and inodes
     found: Int64Array = np.zeros((len(data_files), 2), np.int64)
     for number, path in enumerate(data_files):
+        if isinstance(path, Uri):
+            continue
         with contextlib.suppress(OSError):
             about = os.stat(path)
             name = hashlib.blake2b(f"{machine} {about.st_dev} {about.st_ino}".encode(), digest_size=8).digest()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dali_pipes.runtime.locks import hold, lock, unlock
+from dali_pipes.uris import FilePath
 
 Kept = TypeVar("Kept")
 
@@ -32,11 +33,13 @@ def default_cache_dir() -> Path:
     return base / "dali_pipes"
 
 
-def cache_folder(data_files: Iterable[Path], cache_dir: Path | None = None) -> tuple[Path | None, str | None]:
+def cache_folder(data_files: Iterable[FilePath], cache_dir: Path | None = None) -> tuple[Path | None, str | None]:
     """The absolute path of the cache folder, or None and the reason: for example, it contains the data files."""
     try:
         directory = (default_cache_dir() if cache_dir is None else cache_dir).absolute()
-        holds_data = directory.resolve() in {folder.resolve() for folder in {file.parent for file in data_files}}
+        holds_data = directory.resolve() in {
+            folder.resolve() for folder in {file.parent for file in data_files if isinstance(file, Path)}
+        }
     except (OSError, RuntimeError) as error:  # no home folder, a loop of links
         return None, str(error)
     if holds_data:

@@ -3,7 +3,6 @@
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import PADDING, ReadableRows, Rows
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule.schedule import Schedule, StepRange
+from dali_pipes.uris import FilePath
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -23,7 +23,7 @@ PLAN_ROWS = 8192
 class RowLocation(NamedTuple):
     """Where a row's tokens come from."""
 
-    file: Path
+    file: FilePath
     offset: int
     """First token of the row, counted in tokens from the first token of the file's data."""
     source: int

@@ -19,6 +19,7 @@ from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage.file_pool import FilePool, out_of_descriptors
 from dali_pipes.storage.linux_aio import MOST_READS, READERS, BatchReader, batch_length
 from dali_pipes.storage.local import LocalFile
+from dali_pipes.storage.object_file import ObjectFile, read_together
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -206,9 +207,16 @@ class RawReads:
     ) -> None:
         ranges = list(zip(offsets.tolist(), sizes.tolist(), targets.tolist(), strict=True))
         files, begin = numbers.tolist(), 0
+        together: list[tuple[ObjectFile, list[tuple[int, int, int]]]] = []
         while begin < len(files):
             end = begin + 1
             while end < len(files) and files[end] == files[begin]:
                 end += 1
-            self._pool.acquire(files[begin]).read_ranges(ranges[begin:end], view)
+            file = self._pool.acquire(files[begin])
+            if isinstance(file, ObjectFile):
+                together.append((file, ranges[begin:end]))
+            else:
+                file.read_ranges(ranges[begin:end], view)
             begin = end
+        if together:
+            read_together(together, view)

@@ -2,18 +2,18 @@
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage.byte_file import open_file
+from dali_pipes.uris import FilePath
 
 _XXHASH = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _STEP_BYTES = 1 << 20
 
 
-def check_file(path: Path, size: int, expected: Mapping[str, str]) -> None:
+def check_file(path: FilePath, size: int, expected: Mapping[str, str]) -> None:
     """Compare the file at `path` with hex digests by algorithm. Reads all of it; blocks.
 
     Raises CorpusFormatError for a digest that differs or an unknown algorithm, BackendError for a missing package.
@@ -27,7 +27,7 @@ def check_file(path: Path, size: int, expected: Mapping[str, str]) -> None:
     _compare(path, "", hashes, expected)
 
 
-def check_content(path: Path, content: bytes, expected: Mapping[str, str]) -> None:
+def check_content(path: FilePath, content: bytes, expected: Mapping[str, str]) -> None:
     """As `check_file`, for the decompressed content of the file at `path`."""
     hashes = _start(path, expected)
     for one in hashes.values():
@@ -35,11 +35,11 @@ def check_content(path: Path, content: bytes, expected: Mapping[str, str]) -> No
     _compare(path, " decompressed", hashes, expected)
 
 
-def _start(path: Path, expected: Mapping[str, str]) -> dict[str, Any]:
+def _start(path: FilePath, expected: Mapping[str, str]) -> dict[str, Any]:
     return {algorithm: _new_hash(path, algorithm) for algorithm in expected}
 
 
-def _new_hash(path: Path, algorithm: str) -> Any:
+def _new_hash(path: FilePath, algorithm: str) -> Any:
     if algorithm in _XXHASH:
         with optional_package("xxhash", "shards", purpose=f"to verify the {algorithm} checksum of {path}"):
             import xxhash
@@ -53,7 +53,7 @@ def _new_hash(path: Path, algorithm: str) -> Any:
     )
 
 
-def _compare(path: Path, state: str, hashes: Mapping[str, Any], expected: Mapping[str, str]) -> None:
+def _compare(path: FilePath, state: str, hashes: Mapping[str, Any], expected: Mapping[str, str]) -> None:
     for algorithm, digest in expected.items():
         found = hashes[algorithm].hexdigest()
         if found != digest.lower():

@@ -5,12 +5,12 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage.byte_file import open_file
+from dali_pipes.uris import FilePath
 
 SUFFIXES = ("zstd", "gz", "bz2")
 """The compressions that can be read, by the names that MDS and LitData use."""
@@ -34,7 +34,7 @@ def check_method(method: str, where: str) -> str:
     return suffix
 
 
-def check_claim(path: Path, suffix: str, size: int, inflated_bytes: int, where: str) -> None:
+def check_claim(path: FilePath, suffix: str, size: int, inflated_bytes: int, where: str) -> None:
     """Raise CorpusFormatError if a file of `size` bytes cannot decompress to as many as `where`, its index, claims.
 
     The claim says how many ids there are before anything is decompressed.
@@ -46,7 +46,7 @@ def check_claim(path: Path, suffix: str, size: int, inflated_bytes: int, where: 
         )
 
 
-def inflate(path: Path, suffix: str, size: int, inflated_bytes: int) -> bytes:
+def inflate(path: FilePath, suffix: str, size: int, inflated_bytes: int) -> bytes:
     """The content of the file at `path`, which has `size` bytes and `inflated_bytes` when decompressed. Blocks.
 
     Memory: both. Raises CorpusFormatError for damaged data or another size, CorpusReadError if it cannot be read.
@@ -61,7 +61,7 @@ def inflate(path: Path, suffix: str, size: int, inflated_bytes: int) -> bytes:
     return inflate_bytes(packed, path, suffix, inflated_bytes)
 
 
-def inflate_bytes(packed: io.BytesIO, path: Path, suffix: str, inflated_bytes: int) -> bytes:
+def inflate_bytes(packed: io.BytesIO, path: FilePath, suffix: str, inflated_bytes: int) -> bytes:
     """As `inflate`, of bytes that were read from `path`."""
     content = bytearray()
     try:

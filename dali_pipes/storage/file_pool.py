@@ -17,6 +17,7 @@ from pathlib import Path
 from dali_pipes.errors import CorpusError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, check_unchanged, open_file
 from dali_pipes.storage.retries import ReadRetries
+from dali_pipes.uris import FilePath
 
 _MOST_DESCRIPTORS = 2048
 _FEWEST_DESCRIPTORS = 4
@@ -32,7 +33,7 @@ class FilePool:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[FilePath],
         sizes: Sequence[int],
         limit: int | None = None,
         identities: Sequence[str | None] | None = None,
@@ -45,6 +46,11 @@ class FilePool:
         self.limit = _default_limit() if limit is None else limit
         self._lock = threading.Lock()
         self._open: OrderedDict[int, ByteFile] | None = OrderedDict()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all files are on disks and mounted file systems."""
+        return all(isinstance(path, Path) for path in self._paths)
 
     def acquire(self, index: int) -> ByteFile:
         """The open file number `index`. Hold the object for as long as you read from it. May block to open it."""
@@ -75,9 +81,11 @@ class FilePool:
         return kept
 
     def _reopen(self, index: int) -> ByteFile:
+        identity = self._identities[index]
+        known = None if identity is None else (self._sizes[index], identity)
         while True:
             try:
-                file = open_file(self._paths[index], self._retries)
+                file = open_file(self._paths[index], self._retries, known)
             except CorpusReadError as error:
                 if not (out_of_descriptors(error) and self._evict_one()):
                     raise
@@ -87,7 +95,7 @@ class FilePool:
                     f"{file.path}: was replaced or modified after the corpus was opened ({self._sizes[index]:,} bytes "
                     f"then, {file.size:,} now). Open the corpus again."
                 )
-            check_unchanged(file.path, self._identities[index], file.identity)
+            check_unchanged(file.path, identity, file.identity)
             return file
 
     def _evict_one(self) -> bool:

@@ -17,12 +17,12 @@ import itertools
 import os
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dali_pipes.storage.byte_file import ByteFile
+from dali_pipes.uris import FilePath
 
 MOST_DIGESTS = 24
 MOST_MASK_DIGESTS = 12  # what a saved state has room for
@@ -51,7 +51,7 @@ def read_samples(file: ByteFile) -> list[bytes]:
     return [bytes(data[place : place + count]) for _, count, place in ranges]
 
 
-def digest_file(path: Path, size: int, stored: np.dtype[Any], header: bytes, samples: Sequence[bytes]) -> bytes:
+def digest_file(path: FilePath, size: int, stored: np.dtype[Any], header: bytes, samples: Sequence[bytes]) -> bytes:
     """SHA-256 of one file's name, size, id type, header and samples. `header`: whatever else identifies it."""
     digest = hashlib.sha256()
     for part in (os.fsencode(path.name), struct.pack("<Q", size), stored.str.encode(), header, *samples):

@@ -1,11 +1,11 @@
 """A small file whose bytes are all in memory, so that reading it piece by piece asks the system once."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Self
 
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, Range
+from dali_pipes.uris import FilePath
 
 
 class HeldFile:
@@ -15,7 +15,7 @@ class HeldFile:
 
     def __init__(self, file: ByteFile) -> None:
         """Read `file`, which may be closed afterward. Blocks. Raises CorpusReadError."""
-        self.path: Path = file.path
+        self.path: FilePath = file.path
         self.size: int = file.size
         self.identity: str = file.identity
         self.content = file.read(0, file.size)

@@ -4,11 +4,14 @@
 
 Errors of a storage system that may recover are transient. Errors about the file, its name, the user's permissions or
 the program (EBADF, EACCES, ENOENT, EISDIR ...) are raised immediately, and so is a file that ends early.
+
+Many ranks ask the same object store, so waits for one are spread at random, and are longer where it asks for a pause.
 """
 
 import atexit
 import contextlib
 import errno
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,10 +21,12 @@ from typing import Self, TypeVar
 Result = TypeVar("Result")
 
 DEFAULT_RETRIES = 4
+DEFAULT_REQUESTS = 64
 
 _FIRST_WAIT_S = 0.05
 _GROWTH = 4
 _LONGEST_WAIT_S = 3.2
+_BUSY_WAIT_S = 1.0
 
 LOST_HANDLES = frozenset({errno.ESTALE, errno.ENOTCONN})
 """The server, or the process of a FUSE mount, restarted and does not know the descriptor: the file has to be opened
@@ -49,14 +54,24 @@ _PASSING = LOST_HANDLES | {
 }
 
 
+class StoreError(OSError):
+    """What a request to an object store ended with. busy: the store asks for fewer requests (429, 503)."""
+
+    def __init__(self, number: int, reason: str, *, busy: bool = False) -> None:
+        super().__init__(number, reason)
+        self.busy = busy
+
+
 class ReadRetries:
     """Limit and count of retries. Thread-safe.
 
-    most: retries of one read; 0: none
+    most:     retries of one read; 0: none
+    requests: that are in flight to object stores, in all threads of the process together
     """
 
-    def __init__(self, most: int = DEFAULT_RETRIES) -> None:
+    def __init__(self, most: int = DEFAULT_RETRIES, requests: int = DEFAULT_REQUESTS) -> None:
         self._most = most
+        self.requests = requests
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._count = 0
@@ -77,7 +92,10 @@ class ReadRetries:
             _waiting.add(self)
             if not _at_exit:
                 _at_exit.append(atexit.register(_end_all))
-            if self._ended.wait(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * _GROWTH ** (tries - 1))):
+            wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * _GROWTH ** (tries - 1))
+            if isinstance(error, StoreError):
+                wait_s = max(wait_s, _BUSY_WAIT_S if error.busy else 0) * random.uniform(0.5, 1.5)
+            if self._ended.wait(wait_s):
                 return False
         with self._lock:
             self._count += 1

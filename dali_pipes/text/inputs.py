@@ -27,9 +27,13 @@ from dali_pipes.storage.local import LocalFile
 from dali_pipes.text.formats.registry import DATA_SUFFIXES, TEXT_FORMATS, recognize
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.streams import suffix_inside
+from dali_pipes.uris import FilePath, is_uri
 
 _SIDE_STEMS = ("license", "notice", "readme")
-_LISTED_BY: dict[str | None, Callable[[Path], list[Path]]] = {"huggingface": list_shards, "mds": list_shard_files}
+_LISTED_BY: dict[str | None, Callable[[Path], list[Path]]] = {
+    "huggingface": lambda index: _local(list_shards(index)),
+    "mds": lambda index: _local(list_shard_files(index)),
+}
 
 
 def find_text_files(
@@ -83,12 +87,16 @@ def _checked(path: Path) -> TextFile:
 
 
 def _expand(entry: str, notes: list[str]) -> list[Path]:
+    if is_uri(entry):
+        raise CorpusReadError(
+            f"{entry}: text is tokenized from local files. Copy it with `dali-pipes copy`, or give URIs of token files."
+        )
     path = Path(os.path.abspath(os.path.expanduser(entry)))
     try:
         if path.is_dir():
             return _files_of_folder(path, notes)
         if path.is_file():
-            return list_shard_files(path) if kind_of_index(path) == "mds" else [path]
+            return _local(list_shard_files(path)) if kind_of_index(path) == "mds" else [path]
         if path.exists():
             raise CorpusReadError(f"{path}: neither a file nor a folder")
         matches = matches_of(path) if glob.has_magic(entry) else []
@@ -100,13 +108,18 @@ def _expand(entry: str, notes: list[str]) -> list[Path]:
         raise CorpusReadError(
             f"{path}: no such file or folder, and nothing matches it as a pattern (given as {entry!r}){meant_as(entry)}"
         )
-    return _data_files([*matches, *unfinished_beside(path, matches)], f"the pattern {path}", notes)
+    return _data_files([*matches, *_local(unfinished_beside(path, matches))], f"the pattern {path}", notes)
+
+
+def _local(paths: Sequence[FilePath]) -> list[Path]:
+    """Files next to local ones, which are local too."""
+    return [path for path in paths if isinstance(path, Path)]
 
 
 def _files_of_folder(folder: Path, notes: list[str]) -> list[Path]:
     index = find_index(folder)
     kind = None if index is None else kind_of_index(index)
-    if index is not None and kind in _LISTED_BY:
+    if isinstance(index, Path) and kind in _LISTED_BY:
         return _LISTED_BY[kind](index)
     return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}", notes)
 
@@ -114,7 +127,7 @@ def _files_of_folder(folder: Path, notes: list[str]) -> list[Path]:
 def _data_files(candidates: Sequence[Path], where: str, notes: list[str]) -> list[Path]:
     files = []
     found, _ = data_paths(set(candidates), where, _is_side, notes)
-    for path in sorted(found, key=natural_key):
+    for path in sorted(_local(found), key=natural_key):
         if not path.is_dir():
             if not path.exists():
                 raise CorpusReadError(f"{path}: listed in its folder, but does not exist; it may be a broken link")

@@ -27,6 +27,7 @@ from dali_pipes.corpus.data_file import Int64Array
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.runtime import offset_cache, user_cache
 from dali_pipes.storage.byte_file import ByteFile, file_identity
+from dali_pipes.uris import FilePath
 
 LEAST_FILES = 16
 """Fewer files are opened anew at each start, which takes milliseconds."""
@@ -53,7 +54,7 @@ class KeptTables:
     settings: of the user, that decide what is found in a file
     """
 
-    def __init__(self, files: Sequence[Path], settings: object) -> None:
+    def __init__(self, files: Sequence[FilePath], settings: object) -> None:
         self._files, self._settings = files, settings
         self._lock = threading.Lock()
         self._path: Path | None = None

@@ -7,7 +7,6 @@ Lists may be sliced, share values, or leave some out. A null row is an empty one
 error, and ignored elsewhere.
 """
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from dali_pipes.corpus.columns.row_columns import Cells
 from dali_pipes.corpus.data_file import Int64Array
 from dali_pipes.errors import CorpusFormatError
+from dali_pipes.uris import FilePath
 
 
 class ListRows(NamedTuple):
@@ -26,7 +26,7 @@ class ListRows(NamedTuple):
     values: Any
 
 
-def rows_of(array: Any, path: Path, column: str, first_row: int) -> ListRows:
+def rows_of(array: Any, path: FilePath, column: str, first_row: int) -> ListRows:
     """The rows of a list array; its row 0 is row `first_row` of the file. Raises CorpusFormatError for a null value."""
     starts, lengths, values = _layout(array)
     used = lengths > 0
@@ -43,7 +43,7 @@ def rows_of(array: Any, path: Path, column: str, first_row: int) -> ListRows:
 
 
 def refuse_nulls(
-    nulls: Int64Array, starts: Int64Array, lengths: Int64Array, path: Path, column: str, first_row: int
+    nulls: Int64Array, starts: Int64Array, lengths: Int64Array, path: FilePath, column: str, first_row: int
 ) -> None:
     """Raise CorpusFormatError if a row holds one of the values at the rising places `nulls`."""
     held = np.searchsorted(nulls, starts + lengths) > np.searchsorted(nulls, starts)

@@ -13,7 +13,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -37,6 +36,7 @@ from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.errors import CorpusFormatError, DaliPipesError
 from dali_pipes.runtime import offset_cache
 from dali_pipes.storage.fingerprint import digest_content
+from dali_pipes.uris import FilePath
 
 LEAST_KEPT_BYTES = 1 << 16
 """Columns of fewer bytes are read again, or kept together with those of other files (`kept_tables`)."""
@@ -52,9 +52,11 @@ class RowChunks(Protocol):
     sizes: approximate bytes of each chunk in the file
     """
 
-    path: Path
     rows: list[int]
     sizes: list[int]
+
+    @property
+    def path(self) -> FilePath: ...
 
     def batches(self, chunk: int, names: Sequence[str]) -> Iterator[list[Any]]:
         """The list arrays of the named columns, in that order, batch by batch. Blocks, safe for several threads.
@@ -64,7 +66,7 @@ class RowChunks(Protocol):
 
 
 @contextlib.contextmanager
-def damage_named(path: Path, where: str) -> Iterator[None]:
+def damage_named(path: FilePath, where: str) -> Iterator[None]:
     """Turn what pyarrow raises for a file that it cannot read into CorpusFormatError."""
     import pyarrow
 

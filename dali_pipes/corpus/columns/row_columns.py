@@ -11,7 +11,6 @@ cover all rows of a part of a file, one row after another.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from dali_pipes import fields
 from dali_pipes.corpus.data_file import Int64Array
 from dali_pipes.errors import CorpusFormatError
+from dali_pipes.uris import FilePath
 
 Bools = npt.NDArray[np.bool_]
 
@@ -78,7 +78,7 @@ class Numbering(NamedTuple):
 class Place:
     """Where the rows are, for messages: file, number of the first row, and what a row and a column are called."""
 
-    path: Path
+    path: FilePath
     first_row: int
     tokens: str
     row: str = "row"

@@ -14,6 +14,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _MOST_THREADS = 8
+_MOST_WAITING_THREADS = 32
 _FEWEST_BYTES_EACH = 64 << 10  # handing less than that to another thread costs more than reading it
 
 
@@ -30,9 +31,14 @@ class ColumnScans:
         self._futures: set[Future[Any]] = set()
         self._ended = False
 
-    def for_files(self, function: Callable[[_Item], _Result], files: Iterable[_Item]) -> list[_Result]:
-        """What `function` returns for each file, in order. It may call `for_chunks`. Blocks."""
-        return self._run("files", [(function, (file,)) for file in files])
+    def for_files(
+        self, function: Callable[[_Item], _Result], files: Iterable[_Item], *, waits: bool = False
+    ) -> list[_Result]:
+        """What `function` returns for each file, in order. It may call `for_chunks`. Blocks.
+
+        waits: it mostly waits for a network, so more threads run it
+        """
+        return self._run("objects" if waits else "files", [(function, (file,)) for file in files])
 
     def for_chunks(self, function: Callable[[int], _Result], sizes: Sequence[int]) -> list[_Result]:
         """What `function` returns for chunks 0, 1, ..., in order. Blocks.
@@ -60,7 +66,7 @@ class ColumnScans:
             pools, futures = dict(self._pools), list(self._futures)
         for future in futures:
             future.cancel()
-        for kind in ("files", "chunks"):  # the former may wait for the latter
+        for kind in ("objects", "files", "chunks"):  # the former may wait for the latter
             if kind in pools:
                 pools[kind].stop()
         self._progress.close()
@@ -74,8 +80,8 @@ class ColumnScans:
                 raise CancelledError("the scans were canceled: one of them failed or was interrupted")
             if kind not in self._pools:
                 # Files wait for their chunks, so each kind has separate threads.
-                cores = min(_MOST_THREADS, os.cpu_count() or 1)
-                self._pools[kind] = ReaderThreads(_MOST_THREADS if kind == "files" else cores)
+                counts = {"objects": _MOST_WAITING_THREADS, "files": _MOST_THREADS}
+                self._pools[kind] = ReaderThreads(counts.get(kind, min(_MOST_THREADS, os.cpu_count() or 1)))
             # The threads read files with the retries that are in use here.
             futures = [
                 self._pools[kind].submit(contextvars.copy_context().run, function, *arguments)

@@ -8,7 +8,6 @@ lists or the integers may be dictionary-encoded.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from dali_pipes import fields
 from dali_pipes.corpus.columns.row_columns import LEARNED
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.runtime.optional import optional_package
+from dali_pipes.uris import FilePath
 
 NAMES = ("input_ids", "tokens")
 LOSS_MASK = fields.MASKS[0]
@@ -48,7 +48,7 @@ class TokenColumns:
         return "\0".join([self.tokens, *([LOSS_MASK] if self.has_mask else [])]).encode()
 
 
-def import_pyarrow(path: Path) -> Any:
+def import_pyarrow(path: FilePath) -> Any:
     """The package `pyarrow` with its modules `parquet` and `ipc`. Raises BackendError if it is not installed."""
     with optional_package("pyarrow", "parquet", purpose=f"to read {path}"):
         import pyarrow
@@ -57,7 +57,7 @@ def import_pyarrow(path: Path) -> Any:
     return pyarrow
 
 
-def choose_columns(path: Path, schema: Any, wanted: str | None, *, use_masks: bool = True) -> TokenColumns:
+def choose_columns(path: FilePath, schema: Any, wanted: str | None, *, use_masks: bool = True) -> TokenColumns:
     """The column of ids: `wanted` if it is named, else `input_ids`, else `tokens`, else the only one it can be.
 
     schema:    a `pyarrow.Schema`
@@ -111,7 +111,7 @@ def integer_type(column: Any) -> np.dtype[Any] | None:
     return np.dtype(element.to_pandas_dtype()) if element is not None and pyarrow.types.is_integer(element) else None
 
 
-def _is_beside(path: Path, schema: Any, name: str) -> bool:
+def _is_beside(path: FilePath, schema: Any, name: str) -> bool:
     """Whether the table has a column of that name that describes the ids.
 
     Raises CorpusFormatError for one of another type.
@@ -157,7 +157,7 @@ def _element(column: Any) -> Any:
     return element.value_type if types.is_dictionary(element) else element
 
 
-def _field(path: Path, schema: Any, name: str) -> Any:
+def _field(path: FilePath, schema: Any, name: str) -> Any:
     numbers = schema.get_all_field_indices(name)
     if not numbers:
         raise ConfigError(f"{path}: does not have a column {name!r}; {_there(schema)}")

@@ -7,15 +7,15 @@ those that `validation_fraction` holds out.
 import os
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 
 from dali_pipes.errors import CorpusError
 from dali_pipes.storage.retries import tried_again
+from dali_pipes.uris import FilePath, Uri
 
 
-def refuse_repeats(named: Iterable[tuple[str, Path]]) -> None:
+def refuse_repeats(named: Iterable[tuple[str, FilePath]]) -> None:
     """Raise CorpusError if a file is named twice. named: absolute paths, each with the entry that names it."""
-    seen: dict[object, tuple[str, Path]] = {}
+    seen: dict[object, tuple[str, FilePath]] = {}
     for entry, path in named:
         identity = _identity(path)
         if identity not in seen:
@@ -30,8 +30,10 @@ def refuse_repeats(named: Iterable[tuple[str, Path]]) -> None:
         )
 
 
-def _identity(path: Path) -> object:
+def _identity(path: FilePath) -> object:
     """Equal for two names of one file. Empty files, which have nothing to repeat, are compared by name."""
+    if isinstance(path, Uri):
+        return path
     try:
         found = tried_again(partial(os.stat, path))
     except (OSError, ValueError):

@@ -12,9 +12,9 @@ The rules apply to folders and patterns. A file named in full is always taken.
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
 from dali_pipes.errors import CorpusError
+from dali_pipes.uris import FilePath
 
 # fmt: off
 SIDE_SUFFIXES = (
@@ -81,8 +81,8 @@ def finished_name(name: str) -> str | None:
 
 
 def data_paths(
-    candidates: Collection[Path], where: str, is_side: Callable[[str], bool], notes: list[str]
-) -> tuple[list[Path], list[str]]:
+    candidates: Collection[FilePath], where: str, is_side: Callable[[str], bool], notes: list[str]
+) -> tuple[list[FilePath], list[str]]:
     """The paths of a folder or pattern that may be data by their names, and the names of the side files.
 
     where: the folder or pattern, for messages. notes: receives a note about files left out that may matter.
@@ -125,7 +125,7 @@ def utf8_name(name: str) -> str:
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
-def _refuse_copy(path: Path, present: Collection[Path]) -> None:
+def _refuse_copy(path: FilePath, present: Collection[FilePath]) -> None:
     for pattern in _COPY:
         found = pattern.fullmatch(path.name)
         original = None if found is None else path.with_name("".join(part or "" for part in found.groups()))
@@ -136,7 +136,7 @@ def _refuse_copy(path: Path, present: Collection[Path]) -> None:
             )
 
 
-def _without_results_of_datasets(paths: list[Path], where: str, notes: list[str]) -> list[Path]:
+def _without_results_of_datasets(paths: list[FilePath], where: str, notes: list[str]) -> list[FilePath]:
     """The paths without cached results of `map`, `filter` and `sort` that are beside their inputs.
 
     Results of one call with nothing beside them are data.

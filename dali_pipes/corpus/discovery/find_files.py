@@ -4,7 +4,8 @@
   shards (`shard_sets`);
 - glob: `*`, `?`, `[...]`, `**`; a name that exists as written is that file;
 - list: in the list's own order, each entry expanded in place; a file that is named twice is refused (`duplicates`);
-- a Megatron pair can be named by its prefix, its `.bin` or its `.idx`.
+- a Megatron pair can be named by its prefix, its `.bin` or its `.idx`;
+- a URI: an object, a folder or a glob of a store that has listings, or a file on a web server.
 
 Folders and globs are in natural order, s_1 s_2 s_03 s_10: runs of digits compare as numbers, the rest by code point,
 folder by folder from the top; names that then tie (s_3, s_03) compare by code point. The order of the directory does
@@ -26,14 +27,17 @@ from typing import Literal
 
 from dali_pipes.corpus.discovery.file_names import data_paths, finished_name, is_side_file, some, utf8_name
 from dali_pipes.corpus.discovery.globs import list_folder, matches_of
+from dali_pipes.corpus.discovery.object_names import entries_in, mode_of, uris_matching
 from dali_pipes.corpus.discovery.shard_sets import find_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
 from dali_pipes.errors import EMPTY_PATH, WEIGHTS_IN_MIXTURE, ConfigError, CorpusError, CorpusReadError
 from dali_pipes.runtime.messages import counted
+from dali_pipes.storage.byte_file import look_up_all
+from dali_pipes.storage.listings import can_list
 from dali_pipes.storage.retries import tried_again
+from dali_pipes.uris import FilePath, Uri, check_uri, entry_text, is_uri
 
 _DIGITS = re.compile(r"([0-9]+)")
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash is left where it came as a Path
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?")
 
 
@@ -42,8 +46,8 @@ def find_files(
     setting: Literal["corpus", "loss_masks"] = "corpus",
     *,
     use_indexes: bool = False,
-) -> list[Path]:
-    """Absolute paths of the data files; of a Megatron pair the `.bin` if both are found, else the one that is there.
+) -> list[FilePath]:
+    """Absolute paths, or URIs, of the data files; of a Megatron pair the `.bin` if it is found, else the `.idx`.
 
     setting:     that the paths were given for; for loss_masks, files named `.loss` are data, in the order of the names
                  without it
@@ -61,10 +65,13 @@ def named_files(
     *,
     use_indexes: bool,
     notes: list[str],
-) -> list[tuple[str, Path]]:
+) -> list[tuple[str, FilePath]]:
     """As `find_files`, each file with the entry that names it. notes: receives notes about files left out."""
-    found: list[tuple[str, Path]] = []
-    for entry in entries_of(paths, setting):
+    found: list[tuple[str, FilePath]] = []
+    entries = entries_of(paths, setting)
+    uris = [Uri(entry) for entry in entries if is_uri(entry)]
+    look_up_all(uri for uri in uris if not (uri.query or glob.has_magic(uri.path)))
+    for entry in entries:
         files = _expand(entry, setting, use_indexes, notes)
         if setting == "corpus":  # masks go with data that was checked
             refuse_mixed_splits(entry, _without_indexes(files))
@@ -94,77 +101,90 @@ def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 
 
 def _entry(path: str | os.PathLike[str], setting: str) -> str:
-    entry = os.fsdecode(path)
+    entry = entry_text(path)
     if not entry:  # from a shell variable that is not set; it would be the current folder
         raise ConfigError(f"{setting}: {EMPTY_PATH}")
+    check_uri(entry, setting)
     return entry
 
 
 def meant_as(entry: str) -> str:
     """For a message about an entry that does not exist: its likely meaning and what to do, or an empty text."""
-    if _ADDRESS.match(entry):
-        return ": only local and mounted paths can be read; mount the bucket, or copy the files first"
     return f": {WEIGHTS_IN_MIXTURE}" if _NUMBER.fullmatch(entry.strip()) else ""
 
 
-def natural_key(path: Path) -> tuple[list[list[str | int]], str]:
+def natural_key(path: FilePath) -> tuple[list[list[str | int]], str]:
     """The sort key of folders and globs. Text and numbers alternate, so that the two are never compared."""
     text = utf8_name(str(path))
-    parts = [_DIGITS.split(part) for part in Path(text).parts]
+    parts = [_DIGITS.split(part) for part in (path.parts if isinstance(path, Uri) else Path(text).parts)]
     return [[int(piece) if at % 2 else piece for at, piece in enumerate(part)] for part in parts], text
 
 
-def _without_indexes(files: Sequence[Path]) -> list[Path]:
+def _without_indexes(files: Sequence[FilePath]) -> list[FilePath]:
     present = set(files)
     return [file for file in files if not (file.suffix == ".idx" and file.with_suffix(".bin") in present)]
 
 
-def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> list[Path]:
-    path = Path(os.path.abspath(os.path.expanduser(entry)))
+def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> list[FilePath]:
+    path: FilePath = Uri(entry) if is_uri(entry) else Path(os.path.abspath(os.path.expanduser(entry)))
+    if isinstance(path, Uri) and glob.has_magic(path.path):
+        return _files_of_glob(entry, path, setting, notes)
     mode = _mode(path)
     if mode is not None:
         if not stat.S_ISDIR(mode):
             return [_regular(path, mode)]
         index = find_index(path) if use_indexes else None
         return _files_of_folder(path, setting, notes) if index is None else [index]
-    if glob.has_magic(entry):
+    if glob.has_magic(entry) and not isinstance(path, Uri):
         return _files_of_glob(entry, path, setting, notes)
-    for suffix in (".bin", ".idx"):  # a Megatron prefix, which may contain dots
-        if _mode(Path(f"{path}.idx")) is not None and _mode(Path(f"{path}{suffix}")) is not None:
-            return [Path(f"{path}{suffix}")]
-    raise CorpusReadError(f"{path}: no such file, folder or Megatron prefix (given as {entry!r}){meant_as(entry)}")
+    pair = [path.with_name(f"{path.name}{suffix}") for suffix in (".bin", ".idx")] if path.name else []
+    if pair and _mode(pair[1]) is not None:  # a Megatron prefix, which may contain dots
+        return [next(data for data in pair if _mode(data) is not None)]
+    if isinstance(path, Uri) and not can_list(path):
+        index = find_index(path) if use_indexes else None
+        if index is not None:
+            return [index]
+        raise CorpusReadError(
+            f"{path}: no such file. If it is a folder, name its files in a list: {path.scheme} does not have listings."
+        )
+    what = "object, folder" if isinstance(path, Uri) else "file, folder"
+    raise CorpusReadError(f"{path}: no such {what} or Megatron prefix (given as {entry!r}){meant_as(entry)}")
 
 
-def _files_of_folder(folder: Path, setting: str, notes: list[str]) -> list[Path]:
-    return _data_files([Path(entry.path) for entry in list_folder(folder)], f"the folder {folder}", setting, notes)
+def _files_of_folder(folder: FilePath, setting: str, notes: list[str]) -> list[FilePath]:
+    return _data_files(_entries_in(folder), f"the folder {folder}", setting, notes)
 
 
-def _files_of_glob(entry: str, pattern: Path, setting: str, notes: list[str]) -> list[Path]:
-    matches = matches_of(pattern)
+def _files_of_glob(entry: str, pattern: FilePath, setting: str, notes: list[str]) -> list[FilePath]:
+    matches = uris_matching(pattern) if isinstance(pattern, Uri) else matches_of(pattern)
     if not matches:
         raise CorpusReadError(f"{pattern}: no file matches this pattern (given as {entry!r}){meant_as(entry)}")
     return _data_files([*matches, *unfinished_beside(pattern, matches)], f"the pattern {pattern}", setting, notes)
 
 
-def unfinished_beside(pattern: Path, matches: Iterable[Path]) -> list[Path]:
+def _entries_in(folder: FilePath) -> Sequence[FilePath]:
+    return entries_in(folder) if isinstance(folder, Uri) else [Path(entry.path) for entry in list_folder(folder)]
+
+
+def unfinished_beside(pattern: FilePath, matches: Iterable[FilePath]) -> list[FilePath]:
     """Unfinished files next to the matches of a pattern that would match once they are finished."""
     if pattern.name == "**":
         return []
-    beside = (Path(entry.path) for folder in {path.parent for path in matches} for entry in list_folder(folder))
+    beside = (path for folder in {path.parent for path in matches} for path in _entries_in(folder))
     finished = ((path, finished_name(path.name)) for path in beside)
     return [path for path, name in finished if name is not None and fnmatch.fnmatchcase(name, pattern.name)]
 
 
-def _data_files(candidates: Iterable[Path], where: str, setting: str, notes: list[str]) -> list[Path]:
-    def data_path(path: Path) -> Path:
+def _data_files(candidates: Iterable[FilePath], where: str, setting: str, notes: list[str]) -> list[FilePath]:
+    def data_path(path: FilePath) -> FilePath:
         """The name that decides the order: for a mask, that of its data file."""
         return path.with_name(path.name.removesuffix(".loss")) if setting == "loss_masks" else path
 
-    def sort_key(path: Path) -> tuple[list[list[str | int]], str]:
+    def sort_key(path: FilePath) -> tuple[list[list[str | int]], str]:
         return natural_key(data_path(path))
 
-    files: list[Path] = []
-    folders: list[Path] = []
+    files: list[FilePath] = []
+    folders: list[FilePath] = []
 
     def is_side(name: str) -> bool:
         return is_side_file(data_path(Path(name)).name)
@@ -195,7 +215,9 @@ def _data_files(candidates: Iterable[Path], where: str, setting: str, notes: lis
     return files
 
 
-def _mode(path: Path) -> int | None:
+def _mode(path: FilePath) -> int | None:
+    if isinstance(path, Uri):
+        return mode_of(path)
     try:
         return tried_again(lambda: os.stat(path)).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -204,7 +226,7 @@ def _mode(path: Path) -> int | None:
         raise CorpusReadError(f"{path}: cannot be accessed: {error}") from error
 
 
-def _regular(path: Path, mode: int) -> Path:
+def _regular(path: FilePath, mode: int) -> FilePath:
     if not stat.S_ISREG(mode):
         raise CorpusReadError(f"{path}: is neither a regular file nor a folder")
     return path

@@ -14,6 +14,7 @@ from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.discovery.file_names import utf8_name
 from dali_pipes.errors import ConfigError, CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import is_listed, open_file
+from dali_pipes.uris import FilePath, Uri
 
 MANIFEST = "manifest.json"
 _MASK_SUFFIX, _INDEX_SUFFIX = ".loss", ".idx"
@@ -22,7 +23,7 @@ _MASK_SUFFIX, _INDEX_SUFFIX = ".loss", ".idx"
 class StatedTokenizer(NamedTuple):
     """What ids were made with: SHA-256 of the `tokenizer.json`, and of its vocabulary if that is stated, too."""
 
-    manifest: Path
+    manifest: FilePath
     sha256: str
     vocabulary: str | None
 
@@ -36,7 +37,7 @@ class StatedTokenizer(NamedTuple):
 class Manifest(NamedTuple):
     """The content of one. end_id: the id that ends every document of its files, if they are flat; None: not stated."""
 
-    path: Path
+    path: FilePath
     names: Mapping[str, int | None]
     """Bytes of each listed file, by name."""
     end_id: int | None
@@ -60,7 +61,7 @@ class Manifests:
             names = self._beside(file).names
             if not names:
                 continue
-            wanted: list[tuple[Path, str]] = []
+            wanted: list[tuple[FilePath, str]] = []
             if masks and file.loss_mask is None:
                 mask = file.path.with_name(file.path.name + _MASK_SUFFIX)
                 wanted.append((mask, "to learn all tokens, set loss_masks = []"))
@@ -74,13 +75,13 @@ class Manifests:
                         f"data; {otherwise}."
                     )
 
-    def end_id(self, files: Sequence[DataFile], given: int | None) -> tuple[int, Path] | None:
+    def end_id(self, files: Sequence[DataFile], given: int | None) -> tuple[int, FilePath] | None:
         """The id that ends every document of flat files of `dali-pipes tokenize`, and the manifest that states it.
 
         None if one of the files has another origin, changed later, or ends its documents differently. Raises
         ConfigError for a `given` id that differs from the manifest.
         """
-        found: set[tuple[int, Path] | None] = set()
+        found: set[tuple[int, FilePath] | None] = set()
         for file in files:
             manifest = self._beside(file)
             end_id = manifest.end_id if manifest.names.get(utf8_name(file.path.name)) == file.size else None
@@ -105,9 +106,10 @@ class Manifests:
         )
 
     def _beside(self, file: DataFile) -> Manifest:
-        folder = os.path.dirname(file.path)
+        # Of a path as text: there may be thousands of files.
+        folder = file.path.parent if isinstance(file.path, Uri) else os.path.dirname(file.path)
         if folder not in self._read:
-            path = Path(folder, MANIFEST)
+            path = folder / MANIFEST if isinstance(folder, Uri) else Path(folder, MANIFEST)
             content = _read(path) if is_listed(path) else {}
             found = content.get("settings")
             settings = found if isinstance(found, dict) else {}
@@ -123,12 +125,12 @@ class Manifests:
         return self._read[folder]
 
 
-def recorded_checksums(manifest: Path) -> dict[str, str]:
+def recorded_checksums(manifest: FilePath) -> dict[str, str]:
     """SHA-256 of the listed files, by name; empty if the file is not a manifest."""
     return {name: facts["sha256"] for name, facts in _listed(_read(manifest))}
 
 
-def _read(manifest: Path) -> dict[str, Any]:
+def _read(manifest: FilePath) -> dict[str, Any]:
     """The content of a manifest; empty if the file is not one."""
     try:
         with open_file(manifest) as file:

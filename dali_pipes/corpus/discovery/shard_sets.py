@@ -6,10 +6,10 @@ Hugging Face          state.json with "_data_files", dataset_dict.json with "spl
 """
 
 import json
-from pathlib import Path
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.storage.byte_file import file_size, open_file
+from dali_pipes.uris import FilePath
 
 _HEAD_BYTES = 1 << 16
 _MARKS = {
@@ -19,12 +19,12 @@ _MARKS = {
 }
 
 
-def find_index(folder: Path) -> Path | None:
+def find_index(folder: FilePath) -> FilePath | None:
     """The file in `folder` that lists the shards of a set; None without one."""
     return next((folder / name for name in _MARKS if kind_of_index(folder / name) is not None), None)
 
 
-def kind_of_index(path: Path) -> str | None:
+def kind_of_index(path: FilePath) -> str | None:
     """The format of the set that the file at `path` lists; None for another kind of file.
 
     Raises CorpusReadError, and CorpusFormatError for an `index.json` that is not valid JSON: it may be half written.

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dali_pipes.errors import CorpusError
+from dali_pipes.uris import FilePath, Uri
 
 TRAIN = frozenset({"train", "training", "trn"})
 VALIDATION = frozenset(
@@ -30,10 +31,13 @@ _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _OUT = re.compile(r"(held|hold)[-_ .](out)", re.IGNORECASE)
 
 
-def refuse_mixed_splits(entry: str, files: Sequence[Path]) -> None:
-    """Raise CorpusError if the folder or pattern `entry` contains `files` of both kinds."""
-    if len(files) < 2:
+def refuse_mixed_splits(entry: str, found: Sequence[FilePath]) -> None:
+    """Raise CorpusError if the folder or pattern `entry` contains files, the ones `found`, of both kinds."""
+    if len(found) < 2:
         return
+    # "s3:/" of "s3://bucket/a.bin", and "/bucket/a.bin" as a path
+    lead = f"{found[0].partition('://')[0]}:/" if isinstance(found[0], Uri) else ""
+    files = [Path(file[len(lead) :]) if isinstance(file, Uri) else file for file in found]
     base = Path(os.path.commonpath([os.path.dirname(file) for file in files]))
     prefix = os.path.join(base, "")
     words = [Counter(_words(str(file).removeprefix(prefix))) for file in files]
@@ -44,9 +48,9 @@ def refuse_mixed_splits(entry: str, files: Sequence[Path]) -> None:
     train, validation = ([file for file, kind in zip(files, kinds, strict=True) if kind == k] for k in _KINDS)
     one, other = _pattern(base, train, TRAIN - {*shared}), _pattern(base, validation, VALIDATION - {*shared})
     raise CorpusError(
-        f"{entry!r} contains both training and validation files, such as {train[0]} and {validation[0]}. Name one "
-        f"kind, such as {one!r}, and read {other!r} with a separate loader (shuffle = False, drop_last = False); to "
-        "read both together, list them."
+        f"{entry!r} contains both training and validation files, such as {lead}{train[0]} and {lead}{validation[0]}. "
+        f"Name one kind, such as {lead + one!r}, and read {lead + other!r} with a separate loader (shuffle = False, "
+        "drop_last = False); to read both together, list them."
     )
 
 

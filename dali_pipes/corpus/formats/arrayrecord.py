@@ -13,6 +13,7 @@ from dali_pipes.corpus.formats.records import inspect_records
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage.byte_file import ByteFile, file_size
+from dali_pipes.uris import Uri
 
 MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 """Of Riegeli, the container of ArrayRecord."""
@@ -82,7 +83,12 @@ def recognize(file: ByteFile, head: bytes) -> bool:
 
 
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
-    """As `inspect_records`."""
+    """As `inspect_records`. The package that reads records opens files by their names."""
+    if isinstance(file.path, Uri):
+        raise CorpusFormatError(
+            f"{file.path}: the array_record package reads local files only. Copy the data with `dali-pipes copy`, or "
+            "convert it to another format."
+        )
     return inspect_records(file, ArrayRecords(file.path, file.size), "arrayrecord", options)
 
 

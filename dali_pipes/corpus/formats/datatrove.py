@@ -12,7 +12,6 @@ files have one metadata for all: 000_NAME.ds, 001_NAME.ds ... and NAME.ds.metada
 import re
 import zlib
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -24,6 +23,7 @@ from dali_pipes.corpus.formats.token_run import Layout, check_stated_type
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, file_size, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
+from dali_pipes.uris import FilePath
 
 SUFFIX = ".ds"
 _STORED: dict[str, np.dtype[Any]] = {"2": np.dtype("<u2"), "4": np.dtype("<u4")}
@@ -32,7 +32,7 @@ _BLOCK_ENTRIES = 1 << 20
 
 
 class _Index(NamedTuple):
-    path: Path
+    path: FilePath
     num_entries: int
     checksum: int
 
@@ -77,16 +77,16 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     ]
 
 
-def _index_path(path: Path) -> Path:
-    return Path(f"{path}.index")
+def _index_path(path: FilePath) -> FilePath:
+    return path.with_name(f"{path.name}.index")
 
 
-def _metadata_path(path: Path) -> Path | None:
-    own, of_merged = Path(f"{path}.metadata"), path.with_name(re.sub(r"^\d+_", "", path.name) + ".metadata")
+def _metadata_path(path: FilePath) -> FilePath | None:
+    own, of_merged = (path.with_name(f"{name}.metadata") for name in (path.name, re.sub(r"^\d+_", "", path.name)))
     return next((one for one in (own, of_merged) if file_size(one) is not None), None)
 
 
-def _parse_metadata(path: Path) -> tuple[np.dtype[Any], int]:
+def _parse_metadata(path: FilePath) -> tuple[np.dtype[Any], int]:
     """Type and number of ids."""
     with open_file(path) as file:
         lines = file.read(0, min(file.size, _MOST_METADATA_BYTES)).decode("utf-8", "replace").split("\n")
@@ -100,7 +100,7 @@ def _parse_metadata(path: Path) -> tuple[np.dtype[Any], int]:
     return _STORED[width], int(count)
 
 
-def _check_index(path: Path, num_tokens: int, width: int) -> _Index | None:
+def _check_index(path: FilePath, num_tokens: int, width: int) -> _Index | None:
     """The index of the file at `path`, after a check that it increases to its number of ids; None if there is none.
 
     Blocks to read all of it.
@@ -142,7 +142,7 @@ def _document_offsets(index: _Index) -> Int64Array:
     return np.concatenate(([0], np.frombuffer(data, "<i8")))
 
 
-def _refuse(path: Path, reason: str) -> NoReturn:
+def _refuse(path: FilePath, reason: str) -> NoReturn:
     raise CorpusFormatError(
         f"{path}: {reason}. It is truncated, damaged or belongs to another file; copy or recreate it."
     )

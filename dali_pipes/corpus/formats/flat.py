@@ -6,7 +6,6 @@ Such a file does not state the width of its ids. uint16 is the default; whatever
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from dali_pipes.corpus.formats.token_run import Layout, token_run
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.storage.byte_file import ByteFile
 from dali_pipes.storage.fingerprint import read_samples
+from dali_pipes.uris import FilePath
 
 DEFAULT_DTYPE = np.dtype("<u2")
 _ONLY_IDS = "If it contains only ids, set format = 'flat' and dtype."
@@ -101,7 +101,7 @@ def refuse_wider_ids(file: ByteFile, samples: Sequence[bytes]) -> None:
             )
 
 
-def _missing_index(path: Path) -> str:
+def _missing_index(path: FilePath) -> str:
     index = path.with_suffix(".idx").name
     return f" If it belongs to a Megatron pair, its index {index} is missing." if path.suffix == ".bin" else ""
 

@@ -168,4 +168,6 @@ def text_kind(head: bytes) -> str | None:
     except UnicodeDecodeError as error:
         if error.start < len(head) - 3:  # the head may end within a character
             return None
+    if head.lstrip()[:14].lower().startswith((b"<!doctype html", b"<html")):
+        return "an HTML page, such as a proxy or a web server's folder sends"
     return "JSON text" if head.lstrip()[:1] in (b"{", b"[") else "text"

@@ -5,15 +5,15 @@ splits/             dataset_dict.json  train/  test/                          ea
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 from dali_pipes.corpus.discovery.shard_sets import kind_of_index
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 from dali_pipes.storage.byte_file import open_file
+from dali_pipes.uris import FilePath
 
 
-def list_shards(path: Path, format: str = "auto") -> list[Path]:
+def list_shards(path: FilePath, format: str = "auto") -> list[FilePath]:
     """The shards that the file at `path` lists, in order; `path` itself if it is another kind of file.
 
     format: as the user gave it
@@ -49,7 +49,7 @@ def _has_name(entry: Any) -> bool:
     return isinstance(entry, dict) and "filename" in entry
 
 
-def _plain_name(path: Path, name: Any) -> str:
+def _plain_name(path: FilePath, name: Any) -> str:
     if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
         raise CorpusFormatError(
             f"{path}: lists {name!r:.100}, expected the name of a file or folder next to it. Save it again."
@@ -57,7 +57,7 @@ def _plain_name(path: Path, name: Any) -> str:
     return name
 
 
-def _list(path: Path, listed: dict[str, Any], key: str) -> list[Any]:
+def _list(path: FilePath, listed: dict[str, Any], key: str) -> list[Any]:
     entries = listed.get(key)
     if not isinstance(entries, list):
         raise CorpusFormatError(
@@ -66,7 +66,7 @@ def _list(path: Path, listed: dict[str, Any], key: str) -> list[Any]:
     return entries
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: FilePath) -> dict[str, Any]:
     with open_file(path) as file:
         data = file.read(0, file.size)
     try:

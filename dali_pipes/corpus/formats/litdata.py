@@ -10,7 +10,6 @@ chunks in place, so either name may be there. The order is that of the index.
 
 import zlib
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
@@ -25,6 +24,7 @@ from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, file_size, open_file
 from dali_pipes.storage.decompress import check_claim, check_method, inflate
 from dali_pipes.storage.fingerprint import digest_file, read_samples
+from dali_pipes.uris import FilePath
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -47,7 +47,7 @@ _TYPES = {"no_header_numpy": _NUMPY_TYPES, "no_header_tensor": _TENSOR_TYPES}
 class _Chunk(NamedTuple):
     """One chunk, as the index has it: its file, the bytes of that and, if compressed (`suffix`), of its content."""
 
-    path: Path
+    path: FilePath
     size: int
     content_bytes: int
     suffix: str | None
@@ -112,7 +112,9 @@ def _id_type(config: Entry) -> np.dtype[Any]:
     return np.dtype(stored)
 
 
-def _find_chunk(entry: Entry, folder: Path, method: str | None, suffix: str | None, stored: np.dtype[Any]) -> _Chunk:
+def _find_chunk(
+    entry: Entry, folder: FilePath, method: str | None, suffix: str | None, stored: np.dtype[Any]
+) -> _Chunk:
     path, content_bytes = entry.path_in(folder, "filename"), entry.integer("chunk_bytes")
     if suffix is not None:
         inflated = path.with_name(path.name.replace(f".{method}", ""))
@@ -214,7 +216,7 @@ def _decode(chunk: _Chunk, number: int) -> Ids:
     return np.frombuffer(content, chunk.stored, offset=chunk.header_bytes)
 
 
-def _refuse(path: Path, reason: str) -> NoReturn:
+def _refuse(path: FilePath, reason: str) -> NoReturn:
     raise CorpusFormatError(
         f"{path}: {reason}. The chunk is truncated, damaged or belongs to another index; copy or recreate it."
     )

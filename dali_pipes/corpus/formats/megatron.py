@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,6 +28,7 @@ from dali_pipes.corpus.formats.token_run import check_stated_type
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, file_size, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
+from dali_pipes.uris import FilePath
 
 MAGIC = b"MMIDIDX\0\0"
 OLD_MAGIC = b"TNTIDX\0\0"
@@ -69,7 +69,7 @@ class MegatronIndex:
     extents: int64 (E, 2): [first byte in .bin, number of ids] of each run of ids, in reading order, none empty
     """
 
-    path: Path
+    path: FilePath
     size: int
     header: IndexHeader
     extents: Int64Array
@@ -242,7 +242,7 @@ def _check_documents(file: ByteFile, header: IndexHeader) -> int:
     return checksum
 
 
-def _refuse_document(path: Path, entry: int, value: int, expectation: str) -> NoReturn:
+def _refuse_document(path: FilePath, entry: int, value: int, expectation: str) -> NoReturn:
     raise CorpusFormatError(
         f"{path}: document entry {entry:,} is {value:,}; {expectation}. The index is damaged; recreate it."
     )

@@ -8,13 +8,13 @@ leave pointers that are negative or lead into the data of earlier sequences.
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from dali_pipes.corpus.data_file import Int64Array
 from dali_pipes.errors import CorpusFormatError
+from dali_pipes.uris import FilePath
 
 
 class SequenceBlock(NamedTuple):
@@ -26,7 +26,7 @@ class SequenceBlock(NamedTuple):
 
 
 def build_extents(
-    blocks: Iterable[SequenceBlock], width: int, index_path: Path, bin_path: Path, bin_size: int
+    blocks: Iterable[SequenceBlock], width: int, index_path: FilePath, bin_path: FilePath, bin_size: int
 ) -> Int64Array:
     """Runs of ids in reading order: int64 (E, 2), [first byte in .bin, number of ids], none empty.
 
@@ -62,7 +62,7 @@ def _joined(runs: Int64Array, width: int) -> Int64Array:
     return np.stack([runs[heads, 0], np.add.reduceat(runs[:, 1], heads), runs[heads, 2]], axis=1)
 
 
-def _check_block(block: SequenceBlock, width: int, index_path: Path, bin_path: Path, bin_size: int) -> None:
+def _check_block(block: SequenceBlock, width: int, index_path: FilePath, bin_path: FilePath, bin_size: int) -> None:
     first, lengths, pointers = block
     negative = lengths < 0
     if negative.any():
@@ -96,7 +96,7 @@ def _check_block(block: SequenceBlock, width: int, index_path: Path, bin_path: P
         )
 
 
-def _check_wrapped(path: Path, entries: Int64Array, starts: Int64Array, expected: Int64Array) -> None:
+def _check_wrapped(path: FilePath, entries: Int64Array, starts: Int64Array, expected: Int64Array) -> None:
     """Refuse pointers that are wrong by a multiple of 2^32, as a 32-bit counter leaves them."""
     wrapped = (starts < expected) & ((expected - starts) % 2**32 == 0)
     if wrapped.any():
@@ -107,7 +107,7 @@ def _check_wrapped(path: Path, entries: Int64Array, starts: Int64Array, expected
         )
 
 
-def _check_cover(runs: Int64Array, width: int, index_path: Path, bin_path: Path, bin_size: int) -> None:
+def _check_cover(runs: Int64Array, width: int, index_path: FilePath, bin_path: FilePath, bin_size: int) -> None:
     """Refuse sequences that share bytes, and a `.bin` that goes on after the last one."""
     ordered = runs[np.argsort(runs[:, 0], kind="stable")]
     ends = ordered[:, 0] + ordered[:, 1] * width

@@ -13,7 +13,6 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from dali_pipes.corpus.columns.kept_tables import KeptTable
@@ -26,6 +25,7 @@ from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
 from dali_pipes.storage.held_file import HeldFile
+from dali_pipes.uris import FilePath, Uri
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
@@ -38,12 +38,16 @@ _HELD_BYTES = 1 << 16  # a file of at most this size is read whole, once, to ope
 class ParquetChunks:
     """The row groups of a Parquet file; a `RowChunks`. Holds no descriptor.
 
+    Of an object it keeps the footer, which would take three requests for each row group; each read of an object
+    compares its identity.
+
     rows, sizes: of each row group
     """
 
-    def __init__(self, path: Path, size: int, footer: bytes, rows: list[int], sizes: list[int]) -> None:
-        self.path, self.rows, self.sizes = path, rows, sizes
-        self._file_size, self._footer_crc = size, zlib.crc32(footer)
+    def __init__(self, file: ByteFile, footer: bytes, rows: list[int], sizes: list[int]) -> None:
+        self.path, self.rows, self.sizes = file.path, rows, sizes
+        self._file_size, self._identity, self._footer_crc = file.size, file.identity, zlib.crc32(footer)
+        self._footer = footer if isinstance(file.path, Uri) else None
         self._opened: Any = None
 
     @contextlib.contextmanager
@@ -59,7 +63,10 @@ class ParquetChunks:
         """As `RowChunks.batches`."""
         with contextlib.ExitStack() as stack:
             parquet = self._opened
-            if parquet is None:
+            if parquet is None and self._footer is not None:
+                file = open_file(self.path, known=(self._file_size, self._identity))
+                parquet = _parquet_file(file, self._footer)
+            elif parquet is None:
                 file = stack.enter_context(open_file(self.path))
                 if file.size != self._file_size or zlib.crc32(_read_footer(file)) != self._footer_crc:
                     raise CorpusReadError(
@@ -99,7 +106,7 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
         columns, rows, sizes = kept.columns, kept.rows, kept.sizes
     check_stated_type(path, "parquet", columns.stored, options.id_type)
     digest = digest_file(path, file.size, columns.stored, footer + columns.header, samples)
-    chunks = ParquetChunks(path, file.size, footer, rows, sizes)
+    chunks = ParquetChunks(file, footer, rows, sizes)
     reader = RowReader(chunks, columns, digest, file.identity)
     if kept is not None:
         reader.known_facts, reader.known_totals = kept.facts, kept.totals
@@ -112,7 +119,7 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     return [found]
 
 
-def _row_groups(path: Path, metadata: Any) -> tuple[list[int], list[int]]:
+def _row_groups(path: FilePath, metadata: Any) -> tuple[list[int], list[int]]:
     """Rows, and approximate bytes, of each row group."""
     # Columns are left alone: with damaged metadata pyarrow may crash the process when asked about them.
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
@@ -133,9 +140,15 @@ def _read_group(parquet: Any, group: int, names: Sequence[str]) -> Iterator[list
         yield [batch.column(name) for name in names]
 
 
-def _parquet_file(file: ByteFile) -> Any:
+def _parquet_file(file: ByteFile, footer: bytes | None = None) -> Any:
+    """`footer`: if it is known."""
     import pyarrow
     from pyarrow import parquet
+
+    metadata = None
+    if footer is not None:
+        whole = b"".join((MAGIC, footer, struct.pack("<I", len(footer)), MAGIC))
+        metadata = parquet.read_metadata(pyarrow.BufferReader(whole))
 
     # Without pre_buffer and threads everything runs in the calling thread, so that a fork loses none.
     source = (
@@ -143,7 +156,7 @@ def _parquet_file(file: ByteFile) -> Any:
         if isinstance(file, HeldFile)
         else pyarrow.PythonFile(_ReadOnly(file), mode="r")
     )
-    return parquet.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+    return parquet.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
 
 
 def _read_footer(file: ByteFile) -> bytes:

@@ -4,11 +4,11 @@ Entry("index.json: shards[3]", {"samples": 10, ...}).integer("samples")      10,
 """
 
 import json
-from pathlib import Path
 from typing import Any, NoReturn
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.storage.byte_file import file_size, open_file
+from dali_pipes.uris import FilePath
 
 MOST_SHARD_BYTES = 2**32 - 1
 """Offsets inside a shard of MDS and LitData have 32 bits."""
@@ -69,7 +69,7 @@ class Entry:
         """The value as it is, None without one."""
         return self._values.get(key)
 
-    def path_in(self, folder: Path, key: str) -> Path:
+    def path_in(self, folder: FilePath, key: str) -> FilePath:
         """A file in `folder` or below it, by name: `..`, absolute names and the like are refused."""
         name = self.text(key)
         parts = name.split("/")
@@ -86,7 +86,7 @@ class Entry:
         )
 
 
-def read_index(path: Path) -> Entry:
+def read_index(path: FilePath) -> Entry:
     """The whole index. Raises CorpusFormatError for other than a JSON object, CorpusReadError if it is unreadable."""
     with open_file(path) as file:
         data = file.read(0, file.size)
@@ -101,7 +101,7 @@ def read_index(path: Path) -> Entry:
         ) from error
 
 
-def listed_size(path: Path, listed_in: str) -> int:
+def listed_size(path: FilePath, listed_in: str) -> int:
     """Bytes of the file at `path`. Raises CorpusFormatError if it is missing, although `listed_in` names it."""
     size = file_size(path)
     if size is None:

@@ -6,7 +6,6 @@ header     ids ...                   num_tokens * itemsize bytes, up to the end 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.storage.byte_file import ByteFile
 from dali_pipes.storage.fingerprint import PIECE_BYTES, digest_file, read_samples
+from dali_pipes.uris import FilePath
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Layout:
         return np.array(runs, np.int64).reshape(-1, 2)
 
 
-def check_stated_type(path: Path, format: str, stated: np.dtype[Any], given: np.dtype[Any] | None) -> None:
+def check_stated_type(path: FilePath, format: str, stated: np.dtype[Any], given: np.dtype[Any] | None) -> None:
     """Raise CorpusFormatError where the user gave another id type than the file states."""
     if given is not None and given.newbyteorder("=") != stated.newbyteorder("="):
         raise CorpusFormatError(

@@ -3,6 +3,7 @@
     dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens
     dali-pipes inspect data/*.bin
     dali-pipes check data --vocab-size 50257
+    dali-pipes copy s3://bucket/data data
     dali-pipes config gpt2_124m h100 --set batch_size=32
     dali-pipes locate run.toml --step 1200 --row 3
     dali-pipes explain run.toml --step 1200 --world-size 8
@@ -18,7 +19,7 @@ from typing import Annotated
 import typer
 
 from dali_pipes import __version__
-from dali_pipes.tools.cli.corpus_commands import check, inspect
+from dali_pipes.tools.cli.corpus_commands import check, copy, inspect
 from dali_pipes.tools.cli.endings import EXIT_STATUS
 from dali_pipes.tools.cli.flags import FLAG, Command, Group
 from dali_pipes.tools.cli.loader_commands import config, explain, locate, mixture, preview, shuffle
@@ -45,5 +46,5 @@ def main(
         raise typer.Exit
 
 
-for command in (tokenize, inspect, check, config, locate, explain, mixture, shuffle, preview):
+for command in (tokenize, inspect, check, copy, config, locate, explain, mixture, shuffle, preview):
     app.command(cls=Command, epilog=EXIT_STATUS)(command)

@@ -1,4 +1,4 @@
-"""The commands that look at a corpus: `inspect` at its headers and a sample of its ids, `check` at all of it."""
+"""The commands for a corpus: `inspect` looks at its headers and a sample of its ids, `check` at all of it; `copy`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,14 +9,17 @@ import typer
 
 from dali_pipes.config.settings_files import CONFIG_SUFFIXES
 from dali_pipes.corpus import FORMATS, open_corpus
+from dali_pipes.corpus.copying import copy_corpus
 from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.messages import counted
 from dali_pipes.runtime.progress import progress_bar
 from dali_pipes.tools import reports, terminal
 from dali_pipes.tools.cli.endings import PROBLEMS_FOUND, errors_as_one_line
 from dali_pipes.tools.cli.flags import FLAG, Json
+from dali_pipes.uris import is_uri, without_secrets
 
 Paths = Annotated[
-    list[str], typer.Argument(help="Files, folders, or glob patterns, read as one corpus; or synthetic:10B.")
+    list[str], typer.Argument(help="Files, folders, glob patterns, or URIs, read as one corpus; or synthetic:10B.")
 ]
 Format = Annotated[str, typer.Option(help=f"File format: auto, {', '.join(FORMATS)}.")]
 Dtype = Annotated[str | None, typer.Option(help="Integer type of the ids, for files that do not store it.")]
@@ -93,9 +96,39 @@ def check(
         raise typer.Exit(PROBLEMS_FOUND)
 
 
+def copy(
+    uris: Annotated[list[str], typer.Argument(help="URIs of files, folders, or glob patterns; then the local folder.")],
+    read_requests: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 64,
+    as_json: Json = False,
+) -> None:
+    """Copy a corpus from an object store or web server to a local folder. Run it again to continue an interrupted copy.
+
+    Indexes, masks and manifests next to the files are copied too, and each file is compared with its object.
+    """
+    with errors_as_one_line():
+        *entries, folder = uris
+        if not entries or is_uri(folder):
+            raise ConfigError(
+                f"copy: give URIs and then a local folder, such as `dali-pipes copy {without_secrets(folder)} data`"
+            )
+        done = copy_corpus(
+            entries,
+            folder,
+            read_requests=read_requests,
+            progress=lambda total: progress_bar("copying", total, in_bytes=True),
+        )
+        if as_json:
+            terminal.show_json({**done._asdict(), "folder": str(done.folder)})
+        else:
+            copied = counted(done.files - done.found, "file")
+            print(f"{done.folder}: {copied} copied ({done.copied_bytes:,} bytes), {done.found:,} already there")
+
+
 def _data(paths: Sequence[str], command: str) -> Sequence[str]:
     """The paths. Raises `ConfigError` if one names a configuration, which would be read as ids."""
     for path in paths:
+        if is_uri(path):
+            continue
         if Path(path).suffix in CONFIG_SUFFIXES and Path(path).suffix != ".json":  # .json: an index of shards, too
             raise ConfigError(
                 f"{path}: this is a configuration, and {command} takes data; pass the paths of its corpus, or those of "

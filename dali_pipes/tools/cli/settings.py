@@ -21,13 +21,14 @@ from dali_pipes.config.settings_files import CONFIG_SUFFIXES, Source, merged, pr
 from dali_pipes.corpus.discovery.shard_sets import kind_of_index
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.ranks import resolve_ranks
+from dali_pipes.uris import is_uri, without_secrets
 
 Given = Annotated[
     list[str],
     typer.Argument(
         metavar="CONFIG|DATA",
         help="Configuration files (TOML, YAML, JSON) and presets; later ones override earlier ones. Or data: files, "
-        "folders, glob patterns, synthetic:10B.",
+        "folders, glob patterns, URIs, synthetic:10B.",
     ),
 ]
 Settings = Annotated[
@@ -54,7 +55,7 @@ def settings_given(
     for argument in arguments:
         source = _source(argument)
         if source is None:
-            data.append(argument)
+            data.append(without_secrets(argument))
         else:
             sources.append(source)
     if data:
@@ -83,6 +84,8 @@ def of_one_rank(sources: Sequence[Source]) -> LoaderConfig:
 
 def _source(argument: str) -> Source | None:
     """The configuration that an argument names; None if it names data."""
+    if is_uri(argument):
+        return None
     path = Path(argument)
     if path.suffix in CONFIG_SUFFIXES and (path.suffix != ".json" or kind_of_index(path) is None):
         return read_file(path)
@@ -104,7 +107,7 @@ def _assigned(item: str) -> Source:
     value = _value(text.strip())
     for key in reversed(_keys(name.strip())):
         value = {key: value}
-    return Source(f"--set {item}", value)
+    return Source(f"--set {name}={without_secrets(text.strip())}", value)
 
 
 def _keys(name: str) -> list[str]:

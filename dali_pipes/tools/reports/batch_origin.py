@@ -26,6 +26,7 @@ from dali_pipes.loader.state import States
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.schedule import PADDING
 from dali_pipes.schedule.plans import Plan, plan_step
+from dali_pipes.uris import FilePath
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -37,7 +38,7 @@ class PieceOrigin:
     column: int
     """Of the first token, in the row."""
     length: int
-    file: Path
+    file: FilePath
     offset: int
     """Of the first token, in tokens from the start of the file's data."""
     position: int

@@ -9,6 +9,7 @@ from pathlib import Path
 from dali_pipes.corpus.discovery.manifests import recorded_checksums
 from dali_pipes.runtime.threads import ReaderThreads
 from dali_pipes.tools.reports.problem import Problem
+from dali_pipes.uris import FilePath, Uri
 
 _PIECE_BYTES = 4 << 20
 _MOST_THREADS = 8
@@ -25,13 +26,15 @@ class RecordedFile:
     size: int
 
 
-def recorded_files(data_files: Sequence[Path]) -> list[RecordedFile]:
+def recorded_files(data_files: Sequence[FilePath]) -> list[RecordedFile]:
     """The manifest entries for these files, for files that belong to them (`a.idx` to `a.bin`), and for missing files.
 
     Empty without a manifest. A file that cannot be parsed as a manifest is ignored.
     """
     names: dict[Path, set[str]] = {}
     for file in data_files:
+        if isinstance(file, Uri):  # reading them whole twice would cost too much
+            continue
         names.setdefault(file.parent, set()).add(_stem(file.name))
     found: list[RecordedFile] = []
     for folder, stems in names.items():

@@ -26,6 +26,7 @@ from dali_pipes.tools.reports.findings import (
 )
 from dali_pipes.tools.reports.id_scan import all_spans, sample_spans, scan_ids
 from dali_pipes.tools.reports.problem import Problem, Problems
+from dali_pipes.uris import FilePath, Uri, is_uri
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows progress: takes a title and the total bytes; gives a function that any thread may call with bytes just done."""
@@ -141,7 +142,7 @@ def _check_opened(
 
 def _open_what_can_be(
     paths: Sequence[str], settings: dict[str, Any], problems: Problems
-) -> tuple[Corpus | None, list[Path]]:
+) -> tuple[Corpus | None, list[FilePath]]:
     """The corpus of all files that open one by one, None if there are none; and the list of all files."""
     try:
         corpus = open_corpus(paths, **settings)
@@ -174,4 +175,10 @@ def _open_what_can_be(
 def _format_problem(error: CorpusFormatError) -> Problem:
     """Messages of this error begin with the file."""
     name = str(error).partition(": ")[0]
-    return Problem("format", str(error), Path(name) if os.path.lexists(name) else None)
+    return Problem("format", str(error), _path_named(name))
+
+
+def _path_named(name: str) -> FilePath | None:
+    if is_uri(name):
+        return Uri(name)
+    return Path(name) if os.path.lexists(name) else None

@@ -5,10 +5,11 @@ Reads headers, indexes, and a sample of the ids; all ids only with `full` or to 
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dali_pipes.corpus import Corpus
+from dali_pipes.errors import CorpusReadError
+from dali_pipes.storage.byte_file import file_size
 from dali_pipes.tools.reports.document_lengths import LengthReport, measure_lengths
 from dali_pipes.tools.reports.findings import (
     FORMULA_NOTE,
@@ -23,12 +24,13 @@ from dali_pipes.tools.reports.findings import (
 )
 from dali_pipes.tools.reports.id_scan import all_spans, sample_spans, scan_ids
 from dali_pipes.tools.reports.problem import Problem, Problems
+from dali_pipes.uris import FilePath
 
 
 class FileReport(NamedTuple):
     """One data file: `size` in bytes, None if it no longer exists."""
 
-    path: Path
+    path: FilePath
     tokens: int
     size: int | None
 
@@ -119,8 +121,8 @@ def inspect_corpus(
     )
 
 
-def _size(path: Path) -> int | None:
+def _size(path: FilePath) -> int | None:
     try:
-        return path.stat().st_size
-    except OSError:
+        return file_size(path)
+    except CorpusReadError:
         return None

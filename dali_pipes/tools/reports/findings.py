@@ -9,6 +9,7 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.discovery.file_names import some
 from dali_pipes.documents import Documents, find_documents
 from dali_pipes.errors import CorpusError, CorpusFormatError
+from dali_pipes.storage.byte_file import file_size
 from dali_pipes.tools.reports.document_lengths import LengthReport
 from dali_pipes.tools.reports.id_scan import SAMPLE_IDS, Expected, Faults, IdScan
 from dali_pipes.tools.reports.problem import Problem, Problems, problem_at
@@ -110,7 +111,7 @@ def add_file_problems(problems: Problems, corpus: Corpus) -> None:
                 )
             )
         if corpus.format == "megatron":
-            stored = path.stat().st_size // stored_type.itemsize
+            stored = (file_size(path) or 0) // stored_type.itemsize
             if stored > count:
                 message = (
                     f"{path}: the index leaves out {stored - count:,} of {stored:,} ids: its lengths are shorter than "

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dali_pipes.corpus import Corpus
+from dali_pipes.uris import FilePath
 
 MOST_LISTED = 20
 """Problems of one kind that are listed; further ones are only counted."""
@@ -22,7 +22,7 @@ class Problem:
     kind: str
     message: str
     """Names the file, the position, the value found, and what was expected."""
-    file: Path | None = None
+    file: FilePath | None = None
     offset: int | None = None
     """Token in the file, from 0, as in `Corpus.locate`."""
     position: int | None = None

@@ -18,6 +18,7 @@ from dali_pipes.engine.build import BuiltSource
 from dali_pipes.schedule import PADDING
 from dali_pipes.schedule.plans import Plan, plan_step
 from dali_pipes.tools.reports.batch_origin import RowCutters, RowOrigin, built_on_cpu, counted_from
+from dali_pipes.uris import FilePath
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -47,7 +48,7 @@ class StepReport:
     documents: int | None
     """Documents with a token in the step; None if those of a source in it are not known."""
     num_files: int
-    files: tuple[Path, ...]
+    files: tuple[FilePath, ...]
     """The first files with a token in the step."""
     rows: tuple[tuple[int, RowOrigin], ...]
     """The first rows, each with its rank."""
@@ -127,9 +128,11 @@ def _spans(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:
     return starts, np.full(len(starts), seq_len)
 
 
-def _files_and_documents(cutters: RowCutters, starts: Int64Array, lengths: Int64Array) -> tuple[list[Path], int | None]:
+def _files_and_documents(
+    cutters: RowCutters, starts: Int64Array, lengths: Int64Array
+) -> tuple[list[FilePath], int | None]:
     """The files with a token in a span, source by source, and the number of documents; None if some are not known."""
-    files: list[Path] = []
+    files: list[FilePath] = []
     documents: int | None = 0
     whose = np.searchsorted(cutters.bases[: len(cutters.corpora)], starts, side="right") - 1
     for number, corpus in enumerate(cutters.corpora):

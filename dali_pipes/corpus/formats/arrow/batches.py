@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from dali_pipes.corpus.formats.token_run import check_stated_type
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
+from dali_pipes.uris import FilePath
 
 
 class BatchChunks:
@@ -35,14 +35,14 @@ class BatchChunks:
         self.path = file.path
         self.rows = [batch.rows for batch in messages.batches]
         self.sizes = [batch.body_size for batch in messages.batches]
-        self._file_size, self._messages = file.size, messages
+        self._file_size, self._identity, self._messages = file.size, file.identity, messages
 
     def batches(self, chunk: int, names: Sequence[str]) -> Iterator[list[Any]]:
         """As `RowChunks.batches`: the batch, read as a separate stream, with the dictionaries that apply to it."""
         import pyarrow
 
         messages = [*self._messages.dictionaries[chunk], self._messages.batches[chunk]]
-        with open_file(self.path) as file:
+        with open_file(self.path, known=(self._file_size, self._identity)) as file:
             if file.size != self._file_size:
                 raise self._changed(f"{self._file_size:,} bytes then, {file.size:,} now")
             data = self._read(file, messages, names)
@@ -126,7 +126,7 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     return [make_data_file(reader, "arrow", file.size, options.scans, plain)]
 
 
-def _read_row_offsets(path: Path, size: int, columns: TokenColumns, num_tokens: int) -> Int64Array:
+def _read_row_offsets(path: FilePath, size: int, columns: TokenColumns, num_tokens: int) -> Int64Array:
     """Ids before each row of a file whose ids are plain, and all of them: int64 (rows + 1,). Blocks."""
     import pyarrow
 

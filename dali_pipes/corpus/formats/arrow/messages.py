@@ -10,11 +10,11 @@ Metadata are FlatBuffers tables: a table starts with the distance back to its vt
 
 import struct
 import zlib
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.storage.byte_file import ByteFile
+from dali_pipes.uris import FilePath
 
 FILE_MAGIC = b"ARROW1"
 CONTINUATION = b"\xff\xff\xff\xff"
@@ -92,7 +92,7 @@ def read_messages(file: ByteFile) -> Messages:
     return messages
 
 
-def check_claims(path: Path, message: Message, data: bytes | memoryview) -> None:
+def check_claims(path: FilePath, message: Message, data: bytes | memoryview) -> None:
     """Raise CorpusFormatError if buffers of a message claim to be larger, decompressed, than they can be.
 
     pyarrow allocates memory for that claim before it decompresses. data: all of the message.

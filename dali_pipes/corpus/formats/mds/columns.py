@@ -9,7 +9,6 @@ bytes                  ids of a type that the set does not state                
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +17,7 @@ from dali_pipes import fields
 from dali_pipes.corpus.columns.token_columns import FOR_TEXT, NAMES
 from dali_pipes.corpus.formats.shard_index import MOST_SHARD_BYTES, Entry
 from dali_pipes.errors import ConfigError, CorpusFormatError
+from dali_pipes.uris import FilePath
 
 TYPE_CODES: dict[int, np.dtype[Any]] = {
     8: np.dtype("<u1"),
@@ -60,7 +60,7 @@ class Column:
     own_variable: int | None
 
 
-def choose_column(shard: Entry, index: Path, wanted: str | None) -> str:
+def choose_column(shard: Entry, index: FilePath, wanted: str | None) -> str:
     """Name of the column of tokens in a shard: `wanted`, or the usual names, or the only one of integer arrays.
 
     Raises ConfigError without such a column, or with several.

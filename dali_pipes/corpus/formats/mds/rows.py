@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from dali_pipes.corpus.formats.mds.columns import encodings_of
 from dali_pipes.corpus.formats.mds.samples import Content
 from dali_pipes.corpus.formats.mds.shards import Shard, as_type, find_shard, read_cells, read_content
 from dali_pipes.corpus.formats.shard_index import Entry
+from dali_pipes.uris import FilePath
 
 _OF_A_SAMPLE = ("int", "str")  # encodings with one value for a sample, not for its ids
 _MASK_TYPE = np.dtype(np.uint8)
@@ -58,7 +58,7 @@ class ShardRows:
 
     @classmethod
     def find(
-        cls, entry: Entry, folder: Path, tokens: Shard, names: Sequence[str], id_type: np.dtype[Any] | None
+        cls, entry: Entry, folder: FilePath, tokens: Shard, names: Sequence[str], id_type: np.dtype[Any] | None
     ) -> "ShardRows":
         """Columns of `bytes` are masks of a byte each, or of the type of the ids. Raises as `find_shard`."""
         types = {name: _MASK_TYPE if name in fields.MASKS else id_type for name in names}

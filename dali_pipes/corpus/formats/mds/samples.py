@@ -10,7 +10,6 @@ Offsets count from the start of the shard. They have 32 bits, so those of a shar
 
 import math
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ from dali_pipes.corpus.data_file import Int64Array
 from dali_pipes.corpus.formats.mds.columns import TYPE_CODES, Column
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.storage.byte_file import Range
+from dali_pipes.uris import FilePath
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -36,7 +36,7 @@ class Source(Protocol):
     """The bytes of a shard: a `ByteFile`, or `Content`."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> FilePath: ...
 
     @property
     def size(self) -> int: ...
@@ -51,7 +51,7 @@ class Source(Protocol):
 class Content:
     """A shard in memory, from the file at `path`."""
 
-    def __init__(self, path: Path, data: bytes) -> None:
+    def __init__(self, path: FilePath, data: bytes) -> None:
         self.path, self.data, self.size = path, data, len(data)
 
     def read(self, offset: int, count: int) -> bytes:

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -33,6 +32,7 @@ from dali_pipes.errors import CorpusError, CorpusFormatError
 from dali_pipes.runtime import offset_cache
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_content, digest_file, read_samples
+from dali_pipes.uris import FilePath
 
 _KEPT_FROM_BYTES = 64 << 20
 """Uncompressed shards of fewer bytes in total are read again at every start."""
@@ -88,7 +88,7 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
 
 
 def _with_columns(
-    index: Path,
+    index: FilePath,
     entries: list[Entry],
     files: list[DataFile],
     shards: list[Shard],
@@ -140,7 +140,7 @@ def _with_facts(file: DataFile, rows: ShardRows, facts: RowFacts) -> DataFile:
 
 
 def _find_masks(
-    index: Path,
+    index: FilePath,
     entries: list[Entry],
     files: list[DataFile],
     beside: list[tuple[str, ...]],
@@ -177,7 +177,7 @@ def _mark(shard: Shard) -> _Mark:
         return _Mark(digest_file(shard.path, shard.size, stored, about, read_samples(file)), file.identity)
 
 
-def _find_all(index: Path, shards: list[Shard], marks: list[_Mark], scans: ColumnScans) -> list[_Found]:
+def _find_all(index: FilePath, shards: list[Shard], marks: list[_Mark], scans: ColumnScans) -> list[_Found]:
     """What is in the shards, from the cache for those that have to be read whole."""
     numbers = [number for number, shard in enumerate(shards) if shard.must_be_read]
     slow = [shards[number] for number in numbers]
@@ -251,7 +251,7 @@ def _fits(shard: Shard, found: _Found) -> bool:
     return bool((ends[:-1] <= found.starts[1:]).all() and ends.max(initial=0) <= shard.raw_bytes)
 
 
-def _common_type(index: Path, column: str, found: list[_Found], id_type: np.dtype[Any] | None) -> np.dtype[Any]:
+def _common_type(index: FilePath, column: str, found: list[_Found], id_type: np.dtype[Any] | None) -> np.dtype[Any]:
     types = sorted({one for shard in found for one in shard.types}, key=str)
     if not types:
         raise CorpusError(f"{index}: its shards do not contain any samples, so the corpus is empty")

@@ -1,7 +1,6 @@
 """The shards that an MDS index lists: the file of each, its expected content, and the ids of a whole shard."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from dali_pipes.errors import CorpusError, CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, file_size, open_file
 from dali_pipes.storage.checksums import check_content, check_file
 from dali_pipes.storage.decompress import check_claim, check_method, inflate
+from dali_pipes.uris import FilePath
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -35,7 +35,7 @@ class ShardFile:
     """
 
     where: str
-    path: Path
+    path: FilePath
     size: int
     raw_bytes: int
     suffix: str | None
@@ -56,7 +56,7 @@ class Shard(ShardFile):
         return self.column.fixed_ids is None if self.suffix else needs_reading(self.column)
 
 
-def list_shard_files(index: Path) -> list[Path]:
+def list_shard_files(index: FilePath) -> list[FilePath]:
     """The file of each shard that `index` lists, in its order. Blocks for look-ups.
 
     Raises CorpusFormatError for a damaged index, and a file that is missing or of another size; CorpusError without
@@ -65,7 +65,7 @@ def list_shard_files(index: Path) -> list[Path]:
     return [_find_file(entry, index.parent).path for entry in list_shards(index)]
 
 
-def list_shards(index: Path) -> list[Entry]:
+def list_shards(index: FilePath) -> list[Entry]:
     """The entries of an index. Raises CorpusFormatError for a damaged or unknown one, CorpusError for no shards."""
     entry = read_index(index)
     if entry.get("version") != 2:
@@ -76,7 +76,7 @@ def list_shards(index: Path) -> list[Entry]:
     return entries
 
 
-def find_shard(entry: Entry, folder: Path, column: str, id_type: np.dtype[Any] | None) -> Shard:
+def find_shard(entry: Entry, folder: FilePath, column: str, id_type: np.dtype[Any] | None) -> Shard:
     """The shard of an entry, after a check of its file's size. One or two look-ups.
 
     Raises CorpusFormatError for a file that is missing or of another size, or an invalid entry.
@@ -92,7 +92,7 @@ def find_shard(entry: Entry, folder: Path, column: str, id_type: np.dtype[Any] |
     return Shard(**vars(file), num_samples=num_samples, column=layout)
 
 
-def _find_file(entry: Entry, folder: Path) -> ShardFile:
+def _find_file(entry: Entry, folder: FilePath) -> ShardFile:
     kind = entry.text("format")
     if kind != "mds":
         raise CorpusFormatError(f"{entry.where}: has format {kind!r}; expected 'mds'")
@@ -191,7 +191,7 @@ def read_content(shard: Shard) -> Content:
         return Content(shard.path, file.read(0, file.size))
 
 
-def refuse_change(path: Path, expected: int, found: int) -> NoReturn:
+def refuse_change(path: FilePath, expected: int, found: int) -> NoReturn:
     """Raise CorpusFormatError for a file whose size changed while the set was being opened."""
     raise CorpusFormatError(
         f"{path}: had {expected:,} bytes a moment ago, {found:,} now: it is still being written. Wait for its writer "

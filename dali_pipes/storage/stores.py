@@ -1,0 +1,303 @@
+"""Requests to object stores and web servers, by obstore: one look-up, one range, or a listing each.
+
+    s3://bucket/prefix/a.bin      store of s3://bucket            key prefix/a.bin
+    https://host/data/a.bin?sig   store of https://host/data?sig  key a.bin
+
+Credentials come from the environment, as obstore finds them. Its own retries are off: `retries` has ours, which are
+counted. What a request ends with is an `OSError` whose text is ours, for theirs shows addresses with their signatures.
+"""
+
+import base64
+import errno
+import os
+import re
+import threading
+from datetime import datetime
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.optional import optional_package
+from dali_pipes.storage import hub
+from dali_pipes.storage.retries import StoreError
+from dali_pipes.uris import WEB, Uri
+
+STALL_S = 30.0
+"""Seconds without a byte of an answer after which a request is tried again."""
+_MOST_STALLS = 10
+"""Times `STALL_S`: the longest that a whole request may take; many of them share a slow line."""
+_CONNECT_S = 10.0
+_STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z' -]*)")
+_PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_TOO_MANY = (429, 503)
+_NOT_SATISFIABLE = "416"
+
+_VARIABLES = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "gcs": "GOOGLE_", "hf": "HF_"}
+_CREDENTIALS = {
+    "AWS_": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket,",
+    "GOOGLE_": "GOOGLE_APPLICATION_CREDENTIALS",
+    "AZURE_": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+_lock = threading.Lock()
+_stores: dict[tuple[object, ...], Any] = {}
+_lost: list[str] = []  # in a fork of a process that had stores, whose threads it lacks
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread may have held it
+    if _stores:
+        _lost.append("forked")
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Facts(NamedTuple):
+    """Of an object. identity: its entity tag, else time of modification and size."""
+
+    size: int
+    identity: str
+
+
+class Answer(NamedTuple):
+    """Some bytes of an object, the first of them at byte `first`, and what it was when they were read."""
+
+    facts: Facts
+    first: int
+    data: memoryview
+
+
+class Place(NamedTuple):
+    """A store, and the key of an object in it."""
+
+    store: Any
+    key: str
+
+
+class ChangedError(Exception):
+    """The object is not the one that was expected."""
+
+
+def look_up(uri: Uri) -> Facts | None:
+    """One request; None if there is no such object. Blocks; raises OSError."""
+    obstore, (store, key) = _obstore(uri), place_of(uri)
+    try:
+        with _failures(uri) as failures:
+            if uri.scheme != "hf":
+                return _facts(obstore.head(store, key))
+            # It sends readers on to addresses that may be signed for reading alone.
+            return _facts(obstore.get(store, key, options={"range": (0, 1)}).meta)
+        raise failures.error
+    except FileNotFoundError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+
+
+def get(uri: Uri, first: int, last: int, expected: str | None = None, place: Place | None = None) -> Answer:
+    """Bytes `first` to `last - 1`, or fewer at the end of the object. Blocks, without the interpreter lock.
+
+    expected: the identity that it must have; a condition of the request where stores honor that, and compared
+    place:    `place_of(uri)`, if it is known
+
+    Raises OSError, ChangedError.
+    """
+    obstore, (store, key) = _obstore(uri), place_of(uri) if place is None else place
+    options: dict[str, Any] = {"range": (first, last)}
+    if expected is not None and _is_strong(expected):
+        options["if_match"] = expected
+    with _failures(uri) as failures:
+        result = obstore.get(store, key, options=options)
+        answer = Answer(_facts(result.meta), result.range[0], memoryview(result.bytes()))
+        if expected is not None and answer.facts.identity != expected:
+            raise ChangedError
+        return answer
+    raise failures.error
+
+
+def list_below(uri: Uri, *, deep: bool) -> tuple[dict[Uri, Facts], list[Uri]]:
+    """The objects of a folder, and the folders in it; `deep`: all objects below, and no folders. Blocks; OSError."""
+    if uri.scheme == "hf":
+        entries = list(hub.list_entries(uri, deep=deep))
+        objects = {one: Facts(size, f"blob {version}") for one, size, version in entries if size is not None}
+        return objects, [] if deep else [one for one, size, _ in entries if size is None]
+    obstore, store, prefix = _obstore(uri), _store(uri), uri.path or None
+    root = Uri(f"{uri.full.partition('://')[0]}://{uri.server}")
+    with _failures(uri) as failures:
+        if deep:
+            found, below = [one for some in obstore.list(store, prefix) for one in some], []
+        else:
+            result = obstore.list_with_delimiter(store, prefix)
+            found, below = result["objects"], result["common_prefixes"]
+        return {root / one["path"]: _facts(one) for one in found}, [root / one for one in below]
+    raise failures.error
+
+
+def memory_store() -> Any:
+    """The store of `memory://`, which is that of this process: for tests."""
+    return _store(Uri("memory://"))
+
+
+def _is_strong(identity: str) -> bool:
+    return not identity.startswith(("W/", "modified "))
+
+
+def _facts(meta: Any) -> Facts:
+    size, tag, modified = int(meta["size"]), meta["e_tag"], meta["last_modified"]
+    assert isinstance(modified, datetime)
+    return Facts(size, str(tag) if tag else f"modified {modified.timestamp():.0f} size {size}")
+
+
+def place_of(uri: Uri) -> Place:
+    """Where requests for an object go. Does not block.
+
+    Looks at the environment, which costs as much as a tenth of a request; so who reads one object often keeps it.
+    """
+    _obstore(uri)
+    if uri.scheme == "hf":
+        return Place(_store(uri), hub.HubPath.of(uri).key)
+    return Place(_store(uri), uri.name if uri.query else uri.path)
+
+
+def _store(uri: Uri) -> Any:
+    scheme, server, query = uri.scheme, uri.server, uri.query
+    key = (scheme, server, query, uri.parent.path if query else "", STALL_S, *_environment(scheme))
+    with _lock:
+        if scheme == "memory":
+            key = (scheme,)
+        if key not in _stores:
+            _stores[key] = _made(uri)
+        return _stores[key]
+
+
+def _made(uri: Uri) -> Any:
+    from obstore.exceptions import BaseError
+
+    try:
+        return _make_store(uri)
+    except (BaseError, ValueError) as error:
+        reason = re.sub(r"\S+://\S+", "ADDRESS", str(error).partition("\n")[0])[:200]
+    needed = _CREDENTIALS.get(_VARIABLES.get(uri.scheme, "AZURE_"))
+    advice = "Correct the address." if uri.scheme in WEB or needed is None else f"Set {needed} in the environment."
+    raise ConfigError(f"{uri}: this store cannot be set up: {reason}. {advice}")
+
+
+def _environment(scheme: str) -> tuple[str, ...]:
+    """What decides how a store is reached: a test, or a notebook, may change it."""
+    prefix = _VARIABLES.get(scheme, "AZURE_" if scheme not in WEB else "")
+    return tuple(f"{name}={os.environ[name]}" for name in sorted(os.environ) if prefix and name.startswith(prefix))
+
+
+def _make_store(uri: Uri) -> Any:
+    from obstore import store as stores
+
+    make: Any = stores  # the types of settings are those of each kind of store
+    scheme, server = uri.scheme, uri.server
+    client: dict[str, Any] = {
+        "read_timeout": f"{STALL_S:g}s",
+        "timeout": f"{_MOST_STALLS * STALL_S:g}s",
+        "connect_timeout": f"{_CONNECT_S:g}s",
+    }
+    retry: dict[str, Any] = {"max_retries": 0}
+    if scheme == "memory":
+        return make.MemoryStore()
+    if scheme == "hf":
+        client |= {"allow_http": True, "default_headers": hub.headers()}
+        return make.HTTPStore.from_url(hub.endpoint(), client_options=client, retry_config=retry)
+    if scheme in WEB:
+        user, at, host = server.rpartition("@")
+        if at:
+            client["default_headers"] = {"authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"}
+        folder = f"/{uri.parent._split()[1]}?{uri.query}" if uri.query else ""
+        client["allow_http"] = scheme == "http"
+        return make.HTTPStore.from_url(f"{scheme}://{host}{folder}", client_options=client, retry_config=retry)
+    if scheme in ("s3", "s3a") and os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+        client["allow_http"] = True
+    known = {"gcs": "gs"}.get(scheme, scheme)
+    return make.from_url(f"{known}://{server}", client_options=client, retry_config=retry)
+
+
+def _obstore(uri: Uri) -> Any:
+    if _lost:  # a request would wait forever
+        raise StoreError(
+            errno.ENOTSUP,
+            "this process was forked from one that had read remote data; start it with the 'spawn' method, or do not "
+            "read remote data before the fork",
+        )
+    with optional_package("obstore", "remote", purpose=f"to read {uri}"):
+        import obstore
+    return obstore
+
+
+class _failures:
+    """Inside, errors of obstore become `error`, which the caller raises after it: nothing of theirs is chained."""
+
+    error: OSError | ChangedError
+
+    def __init__(self, uri: Uri) -> None:
+        self._uri = uri
+
+    def __enter__(self) -> "_failures":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        from obstore.exceptions import BaseError
+
+        if error is None or not isinstance(error, BaseError | OSError | ValueError):
+            return False
+        self.error = _translated(self._uri, error)
+        return True
+
+
+def _translated(uri: Uri, error: BaseException) -> OSError | ChangedError:
+    from obstore import exceptions
+
+    text = str(error)
+    status = _STATUS.search(text)
+    shown = f"{status[1]} {status[2].strip()}".strip() if status else ""
+    if isinstance(error, exceptions.PreconditionError):
+        return ChangedError()
+    if "NoSuchBucket" in text or "ContainerNotFound" in text or "bucket does not exist" in text:
+        return StoreError(errno.ENODEV, f"the bucket {uri.server.rpartition('@')[2]} does not exist ({shown})")
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, f"no such object ({shown or 'not found'})")
+    if "ExpiredToken" in text or "token has expired" in text:
+        return StoreError(errno.EACCES, f"the credentials have expired ({shown}); renew them")
+    if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
+        return StoreError(errno.EACCES, f"access is denied ({shown}); check the credentials and their permissions")
+    if isinstance(error, exceptions.NotSupportedError):
+        return StoreError(
+            errno.EIO,
+            "the server answers with a whole file or page (200) instead of the range: it does not support byte ranges, "
+            "or a proxy answers in its place",
+        )
+    if "169.254.169.254" in text or "metadata.google.internal" in text:
+        return StoreError(
+            errno.EACCES,
+            f"no credentials were found; set {_CREDENTIALS[_VARIABLES.get(uri.scheme, 'AZURE_')]} in the environment",
+        )
+    if status:
+        number = int(status[1])
+        if status[1] == _NOT_SATISFIABLE:
+            return StoreError(errno.ERANGE, shown)
+        hint = "; set AWS_REGION to the region of the bucket" if number == 301 else ""
+        passes = number in _PASSING_STATUS
+        return StoreError(errno.EIO if passes else errno.EINVAL, shown + hint, busy=number in _TOO_MANY)
+    return _without_answer(uri, error, text)
+
+
+def _without_answer(uri: Uri, error: BaseException, text: str) -> OSError:
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return StoreError(
+            errno.ETIMEDOUT, f"no answer for {STALL_S:g} s, or no complete one for {_MOST_STALLS * STALL_S:g} s"
+        )
+    if "dns error" in text:
+        return StoreError(errno.EHOSTUNREACH, f"the host {uri.server.rpartition('@')[2]} cannot be found")
+    if "kind: Connect" in text or "ConnectError" in text:
+        return StoreError(errno.ECONNREFUSED, f"cannot connect to {uri.server.rpartition('@')[2]}")
+    if "kind: Body" in text or "kind: Request" in text or "kind: Interrupted" in text:
+        return StoreError(errno.ECONNRESET, "the connection was closed before the answer was complete")
+    first = re.sub(r"\S+://\S+", "ADDRESS", text.partition("\n")[0])[:200]
+    return StoreError(errno.EINVAL, f"{type(error).__name__}: {first}")

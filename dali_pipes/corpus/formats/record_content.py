@@ -7,7 +7,6 @@ text                                    refused: it has to be tokenized (`text.f
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ from dali_pipes.corpus.formats.foreign import text_kind
 from dali_pipes.corpus.formats.format import OpenOptions
 from dali_pipes.corpus.formats.tf_example import Feature, NotAnExample, list_kind, parse_example
 from dali_pipes.errors import ConfigError, CorpusFormatError
+from dali_pipes.uris import FilePath
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -32,7 +32,7 @@ class Records(Protocol):
     """The records of one file."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> FilePath: ...
 
     def __len__(self) -> int: ...
 
@@ -156,7 +156,7 @@ def _unused_features(examples: list[dict[str, Feature]], column: str) -> tuple[s
     return fields.unused_columns(found, (column, *NAMES))
 
 
-def choose_feature(path: Path, examples: list[dict[str, Feature]], wanted: str | None) -> str:
+def choose_feature(path: FilePath, examples: list[dict[str, Feature]], wanted: str | None) -> str:
     """The feature that holds the ids: `wanted`, a usual name, or the only list of integers. Raises ConfigError."""
     kinds = {name: list_kind(feature) for example in examples for name, feature in example.items()}
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())

@@ -11,7 +11,6 @@ Files that are compressed as a whole are refused, because their records cannot b
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from dali_pipes.runtime import offset_cache
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.crc32c import crc32c
 from dali_pipes.storage.fingerprint import digest_content, digest_file, read_samples
+from dali_pipes.uris import FilePath
 
 HEADER_BYTES, FRAME_BYTES = 12, 16
 _NAME = re.compile(r"\.tfrecords?(?:$|[-._])", re.IGNORECASE)
@@ -38,7 +38,7 @@ class TFRecords:
     starts: int64 (N + 1,): first byte of each frame, and the size of the file
     """
 
-    def __init__(self, path: Path, starts: Int64Array) -> None:
+    def __init__(self, path: FilePath, starts: Int64Array) -> None:
         self.path, self._starts = path, starts
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ def find_starts(file: ByteFile) -> Int64Array:
     return np.array(starts, np.int64)
 
 
-def stream_records(path: Path, read: Callable[[int], bytes]) -> Iterator[bytes]:
+def stream_records(path: FilePath, read: Callable[[int], bytes]) -> Iterator[bytes]:
     """The records of a stream, after comparing all CRCs. Blocks. `read`: the next bytes, fewer at the end.
 
     Raises CorpusFormatError as `find_starts` and for data whose CRC differs; records are numbered from 1.
@@ -197,7 +197,7 @@ def _differing(strings: Sequence[bytes | memoryview], recorded: Sequence[bytes |
     return int(different[0]) if len(different) else None
 
 
-def _bad_length(path: Path, place: str, header: bytes, head: bytes) -> CorpusFormatError:
+def _bad_length(path: FilePath, place: str, header: bytes, head: bytes) -> CorpusFormatError:
     kind = deflate_kind(head)
     if kind is not None:
         return CorpusFormatError(

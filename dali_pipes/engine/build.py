@@ -33,8 +33,8 @@ from dali_pipes.schedule.curriculum import Curriculum
 from dali_pipes.schedule.mixed_rows import MixedRows
 
 TARGET_DIRECT_BLOCK_TOKENS = 1 << 18
-"""Tokens of a block with `batches_per_run = "auto"`: 2 MiB as int64, for inputs and as much for labels. Twice as many are
-delivered 4 to 14% faster in large batches, and take twice the memory."""
+"""Tokens of a block with `batches_per_run = "auto"`: 2 MiB of inputs as int64, and as much of labels. Twice as
+many are delivered 4 to 14% faster in large batches, and take twice the memory."""
 
 TARGET_BLOCK_TOKENS = 1 << 20
 """The same for DALI on the CPU: 2 MiB as uint16. A quarter of it cost twice the CPU."""

@@ -125,6 +125,7 @@ os.write(told, json.dumps([states["in turn"], len(batches)]).encode())
 
 
 @needs_jax
+@pytest.mark.slow
 def test_two_processes(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     """Over loopback. Model-parallel peers in two processes get the same rows; states are the same in all processes."""
     ids = np.random.default_rng(3).integers(0, 60_000, 4000).astype("<u2")

@@ -24,7 +24,7 @@ from dali_pipes.storage.object_file import ObjectFile, read_together
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 _FEWEST_FOR_BATCH = 8  # with fewer rows a call for each is cheaper than one call for all
-_MOST_FILES_IN_BATCH = 64  # descriptors that one batch of reads may hold, if the pool allows that many
+_MOST_FILES_IN_BATCH = MOST_READS  # descriptors that one batch of reads may hold, if the pool allows that many
 
 
 @lru_cache(256)
@@ -133,7 +133,7 @@ class RawReads:
         if len(different) > self._most_files:
             return None
         try:
-            files = [self._pool.acquire(number) for number in different]  # held while being read
+            files = self._pool.acquire_all(different)  # held while being read
             local = [file.descriptor for file in files if isinstance(file, LocalFile)]
             if len(local) < len(files):
                 return None

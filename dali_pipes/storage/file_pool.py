@@ -64,6 +64,17 @@ class FilePool:
         # Outside the lock: opening may take milliseconds on a network file system, and others want to read meanwhile.
         return self._keep(index, self._reopen(index))
 
+    def acquire_all(self, indices: Sequence[int]) -> list[ByteFile]:
+        """The open files of these numbers, as `acquire`; those that are open take the lock once."""
+        with self._lock:
+            if self._open is None:
+                raise _closed()
+            files = [self._open.get(index) for index in indices]
+            for index, file in zip(indices, files, strict=True):
+                if file is not None:
+                    self._open.move_to_end(index)
+        return [self.acquire(index) if file is None else file for index, file in zip(indices, files, strict=True)]
+
     def close(self) -> None:
         """Let every file go. A read that is under way finishes first; a later `acquire` raises. Idempotent."""
         with self._lock:

@@ -24,7 +24,6 @@ from dali_pipes.storage.object_file import ObjectFile, read_together
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 _FEWEST_FOR_BATCH = 8  # with fewer rows a call for each is cheaper than one call for all
-_MOST_FILES_IN_BATCH = MOST_READS  # descriptors that one batch of reads may hold, if the pool allows that many
 
 
 @lru_cache(256)
@@ -33,6 +32,17 @@ def _addresses(first: int, count: int, size: int) -> Int64Array:
     addresses = np.arange(first, first + count * size, size)
     addresses.flags.writeable = False
     return addresses
+
+
+def as_pieces(
+    out: npt.NDArray[Any], places: Int64Array | slice, numbers: npt.NDArray[Any] | int, offsets: Int64Array
+) -> tuple[memoryview, Int64Array, Int64Array, Int64Array, Int64Array]:
+    """The arguments of `RawReads.read` for those of `RawReads.read_rows`."""
+    count, length = len(offsets), out.shape[1]
+    files = np.full(count, numbers, np.int64)
+    order = np.argsort(files, kind="stable")
+    targets = np.arange(len(out))[places][order] * length
+    return out.data.cast("B"), targets, np.full(count, length), files[order], offsets[order]
 
 
 class RawReads:
@@ -57,7 +67,7 @@ class RawReads:
         address = np.frombuffer(view, np.uint8).ctypes.data
         begin = 0
         while begin < len(targets):
-            part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], self._most_files))
+            part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], self._pool.limit))
             results = self._batch(reader, address + targets[part], sizes[part], numbers[part], offsets[part])
             if results is None:
                 break
@@ -79,17 +89,13 @@ class RawReads:
         The same in fewer steps, as most blocks are rows of one length: caches hold data, so that each step costs
         microseconds, and those of `read` come to as much as the reads.
         """
-        count, length = len(offsets), out.shape[1]
-        reader = READERS.borrow() if self._in_batches and count >= _FEWEST_FOR_BATCH else None
+        reader = READERS.borrow() if self._in_batches and len(offsets) >= _FEWEST_FOR_BATCH else None
         if reader is not None:
             done = self._read_rows(reader, out, places, numbers, offsets)
             READERS.give_back(reader)
             if done:
                 return
-        files = np.full(count, numbers, np.int64)
-        order = np.argsort(files, kind="stable")
-        targets = np.arange(len(out))[places][order] * length
-        self.read(out.data.cast("B"), targets, np.full(count, length), files[order], offsets[order])
+        self.read(*as_pieces(out, places, numbers, offsets))
 
     def _read_rows(
         self,
@@ -116,10 +122,6 @@ class RawReads:
             self._again(out.data.cast("B"), targets, sizes, files, offsets[part][wrong], results[wrong])
         return True
 
-    @property
-    def _most_files(self) -> int:
-        return min(_MOST_FILES_IN_BATCH, self._pool.limit)
-
     def _batch(
         self,
         reader: BatchReader,
@@ -130,7 +132,7 @@ class RawReads:
     ) -> Int64Array | None:
         """What each read gave, or None if they have to be done file by file."""
         different = [numbers] if isinstance(numbers, int) else np.flatnonzero(np.bincount(numbers)).tolist()
-        if len(different) > self._most_files:
+        if len(different) > self._pool.limit:
             return None
         try:
             files = self._pool.acquire_all(different)  # held while being read

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.storage.batched_reads import as_pieces
 from dali_pipes.storage.file_pool import FilePool
 from dali_pipes.storage.linux_aio import runs_of_equal
 from dali_pipes.storage.local import LocalFile
@@ -49,10 +50,7 @@ class MappedReads:
         if isinstance(numbers, int) and isinstance(file := self._pool.acquire(numbers), LocalFile):
             _gather(file.mapped(), offsets, out.view(np.uint8)[places])
             return
-        files, length = np.full(len(offsets), numbers, np.int64), out.shape[1]
-        order = np.argsort(files, kind="stable")
-        targets = np.arange(len(out))[places][order] * length
-        self.read(out.data.cast("B"), targets, np.full(len(offsets), length), files[order], offsets[order])
+        self.read(*as_pieces(out, places, numbers, offsets))
 
 
 def _copy(source: Bytes, begins: Int64Array, sizes: Int64Array, places: Int64Array, out: Bytes) -> None:

@@ -42,6 +42,7 @@ from dali_pipes.loader.state_change import (
     nearest_position,
     short,
 )
+from dali_pipes.loader.state_form import check_entries, state_of
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule import Position, Schedule
@@ -57,7 +58,6 @@ _MAY_BE_MISSING = (
     "mixture",
     "curriculum",
 )  # entries of one kind of rows, and those older states lack
-_MOST_BYTES = 1 << 16
 _OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS)
 """Settings that each source of a mixture has for itself, of those that a state records."""
 _LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False, "order": "rows"}
@@ -145,27 +145,12 @@ class States:
         on_change = self._on_change if on_change is None else on_change
         if on_change not in ("refuse", "nearest", "mixture"):
             raise ConfigError(f'on_change = {on_change!r}: expected "refuse", "nearest" or "mixture"')
-        if not isinstance(state, Mapping) or "version" not in state:
-            entries = state.items() if isinstance(state, Mapping) else ()
-            inside = [name for name, entry in entries if isinstance(entry, Mapping) and "version" in entry]
-            hint = f"; pass its entry {inside[0]!r}" if inside else ""
-            raise StateError(f"this is not a loader state: expected a dict from state_dict(), got {short(state)}{hint}")
-        state = plain(state)
-        if state["version"] != VERSION:
-            raise StateError(
-                f"the state has version {short(state['version'])}, but this release reads version {VERSION}; load it "
-                "with the release that saved it"
-            )
+        state = state_of(state, VERSION)
         # Where a run went on with another total or other lists, the places of earlier epochs are not known.
         mixture, curriculum = self._mixture, self._schedule.curriculum
         known = max(0 if mixture is None else mixture.known_epoch, 0 if curriculum is None else curriculum.since)
         expected = self.at(Position(known, 0))
-        missing = [name for name in expected if name not in state and name not in _MAY_BE_MISSING]
-        if missing:
-            raise StateError(f"the state is incomplete: {', '.join(missing)} missing; use an unchanged copy")
-        for name in ("config", "corpus"):
-            if not isinstance(state[name], Mapping):
-                raise StateError(f"the state is damaged: {name} is {short(state[name])}, expected a dict")
+        check_entries(state, [name for name in expected if name not in _MAY_BE_MISSING], dicts=("config", "corpus"))
         if self._mixture is not None and state["order"] == expected["order"]:
             return self._read_mixture(self._mixture, state, expected, on_change)
         changed = self._refuse_differences(state, expected, on_change)
@@ -482,23 +467,6 @@ def order_settings(config: LoaderConfig, corpus: Corpus) -> dict[str, Any]:
     if "eos_id" in settings and corpus.eos_id_from is not None and config.document_start_id is None:
         settings["eos_id"] = corpus.eos_id
     return settings
-
-
-def plain(value: Any, depth: int = 4) -> Any:
-    """A fresh copy in Python's own types: a checkpoint library may have made NumPy or torch objects of them."""
-    if not depth:
-        return value
-    if isinstance(value, Mapping):
-        return {name: plain(entry, depth - 1) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry, depth - 1) for entry in value]
-    if not hasattr(value, "tolist"):
-        return value
-    try:
-        small = getattr(value, "nbytes", 0) <= _MOST_BYTES
-        return plain(value.tolist(), depth - 1) if small else f"a {type(value).__name__} of {value.nbytes} bytes"
-    except (RuntimeError, TypeError, ValueError):  # a tensor without data, or with another layout
-        return f"a {type(value).__name__}"
 
 
 def _checked_part(order: str, settings: Mapping[str, Any], fingerprint: str) -> str:

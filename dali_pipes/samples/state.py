@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dali_pipes.errors import StateError
-from dali_pipes.loader.state import plain
 from dali_pipes.loader.state_change import is_count, short
+from dali_pipes.loader.state_form import check_entries, state_of
 from dali_pipes.samples.order import ItemOrder
 from dali_pipes.schedule import Position
 
@@ -50,28 +50,13 @@ class SampleStates:
 
     def read(self, state: Mapping[str, Any]) -> Position:
         """The position of the run in a state. Raises a `StateError` that lists every difference from this loader."""
-        if not isinstance(state, Mapping) or "version" not in state:
-            entries = state.items() if isinstance(state, Mapping) else ()
-            inside = [name for name, entry in entries if isinstance(entry, Mapping) and "version" in entry]
-            hint = f"; pass its entry {inside[0]!r}" if inside else ""
-            raise StateError(f"this is not a loader state: expected a dict from state_dict(), got {short(state)}{hint}")
-        state = plain(state)
-        if state["version"] != VERSION:
-            raise StateError(
-                f"the state has version {short(state['version'])}, but this release reads version {VERSION}; load it "
-                "with the release that saved it"
-            )
+        state = state_of(state, VERSION)
         if state.get("kind") != KIND:
             raise StateError(
                 f"this is not the state of a SampleLoader (kind = {short(state.get('kind'))}); load it into the loader "
                 "that saved it, such as a TokenLoader"
             )
-        missing = [name for name in _ENTRIES if name not in state]
-        if missing:
-            raise StateError(f"the state is incomplete: missing {', '.join(missing)}; load an unmodified copy")
-        for name in ("config", "dataset"):
-            if not isinstance(state[name], Mapping):
-                raise StateError(f"the state is damaged: {name} is {short(state[name])}, expected a dict")
+        check_entries(state, _ENTRIES, dicts=("config", "dataset"))
         self._refuse_differences(state)
         epoch, rows = state["epoch"], state["rows"]
         if not (is_count(epoch) and is_count(rows)):

@@ -204,14 +204,18 @@ def tfrecord_frame(record: bytes) -> bytes:
     return length + _masked_crc32c(length) + record + _masked_crc32c(record)
 
 
-def _masked_crc32c(data: bytes) -> bytes:
+def slow_crc32c(data: bytes) -> int:
     """Bit by bit."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
+    return crc ^ 0xFFFFFFFF
+
+
+def _masked_crc32c(data: bytes) -> bytes:
+    crc = slow_crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
 
 

@@ -29,7 +29,7 @@ def check_entries(state: Mapping[str, Any], names: Iterable[str], *, dicts: Iter
     """Raise `StateError` if an entry is missing, or one of `dicts` is not a dict."""
     missing = [name for name in names if name not in state]
     if missing:
-        raise StateError(f"the state is incomplete: missing {', '.join(missing)}; load an unmodified copy")
+        raise StateError(f"the state is incomplete: {', '.join(missing)} missing; use an unchanged copy")
     for name in dicts:
         if not isinstance(state[name], Mapping):
             raise StateError(f"the state is damaged: {name} is {short(state[name])}, expected a dict")

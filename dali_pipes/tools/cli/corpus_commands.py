@@ -60,10 +60,7 @@ def inspect(
             report = reports.inspect_corpus(
                 corpus, start_id=start_id, vocab_size=vocab_size, full=full, advance=lambda ids: advance(ids * width)
             )
-        if as_json:
-            terminal.show_json(report.as_dict())
-        else:
-            terminal.show_corpus(report)
+        terminal.show(report, terminal.show_corpus, as_json=as_json)
 
 
 def check(
@@ -88,10 +85,7 @@ def check(
             token_column=token_column,
             progress=partial(progress_bar, in_bytes=True),
         )
-        if as_json:
-            terminal.show_json(report.as_dict())
-        else:
-            terminal.show_check(report)
+        terminal.show(report, terminal.show_check, as_json=as_json)
     if not report.is_clean:
         raise typer.Exit(PROBLEMS_FOUND)
 
@@ -121,7 +115,8 @@ def copy(
             terminal.show_json({**done._asdict(), "folder": str(done.folder)})
         else:
             copied = counted(done.files - done.found, "file")
-            print(f"{done.folder}: {copied} copied ({done.copied_bytes:,} bytes), {done.found:,} already there")
+            folder = terminal.printable(str(done.folder))
+            print(f"{folder}: {copied} copied ({done.copied_bytes:,} bytes), {done.found:,} already there")
 
 
 def _data(paths: Sequence[str], command: str) -> Sequence[str]:

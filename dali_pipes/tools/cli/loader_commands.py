@@ -66,10 +66,7 @@ def locate(
         checked = of_one_rank(settings_given(given, assignments, options, "locate"))
         batch = reports.locate_batch(checked, step, epoch, state)
         found = reports.one_row(batch, row)
-        if as_json:
-            terminal.show_json(found.as_dict())
-        else:
-            terminal.show_row(found)
+        terminal.show(found, terminal.show_row, as_json=as_json)
 
 
 def explain(
@@ -91,10 +88,7 @@ def explain(
         options = {"batch_size": batch_size, "seq_len": seq_len, "rank": given_rank, "world_size": world_size}
         checked = of_one_rank(settings_given(given, assignments, options, "explain"))
         report = reports.explain_step(checked, step, epoch, all_ranks=rank is None, most=rows, state=state)
-        if as_json:
-            terminal.show_json(report.as_dict())
-        else:
-            terminal.show_step(report)
+        terminal.show(report, terminal.show_step, as_json=as_json)
 
 
 def mixture(
@@ -113,9 +107,8 @@ def mixture(
 ) -> None:
     """Show what a run uses of each source of a mixture: share, tokens, passes, rows left, and stages. No GPU."""
     with errors_as_one_line():
-        rank = None if world_size is None else 0  # the report covers all ranks
-        options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
-        checked = of_one_rank(settings_given(given, assignments, options, "mixture"))
+        shape = {"batch_size": batch_size, "seq_len": seq_len}
+        checked = _for_all_ranks(given, assignments, "mixture", world_size=world_size, **shape)
         try:
             tokens = None if at is None else int(parse_count(at))
             if tokens is not None and tokens < 0:
@@ -125,10 +118,7 @@ def mixture(
         plan = reports.plan_mixture(checked, tokens, with_course=plot is not None)
         if plot is not None:
             reports.plot_mixture(plan, plot)
-        if as_json:
-            terminal.show_json(plan.as_dict())
-        else:
-            terminal.show_mixture(plan)
+        terminal.show(plan, terminal.show_mixture, as_json=as_json)
 
 
 def shuffle(
@@ -145,16 +135,12 @@ def shuffle(
 ) -> None:
     """Compare how well the orders shuffle: distance of neighbors, rows of a step from one block or file. No GPU."""
     with errors_as_one_line():
-        rank = None if world_size is None else 0  # the report covers all ranks
-        options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
-        checked = of_one_rank(settings_given(given, assignments, options, "shuffle"))
+        shape = {"batch_size": batch_size, "seq_len": seq_len}
+        checked = _for_all_ranks(given, assignments, "shuffle", world_size=world_size, **shape)
         report = reports.judge_shuffle(checked, steps)
         if plot is not None:
             reports.plot_shuffle(report, plot)
-        if as_json:
-            terminal.show_json(report.as_dict())
-        else:
-            terminal.show_shuffle(report)
+        terminal.show(report, terminal.show_shuffle, as_json=as_json)
 
 
 def preview(
@@ -197,10 +183,7 @@ def preview(
                 if value is not None:
                     raise ConfigError(f"--{name} applies only to tokens; remove it, or change {given[0]} itself")
             sheet = reports.preview_samples(given[0], step, epoch, rows, out or Path("preview.png"))
-            if as_json:
-                terminal.show_json(sheet.as_dict())
-            else:
-                terminal.show_samples(sheet)
+            terminal.show(sheet, terminal.show_samples, as_json=as_json)
             return
         if out is not None:
             raise ConfigError(f"--out {out} applies only to MODULE:LOADER; remove it")
@@ -212,7 +195,12 @@ def preview(
         tokenizer = tokenizer or (None if checked.tokenizer is None else Path(checked.tokenizer))
         text = None if tokenizer is None else reports.TokenText(tokenizer)
         batch = reports.preview_batch(checked, step, epoch, rows=rows, tokens=tokens, tokenizer=text, state=state)
-        if as_json:
-            terminal.show_json(batch.as_dict())
-        else:
-            terminal.show_preview(batch)
+        terminal.show(batch, terminal.show_preview, as_json=as_json)
+
+
+def _for_all_ranks(
+    given: list[str], assignments: list[str] | None, command: str, *, world_size: int | None, **shape: int | None
+) -> LoaderConfig:
+    """The configuration of one rank, for a report that covers all of them. shape: batch_size and seq_len."""
+    options = {**shape, "rank": None if world_size is None else 0, "world_size": world_size}
+    return of_one_rank(settings_given(given, assignments, options, command))

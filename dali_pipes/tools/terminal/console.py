@@ -1,7 +1,8 @@
 """The standard output of the command, and the escaping of text for it."""
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 
@@ -19,6 +20,24 @@ def output() -> Console:
 def show_json(report: dict[str, Any]) -> None:
     """One JSON object on standard output, in ASCII; bytes of file names that are not valid text are escaped."""
     print(json.dumps(report, allow_nan=False))
+
+
+class Reported(Protocol):
+    """A report of any kind."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its content for JSON."""
+
+
+Report = TypeVar("Report", bound=Reported)
+
+
+def show(report: Report, in_text: Callable[[Report], None], *, as_json: bool) -> None:
+    """A report as one JSON object, or as `in_text` shows it."""
+    if as_json:
+        show_json(report.as_dict())
+    else:
+        in_text(report)
 
 
 def printable(text: str) -> str:

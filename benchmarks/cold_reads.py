@@ -8,9 +8,7 @@ random order. Cold and warm rounds of both alternate, each in a new process. The
 """
 
 import json
-import statistics
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +16,7 @@ import typer
 from comparison.child import Order, run_children
 from comparison.cold import CONSUMERS, LOADERS
 from comparison.report import machine, wide_console
+from comparison.spread import Column, spread, spread_table
 from comparison.work import Work, make_corpus
 from rich.table import Table
 
@@ -26,11 +25,11 @@ CACHES = ("warm", "cold")
 _TIMEOUT_S = 300.0
 _CONSUMERS_HELP = f"how it spends its time: {' or '.join(CONSUMERS)} (a core, or none)"
 _COLUMNS = (
-    ("tokens_per_s", "Mtok/s", 1e-6, "{:.2f}"),
-    ("data_wait_pct", "data wait %", 1.0, "{:.2f}"),
-    ("next_p99_s", "next() p99 µs", 1e6, "{:,.0f}"),
-    ("next_most_s", "longest ms", 1e3, "{:,.0f}"),
-    ("cpu_s", "CPU s", 1.0, "{:.2f}"),
+    Column("tokens_per_s", "Mtok/s", 1e-6, "{:.2f}"),
+    Column("data_wait_pct", "data wait %", 1.0, "{:.2f}"),
+    Column("next_p99_s", "next() p99 µs", 1e6, "{:,.0f}"),
+    Column("next_most_s", "longest ms", 1e3, "{:,.0f}"),
+    Column("cpu_s", "CPU s", 1.0, "{:.2f}"),
 )
 
 
@@ -93,10 +92,7 @@ def summary(entries: list[dict[str, Any]]) -> dict[str, Any]:
         label = f"{entry['loader']}, {entry['cache']}"
         failed += [f"{label}: {result['failed']}" for result in entry["rounds"] if "failed" in result]
         good = [result for result in entry["rounds"] if "failed" not in result]
-        picks: tuple[tuple[str, Callable[[list[float]], float]], ...]
-        picks = (("median", statistics.median), ("low", min), ("high", max))
-        for name, pick in picks if good else ():
-            entry[name] = {key: pick([result[key] for result in good]) for key in good[0]}
+        entry |= spread(good) if good else {}
         of[entry["loader"], entry["cache"]] = entry
 
     def ratio(key: str, one: tuple[str, str], other: tuple[str, str]) -> float | None:
@@ -127,19 +123,12 @@ def _table(report: dict[str, Any]) -> Table:
         f"a consumer of {report['rate_mtok_s']:g} Mtok/s, {report['batch_size']} x {report['seq_len']}: "
         "median (low to high)"
     )
-    grid = Table(title=title)
-    grid.add_column("loader, page cache", no_wrap=True)
-    for _, heading, _, _ in _COLUMNS:
-        grid.add_column(heading, justify="right", no_wrap=True)
-    for entry in report["entries"]:
-        cells = ["failed"] * len(_COLUMNS)
-        if "median" in entry:
-            cells = [
-                "{} ({} to {})".format(*(form.format(entry[part][key] * factor) for part in ("median", "low", "high")))
-                for key, _, factor, form in _COLUMNS
-            ]
-        grid.add_row(f"{entry['loader']}, {entry['cache']}", *cells)
-    return grid
+    return spread_table(
+        title,
+        "loader, page cache",
+        _COLUMNS,
+        ((f"{entry['loader']}, {entry['cache']}", entry) for entry in report["entries"]),
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ counts. Every round makes new loaders, remote ones and one over the local copy i
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Annotated, Any
 
 import typer
 from comparison.report import machine, wide_console
+from comparison.spread import Column, spread, spread_table
 from comparison.work import make_corpus
 from rich.table import Table
 
@@ -33,13 +33,13 @@ _SERVER = Path(__file__).resolve().parents[1] / "tests" / "storage" / "range_ser
 _SETTLES_S = 1.0
 """After which a consumer must not wait any more."""
 _COLUMNS = (
-    ("tokens_per_s", "Mtok/s", 1e-6, "{:.2f}"),
-    ("requests_per_mtok", "requests/Mtok", 1.0, "{:,.0f}"),
-    ("bytes_read_per_used", "bytes read/used", 1.0, "{:.3f}"),
-    ("first_batch_s", "first batch s", 1.0, "{:.3f}"),
-    ("resume_s", "resume at 80% s", 1.0, "{:.3f}"),
-    ("paced_wait_pct", "paced wait %", 1.0, "{:.2f}"),
-    ("cpu_s_per_mtok", "CPU s/Mtok", 1.0, "{:.4f}"),
+    Column("tokens_per_s", "Mtok/s", 1e-6, "{:.2f}"),
+    Column("requests_per_mtok", "requests/Mtok", 1.0, "{:,.0f}"),
+    Column("bytes_read_per_used", "bytes read/used", 1.0, "{:.3f}"),
+    Column("first_batch_s", "first batch s", 1.0, "{:.3f}"),
+    Column("resume_s", "resume at 80% s", 1.0, "{:.3f}"),
+    Column("paced_wait_pct", "paced wait %", 1.0, "{:.2f}"),
+    Column("cpu_s_per_mtok", "CPU s/Mtok", 1.0, "{:.4f}"),
 )
 
 
@@ -160,12 +160,7 @@ def _paced_wait(loader: TokenLoader, step_s: float, seconds: float) -> float:
 
 def summary(entries: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Medians, lows and highs of each loader; ratios of medians; noise of the local rate."""
-    found: list[dict[str, Any]] = []
-    for name, results in entries.items():
-        entry: dict[str, Any] = {"loader": name}
-        for part, pick in (("median", statistics.median), ("low", min), ("high", max)):
-            entry[part] = {key: pick([result[key] for result in results]) for key in results[0]}
-        found.append(entry)
+    found: list[dict[str, Any]] = [{"loader": name, **spread(results)} for name, results in entries.items()]
     rate = {entry["loader"]: entry["median"]["tokens_per_s"] for entry in found}
     most = str(IN_FLIGHT[-1])
     ratios = {f"{most} / {name} in flight": rate[most] / rate[name] for name in map(str, IN_FLIGHT[:-1])}
@@ -180,18 +175,7 @@ def _table(report: dict[str, Any]) -> Table:
         f"{report['batch_size']} x {report['seq_len']}, {report['latency_ms']:g} ms, {report['bandwidth_mb']:g} MB/s: "
         f"median (low to high); paced: {report['rate_mtok_s']:g} Mtok/s"
     )
-    grid = Table(title=title)
-    grid.add_column("in flight", no_wrap=True)
-    for _, heading, _, _ in _COLUMNS:
-        grid.add_column(heading, justify="right", no_wrap=True)
-    for entry in report["entries"]:
-        cells = []
-        for key, _, factor, form in _COLUMNS:
-            values = [entry[part].get(key) for part in ("median", "low", "high")]
-            texts = ["-" if value is None else form.format(value * factor) for value in values]
-            cells.append("{} ({} to {})".format(*texts) if values[0] is not None else "-")
-        grid.add_row(entry["loader"], *cells)
-    return grid
+    return spread_table(title, "in flight", _COLUMNS, ((entry["loader"], entry) for entry in report["entries"]))
 
 
 if __name__ == "__main__":

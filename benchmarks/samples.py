@@ -4,15 +4,17 @@
     python benchmarks/samples.py --kinds jpeg --slices 20 --rounds 0
 
 JPEGs of 256 x 256 with a random resized crop to 224 x 224 by PIL, crops of 64^3 of a zarr volume, and rows in memory;
-0 and 2 workers. `ours_graph` decodes and crops the same JPEGs with DALI instead, without workers. One process opens all
-loaders of a dataset and times them in turn, in short slices; ratios are taken within a slice. Every start runs in a new
-process; imports are not timed. See `benchmarks/README.md`. The last line is one JSON line.
+0 and 2 workers. Crops are also loaded by MONAI's `DataLoader`, if it is installed. `ours_graph` decodes and crops the
+same JPEGs with DALI instead, without workers. One process opens all loaders of a dataset and times them in turn, in
+short slices; ratios are taken within a slice. Every start runs in a new process; imports are not timed. See
+`benchmarks/README.md`. The last line is one JSON line.
 """
 
 import json
 import statistics
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +25,7 @@ from comparison.sample_sets import BATCH_SIZES, make_data
 from rich.table import Table
 
 LOADERS = ("torch_0", "ours_0", "torch_2", "ours_2")
-KINDS = {"jpeg": (*LOADERS, "ours_graph"), "volume": LOADERS, "arrays": LOADERS}
+KINDS = {"jpeg": (*LOADERS, "ours_graph"), "volume": (*LOADERS, "monai_2"), "arrays": LOADERS}
 AIMED_AT = ("jpeg", "volume")
 """Datasets whose rates have an aim: rows in memory show what a loader costs beside no work at all."""
 RATE_AIM, START_AIM_S, RESUME_AIM = 0.95, 0.1, 10.0
@@ -49,11 +51,15 @@ def main(
             if kind == "volume" and no_volume:
                 entries.append({"part": "rate", "kind": kind, "skipped": no_volume})
                 continue
+            names = [name for name in KINDS[kind] if not name.startswith("monai") or find_spec("monai")]
+            if len(names) < len(KINDS[kind]):
+                text = "monai is not installed; install it with pip install 'dali-pipes[bench]'"
+                entries.append({"part": "rate", "kind": f"{kind}, monai_2", "skipped": text})
             console.log(f"rates: {kind}")
             shape = {"kind": kind, "folder": f"{place}/data", "items": max(items, 2 * BATCH_SIZES[kind])}
-            task = {"names": KINDS[kind], "slices": slices, "seconds": seconds, **shape}
+            task = {"names": names, "slices": slices, "seconds": seconds, **shape}
             (outcome,) = run_children([Order("comparison.samples", task, _ONE_THREAD)], _TIMEOUT_S)
-            for name in KINDS[kind]:
+            for name in names:
                 found = outcome.get("rates", {}).get(name, [outcome])
                 entries.append({"part": "rate", "kind": kind, "loader": name, "rounds": found})
         if rounds:
@@ -101,7 +107,8 @@ def _starts(folder: str, items: int, rounds: int) -> list[dict[str, Any]]:
 
 def _summarise(entry: dict[str, Any], entries: list[dict[str, Any]]) -> None:
     """Spread of every figure, and of the ratio to torch with as many workers, DALI's graph to torch with two."""
-    name = entry["loader"].replace("ours", "torch").replace("graph", "2")
+    workers = entry["loader"].partition("_")[2]
+    name = f"torch_{'2' if workers == 'graph' else workers}"
     torchs = next(
         other
         for other in entries

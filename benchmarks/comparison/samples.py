@@ -28,7 +28,7 @@ _SETTLE_S, _SETTLE_TRIES = 0.05, 40
 
 
 def open_loader(name: str, kind: str, folder: Path, items: int) -> Any:
-    """`torch_0`, `torch_2`, `ours_0`, `ours_2`: by the number of workers; `ours_graph`: decoded by DALI."""
+    """`torch_0`, `ours_2`, `monai_2`: whose it is, and the number of workers; `ours_graph`: decoded by DALI."""
     settings: dict[str, Any] = {"batch_size": BATCH_SIZES[kind], "shuffle": True, "drop_last": True}
     maker, _, workers = name.partition("_")
     if workers == "graph":
@@ -38,6 +38,10 @@ def open_loader(name: str, kind: str, folder: Path, items: int) -> Any:
     if maker == "torch":
         torch.manual_seed(0)
         return DataLoader(dataset, persistent_workers=workers != "0", **settings)
+    if maker == "monai":
+        from monai.data import DataLoader as MonaiDataLoader
+
+        return MonaiDataLoader(dataset, persistent_workers=True, **settings)
     return SampleLoader(dataset, device="cpu", **settings)
 
 

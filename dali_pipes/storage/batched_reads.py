@@ -105,7 +105,7 @@ class RawReads:
         numbers: npt.NDArray[Any] | int,
         offsets: Int64Array,
     ) -> bool:
-        """Whether they could be read so; else some of them may have been."""
+        """Whether all were read this way. If not, some of them may have been."""
         size = out.strides[0]
         addresses = _addresses(out.__array_interface__["data"][0], len(out), size)[places]
         for begin in range(0, len(offsets), MOST_READS):

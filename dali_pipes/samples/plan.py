@@ -44,7 +44,7 @@ class RequestPlan:
             yield from self._of(block)
 
     def of_step(self, epoch: int, step: int, base: int) -> Request:
-        """One step, numbered as if steps before row `base` had been whole. Raises `ConfigError` if it does not exist."""
+        """One step, numbered as if steps before row `base` had been whole. `ConfigError` if it does not exist."""
         steps = self._steps
         first = steps.step_number(base)
         end = first + steps.steps(base, max(epoch, 0))

@@ -124,8 +124,8 @@ class Fetch:
             self._worker_init_fn(worker_id)
 
     def in_this_process(self) -> Self:
-        """The same without workers. It searches for generators separately: workers would inherit what was found here, and
-        miss the generators that `worker_init_fn` makes.
+        """The same without workers. It searches for generators separately: workers would inherit what was found here,
+        and miss the generators that `worker_init_fn` makes.
         """
         here = copy.copy(self)
         here._progress, here._generators = None, copy.copy(self._generators)

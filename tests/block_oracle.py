@@ -3,10 +3,12 @@
 import hashlib
 import json
 from fractions import Fraction
+from itertools import accumulate
 
 import numpy as np
 
 from dali_pipes.operators import permute
+from dali_pipes.rows.block_order import BlockOrder
 
 
 def key_of(*what: object) -> int:
@@ -76,3 +78,13 @@ def pass_of(
     kept = kept_of(count, block_rows, share, name)
     order = order_of(len(kept), block_rows, window_blocks, key_of("order", seed, *named(name), pass_number))
     return [kept[row] for row in order]
+
+
+def blocks_in(order: BlockOrder, window: int, key: int) -> list[int]:
+    """The blocks of a window, as the order has them."""
+    return order._window(key, window).blocks.tolist()
+
+
+def ends_in(order: BlockOrder, key: int) -> list[int]:
+    """The place after the last one of each window, as the order has them."""
+    return list(accumulate(order._window(key, window).size for window in range(order.num_windows)))

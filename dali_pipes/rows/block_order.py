@@ -89,17 +89,6 @@ class BlockOrder:
         place = self._begin(window_number) + preimage(inside, window.size, window.key)
         return place - self._missing * (window_number > self._short(key)[1])
 
-    def blocks_of(self, window: int, key: int) -> Int64Array:
-        """The blocks of a window, in the order of a key; read-only."""
-        return self._window(key, window).blocks
-
-    def window_ends(self, key: int) -> Int64Array:
-        """The place after the last one of each window (V,)."""
-        windows = np.arange(self.num_windows)
-        slots = (windows + 1) * self._fewest + np.minimum(windows + 1, self._wider)
-        ends: Int64Array = slots * self.block_rows - self._missing * (windows >= self._short(key)[1])
-        return ends
-
     def _in_window(self, places: Int64Array, window: _Window) -> Int64Array:
         inside = permute(places, window.size, window.key)
         if window.short_end < window.size:

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import block_oracle
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -67,4 +68,4 @@ def test_chunks_are_decoded_once_a_window(tmp_path: Path, kind: str) -> None:
 def ends_of(rows: WindowRows) -> list[int]:
     key = rows.key(0)
     assert key is not None
-    return [rows.count(0)] if rows.order.blocks is None else rows.order.blocks.window_ends(key).tolist()
+    return [rows.count(0)] if rows.order.blocks is None else block_oracle.ends_in(rows.order.blocks, key)

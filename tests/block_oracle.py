@@ -82,7 +82,8 @@ def pass_of(
 
 def blocks_in(order: BlockOrder, window: int, key: int) -> list[int]:
     """The blocks of a window, as the order has them."""
-    return order._window(key, window).blocks.tolist()
+    blocks: list[int] = order._window(key, window).blocks.tolist()
+    return blocks
 
 
 def ends_in(order: BlockOrder, key: int) -> list[int]:

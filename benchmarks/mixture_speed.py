@@ -3,8 +3,10 @@
     python benchmarks/mixture_speed.py
     python benchmarks/mixture_speed.py --only start --rounds 3
 
-Rates: the same random tokens in one file, and cut into 5 and into 100 files of a source each; the files are in the page
-cache. One process opens all loaders and times them in turn, in short slices. Start and resume: sparse files that
+Rates: the same random tokens in one file, and cut into 5 and into 100 files, as one source and as a mixture with a
+source for each file; the files are in the page cache. Mixtures are compared with one source of the same files: where
+the page cache has put a file changes the time to read it by up to a third. One process opens all loaders and times them
+in turn, in short slices. Start and resume: sparse files that
 together read as 10^13 tokens; one source of one of them, one source of all, and a mixture with a source for each. Every
 start is a new process, without the imports. Ratios are taken within a round. See `benchmarks/README.md`. The last line
 is one JSON line.
@@ -58,7 +60,7 @@ def main(
     failed = [f"{_label(entry)}: {outcome['failed']}" for entry, outcome in outcomes if "failed" in outcome]
     if not failed:
         for entry in entries:
-            _summarise(entry, next(other for other in entries if _same_work(entry, other)))
+            _summarise(entry, next(other for other in entries if _is_base(entry, other)))
         console.print(", ".join(f"{key} {value}" for key, value in about.items() if key != "versions"), markup=False)
         for part, names in (("rate", _RATE[:3]), ("start", _START)):
             if any(entry["part"] == part for entry in entries):
@@ -73,15 +75,25 @@ def main(
 def _rates(folder: Path, tokens: int, counts: list[int], slices: int, seconds: float) -> list[dict[str, Any]]:
     """Of one file, and of the same tokens in as many files as there are sources."""
     whole = make_corpus(folder, tokens)
-    cases = [[[str(path)] for path in _cut(whole, folder / f"sources_{count}", count)] for count in counts]
-    entries = []
+    cases: dict[tuple[int, int], list[list[str]]] = {}  # by sources and files
+    for count in counts:
+        paths = [str(path) for path in _cut(whole, folder / f"files_{count}", count)]
+        cases |= {(1, count): [paths], (count, count): [[path] for path in paths]}
+    entries: list[dict[str, Any]] = []
     for batch_size, seq_len in SIZES:
         shape = {"batch_size": batch_size, "seq_len": seq_len}
-        task = {"cases": cases, "total_tokens": _EPOCHS * tokens, "rounds": slices, "seconds": seconds, **shape}
+        task = {
+            "cases": [*cases.values()],
+            "total_tokens": _EPOCHS * tokens,
+            "rounds": slices,
+            "seconds": seconds,
+            **shape,
+        }
         (outcome,) = run_children([Order("comparison.mixture", task)], _TIMEOUT_S)
-        of_cases = outcome.get("cases", [[outcome]] * len(counts))
-        for count, found in zip(counts, of_cases, strict=True):
-            entries.append({"part": "rate", "sources": str(count), **shape, "rounds": found})
+        of_cases = outcome.get("cases", [[outcome]] * len(cases))
+        for (count, files), found in zip(cases, of_cases, strict=True):
+            entry = {"part": "rate", "sources": _named(count, files), "files": files, **shape}
+            entries.append({**entry, "beside": 1 if count == 1 else files, "rounds": found})
     return entries
 
 
@@ -95,8 +107,9 @@ def _starts(folder: Path, count: int, total_tokens: int, rounds: int) -> list[di
         files.append([str(path) for path in sparse_corpus(place, each)])
     together = [[path for of_source in files for path in of_source]]
     shape = dict(zip(("batch_size", "seq_len"), SIZES[0], strict=True))
-    cases = {"1, of 1 file": files[:1], f"1, of {count:,} files": together, f"{count:,}": files}
-    entries: list[dict[str, Any]] = [{"part": "start", "sources": name, **shape, "rounds": []} for name in cases]
+    cases = {_named(1, 1): files[:1], _named(1, count): together, _named(count, count): files}
+    about = {"part": "start", "files": 1, "beside": 1}
+    entries: list[dict[str, Any]] = [{**about, "sources": name, **shape, "rounds": []} for name in cases]
     for number in range(rounds):
         first = number * len(entries) // rounds
         for entry in entries[first:] + entries[:first]:
@@ -116,12 +129,18 @@ def _cut(whole: Path, folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def _same_work(entry: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(entry[key] == other[key] for key in ("part", "batch_size", "seq_len"))
+def _named(sources: int, files: int) -> str:
+    return f"{sources:,}" if sources > 1 else f"1, of {files:,} file{'s' if files > 1 else ''}"
+
+
+def _is_base(entry: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether `other` is the one source that an entry is compared with."""
+    same = all(entry[key] == other[key] for key in ("part", "batch_size", "seq_len"))
+    return same and other["files"] == entry["beside"]
 
 
 def _summarise(entry: dict[str, Any], one: dict[str, Any]) -> None:
-    """Median, lowest and highest of every figure, and of its ratio to that of one source in the same round."""
+    """Median, lowest and highest of every figure, and of its ratio to that of the source `one` in the same round."""
     names = _RATE if entry["part"] == "rate" else _START
     for name in names:
         values = [found[name] for found in entry["rounds"]]
@@ -150,7 +169,8 @@ def _label(entry: dict[str, Any]) -> str:
 
 
 def _table(entries: list[dict[str, Any]], part: str, names: tuple[str, ...]) -> Table:
-    table = Table(title=f"{part}: median (low to high); ratios to the first row of a size, within a round")
+    base = "one source of the same files, its own to one file" if part == "rate" else "the first row"
+    table = Table(title=f"{part}: median (low to high); ratios to {base}, within a round")
     table.add_column("batch")
     table.add_column("sources")
     for name in names:

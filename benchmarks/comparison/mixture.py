@@ -5,6 +5,7 @@ start   the first batch, and a resume at 80 % of the epoch, whose rows are marke
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -59,17 +60,23 @@ def rates(
                 found[case].append(figures)
                 batches[case] += before["batches"] + figures["batches"]
                 last.append(batch)
-        for loader, count, (inputs, labels) in zip(loaders, batches, last, strict=True):
-            _check(loader, count - 1, inputs, labels)
+        for loader, sources, count, (inputs, labels) in zip(loaders, cases, batches, last, strict=True):
+            _check(loader, sources, count - 1, inputs, labels)
     return found
 
 
-def _check(loader: TokenLoader, number: int, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+def _check(
+    loader: TokenLoader, sources: list[list[str]], number: int, inputs: torch.Tensor, labels: torch.Tensor
+) -> None:
     """Compare a batch, by its number from the start on, with the files where `locate` says that it is."""
     epoch, step = divmod(number, len(loader))
+    following = {path: later for files in sources for path, later in itertools.pairwise(files)}
     for row, (own, shifted) in enumerate(zip(inputs, labels, strict=True)):
         place = loader.locate(step, row, epoch=epoch)
-        tokens = np.fromfile(place.file, np.uint16, len(own) + 1, offset=2 * place.offset).astype(np.int64)
+        tokens = np.fromfile(place.file, np.uint16, len(own) + 1, offset=2 * place.offset)
+        if len(tokens) <= len(own) and str(place.file) in following:  # the row goes on in the next file
+            rest = np.fromfile(following[str(place.file)], np.uint16, len(own) + 1 - len(tokens))
+            tokens = np.concatenate((tokens, rest))
         if not (np.array_equal(own, tokens[:-1]) and np.array_equal(shifted, tokens[1:])):
             raise CheckError(f"row {row} of step {step} is not at token {place.offset:,} of {place.file}")
 

@@ -24,9 +24,10 @@ def files(folder: Path, count: int) -> list[list[str]]:
 
 def test_rates_of_cases_in_turn(tmp_path: Path) -> None:
     sources = files(tmp_path, 3)
-    found = rates([sources[:1], sources], 15000, 2, 16, 4, 0.01)
-    assert [len(of_case) for of_case in found] == [4, 4]
-    for figures in found[0] + found[1]:
+    together = [[path for of_source in sources for path in of_source]]
+    found = rates([sources[:1], together, sources], 15000, 2, 16, 4, 0.01)
+    assert [len(of_case) for of_case in found] == [4, 4, 4]
+    for figures in found[0] + found[1] + found[2]:
         assert figures["tokens_per_s"] > 0
         assert figures["main_thread_cpu_s_per_batch"] > 0
 
@@ -67,7 +68,11 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["failed"] == []
     found = [(entry["part"], entry["batch_size"], entry["sources"]) for entry in report["entries"]]
-    rates = [("rate", batch_size, count) for batch_size, _ in mixture_speed.SIZES for count in ("1", "3")]
+    rates = [
+        ("rate", batch_size, count)
+        for batch_size, _ in mixture_speed.SIZES
+        for count in ("1, of 1 file", "1, of 3 files", "3")
+    ]
     assert found == rates + [("start", 8, count) for count in ("1, of 1 file", "1, of 4 files", "4")]
     for entry in report["entries"]:
         name = "tokens_per_s" if entry["part"] == "rate" else "resume_s"

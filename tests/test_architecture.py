@@ -31,7 +31,7 @@ ROOMS = {
     "runtime": "numpy rich",
     "monitoring": "",
     "operators": "numpy cupy",
-    "storage": "numpy obstore zstandard xxhash",
+    "storage": "cramjam numpy obstore zstandard xxhash",
     "corpus": "numpy pyarrow array_record",
     "documents": "numpy",
     "rows": "numpy",
@@ -61,6 +61,7 @@ FEW_MODULES = {
 
 ONLY_INSIDE_FUNCTIONS = {
     "nvidia",
+    "cramjam",
     "cupy",
     "cupyx",
     "array_record",

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple, Self
+from urllib.parse import unquote
 
 from typing_extensions import override
 
@@ -160,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         owner, path = self.server_owner, self.path.lstrip("/")
-        path = path if path in owner.files else path.partition("?")[0]
+        path = path if path in owner.files else unquote(path.partition("?")[0])
         if path == ".counts":
             self._reply(200, json.dumps(owner.counts()).encode(), {})
             return

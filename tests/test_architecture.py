@@ -54,6 +54,8 @@ ROOMS = {
 FEW_MODULES = {
     "nvidia": {"engine/dali", "samples/graph", "samples/gaussian_noise"},
     "cupyx": {"placement/cuda"},
+    "boto3": {"storage/aws_profiles"},
+    "botocore": {"storage/aws_profiles"},
     "obstore": {"storage/stores"},
     "array_record": {"corpus/formats/arrayrecord"},
 }
@@ -65,6 +67,8 @@ ONLY_INSIDE_FUNCTIONS = {
     "cupy",
     "cupyx",
     "array_record",
+    "boto3",
+    "botocore",
     "jax",
     "jinja2",
     "obstore",

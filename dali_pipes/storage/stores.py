@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage import hub
+from dali_pipes.storage.aws_profiles import ProfileError, find_profile
 from dali_pipes.storage.retries import StoreError
 from dali_pipes.uris import WEB, Uri
 
@@ -28,6 +29,7 @@ _MOST_STALLS = 10
 """Times `STALL_S`: the longest that a whole request may take; many of them share a slow line."""
 _CONNECT_S = 10.0
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z' -]*)")
+_PROFILE = re.compile(r"credential provider: ProfileError: (.*)")
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _TOO_MANY = (429, 503)
 _NOT_SATISFIABLE = "416"
@@ -177,6 +179,8 @@ def _made(uri: Uri) -> Any:
 
     try:
         return _make_store(uri)
+    except ProfileError as error:
+        raise ConfigError(f"{uri}: {error}") from None
     except (BaseError, ValueError) as error:
         reason = re.sub(r"\S+://\S+", "ADDRESS", str(error).partition("\n")[0])[:200]
     needed = _CREDENTIALS.get(_VARIABLES.get(uri.scheme, "AZURE_"))
@@ -215,8 +219,11 @@ def _make_store(uri: Uri) -> Any:
         return make.HTTPStore.from_url(f"{scheme}://{host}{folder}", client_options=client, retry_config=retry)
     if scheme in ("s3", "s3a") and os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
         client["allow_http"] = True
-    known = {"gcs": "gs"}.get(scheme, scheme)
-    return make.from_url(f"{known}://{server}", client_options=client, retry_config=retry)
+    known, more = {"gcs": "gs"}.get(scheme, scheme), {}
+    profile = find_profile(f"to read {uri}") if scheme in ("s3", "s3a") else None
+    if profile is not None:
+        more = {"credential_provider": profile.credentials, "config": profile.settings}
+    return make.from_url(f"{known}://{server}", client_options=client, retry_config=retry, **more)
 
 
 def _obstore(uri: Uri) -> Any:
@@ -263,6 +270,9 @@ def _translated(uri: Uri, error: BaseException) -> OSError | ChangedError:
         return StoreError(errno.ENODEV, f"the bucket {uri.server.rpartition('@')[2]} does not exist ({shown})")
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, f"no such object ({shown or 'not found'})")
+    profile = _PROFILE.search(text)
+    if profile is not None:
+        return StoreError(errno.EACCES, profile[1])
     if "ExpiredToken" in text or "token has expired" in text:
         return StoreError(errno.EACCES, f"the credentials have expired ({shown}); renew them")
     if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
@@ -276,7 +286,8 @@ def _translated(uri: Uri, error: BaseException) -> OSError | ChangedError:
     if "169.254.169.254" in text or "metadata.google.internal" in text:
         return StoreError(
             errno.EACCES,
-            f"no credentials were found; set {_CREDENTIALS[_VARIABLES.get(uri.scheme, 'AZURE_')]} in the environment",
+            f"no credentials were found; set {_CREDENTIALS[_VARIABLES.get(uri.scheme, 'AZURE_')]} in the environment"
+            + ('; profiles of ~/.aws take: pip install "dali-pipes[aws]"' if uri.scheme in ("s3", "s3a") else ""),
         )
     if status:
         number = int(status[1])

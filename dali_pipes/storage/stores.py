@@ -31,6 +31,8 @@ _CONNECT_S = 10.0
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z' -]*)")
 _PROFILE = re.compile(r"credential provider: ProfileError: (.*)")
 _PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_DENIED = ("401", "403")
+_EXPIRED = re.compile(r"Expired(?:Authentication)?Token|token (?:has|is) expired|Request has expired")
 _TOO_MANY = (429, 503)
 _NOT_SATISFIABLE = "416"
 
@@ -91,7 +93,11 @@ def look_up(uri: Uri) -> Facts | None:
                 return _facts(obstore.head(store, key))
             # It sends readers on to addresses that may be signed for reading alone.
             return _facts(obstore.get(store, key, options={"range": (0, 1)}).meta)
-        raise failures.error
+        failure = failures.error
+        if uri.scheme != "hf" and isinstance(failure, OSError) and failure.errno in (errno.EACCES, errno.EINVAL):
+            # Answers to HEAD do not have a text, which says whether a token has expired; some servers refuse HEAD.
+            return get(uri, 0, 1).facts
+        raise failure
     except FileNotFoundError as error:
         if error.errno == errno.ENOENT:
             return None
@@ -217,7 +223,7 @@ def _make_store(uri: Uri) -> Any:
         folder = f"/{uri.parent._split()[1]}?{uri.query}" if uri.query else ""
         client["allow_http"] = scheme == "http"
         return make.HTTPStore.from_url(f"{scheme}://{host}{folder}", client_options=client, retry_config=retry)
-    if scheme in ("s3", "s3a") and os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+    if os.environ.get(f"{_VARIABLES.get(scheme, 'AZURE_')}ALLOW_HTTP", "").lower() in ("1", "true"):
         client["allow_http"] = True
     known, more = {"gcs": "gs"}.get(scheme, scheme), {}
     profile = find_profile(f"to read {uri}") if scheme in ("s3", "s3a") else None
@@ -273,10 +279,13 @@ def _translated(uri: Uri, error: BaseException) -> OSError | ChangedError:
     profile = _PROFILE.search(text)
     if profile is not None:
         return StoreError(errno.EACCES, profile[1])
-    if "ExpiredToken" in text or "token has expired" in text:
+    if _EXPIRED.search(text):
         return StoreError(errno.EACCES, f"the credentials have expired ({shown}); renew them")
-    if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
-        return StoreError(errno.EACCES, f"access is denied ({shown}); check the credentials and their permissions")
+    denied = exceptions.UnauthenticatedError | exceptions.PermissionDeniedError
+    if isinstance(error, denied) or (status and status[1] in _DENIED):
+        return StoreError(
+            errno.EACCES, f"access is denied ({shown or 'no answer'}); check the credentials and their permissions"
+        )
     if isinstance(error, exceptions.NotSupportedError):
         return StoreError(
             errno.EIO,

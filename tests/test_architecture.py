@@ -56,7 +56,7 @@ FEW_MODULES = {
     "cupyx": {"placement/cuda"},
     "boto3": {"storage/aws_profiles"},
     "botocore": {"storage/aws_profiles"},
-    "obstore": {"storage/stores"},
+    "obstore": {"storage/store_errors", "storage/stores"},
     "array_record": {"corpus/formats/arrayrecord"},
 }
 """Packages that these modules alone import."""

@@ -191,10 +191,13 @@ def test_a_loader_over_faults_gives_the_batches_of_the_copy(
 
 @pytest.mark.parametrize("turns", [12, pytest.param(200, marks=pytest.mark.slow)])
 def test_resumes_over_faults_continue_where_they_were(
-    faulty: tuple[CountingCorpus, RangeServer, list[str]], turns: int
+    faulty: tuple[CountingCorpus, RangeServer, list[str]], turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States move from one storage to the other, at random steps."""
-    corpus, _, addresses = faulty
+    corpus, server, addresses = faulty
+    monkeypatch.setattr(stores, "STALL_S", 0.2)
+    often = server.fault
+    server.fault = lambda request: "stall" if request.number % 100 == 50 else often(request)
     with TokenLoader(corpus.pattern, **SETTINGS) as loader:
         whole = batches_of(loader)
     with TokenLoader(corpus.pattern, **SETTINGS) as loader:

@@ -281,6 +281,36 @@ def test_a_mixture_of_both(faulty: tuple[CountingCorpus, RangeServer, list[str]]
         one.load_state_dict(state)
 
 
+def test_sources_are_opened_at_the_same_time(counting: Callable[..., CountingCorpus]) -> None:
+    """The first answer for each source waits until all sources have asked."""
+    corpus = counting(*range(3000, 3006), dtype="uint16")
+    with RangeServer.of_folder(corpus.folder) as server:
+        all_asked, seen, lock = threading.Barrier(6, timeout=60), set[str](), threading.Lock()
+
+        def fault(request: Request) -> str | None:
+            with lock:
+                is_first = request.path in server.files and request.path not in seen
+                seen.add(request.path)
+            if is_first:
+                all_asked.wait()
+            return None
+
+        server.fault = fault
+        near, far = (
+            {f"s{n}": {"corpus": where(path), "weight": n + 1} for n, path in enumerate(corpus.files)}
+            for where in (str, lambda path: f"{server.url}/{path.name}")
+        )
+        settings: dict[str, Any] = {**SETTINGS, "total_tokens": 64 * 200}
+        with TokenLoader(mixture=near, **settings) as local, TokenLoader(mixture=far, **settings) as remote:
+            assert not all_asked.broken
+            assert batches_of(remote) == batches_of(local)
+        server.fault = lambda request: None
+        for name in ("s4", "s2"):
+            far[name] = {**far[name], "corpus": f"{server.url}/none_{name}.bin"}
+        with pytest.raises(CorpusReadError, match=r"^mixture\.s2: .*none_s2"):
+            TokenLoader(mixture=far, **settings)
+
+
 SECRETS = ["hunter2", "5f2c9a", "s3cr3t"]
 
 

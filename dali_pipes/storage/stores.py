@@ -142,7 +142,7 @@ def _facts(meta: Any) -> Facts:
 
 
 def place_of(uri: Uri) -> Place:
-    """Where requests for an object go. Does not block.
+    """Where requests for an object go. Blocks only where credentials have to be fetched first.
 
     Looks at the environment, which costs as much as a tenth of a request; so who reads one object often keeps it.
     """

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.needs("obstore")
 OF_SHARDS: list[tuple[list[str], str | None]] = [
     (["mds/tokens_u16"], None),
     (["mds/concat_bytes_i64"], "int64"),
+    (["mds/tokens_br"], None),
+    (["mds/tokens_snappy"], None),
     (["litdata/gpt2_numpy_u16"], None),
     (["litdata/gpt2_torch_i32/index.json"], None),
 ]

@@ -31,7 +31,7 @@ ROOMS = {
     "runtime": "numpy rich",
     "monitoring": "",
     "operators": "numpy cupy",
-    "storage": "numpy obstore zstandard xxhash",
+    "storage": "cramjam numpy obstore zstandard xxhash",
     "corpus": "numpy pyarrow array_record",
     "documents": "numpy",
     "rows": "numpy",
@@ -54,16 +54,21 @@ ROOMS = {
 FEW_MODULES = {
     "nvidia": {"engine/dali", "samples/graph", "samples/gaussian_noise"},
     "cupyx": {"placement/cuda"},
-    "obstore": {"storage/stores"},
+    "boto3": {"storage/aws_profiles"},
+    "botocore": {"storage/aws_profiles"},
+    "obstore": {"storage/store_errors", "storage/stores"},
     "array_record": {"corpus/formats/arrayrecord"},
 }
 """Packages that these modules alone import."""
 
 ONLY_INSIDE_FUNCTIONS = {
     "nvidia",
+    "cramjam",
     "cupy",
     "cupyx",
     "array_record",
+    "boto3",
+    "botocore",
     "jax",
     "jinja2",
     "obstore",

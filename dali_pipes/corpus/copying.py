@@ -24,7 +24,7 @@ from dali_pipes.corpus.formats.huggingface import list_shards
 from dali_pipes.corpus.opener import open_corpus
 from dali_pipes.errors import ConfigError, CorpusError, CorpusReadError
 from dali_pipes.runtime.locks import lock, unlock
-from dali_pipes.storage.byte_file import open_file
+from dali_pipes.storage.byte_file import look_up_all, open_file
 from dali_pipes.storage.fingerprint import read_samples
 from dali_pipes.storage.listings import Listings, can_list, current_listings
 from dali_pipes.storage.object_file import ObjectFile
@@ -137,7 +137,9 @@ def _beside(data: Sequence[Uri]) -> Iterator[Uri]:
         if can_list(uri):
             yield from (one for one in entries_in(uri) if one.name in names)
         else:
-            yield from (uri / name for name in sorted(names) if current_listings().facts(uri / name) is not None)
+            asked = [uri / name for name in sorted(names)]
+            look_up_all(asked)
+            yield from (one for one in asked if current_listings().facts(one) is not None)
 
 
 def _is_there(item: _Item) -> bool:

@@ -1,5 +1,6 @@
 """Open files as one corpus: find and recognize them, check each against its header or index, then all together."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.discovery.duplicates import refuse_repeats
-from dali_pipes.corpus.discovery.find_files import named_files
+from dali_pipes.corpus.discovery.find_files import entries_of, named_files
 from dali_pipes.corpus.discovery.manifests import Manifests
 from dali_pipes.corpus.eager_decoding import decoded_bytes
 from dali_pipes.corpus.formats import huggingface, registry, synthetic
@@ -23,9 +24,9 @@ from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 from dali_pipes.storage.byte_file import open_file
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES
 from dali_pipes.storage.kept_answers import answers_kept
-from dali_pipes.storage.listings import Listings
+from dali_pipes.storage.kept_listings import listings_kept
 from dali_pipes.storage.retries import DEFAULT_REQUESTS, DEFAULT_RETRIES, ReadRetries
-from dali_pipes.uris import FilePath, Uri
+from dali_pipes.uris import FilePath, Uri, is_uri
 
 _LARGE_TABLE_BYTES = 1 << 20
 
@@ -90,9 +91,12 @@ def open_corpus(
     """
     if synthetic.is_synthetic(paths, format):
         return _open_synthetic(paths, vocab_size, dtype, eos_id, loss_masks, token_column, verify)
-    with ReadRetries(read_retries, read_requests).in_use(), Listings().in_use():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ReadRetries(read_retries, read_requests).in_use())
+        entries = entries_of(paths)
+        stack.enter_context(listings_kept([Uri(entry) for entry in entries if is_uri(entry)]))
         return _open_corpus(
-            paths,
+            entries,
             format,
             dtype,
             eos_id,
@@ -107,7 +111,7 @@ def open_corpus(
 
 
 def _open_corpus(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    entries: Sequence[str],
     format: str,
     dtype: str | np.dtype[Any] | None,
     eos_id: int | None,
@@ -122,7 +126,7 @@ def _open_corpus(
 ) -> Corpus:
     registry.check_name(format)
     id_type = None if dtype is None else _id_type(dtype, format)
-    listed = named_files(paths, use_indexes=registry.uses_index(format), notes=notes)
+    listed = named_files(entries, use_indexes=registry.uses_index(format), notes=notes)
     named = [(entry, shard) for entry, path in listed for shard in huggingface.list_shards(path, format)]
     refuse_repeats(named)
     found = [shard for _, shard in named]

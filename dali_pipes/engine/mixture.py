@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future
 from fractions import Fraction
 from itertools import combinations
 
@@ -16,21 +17,31 @@ from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.make import Named, make_rows
 from dali_pipes.runtime.messages import counted
+from dali_pipes.runtime.threads import ReaderThreads
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture import STRATUM, MixtureOrder
-from dali_pipes.uris import Uri
+from dali_pipes.uris import Uri, is_uri
 
 Int64Array = npt.NDArray[np.int64]
+_MOST_OPENING = 16
+"""Remote sources that are opened at the same time."""
 RowWeights = Mapping[str, Fraction]
 
 
 def open_corpora(config: LoaderConfig) -> dict[str, Corpus]:
-    """The corpora of a mixture by source name, or the only one by the name "". Blocks; errors name the source."""
+    """The corpora of a mixture by source name, or the only one by the name "". Blocks; errors name the source.
+
+    Remote ones are opened at the same time, since that is mostly waiting.
+    """
+    sources = {"": config} if config.mixture is None else config.sources
+    remote = [name for name, own in sources.items() if _is_remote(own)]
+    threads = ReaderThreads(min(len(remote), _MOST_OPENING)) if len(remote) > 1 else None
+    futures = {name: threads.submit(_open, sources[name]) for name in remote} if threads is not None else {}
     corpora: dict[str, Corpus] = {}
     try:
-        for name, own in ({"": config} if config.mixture is None else config.sources).items():
+        for name, own in sources.items():
             try:
-                corpora[name] = _open(own)
+                corpora[name] = _open(own) if threads is None or name not in futures else threads.result(futures[name])
             except (ConfigError, CorpusError) as error:
                 if not name:
                     raise
@@ -38,10 +49,26 @@ def open_corpora(config: LoaderConfig) -> dict[str, Corpus]:
         _refuse_shared_files(corpora)
         _refuse_other_vocabularies(corpora)
     except BaseException:
+        for future in futures.values():
+            future.cancel()
+            future.add_done_callback(_close_opened)
         for corpus in corpora.values():
             corpus.close()
         raise
+    finally:
+        if threads is not None:
+            threads.stop(0)
     return corpora
+
+
+def _is_remote(config: LoaderConfig) -> bool:
+    named = config.corpus or ()
+    return any(map(is_uri, [named] if isinstance(named, str) else map(str, named)))
+
+
+def _close_opened(future: "Future[Corpus]") -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
 
 
 def _open(config: LoaderConfig) -> Corpus:

@@ -12,11 +12,12 @@ from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage.byte_file import open_file
 from dali_pipes.uris import FilePath
 
-SUFFIXES = ("zstd", "gz", "bz2")
+SUFFIXES = ("zstd", "gz", "bz2", "br", "snappy")
 """The compressions that can be read, by the names that MDS and LitData use."""
 _STEP_BYTES = 1 << 20
-_MOST_BYTES_FOR_ONE = {"zstd": 1 << 15, "gz": 1 << 11, "bz2": 1 << 21}
+_MOST_BYTES_FOR_ONE = {"zstd": 1 << 15, "gz": 1 << 11, "bz2": 1 << 21, "br": 1 << 21, "snappy": 22}
 """Upper bounds of compression ratios: 4 bytes of zstd, for one, are a block of at most 128 KiB."""
+_OF_CRAMJAM = ("br", "snappy")
 
 
 def check_method(method: str, where: str) -> str:
@@ -31,6 +32,8 @@ def check_method(method: str, where: str) -> str:
         )
     if suffix == "zstd":
         _open_zstd(io.BytesIO())
+    elif suffix in _OF_CRAMJAM:
+        _cramjam(suffix)
     return suffix
 
 
@@ -65,6 +68,8 @@ def inflate_bytes(packed: io.BytesIO, path: FilePath, suffix: str, inflated_byte
     """As `inflate`, of bytes that were read from `path`."""
     content = bytearray()
     try:
+        if suffix in _OF_CRAMJAM:
+            return _inflated_by_cramjam(packed.getvalue(), suffix, inflated_bytes)
         with _OPENERS[suffix](packed) as stream:
             # One byte more than there should be, which tells of too many without taking them.
             while len(content) <= inflated_bytes:
@@ -73,7 +78,10 @@ def inflate_bytes(packed: io.BytesIO, path: FilePath, suffix: str, inflated_byte
                     break
                 content += step
     except _failures(suffix) as error:
-        raise CorpusFormatError(f"{path}: cannot be decompressed ({suffix}): {error}. Copy it again.") from error
+        raise CorpusFormatError(
+            f"{path}: cannot be decompressed ({suffix}) to {inflated_bytes:,} bytes, as its index expects: {error}. "
+            "Copy it again."
+        ) from error
     if len(content) != inflated_bytes:
         found = "more bytes" if len(content) > inflated_bytes else f"{len(content):,} bytes"
         raise CorpusFormatError(
@@ -93,8 +101,29 @@ def _open_zstd(packed: io.BytesIO) -> Any:
     return zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
 
 
+def _inflated_by_cramjam(packed: bytes, suffix: str, inflated_bytes: int) -> bytes:
+    """It fills memory of the right size, so more than the index says is an error and not written anywhere.
+
+    Snappy: the raw format, without frames, as MosaicML Streaming writes it.
+    """
+    cramjam, content = _cramjam(suffix), bytearray(inflated_bytes)
+    inflate_into = cramjam.brotli.decompress_into if suffix == "br" else cramjam.snappy.decompress_raw_into
+    count = inflate_into(packed, content)
+    if count != inflated_bytes:
+        raise EOFError(f"it ends after {count:,} bytes")
+    return bytes(content)
+
+
+def _cramjam(suffix: str) -> Any:
+    with optional_package("cramjam", "shards", purpose=f"to read shards compressed with {suffix}"):
+        import cramjam
+    return cramjam
+
+
 def _failures(suffix: str) -> tuple[type[Exception], ...]:
     """What damaged data may raise."""
+    if suffix in _OF_CRAMJAM:
+        return EOFError, _cramjam(suffix).DecompressionError
     if suffix != "zstd":
         return OSError, EOFError, ValueError, zlib.error
     import zstandard

@@ -86,7 +86,7 @@ def _page(url: str) -> tuple[list[Any], str | None]:
             following = _NEXT.search(answer.headers.get("Link", ""))
             return json.load(answer), None if following is None else following[1]
     except urllib.error.HTTPError as error:
-        status, reason = error.code, error.reason
+        status, reason, asked = error.code, error.reason, error.headers.get("Retry-After", "")
         error.close()
     except urllib.error.URLError as error:
         raise StoreError(errno.ECONNREFUSED, f"cannot connect to {endpoint()}: {error.reason}") from None
@@ -97,5 +97,8 @@ def _page(url: str) -> tuple[list[Any], str | None]:
     if status in (401, 403):
         raise StoreError(errno.EACCES, f"access is denied ({status} {reason}); set HF_TOKEN, and accept the terms")
     raise StoreError(
-        errno.EIO if status == 429 or status >= 500 else errno.EINVAL, f"{status} {reason}", busy=status == 429
+        errno.EIO if status == 429 or status >= 500 else errno.EINVAL,
+        f"{status} {reason}",
+        busy=status in (429, 503),
+        after_s=float(asked) if asked.isdecimal() else 0,
     )

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage import stores
@@ -22,25 +22,41 @@ Found = TypeVar("Found")
 
 
 class Listings:
-    """Objects and folders that were looked up. Thread-safe."""
+    """Objects and folders that were looked up. Thread-safe.
 
-    def __init__(self) -> None:
+    facts:   of each object that was looked up or listed; None: there is no such object
+    objects: of each folder whose objects are all known
+    folders: in each of these
+    found:   folders that have something in them
+    """
+
+    def __init__(
+        self,
+        facts: dict[Uri, Facts | None] | None = None,
+        objects: dict[Uri, list[Uri]] | None = None,
+        folders: dict[Uri, list[Uri]] | None = None,
+        found: set[Uri] | None = None,
+    ) -> None:
         self._lock = threading.Lock()
-        self._facts: dict[Uri, Facts | None] = {}
-        self._objects: dict[Uri, list[Uri]] = {}  # of each folder whose objects are all known
-        self._folders: dict[Uri, list[Uri]] = {}  # in each of these
-        self._found: set[Uri] = set()  # folders that have something in them
+        self._facts, self._objects, self._folders = facts or {}, objects or {}, folders or {}
+        self._found = found or set()
+        self._asking: dict[Uri, threading.Lock] = {}
+
+    def content(self) -> tuple[dict[Uri, Facts | None], dict[Uri, list[Uri]], dict[Uri, list[Uri]], list[Uri]]:
+        """What the constructor takes."""
+        with self._lock:
+            return {**self._facts}, {**self._objects}, {**self._folders}, [*self._found]
 
     def facts(self, uri: Uri) -> Facts | None:
         """Of the object, None if there is none. Blocks for a request unless it is known. CorpusReadError."""
         with self._lock:
-            if uri in self._facts:
-                return self._facts[uri]
-            if uri.parent in self._objects:
-                return None
-        found = _asked(uri, "accessed", lambda: stores.look_up(uri))
-        self.keep(uri, found)
-        return found
+            if self._knows(uri):
+                return self._facts.get(uri)
+            asking = self._asking.setdefault(uri, threading.Lock())
+        with asking:  # threads that open files of one folder ask for the same ones next to them
+            if not self.knows(uri):
+                self.keep(uri, _asked(uri, "accessed", lambda: stores.look_up(uri)))
+        return self.known_facts(uri)
 
     def known_facts(self, uri: Uri) -> Facts | None:
         """As `facts`, None also if it is not known. Does not block."""
@@ -50,7 +66,10 @@ class Listings:
     def knows(self, uri: Uri) -> bool:
         """Whether `facts` would ask nothing."""
         with self._lock:
-            return uri in self._facts or uri.parent in self._objects
+            return self._knows(uri)
+
+    def _knows(self, uri: Uri) -> bool:
+        return uri in self._facts or uri.parent in self._objects
 
     def keep(self, uri: Uri, facts: Facts | None) -> None:
         """Remember what was found otherwise."""
@@ -98,11 +117,11 @@ class Listings:
         return list(objects)
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[Self]:
         """Inside, this thread asks here first."""
         token = _current.set(self)
         try:
-            yield
+            yield self
         finally:
             _current.reset(token)
 

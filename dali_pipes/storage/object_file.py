@@ -19,7 +19,8 @@ from dali_pipes.storage import stores
 from dali_pipes.storage.kept_answers import KeptAnswers, current_answers
 from dali_pipes.storage.listings import current_listings
 from dali_pipes.storage.retries import ReadRetries, StoreError, current_retries
-from dali_pipes.storage.stores import ChangedError, Facts
+from dali_pipes.storage.store_errors import ChangedError
+from dali_pipes.storage.stores import Facts
 from dali_pipes.uris import Uri
 
 HEAD_BYTES = 4096

@@ -5,7 +5,9 @@
 Errors of a storage system that may recover are transient. Errors about the file, its name, the user's permissions or
 the program (EBADF, EACCES, ENOENT, EISDIR ...) are raised immediately, and so is a file that ends early.
 
-Many ranks ask the same object store, so waits for one are spread at random, and are longer where it asks for a pause.
+Many ranks ask the same object store, so waits for one are spread at random. Where it says that there are too many
+requests (429, 503), they are about 1, 4, 16 and 30 s. obstore does not tell what `Retry-After` says; where it is known,
+the wait is as long, at least.
 """
 
 import atexit
@@ -27,6 +29,8 @@ _FIRST_WAIT_S = 0.05
 _GROWTH = 4
 _LONGEST_WAIT_S = 3.2
 _BUSY_WAIT_S = 1.0
+_LONGEST_BUSY_WAIT_S = 30.0
+_LONGEST_ASKED_WAIT_S = 300.0
 
 LOST_HANDLES = frozenset({errno.ESTALE, errno.ENOTCONN})
 """The server, or the process of a FUSE mount, restarted and does not know the descriptor: the file has to be opened
@@ -55,11 +59,15 @@ _PASSING = LOST_HANDLES | {
 
 
 class StoreError(OSError):
-    """What a request to an object store ended with. busy: the store asks for fewer requests (429, 503)."""
+    """What a request to an object store ended with.
 
-    def __init__(self, number: int, reason: str, *, busy: bool = False) -> None:
+    busy:    the store asks for fewer requests (429, 503)
+    after_s: the pause that it asks for; 0: not known
+    """
+
+    def __init__(self, number: int, reason: str, *, busy: bool = False, after_s: float = 0) -> None:
         super().__init__(number, reason)
-        self.busy = busy
+        self.busy, self.after_s = busy, after_s
 
 
 class ReadRetries:
@@ -92,10 +100,7 @@ class ReadRetries:
             _waiting.add(self)
             if not _at_exit:
                 _at_exit.append(atexit.register(_end_all))
-            wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * _GROWTH ** (tries - 1))
-            if isinstance(error, StoreError):
-                wait_s = max(wait_s, _BUSY_WAIT_S if error.busy else 0) * random.uniform(0.5, 1.5)
-            if self._ended.wait(wait_s):
+            if self._ended.wait(_wait_s(error, tries)):
                 return False
         with self._lock:
             self._count += 1
@@ -113,6 +118,17 @@ class ReadRetries:
             yield self
         finally:
             _current.reset(token)
+
+
+def _wait_s(error: OSError, tries: int) -> float:
+    growth = _GROWTH ** (tries - 1)
+    wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * growth)
+    if not isinstance(error, StoreError):
+        return wait_s
+    if error.busy:
+        wait_s = max(wait_s, min(_LONGEST_BUSY_WAIT_S, _BUSY_WAIT_S * growth))
+    asked_s = min(_LONGEST_ASKED_WAIT_S, error.after_s) * random.uniform(1, 1.25)
+    return max(wait_s * random.uniform(0.5, 1.5), asked_s)
 
 
 def current_retries() -> ReadRetries:

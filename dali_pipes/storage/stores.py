@@ -19,7 +19,9 @@ from urllib.parse import unquote
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage import hub
+from dali_pipes.storage.aws_profiles import ProfileError, find_profile
 from dali_pipes.storage.retries import StoreError
+from dali_pipes.storage.store_errors import CREDENTIALS, VARIABLES, ChangedError, failures_of
 from dali_pipes.uris import WEB, Uri
 
 STALL_S = 30.0
@@ -27,17 +29,6 @@ STALL_S = 30.0
 _MOST_STALLS = 10
 """Times `STALL_S`: the longest that a whole request may take; many of them share a slow line."""
 _CONNECT_S = 10.0
-_STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z' -]*)")
-_PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
-_TOO_MANY = (429, 503)
-_NOT_SATISFIABLE = "416"
-
-_VARIABLES = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "gcs": "GOOGLE_", "hf": "HF_"}
-_CREDENTIALS = {
-    "AWS_": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket,",
-    "GOOGLE_": "GOOGLE_APPLICATION_CREDENTIALS",
-    "AZURE_": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
 
 _lock = threading.Lock()
 _stores: dict[tuple[object, ...], Any] = {}
@@ -76,20 +67,20 @@ class Place(NamedTuple):
     key: str
 
 
-class ChangedError(Exception):
-    """The object is not the one that was expected."""
-
-
 def look_up(uri: Uri) -> Facts | None:
     """One request; None if there is no such object. Blocks; raises OSError."""
     obstore, (store, key) = _obstore(uri), place_of(uri)
     try:
-        with _failures(uri) as failures:
+        with failures_of(uri, STALL_S, _MOST_STALLS * STALL_S) as failures:
             if uri.scheme != "hf":
                 return _facts(obstore.head(store, key))
             # It sends readers on to addresses that may be signed for reading alone.
             return _facts(obstore.get(store, key, options={"range": (0, 1)}).meta)
-        raise failures.error
+        failure = failures.error
+        if uri.scheme != "hf" and isinstance(failure, OSError) and failure.errno in (errno.EACCES, errno.EINVAL):
+            # Answers to HEAD do not have a text, which says whether a token has expired; some servers refuse HEAD.
+            return get(uri, 0, 1).facts
+        raise failure
     except FileNotFoundError as error:
         if error.errno == errno.ENOENT:
             return None
@@ -108,7 +99,7 @@ def get(uri: Uri, first: int, last: int, expected: str | None = None, place: Pla
     options: dict[str, Any] = {"range": (first, last)}
     if expected is not None and _is_strong(expected):
         options["if_match"] = expected
-    with _failures(uri) as failures:
+    with failures_of(uri, STALL_S, _MOST_STALLS * STALL_S) as failures:
         result = obstore.get(store, key, options=options)
         answer = Answer(_facts(result.meta), result.range[0], memoryview(result.bytes()))
         if expected is not None and answer.facts.identity != expected:
@@ -125,7 +116,7 @@ def list_below(uri: Uri, *, deep: bool) -> tuple[dict[Uri, Facts], list[Uri]]:
         return objects, [] if deep else [one for one, size, _ in entries if size is None]
     obstore, store, prefix = _obstore(uri), _store(uri), uri.path or None
     root = Uri(f"{uri.full.partition('://')[0]}://{uri.server}")
-    with _failures(uri) as failures:
+    with failures_of(uri, STALL_S, _MOST_STALLS * STALL_S) as failures:
         if deep:
             found, below = [one for some in obstore.list(store, prefix) for one in some], []
         else:
@@ -151,7 +142,7 @@ def _facts(meta: Any) -> Facts:
 
 
 def place_of(uri: Uri) -> Place:
-    """Where requests for an object go. Does not block.
+    """Where requests for an object go. Blocks only where credentials have to be fetched first.
 
     Looks at the environment, which costs as much as a tenth of a request; so who reads one object often keeps it.
     """
@@ -177,16 +168,18 @@ def _made(uri: Uri) -> Any:
 
     try:
         return _make_store(uri)
+    except ProfileError as error:
+        raise ConfigError(f"{uri}: {error}") from None
     except (BaseError, ValueError) as error:
         reason = re.sub(r"\S+://\S+", "ADDRESS", str(error).partition("\n")[0])[:200]
-    needed = _CREDENTIALS.get(_VARIABLES.get(uri.scheme, "AZURE_"))
+    needed = CREDENTIALS.get(VARIABLES.get(uri.scheme, "AZURE_"))
     advice = "Correct the address." if uri.scheme in WEB or needed is None else f"Set {needed} in the environment."
     raise ConfigError(f"{uri}: this store cannot be set up: {reason}. {advice}")
 
 
 def _environment(scheme: str) -> tuple[str, ...]:
     """What decides how a store is reached: a test, or a notebook, may change it."""
-    prefix = _VARIABLES.get(scheme, "AZURE_" if scheme not in WEB else "")
+    prefix = VARIABLES.get(scheme, "AZURE_" if scheme not in WEB else "")
     return tuple(f"{name}={os.environ[name]}" for name in sorted(os.environ) if prefix and name.startswith(prefix))
 
 
@@ -213,10 +206,13 @@ def _make_store(uri: Uri) -> Any:
         folder = f"/{uri.parent._split()[1]}?{uri.query}" if uri.query else ""
         client["allow_http"] = scheme == "http"
         return make.HTTPStore.from_url(f"{scheme}://{host}{folder}", client_options=client, retry_config=retry)
-    if scheme in ("s3", "s3a") and os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+    if os.environ.get(f"{VARIABLES.get(scheme, 'AZURE_')}ALLOW_HTTP", "").lower() in ("1", "true"):
         client["allow_http"] = True
-    known = {"gcs": "gs"}.get(scheme, scheme)
-    return make.from_url(f"{known}://{server}", client_options=client, retry_config=retry)
+    known, more = {"gcs": "gs"}.get(scheme, scheme), {}
+    profile = find_profile(f"to read {uri}") if scheme in ("s3", "s3a") else None
+    if profile is not None:
+        more = {"credential_provider": profile.credentials, "config": profile.settings}
+    return make.from_url(f"{known}://{server}", client_options=client, retry_config=retry, **more)
 
 
 def _obstore(uri: Uri) -> Any:
@@ -229,75 +225,3 @@ def _obstore(uri: Uri) -> Any:
     with optional_package("obstore", "remote", purpose=f"to read {uri}"):
         import obstore
     return obstore
-
-
-class _failures:
-    """Inside, errors of obstore become `error`, which the caller raises after it: nothing of theirs is chained."""
-
-    error: OSError | ChangedError
-
-    def __init__(self, uri: Uri) -> None:
-        self._uri = uri
-
-    def __enter__(self) -> "_failures":
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        from obstore.exceptions import BaseError
-
-        if error is None or not isinstance(error, BaseError | OSError | ValueError):
-            return False
-        self.error = _translated(self._uri, error)
-        return True
-
-
-def _translated(uri: Uri, error: BaseException) -> OSError | ChangedError:
-    from obstore import exceptions
-
-    text = str(error)
-    status = _STATUS.search(text)
-    shown = f"{status[1]} {status[2].strip()}".strip() if status else ""
-    if isinstance(error, exceptions.PreconditionError):
-        return ChangedError()
-    if "NoSuchBucket" in text or "ContainerNotFound" in text or "bucket does not exist" in text:
-        return StoreError(errno.ENODEV, f"the bucket {uri.server.rpartition('@')[2]} does not exist ({shown})")
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(errno.ENOENT, f"no such object ({shown or 'not found'})")
-    if "ExpiredToken" in text or "token has expired" in text:
-        return StoreError(errno.EACCES, f"the credentials have expired ({shown}); renew them")
-    if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
-        return StoreError(errno.EACCES, f"access is denied ({shown}); check the credentials and their permissions")
-    if isinstance(error, exceptions.NotSupportedError):
-        return StoreError(
-            errno.EIO,
-            "the server answers with a whole file or page (200) instead of the range: it does not support byte ranges, "
-            "or a proxy answers in its place",
-        )
-    if "169.254.169.254" in text or "metadata.google.internal" in text:
-        return StoreError(
-            errno.EACCES,
-            f"no credentials were found; set {_CREDENTIALS[_VARIABLES.get(uri.scheme, 'AZURE_')]} in the environment",
-        )
-    if status:
-        number = int(status[1])
-        if status[1] == _NOT_SATISFIABLE:
-            return StoreError(errno.ERANGE, shown)
-        hint = "; set AWS_REGION to the region of the bucket" if number == 301 else ""
-        passes = number in _PASSING_STATUS
-        return StoreError(errno.EIO if passes else errno.EINVAL, shown + hint, busy=number in _TOO_MANY)
-    return _without_answer(uri, error, text)
-
-
-def _without_answer(uri: Uri, error: BaseException, text: str) -> OSError:
-    if "kind: Timeout" in text or "TimedOut" in text:
-        return StoreError(
-            errno.ETIMEDOUT, f"no answer for {STALL_S:g} s, or no complete one for {_MOST_STALLS * STALL_S:g} s"
-        )
-    if "dns error" in text:
-        return StoreError(errno.EHOSTUNREACH, f"the host {uri.server.rpartition('@')[2]} cannot be found")
-    if "kind: Connect" in text or "ConnectError" in text:
-        return StoreError(errno.ECONNREFUSED, f"cannot connect to {uri.server.rpartition('@')[2]}")
-    if "kind: Body" in text or "kind: Request" in text or "kind: Interrupted" in text:
-        return StoreError(errno.ECONNRESET, "the connection was closed before the answer was complete")
-    first = re.sub(r"\S+://\S+", "ADDRESS", text.partition("\n")[0])[:200]
-    return StoreError(errno.EINVAL, f"{type(error).__name__}: {first}")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -24,6 +25,8 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "zstd:7": lambda data: zstandard.compress(data, 7),
     "gz": gzip.compress,
     "bz2": bz2.compress,
+    "br": lambda data: bytes(cramjam.brotli.compress(data, 5)),
+    "snappy": lambda data: bytes(cramjam.snappy.compress_raw(data)),
 }
 
 

@@ -11,6 +11,9 @@ from range_server import RangeServer
 from dali_pipes.corpus import open_corpus
 from dali_pipes.corpus.discovery.find_files import find_files
 from dali_pipes.errors import ConfigError, CorpusReadError
+from dali_pipes.storage.hub import list_entries
+from dali_pipes.storage.retries import StoreError
+from dali_pipes.uris import Uri
 
 pytestmark = pytest.mark.needs("obstore")
 
@@ -71,3 +74,12 @@ def test_a_revision_and_what_is_not_there(hub: tuple[RangeServer, RangeServer]) 
     server.fault = lambda request: "403" if request.path.startswith("api") else None
     with pytest.raises(CorpusReadError, match=r"403.*HF_TOKEN"):
         find_files("hf://datasets/org/name/d/*.bin")
+
+
+@pytest.mark.parametrize("status", ["429", "503"])
+def test_the_pause_that_the_hub_asks_for_is_known(hub: tuple[RangeServer, RangeServer], status: str) -> None:
+    server, _ = hub
+    server.fault = lambda request: status
+    with pytest.raises(StoreError) as raised:
+        list(list_entries(Uri("hf://datasets/org/name/d"), deep=False))
+    assert (raised.value.busy, raised.value.after_s) == (True, 1 if status == "429" else 0)

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.needs("obstore")
 OF_SHARDS: list[tuple[list[str], str | None]] = [
     (["mds/tokens_u16"], None),
     (["mds/concat_bytes_i64"], "int64"),
+    (["mds/tokens_br"], None),
+    (["mds/tokens_snappy"], None),
     (["litdata/gpt2_numpy_u16"], None),
     (["litdata/gpt2_torch_i32/index.json"], None),
 ]
@@ -191,10 +193,13 @@ def test_a_loader_over_faults_gives_the_batches_of_the_copy(
 
 @pytest.mark.parametrize("turns", [12, pytest.param(200, marks=pytest.mark.slow)])
 def test_resumes_over_faults_continue_where_they_were(
-    faulty: tuple[CountingCorpus, RangeServer, list[str]], turns: int
+    faulty: tuple[CountingCorpus, RangeServer, list[str]], turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States move from one storage to the other, at random steps."""
-    corpus, _, addresses = faulty
+    corpus, server, addresses = faulty
+    monkeypatch.setattr(stores, "STALL_S", 0.2)
+    often = server.fault
+    server.fault = lambda request: "stall" if request.number % 100 == 50 else often(request)
     with TokenLoader(corpus.pattern, **SETTINGS) as loader:
         whole = batches_of(loader)
     with TokenLoader(corpus.pattern, **SETTINGS) as loader:
@@ -276,6 +281,36 @@ def test_a_mixture_of_both(faulty: tuple[CountingCorpus, RangeServer, list[str]]
         LoaderConfig(mixture=same, total_tokens=6400, **SETTINGS)
     with TokenLoader(**local, **SETTINGS) as one:
         one.load_state_dict(state)
+
+
+def test_sources_are_opened_at_the_same_time(counting: Callable[..., CountingCorpus]) -> None:
+    """The first answer for each source waits until all sources have asked."""
+    corpus = counting(*range(3000, 3006), dtype="uint16")
+    with RangeServer.of_folder(corpus.folder) as server:
+        all_asked, seen, lock = threading.Barrier(6, timeout=60), set[str](), threading.Lock()
+
+        def fault(request: Request) -> str | None:
+            with lock:
+                is_first = request.path in server.files and request.path not in seen
+                seen.add(request.path)
+            if is_first:
+                all_asked.wait()
+            return None
+
+        server.fault = fault
+        near, far = (
+            {f"s{n}": {"corpus": where(path), "weight": n + 1} for n, path in enumerate(corpus.files)}
+            for where in (str, lambda path: f"{server.url}/{path.name}")
+        )
+        settings: dict[str, Any] = {**SETTINGS, "total_tokens": 64 * 200}
+        with TokenLoader(mixture=near, **settings) as local, TokenLoader(mixture=far, **settings) as remote:
+            assert not all_asked.broken
+            assert batches_of(remote) == batches_of(local)
+        server.fault = lambda request: None
+        for name in ("s4", "s2"):
+            far[name] = {**far[name], "corpus": f"{server.url}/none_{name}.bin"}
+        with pytest.raises(CorpusReadError, match=r"^mixture\.s2: .*none_s2"):
+            TokenLoader(mixture=far, **settings)
 
 
 SECRETS = ["hunter2", "5f2c9a", "s3cr3t"]

@@ -5,9 +5,9 @@ with RangeServer({"a.bin": data}, fault=lambda request: "503" if request.number 
 
     python range_server.py FOLDER LATENCY_S BANDWIDTH      prints its address, serves until its standard input ends
 
-Faults: "503" and any other status, "429" (with Retry-After), "stall" (no answer), "short" (fewer bytes than announced),
-"whole" (200, without a range), "page" (200, an HTML page of a proxy), "reset", "expired" (400, of a token of S3),
-"etag" (from now on another entity tag).
+Faults: "503" and any other status, also with a text ("404 NoSuchBucket"), "429" (with Retry-After), "stall" (no
+answer), "short" (fewer bytes than announced), "whole" (200, without a range), "page" (200, an HTML page of a proxy),
+"reset", "expired" (400, of a token of S3), "etag" (from now on another entity tag).
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple, Self
+from urllib.parse import unquote
 
 from typing_extensions import override
 
@@ -160,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         owner, path = self.server_owner, self.path.lstrip("/")
-        path = path if path in owner.files else path.partition("?")[0]
+        path = path if path in owner.files else unquote(path.partition("?")[0])
         if path == ".counts":
             self._reply(200, json.dumps(owner.counts()).encode(), {})
             return
@@ -193,8 +194,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(302, b"", {"Location": owner.redirects[request.path]})
             return
         content = owner.files.get(request.path)
-        if fault is not None and fault.isdecimal():
-            self._reply(int(fault), b"slow down", {"Retry-After": "1"} if fault == "429" else {})
+        status, _, text = (fault or "").partition(" ")
+        if status.isdecimal():
+            self._reply(int(status), (text or "slow down").encode(), {"Retry-After": "1"} if status == "429" else {})
         elif fault == "expired":
             self._reply(400, b"<Error><Code>ExpiredToken</Code></Error>", {})
         elif fault == "page":

@@ -24,6 +24,7 @@ from dali_pipes.corpus import open_corpus
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage import retries as read_retries
 from dali_pipes.storage.linux_aio import BatchReader
+from dali_pipes.storage.retries import ReadRetries, StoreError
 
 PASSING = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ENETDOWN, errno.ECONNRESET, errno.ENOTCONN]
 LASTING = [errno.EBADF, errno.EACCES, errno.ENOENT, errno.EISDIR, errno.EPERM, errno.ENXIO]
@@ -316,3 +317,28 @@ def test_the_end_of_the_interpreter_ends_a_wait(
     read_retries._end_all()
     thread.join()
     assert len(ended) == 1
+
+
+@pytest.mark.parametrize(
+    ("busy", "after_s", "waits"),
+    [
+        (False, 0, [0.05, 0.2, 0.8, 3.2, 3.2]),
+        (True, 0, [1, 4, 16, 30, 30]),
+        (True, 7, [7, 7, 16, 30, 30]),
+        (True, 900, [300, 300, 300, 300, 300]),
+    ],
+)
+def test_a_store_that_asks_for_a_pause_gets_one(
+    monkeypatch: pytest.MonkeyPatch, busy: bool, after_s: float, waits: list[float]
+) -> None:
+    """Spread at random, but never shorter than what it asks for."""
+    waited: list[float] = []
+    monkeypatch.setattr(read_retries, "_FIRST_WAIT_S", 0.05)
+    monkeypatch.setattr(read_retries, "_BUSY_WAIT_S", 1.0)
+    retries = ReadRetries(5)
+    monkeypatch.setattr(retries._ended, "wait", lambda wait_s: waited.append(wait_s))
+    error = StoreError(errno.EIO, "429", busy=busy, after_s=after_s)
+    assert [retries.wait(error, tries) for tries in range(1, 7)] == [True] * 5 + [False]
+    for wait_s, expected in zip(waited, waits, strict=True):
+        assert max(0.5 * expected, min(after_s, 300)) <= wait_s <= 1.5 * expected
+    assert len({wait_s / expected for wait_s, expected in zip(waited, waits, strict=True)}) > 1

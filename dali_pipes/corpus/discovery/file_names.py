@@ -21,7 +21,7 @@ SIDE_SUFFIXES = (
     ".bak", ".cfg", ".crc", ".csv", ".csv.gz", ".csv.zst", ".html", ".index", ".ini", ".ipynb", ".json", ".lock",
     ".log", ".loss", ".md", ".md5", ".meta", ".metadata", ".old", ".orig", ".part", ".partial", ".pdf", ".pickle",
     ".pkl", ".png", ".py", ".rst", ".sh", ".sha256", ".svg", ".swp", ".temp", ".tmp", ".toml", ".tsv", ".tsv.gz",
-    ".tsv.zst", ".txt", ".yaml", ".yml",
+    ".tsv.zst", ".txt", ".urls", ".yaml", ".yml",
 )
 # fmt: on
 _LITTER = frozenset({"desktop.ini", "ehthumbs.db", "icon\r", "thumbs.db"})

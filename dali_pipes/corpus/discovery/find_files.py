@@ -5,7 +5,8 @@
 - glob: `*`, `?`, `[...]`, `**`; a name that exists as written is that file;
 - list: in the list's own order, each entry expanded in place; a file that is named twice is refused (`duplicates`);
 - a Megatron pair can be named by its prefix, its `.bin` or its `.idx`;
-- a URI: an object, a folder or a glob of a store that has listings, or a file on a web server.
+- a URI: an object, a folder or a glob of a store that has listings, or a file on a web server;
+- a list of URIs in a file, NAME.urls (`url_lists`): as if its lines were named here.
 
 Folders and globs are in natural order, s_1 s_2 s_03 s_10: runs of digits compare as numbers, the rest by code point,
 folder by folder from the top; names that then tie (s_3, s_03) compare by code point. The order of the directory does
@@ -30,6 +31,7 @@ from dali_pipes.corpus.discovery.globs import list_folder, matches_of
 from dali_pipes.corpus.discovery.object_names import entries_in, mode_of, uris_matching
 from dali_pipes.corpus.discovery.shard_sets import find_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
+from dali_pipes.corpus.discovery.url_lists import SUFFIX, is_url_list, read_url_list
 from dali_pipes.errors import EMPTY_PATH, WEIGHTS_IN_MIXTURE, ConfigError, CorpusError, CorpusReadError
 from dali_pipes.runtime.messages import counted
 from dali_pipes.storage.byte_file import look_up_all
@@ -82,7 +84,15 @@ def named_files(
 
 
 def entries_of(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str = "corpus") -> list[str]:
-    """The entries that the user named. Raises ConfigError for other than a path or a list of paths."""
+    """The entries that the user named, those of lists in files among them. Blocks to read these.
+
+    Raises ConfigError for other than a path or a list of paths, and what `read_url_list` raises.
+    """
+    given = _given_entries(paths, setting)
+    return [one for entry in given for one in (read_url_list(entry) if is_url_list(entry) else [entry])]
+
+
+def _given_entries(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], setting: str) -> list[str]:
     if isinstance(paths, (str, os.PathLike)):
         return [_entry(paths, setting)]
     if not isinstance(paths, Iterable) or isinstance(paths, (bytes, set, frozenset, dict)):
@@ -145,7 +155,8 @@ def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> li
         if index is not None:
             return [index]
         raise CorpusReadError(
-            f"{path}: no such file. If it is a folder, name its files in a list: {path.scheme} does not have listings."
+            f"{path}: no such file. If it is a folder, name its files in a list, or in a {SUFFIX} file with a URI on "
+            f"each line: {path.scheme} does not have listings."
         )
     what = "object, folder" if isinstance(path, Uri) else "file, folder"
     raise CorpusReadError(f"{path}: no such {what} or Megatron prefix (given as {entry!r}){meant_as(entry)}")

@@ -10,6 +10,7 @@ import glob
 import stat
 from collections.abc import Sequence
 
+from dali_pipes.corpus.discovery.url_lists import SUFFIX
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.storage.listings import can_list, current_listings
 from dali_pipes.uris import Uri
@@ -44,7 +45,8 @@ def uris_matching(pattern: Uri) -> list[Uri]:
     """
     if not can_list(pattern):
         raise CorpusReadError(
-            f"{pattern}: this pattern needs a listing, which {pattern.scheme} does not have. Name the files in a list."
+            f"{pattern}: this pattern needs a listing, which {pattern.scheme} does not have. Name the files in a list, "
+            f"or in a {SUFFIX} file with a URI on each line."
         )
     parts = pattern.path.split("/")
     first = next(number for number, part in enumerate(parts) if glob.has_magic(part))

@@ -45,6 +45,9 @@ def test_mds(samples: Path, truth: dict[str, Documents]) -> None:
     windows = [stream[256 * number : 256 * number + 256] for number in range(160)]
     with open_corpus(samples / "mds" / "concat_bytes_i64", dtype="int64", verify=True) as corpus:
         check(corpus, "mds", "int64", windows)
+    for method in ("br", "snappy"):
+        with open_corpus(samples / "mds" / f"tokens_{method}", verify=True) as corpus:
+            check(corpus, "mds", "uint16", [document for document in truth["gpt2"][:60] if document])
     with pytest.raises(ConfigError, match=r"text \(str\).*tokenizer"):
         open_corpus(samples / "mds" / "text")
     with pytest.raises(CorpusFormatError, match=r"column 'text' has encoding 'str' .*tok"):

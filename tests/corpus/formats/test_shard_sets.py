@@ -61,7 +61,9 @@ def check(corpus: Corpus, shards: Documents, places: Sequence[tuple[int, int]] =
     dtype=TYPES,
     kind=st.sampled_from(["ndarray:TYPE", "ndarray", "bytes"]),
     others=st.sampled_from([{}, {"id": "int"}, {"a": "str", "z": "str"}, {"a": "str", "b": "int", "zz": "int"}]),
-    compression=st.lists(st.sampled_from([None, None, "zstd", "zstd:7", "gz", "bz2"]), min_size=1, max_size=3),
+    compression=st.lists(
+        st.sampled_from([None, None, "zstd", "zstd:7", "gz", "bz2", "br", "snappy"]), min_size=1, max_size=3
+    ),
     dim_bytes=st.sampled_from([None, None, 4, 8]),
     places=st.lists(st.tuples(st.integers(0, 10**4), st.sampled_from([1, 3, 400])), max_size=20),
 )

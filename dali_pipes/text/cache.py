@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.corpus.discovery.file_names import utf8_name
+from dali_pipes.corpus.discovery.manifests import MANIFEST
 from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.runtime.locks import lock, unlock
 from dali_pipes.runtime.user_cache import cache_folder, kept_name
@@ -27,7 +28,6 @@ from dali_pipes.text.encoder import TextEncoder
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.notes import Notes
 from dali_pipes.text.progress import show_progress
-from dali_pipes.text.run_plan import MANIFEST
 from dali_pipes.text.tokenize import Job, check_has_tokens, tokenize_files
 from dali_pipes.text.tokenizer import end_of_text, load_tokenizer, read_tokenizer
 

@@ -21,13 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dali_pipes.corpus.discovery.manifests import MANIFEST, WORK_FOLDER
 from dali_pipes.errors import ConfigError, CorpusWriteError
 from dali_pipes.runtime.locks import lock, unlock
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.run_plan import (
-    MANIFEST,
     MOST_NAMES,
-    WORK_FOLDER,
     ItemInUseError,
     Receipt,
     RunPlan,

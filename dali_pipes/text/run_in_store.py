@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from dali_pipes.corpus.discovery.manifests import MANIFEST, WORK_FOLDER
 from dali_pipes.errors import ConfigError, CorpusReadError, CorpusWriteError
 from dali_pipes.storage import stores
 from dali_pipes.storage.byte_file import open_file
@@ -25,9 +26,7 @@ from dali_pipes.storage.listings import Listings
 from dali_pipes.storage.retries import DEFAULT_REQUESTS, tried_again
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.run_plan import (
-    MANIFEST,
     MOST_NAMES,
-    WORK_FOLDER,
     Receipt,
     RunPlan,
     as_json,
@@ -74,14 +73,15 @@ class RunInStore:
         manifest = self.manifest()
         if manifest is not None:
             return manifest
-        objects, folders = Listings().folder(self.out)
-        if self._work not in folders and objects + folders:
-            names = ", ".join(sorted(one.name for one in objects + folders)[:MOST_NAMES])
-            raise ConfigError(f"{self.out}: the output folder contains other files ({names}); use a new folder")
-        plan = self._work / _PLAN
-        with contextlib.suppress(FileExistsError):  # of a process that was faster, or of the run that is continued
-            _put(plan, as_json(self._plan.content), new=True)
-        self._plan.compare(read_plan(plan, lambda: _content(plan)), "an unfinished run")
+        path = self._work / _PLAN
+        try:
+            plan = read_plan(path, lambda: _content(path))
+        except FileNotFoundError:
+            self._refuse_strangers()
+            with contextlib.suppress(FileExistsError):  # of a process that was faster
+                _put(path, as_json(self._plan.content), new=True)
+            plan = read_plan(path, lambda: _content(path))
+        self._plan.compare(plan, "an unfinished run")
         return None
 
     def manifest(self) -> dict[str, Any] | None:
@@ -151,6 +151,12 @@ class RunInStore:
         with _writing(self._work):
             tried_again(lambda: stores.delete(objects))
         return manifest
+
+    def _refuse_strangers(self) -> None:
+        objects, folders = Listings().folder(self.out)
+        if self._work not in folders and objects + folders:
+            names = ", ".join(sorted(one.name for one in objects + folders)[:MOST_NAMES])
+            raise ConfigError(f"{self.out}: the output folder contains other files ({names}); use a new folder")
 
     def _check_uploads(self, receipts: Sequence[Receipt]) -> None:
         listings = Listings()

@@ -21,8 +21,6 @@ from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.notes import Notes
 from dali_pipes.uris import FilePath
 
-MANIFEST = "manifest.json"
-WORK_FOLDER = "_tokenize"
 _MOST_DIFFERENCES = 5
 _FOLLOWS = "vocabulary"
 """A setting that follows from the tokenizer, and that folders of earlier releases lack."""

@@ -279,7 +279,8 @@ class _Shards:
 
 def _encoded(job: Job, files: Sequence[TextFile], skip: int) -> Generator[tuple[Batch, list[Encoded | None]]]:
     """Batches with their ids, in order; the next ones are read and encoded in the background."""
-    cores = os.cpu_count() or 1
+    threads = os.environ.get("RAYON_NUM_THREADS", "")  # of the tokenizer
+    cores = int(threads) if threads.isdecimal() and int(threads) else os.cpu_count() or 1
     characters = min(max(cores * _CHARACTERS_PER_CORE, _FEWEST_CHARACTERS), _MOST_CHARACTERS)
     batches = read_batches(files, job.encoder.record_key, job.separator, skip, characters)
     with contextlib.closing(batches), ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(2) as encoders:

@@ -27,6 +27,7 @@ from typing import Literal
 
 from dali_pipes.corpus.discovery.file_names import data_paths, finished_name, is_side_file, some, utf8_name
 from dali_pipes.corpus.discovery.globs import list_folder, matches_of
+from dali_pipes.corpus.discovery.manifests import MANIFEST, WORK_FOLDER
 from dali_pipes.corpus.discovery.object_names import entries_in, mode_of, uris_matching
 from dali_pipes.corpus.discovery.shard_sets import find_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
@@ -163,7 +164,16 @@ def _files_of_glob(entry: str, pattern: FilePath, setting: str, notes: list[str]
 
 
 def _entries_in(folder: FilePath) -> Sequence[FilePath]:
-    return entries_in(folder) if isinstance(folder, Uri) else [Path(entry.path) for entry in list_folder(folder)]
+    if not isinstance(folder, Uri):
+        return [Path(entry.path) for entry in list_folder(folder)]
+    entries = entries_in(folder)
+    names = {entry.name for entry in entries}
+    if WORK_FOLDER in names and MANIFEST not in names:  # in stores, shards have their names before the run is done
+        raise CorpusError(
+            f"{folder}: is the output of a `dali-pipes tokenize` that is not finished. Run the same command to finish "
+            "it, or list the files to use."
+        )
+    return entries
 
 
 def unfinished_beside(pattern: FilePath, matches: Iterable[FilePath]) -> list[FilePath]:

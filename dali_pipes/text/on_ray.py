@@ -10,6 +10,7 @@ the shards that were finished, and a run that was stopped continues.
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from dali_pipes.uris import Uri, is_uri
 
 _MOST_RETRIES = 5
 """Of a task whose worker or node died."""
+_CONNECT_S = 10.0
 _LOCK_WAIT_S, _MOST_LOCK_WAITS = 5.0, 60
 """A network file system may hold the locks of a node that died for minutes."""
 
@@ -118,8 +120,9 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     try:
+        _check_reachable(address)
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         where = "the Ray cluster" if address is None else f"a Ray cluster at {address}"
         raise BackendError(
             f"cannot connect to {where}: {_first_line(error)}. Start one with `ray start --head`, or check the address"
@@ -128,6 +131,13 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Raise OSError where nothing answers: Ray tries for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
 
 
 def _reason(error: Exception) -> str:

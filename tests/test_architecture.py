@@ -37,7 +37,7 @@ ROOMS = {
     "rows": "numpy",
     "schedule": "numpy",
     "placement": "numpy cupy",
-    "text": "numpy jinja2 pyarrow tokenizers zstandard",
+    "text": "numpy jinja2 pyarrow ray tokenizers zstandard",
     "corpus_or_text": "numpy",
     "engine": "numpy",
     "loader": "numpy torch",
@@ -56,6 +56,7 @@ FEW_MODULES = {
     "cupyx": {"placement/cuda"},
     "obstore": {"storage/stores"},
     "array_record": {"corpus/formats/arrayrecord"},
+    "ray": {"text/on_ray"},
 }
 """Packages that these modules alone import."""
 
@@ -68,6 +69,7 @@ ONLY_INSIDE_FUNCTIONS = {
     "jinja2",
     "obstore",
     "pyarrow",
+    "ray",
     "tokenizers",
     "transformers",
     "xxhash",

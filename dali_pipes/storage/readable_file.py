@@ -42,5 +42,8 @@ class ReadableFile:
     def writable(self) -> bool:
         return False
 
+    def flush(self) -> None:
+        """Nothing, as for any file that is read."""
+
     def close(self) -> None:
         """Nothing: the owner of the file closes it."""

@@ -302,6 +302,8 @@ def _translated(uri: Uri, error: BaseException) -> OSError | ChangedError:
         return StoreError(errno.EACCES, f"the credentials have expired ({shown}); renew them")
     if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
         return StoreError(errno.EACCES, f"access is denied ({shown}); check the credentials and their permissions")
+    if "InMemory error: Invalid range" in text:
+        return StoreError(errno.ERANGE, "the range is not in the object")
     if isinstance(error, exceptions.NotSupportedError):
         return StoreError(
             errno.EIO,

@@ -72,6 +72,7 @@ class RunInStore:
         """As `Run.begin`. A plan that differs is refused: without locks, nobody knows whether its run goes on."""
         manifest = self.manifest()
         if manifest is not None:
+            self._remove_work()  # which a process that died may have left
             return manifest
         path = self._work / _PLAN
         try:
@@ -147,10 +148,13 @@ class RunInStore:
                 return manifest
             self._check_uploads(receipts)
             _put(self.out / MANIFEST, as_json(manifest))
+        self._remove_work()
+        return manifest
+
+    def _remove_work(self) -> None:
         objects, _ = Listings().folder(self._work)
         with _writing(self._work):
             tried_again(lambda: stores.delete(objects))
-        return manifest
 
     def _refuse_strangers(self) -> None:
         objects, folders = Listings().folder(self.out)

@@ -28,8 +28,8 @@ def main() -> None:
                 print(worker, flush=True)
             else:
                 cluster.remove_node(other, allow_graceful=False)
-                other = cluster.add_node(num_cpus=1)
                 print("gone", flush=True)
+                other = cluster.add_node(num_cpus=1)
     finally:
         cluster.shutdown()
 

@@ -39,6 +39,7 @@ ROOMS = {
     "placement": "numpy cupy",
     "text": "numpy jinja2 pyarrow ray tokenizers zstandard",
     "corpus_or_text": "numpy",
+    "tokenizing": "",
     "engine": "numpy",
     "loader": "numpy torch",
     "samples": "matplotlib numpy torch",

@@ -151,7 +151,7 @@ def put(uri: Uri, content: bytes | Path, *, new: bool = False) -> None:
     """
     obstore, (store, key) = _obstore(uri), Place(_store(uri, _PUT_RETRIES), uri.path)
     with _failures(uri) as failures:
-        obstore.put(store, key, content, mode="create" if new else "overwrite", use_multipart=not new and None)
+        obstore.put(store, key, content, mode="create" if new else "overwrite", use_multipart=False if new else None)
         return
     raise failures.error
 

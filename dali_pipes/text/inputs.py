@@ -167,7 +167,7 @@ def _files_of_folder(folder: FilePath, notes: list[str]) -> list[FilePath]:
 
 
 def _data_files(candidates: Sequence[FilePath], where: str, notes: list[str]) -> list[FilePath]:
-    files = []
+    files: list[FilePath] = []
     found, _ = data_paths(set(candidates), where, _is_side, notes)
     for path in sorted(found, key=natural_key):
         if isinstance(path, Uri):

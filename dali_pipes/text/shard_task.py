@@ -9,7 +9,7 @@ A configuration is made of plain values, so executors can pickle it.
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -131,7 +131,7 @@ def _inputs(config: TokenizeConfig, notes: list[str]) -> list[TextFile]:
 
 
 @contextlib.contextmanager
-def _notes_shown(prepared: Prepared) -> Any:
+def _notes_shown(prepared: Prepared) -> Iterator[Advance]:
     for note in prepared.notes:
         print(f"dali_pipes: {note}", file=sys.stderr)
     yield lambda done, tokens: None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from corpus_truth import files_of, words_tokenizer, write_jsonl
 from range_server import RangeServer
 from typer.testing import CliRunner
 
-from dali_pipes.text import TokenizeConfig, tokenize_shard
+from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.locks import lock, unlock
+from dali_pipes.text import Summary, TokenizeConfig, on_ray, tokenize_shard
 from dali_pipes.tools.cli import app
 
 Order = Callable[[str], str]
@@ -75,9 +78,10 @@ def command_of(inputs: Sequence[str], texts: Path, out: Path, *options: str) -> 
     return [*COMMAND, *inputs, *where, *options]
 
 
-def started(command: Sequence[str], out: Path) -> "subprocess.Popen[str]":
-    """A process that has finished its first shard."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def started(options: Sequence[str], texts: Path, out: Path) -> "subprocess.Popen[str]":
+    """A process that has finished its first shard. Its paths are relative, and tasks run in other folders."""
+    command = command_of(["in"], Path(), Path(os.path.relpath(out, texts)), *options)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=texts)
     while not list(out.glob("_tokenize/tokens-*.json")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
@@ -91,7 +95,7 @@ def test_what_dies_is_done_again(
     cluster: tuple[str, Order], texts: Path, one_machine: dict[str, bytes], tmp_path: Path, victim: str
 ) -> None:
     address, order = cluster
-    process = started(command_of([str(texts / "in")], texts, tmp_path / "out", "--ray", address), tmp_path / "out")
+    process = started(["--ray", address], texts, tmp_path / "out")
     assert order(victim)
     assert not (tmp_path / "out" / "manifest.json").exists(), "it was in the middle"
     stdout, stderr = process.communicate()
@@ -142,7 +146,7 @@ def test_an_interrupted_run_continues_without_ray(
     cluster: tuple[str, Order], texts: Path, one_machine: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    process = started(command_of([str(texts / "in")], texts, out, "--ray", cluster[0]), out)
+    process = started(["--ray", cluster[0]], texts, out)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate()
     assert process.returncode == 130
@@ -169,6 +173,33 @@ def test_ray_divides_the_inputs(tmp_path: Path) -> None:
     assert "--ray" in result.stderr
 
 
+@pytest.mark.needs("tokenizers")
+def test_a_lock_that_outlives_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system holds it for a while: the task waits, and an error of the user is its result."""
+    words_tokenizer(tmp_path / "tokenizer.json", {"?": 0, "a": 1}, {"<|endoftext|>": 3})
+    write_jsonl(tmp_path / "a.jsonl", ["a"] * 5)
+    (tmp_path / "out" / "_tokenize").mkdir(parents=True)
+    config = TokenizeConfig([str(tmp_path / "a.jsonl")], str(tmp_path / "tokenizer.json"), str(tmp_path / "out"))
+    held, _ = lock(tmp_path / "out" / "_tokenize" / "item-00000.lock")
+    assert held is not None
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            unlock(held)
+
+    monkeypatch.setattr("dali_pipes.text.on_ray.time.sleep", wait)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    found = on_ray._tokenize_item(config, 0, 1)
+    assert len(waits) == 3
+    assert isinstance(found, Summary)
+    assert (found.documents, found.tokens, found.shards, found.missing) == (5, 10, 1, 0)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert isinstance(on_ray._tokenize_item(replace(config, text_key="b"), 0, 1), ConfigError)
+
+
+@pytest.mark.slow
 @pytest.mark.needs("ray", "tokenizers")
 def test_an_address_where_nothing_answers(texts: Path, tmp_path: Path) -> None:
     arguments = command_of([str(texts / "in")], texts, tmp_path / "out", "--ray", "127.0.0.1:1")[3:]

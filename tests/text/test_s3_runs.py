@@ -14,7 +14,9 @@ from corpus_truth import CharacterEncoder, files_of, run, words_tokenizer, write
 
 from dali_pipes import open_corpus
 from dali_pipes.errors import ConfigError, CorpusError, DaliPipesError
+from dali_pipes.storage import stores
 from dali_pipes.text import TokenizeConfig, tokenize_shard
+from dali_pipes.uris import Uri
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("obstore", "moto", "boto3", "tokenizers")]
 
@@ -59,9 +61,8 @@ def test_processes_share_a_run(client: Any, tmp_path: Path) -> None:
     for number in range(5):
         path = write_jsonl(tmp_path / "in" / f"x{number}.jsonl", ["a b", "", "b"] * (number + 1))
         client.upload_file(str(path), "runs", f"in/{path.name}")
-    options = {"shard_tokens": 5}
     tokenize_shard(
-        TokenizeConfig([str(tmp_path / "in")], str(tmp_path / "tokenizer.json"), str(tmp_path / "out"), **options)
+        TokenizeConfig([str(tmp_path / "in")], str(tmp_path / "tokenizer.json"), str(tmp_path / "out"), shard_tokens=5)
     )
     where = ["--tokenizer", "s3://runs/tokenizer.json", "--out", "s3://runs/out", "--shard-tokens", "5"]
     processes = [
@@ -132,9 +133,6 @@ def test_plans_meet(client: Any, tmp_path: Path) -> None:
     run(tmp_path / "in", "s3://runs/plans", shard=(0, 2))
     with pytest.raises(ConfigError, match="shard_tokens: was 40, is 41"):
         run(tmp_path / "in", "s3://runs/plans", shard_tokens=41)
-    from dali_pipes.storage import stores
-    from dali_pipes.uris import Uri
-
     with pytest.raises(FileExistsError):
         stores.put(Uri("s3://runs/plans/_tokenize/plan.json"), b"{}", new=True)
     run(tmp_path / "in", "s3://runs/plans")

@@ -14,8 +14,10 @@ from profiles import examples
 from typer.testing import CliRunner
 
 from dali_pipes import open_corpus
+from dali_pipes.corpus.copying import copy_corpus
 from dali_pipes.errors import BackendError, ConfigError, CorpusError, CorpusWriteError
 from dali_pipes.storage import stores
+from dali_pipes.storage.retries import StoreError
 from dali_pipes.text import TokenizeConfig, publish_shards, tokenize_shard
 from dali_pipes.tools.cli import app
 from dali_pipes.uris import Uri
@@ -74,7 +76,7 @@ def test_the_bytes_are_those_of_a_folder(inputs: Path, tmp_path: Path, format: s
     with open_corpus(tmp_path / "out") as one, open_corpus(OUT) as other:
         assert other.tokens(0, other.num_tokens).tolist() == one.tokens(0, one.num_tokens).tolist()
         assert other.fingerprint == one.fingerprint
-        assert other.mask_digests == one.mask_digests != []
+        assert other.mask_digests == one.mask_digests != ()
 
 
 LETTERS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=12)
@@ -148,8 +150,13 @@ def test_a_run_that_dies_before_any_change_continues(inputs: Path, tmp_path: Pat
     assert event > 15
 
 
-def test_an_unfinished_run_is_named(inputs: Path) -> None:
+def test_an_unfinished_run_is_named(inputs: Path, tmp_path: Path) -> None:
+    """And so is its copy."""
     run(inputs, OUT, shard=(0, 2))
+    copy_corpus(OUT, tmp_path / "copy")
+    for path in (tmp_path / "copy", str(tmp_path / "copy" / "*.bin")):
+        with pytest.raises(CorpusError, match=r"copy: .*dali-pipes tokenize.*not finished"):
+            open_corpus(path)
     for paths in (OUT, f"{OUT}/*.bin", "memory://bucket/**/*.bin"):
         with pytest.raises(CorpusError, match=rf"{OUT}: .*dali-pipes tokenize.*not finished"):
             open_corpus(paths)
@@ -213,7 +220,7 @@ def test_where_nothing_can_be_written(inputs: Path, out: str, said: str) -> None
 
 def test_a_store_that_refuses(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(uri: Uri, content: object, *, new: bool = False) -> None:
-        raise stores.StoreError(13, "access is denied (403 Forbidden)")
+        raise StoreError(13, "access is denied (403 Forbidden)")
 
     monkeypatch.setattr(stores, "put", refuse)
     with pytest.raises(CorpusWriteError, match=rf"{OUT}/_tokenize/plan\.json: cannot be written: .*403"):
@@ -227,7 +234,7 @@ def test_passing_failures_are_tried_again(inputs: Path, tmp_path: Path, monkeypa
         if chance.random() < 0.3:
             if chance.random() < 0.5:
                 put(uri, content, new=new)  # and the answer is lost
-            raise stores.StoreError(5, "503 Service Unavailable", busy=True)
+            raise StoreError(5, "503 Service Unavailable", busy=True)
         put(uri, content, new=new)
 
     monkeypatch.setattr(stores, "put", fails)

@@ -78,7 +78,8 @@ class RunInStore:
         try:
             plan = read_plan(path, lambda: _content(path))
         except FileNotFoundError:
-            self._refuse_strangers()
+            if self._is_published():
+                return self.manifest()
             with contextlib.suppress(FileExistsError):  # of a process that was faster
                 _put(path, as_json(self._plan.content), new=True)
             plan = read_plan(path, lambda: _content(path))
@@ -156,11 +157,14 @@ class RunInStore:
         with _writing(self._work):
             tried_again(lambda: stores.delete(objects))
 
-    def _refuse_strangers(self) -> None:
+    def _is_published(self) -> bool:
+        """Whether another process has just published the run. Raises ConfigError for a folder with something else."""
         objects, folders = Listings().folder(self.out)
-        if self._work not in folders and objects + folders:
-            names = ", ".join(sorted(one.name for one in objects + folders)[:MOST_NAMES])
-            raise ConfigError(f"{self.out}: the output folder contains other files ({names}); use a new folder")
+        names = sorted(one.name for one in objects + folders)
+        if names and WORK_FOLDER not in names and MANIFEST not in names:
+            found = ", ".join(names[:MOST_NAMES])
+            raise ConfigError(f"{self.out}: the output folder contains other files ({found}); use a new folder")
+        return MANIFEST in names
 
     def _check_uploads(self, receipts: Sequence[Receipt]) -> None:
         listings = Listings()

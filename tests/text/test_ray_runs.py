@@ -149,7 +149,7 @@ def test_an_interrupted_run_continues_without_ray(
     process = started(["--ray", cluster[0]], texts, out)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 130, stderr
     assert "interrupted; run the same command again" in stderr
     assert "Traceback" not in stderr
     assert not (out / "manifest.json").exists()

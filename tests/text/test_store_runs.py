@@ -19,6 +19,7 @@ from dali_pipes.errors import BackendError, ConfigError, CorpusError, CorpusWrit
 from dali_pipes.storage import stores
 from dali_pipes.storage.retries import StoreError
 from dali_pipes.text import TokenizeConfig, publish_shards, tokenize_shard
+from dali_pipes.text.run_in_store import RunInStore
 from dali_pipes.tools.cli import app
 from dali_pipes.uris import Uri
 
@@ -175,6 +176,18 @@ def test_two_processes_with_the_same_part(inputs: Path, tmp_path: Path) -> None:
 
     run(inputs, OUT, Twice())
     run(inputs, tmp_path / "out")
+    assert result() == files_of(tmp_path / "out")
+
+
+def test_a_run_that_is_published_while_another_process_begins(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_yet(self: RunInStore) -> None:
+        monkeypatch.undo()
+        run(inputs, OUT)
+
+    monkeypatch.setattr(RunInStore, "manifest", not_yet)
+    assert run(inputs, OUT) == run(inputs, tmp_path / "out")
     assert result() == files_of(tmp_path / "out")
 
 

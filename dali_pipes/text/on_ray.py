@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -47,7 +48,8 @@ def tokenize_on_ray(config: TokenizeConfig, address: str | None = None, *, begin
     run = open_run(job, config.out, MADE_BY)
     with begin(prepared) as advance:
         if run.begin() is None:
-            with _connected(ray, address):
+            # Ray prints what it says of tasks that died to standard output, from a thread.
+            with contextlib.redirect_stdout(sys.stderr), _connected(ray, address):
                 _do_shards(ray, _for_workers(config, prepared, run.out), prepared, advance)
         return publish_files(job, config.out, MADE_BY)
 
@@ -75,7 +77,8 @@ def _do_shards(ray: Any, config: TokenizeConfig, prepared: Prepared, advance: Ad
             advance(sum(file.size for file in files), found.tokens)
     finally:
         for ref in waiting:  # after an error or an interrupt
-            ray.cancel(ref, force=True)
+            with contextlib.suppress(Exception):  # one that cannot be canceled ends with the connection
+                ray.cancel(ref, force=True)
 
 
 def _tokenize_item(config: TokenizeConfig, number: int, count: int) -> Summary | DaliPipesError:

@@ -40,6 +40,7 @@ test-fast: $(READY)  ## those of corpora, the schedule, the operators and the lo
 	$(BIN)/python -m pytest -m "not slow and not gpu" --hypothesis-profile fast $(IN_PARALLEL) $(FAST) $(PYTEST_ARGS)
 
 test-slow: $(READY)  ## the long ones, and more random examples
+	$(BIN)/python -m pip install --quiet -e ".[ray]"
 	$(BIN)/python -m pytest -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-cellmap: $(CELLMAP)/.ready  ## with the cellmap-data package, which needs zarr < 3, in a separate environment

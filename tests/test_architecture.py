@@ -37,8 +37,9 @@ ROOMS = {
     "rows": "numpy",
     "schedule": "numpy",
     "placement": "numpy cupy",
-    "text": "numpy jinja2 pyarrow tokenizers zstandard",
+    "text": "numpy jinja2 pyarrow ray tokenizers zstandard",
     "corpus_or_text": "numpy",
+    "tokenizing": "",
     "engine": "numpy",
     "loader": "numpy torch",
     "samples": "matplotlib numpy torch",
@@ -58,6 +59,7 @@ FEW_MODULES = {
     "botocore": {"storage/aws_profiles"},
     "obstore": {"storage/store_errors", "storage/stores"},
     "array_record": {"corpus/formats/arrayrecord"},
+    "ray": {"text/on_ray"},
 }
 """Packages that these modules alone import."""
 
@@ -73,6 +75,7 @@ ONLY_INSIDE_FUNCTIONS = {
     "jinja2",
     "obstore",
     "pyarrow",
+    "ray",
     "tokenizers",
     "transformers",
     "xxhash",

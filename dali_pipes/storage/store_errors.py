@@ -74,6 +74,8 @@ def _translated(uri: Uri, error: BaseException, stall_s: float, most_s: float) -
     number, shown = (int(status[1]), f"{status[1]} {status[2].strip()}".strip()) if status else (0, "")
     if isinstance(error, exceptions.PreconditionError):
         return ChangedError()
+    if isinstance(error, exceptions.AlreadyExistsError):
+        return FileExistsError(errno.EEXIST, "it exists already")
     if _NO_BUCKET.search(text):
         return StoreError(errno.ENODEV, f"the bucket {uri.server.rpartition('@')[2]} does not exist ({shown})")
     if isinstance(error, FileNotFoundError):
@@ -82,6 +84,8 @@ def _translated(uri: Uri, error: BaseException, stall_s: float, most_s: float) -
     reason = _reason(uri, text, shown, is_denied=isinstance(error, denied) or number in _DENIED)
     if reason is not None:
         return StoreError(errno.EACCES, reason)
+    if "InMemory error: Invalid range" in text:
+        return StoreError(errno.ERANGE, "the range is not in the object")
     if isinstance(error, exceptions.NotSupportedError):
         return StoreError(
             errno.EIO,

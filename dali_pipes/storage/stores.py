@@ -3,16 +3,20 @@
     s3://bucket/prefix/a.bin      store of s3://bucket            key prefix/a.bin
     https://host/data/a.bin?sig   store of https://host/data?sig  key a.bin
 
-Credentials come from the environment, as obstore finds them. Its own retries are off: `retries` has ours, which are
-counted. What a request ends with is an `OSError` whose text is ours, for theirs shows addresses with their signatures.
+Credentials come from the environment, as obstore finds them. Its own retries are off for reading: `retries` has ours,
+which are counted. What a request ends with is an `OSError` whose text is ours, for theirs shows addresses with their
+signatures.
 """
 
 import base64
+import contextlib
 import errno
 import os
 import re
 import threading
+from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -29,6 +33,7 @@ STALL_S = 30.0
 _MOST_STALLS = 10
 """Times `STALL_S`: the longest that a whole request may take; many of them share a slow line."""
 _CONNECT_S = 10.0
+_PUT_RETRIES = 8
 
 _lock = threading.Lock()
 _stores: dict[tuple[object, ...], Any] = {}
@@ -126,6 +131,34 @@ def list_below(uri: Uri, *, deep: bool) -> tuple[dict[Uri, Facts], list[Uri]]:
     raise failures.error
 
 
+def put(uri: Uri, content: bytes | Path, *, new: bool = False) -> None:
+    """Write an object, from memory or a local file; it appears when it is whole. Blocks, without the interpreter lock.
+
+    A large one is sent in parts, which are tried again one by one.
+
+    new: raise FileExistsError if there is one already
+
+    Raises OSError.
+    """
+    obstore, (store, key) = _obstore(uri), Place(_store(uri, _PUT_RETRIES), uri.path)
+    with failures_of(uri) as failures:
+        obstore.put(store, key, content, mode="create" if new else "overwrite", use_multipart=False if new else None)
+        return
+    raise failures.error
+
+
+def delete(uris: Sequence[Uri]) -> None:
+    """Remove objects of one store; those that are not there are ignored. Blocks; raises OSError."""
+    if not uris:
+        return
+    obstore = _obstore(uris[0])
+    with failures_of(uris[0]) as failures:
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(_store(uris[0], _PUT_RETRIES), [uri.path for uri in uris])
+        return
+    raise failures.error
+
+
 def memory_store() -> Any:
     """The store of `memory://`, which is that of this process: for tests."""
     return _store(Uri("memory://"))
@@ -152,22 +185,22 @@ def place_of(uri: Uri) -> Place:
     return Place(_store(uri), uri.name if uri.query else uri.path)
 
 
-def _store(uri: Uri) -> Any:
+def _store(uri: Uri, retries: int = 0) -> Any:
     scheme, server, query = uri.scheme, uri.server, uri.query
-    key = (scheme, server, query, uri.parent.path if query else "", STALL_S, *_environment(scheme))
+    key = (scheme, server, query, uri.parent.path if query else "", STALL_S, retries, *_environment(scheme))
     with _lock:
         if scheme == "memory":
             key = (scheme,)
         if key not in _stores:
-            _stores[key] = _made(uri)
+            _stores[key] = _made(uri, retries)
         return _stores[key]
 
 
-def _made(uri: Uri) -> Any:
+def _made(uri: Uri, retries: int) -> Any:
     from obstore.exceptions import BaseError
 
     try:
-        return _make_store(uri)
+        return _make_store(uri, retries)
     except ProfileError as error:
         raise ConfigError(f"{uri}: {error}") from None
     except (BaseError, ValueError) as error:
@@ -183,7 +216,7 @@ def _environment(scheme: str) -> tuple[str, ...]:
     return tuple(f"{name}={os.environ[name]}" for name in sorted(os.environ) if prefix and name.startswith(prefix))
 
 
-def _make_store(uri: Uri) -> Any:
+def _make_store(uri: Uri, retries: int) -> Any:
     from obstore import store as stores
 
     make: Any = stores  # the types of settings are those of each kind of store
@@ -193,7 +226,7 @@ def _make_store(uri: Uri) -> Any:
         "timeout": f"{_MOST_STALLS * STALL_S:g}s",
         "connect_timeout": f"{_CONNECT_S:g}s",
     }
-    retry: dict[str, Any] = {"max_retries": 0}
+    retry: dict[str, Any] = {"max_retries": retries}
     if scheme == "memory":
         return make.MemoryStore()
     if scheme == "hf":

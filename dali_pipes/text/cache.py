@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.corpus.discovery.file_names import utf8_name
+from dali_pipes.corpus.discovery.manifests import MANIFEST
 from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.runtime.locks import lock, unlock
 from dali_pipes.runtime.user_cache import cache_folder, kept_name
@@ -27,7 +28,6 @@ from dali_pipes.text.encoder import TextEncoder
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.notes import Notes
 from dali_pipes.text.progress import show_progress
-from dali_pipes.text.run_folder import MANIFEST
 from dali_pipes.text.tokenize import Job, check_has_tokens, tokenize_files
 from dali_pipes.text.tokenizer import end_of_text, load_tokenizer, read_tokenizer
 
@@ -54,7 +54,7 @@ def cached_tokens(
     if directory is None:
         raise ConfigError(f"the tokenized text cannot be stored: {reason}. Set DALI_PIPES_CACHE to a writable folder")
     key = [_VERSION, hashlib.sha256(content).hexdigest(), eos_id, text_key]
-    facts = [(utf8_name(file.path.name), file.size, file.digest, file.modified_ns) for file in inputs]
+    facts = [(utf8_name(file.path.name), file.size, file.digest, *file.version.values()) for file in inputs]
     about = json.dumps([*key, facts])
     folder = directory / kept_name("text", about.encode())
     found = _finished(folder)

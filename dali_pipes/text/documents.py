@@ -1,7 +1,8 @@
 """A document as it comes from a file, before it is tokens."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from dali_pipes.uris import FilePath
 
 CONTROL_BYTES = frozenset(range(0x20)) - frozenset(b"\t\n\v\f\r\x1b")
 """Bytes that the beginning of a text does not contain."""
@@ -14,7 +15,7 @@ class Document(NamedTuple):
     """
 
     content: Any
-    file: Path
+    file: FilePath
     unit: str
     number: int
 

@@ -4,10 +4,12 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from dali_pipes.errors import ConfigError, CorpusReadError
+from dali_pipes.storage.byte_file import file_identity
 from dali_pipes.text.documents import Document
 from dali_pipes.text.formats.registry import TEXT_FORMATS
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.streams import ByteMeter
+from dali_pipes.uris import Uri
 
 _RECORD_CHARACTERS = 1024  # counted for a whole record, whose size is known only once it is encoded
 
@@ -58,13 +60,6 @@ def read_batches(
                 f"{file.path}: was {file.size:,} bytes when it was found, but {meter.done - before:,} bytes when it "
                 "was read; start again"
             )
-        if _modified_ns(file) != file.modified_ns:
+        if not isinstance(file.path, Uri) and file_identity(file.path) != file.identity:  # reads of objects compare it
             raise CorpusReadError(f"{file.path}: was changed after it was found; start again")
     yield Batch(documents, meter.done)
-
-
-def _modified_ns(file: TextFile) -> int:
-    try:
-        return file.path.stat().st_mtime_ns
-    except OSError as error:
-        raise CorpusReadError(f"{file.path}: cannot be read: {error.strerror or error}") from error

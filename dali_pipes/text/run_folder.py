@@ -14,45 +14,29 @@ opened, since OUT does not contain token files before the end.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.corpus.discovery.file_names import utf8_name
+from dali_pipes.corpus.discovery.manifests import MANIFEST, WORK_FOLDER
 from dali_pipes.errors import ConfigError, CorpusWriteError
 from dali_pipes.runtime.locks import lock, unlock
 from dali_pipes.text.formats.text_format import TextFile
-from dali_pipes.text.notes import Notes
+from dali_pipes.text.run_plan import (
+    MOST_NAMES,
+    ItemInUseError,
+    Receipt,
+    RunPlan,
+    as_json,
+    read_manifest,
+    read_plan,
+    read_receipt,
+    shard_name,
+)
 from dali_pipes.text.shard_writer import UNFINISHED, sync_folder, write_whole, writing
-
-MANIFEST = "manifest.json"
-WORK_FOLDER = "_tokenize"
-_MOST_DIFFERENCES = 5
-_FOLLOWS = "vocabulary"
-"""A setting that follows from the tokenizer, and that folders of earlier releases lack."""
-COUNTS = ("documents", "tokens", "empty", "dropped")
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """A finished shard. end: number of documents of its item up to its end. last: whether it is the last of its item.
-    notes: of its documents, from `Notes.as_json`.
-    """
-
-    files: dict[str, dict[str, Any]]
-    documents: int
-    tokens: int
-    empty: int
-    dropped: int
-    end: int
-    last: bool
-    notes: dict[str, Any] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -65,20 +49,7 @@ class RunFolder:
     def __init__(self, out: Path, settings: Mapping[str, Any], inputs: Sequence[TextFile], made_by: str) -> None:
         self.out = Path(os.path.abspath(os.path.expanduser(out)))
         self.work = self.out / WORK_FOLDER
-        self._plan: dict[str, Any] = {
-            "settings": dict(settings),
-            "inputs": [
-                {
-                    "name": utf8_name(file.path.name),
-                    "bytes": file.size,
-                    "digest": file.digest,
-                    "modified_ns": file.modified_ns,
-                }
-                for file in inputs
-            ],
-        }
-        self._inputs = [utf8_name(str(file.path)) for file in inputs]
-        self._made_by = made_by
+        self._plan = RunPlan(self.out, settings, inputs, made_by)
         self._compared: tuple[int, int, int] | None = None
 
     def begin(self) -> dict[str, Any] | None:
@@ -96,7 +67,7 @@ class RunFolder:
                 return self.manifest()
             if [name for name in strangers if not name.startswith(".") and name != WORK_FOLDER]:
                 raise ConfigError(
-                    f"{self.out}: the output folder contains other files ({', '.join(strangers[:_MOST_DIFFERENCES])}); "
+                    f"{self.out}: the output folder contains other files ({', '.join(strangers[:MOST_NAMES])}); "
                     "use a new folder"
                 )
             self.work.mkdir(exist_ok=True)
@@ -108,7 +79,7 @@ class RunFolder:
         plan = self.work / "plan.json"
         mine = plan.with_name(f"plan.{uuid.uuid4().hex}{UNFINISHED}")
         with writing(plan):
-            mine.write_bytes(_as_json(self._plan))
+            mine.write_bytes(as_json(self._plan.content))
             try:
                 os.link(mine, plan)  # unlike a rename, keeps the plan of a process that was faster
             except FileExistsError:
@@ -126,16 +97,16 @@ class RunFolder:
                 with writing(plan):
                     for receipt in self.work.glob("tokens-*.json"):
                         receipt.unlink()
-                    write_whole(plan, _as_json(self._plan))
+                    write_whole(plan, as_json(self._plan.content))
         return None
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest of the finished run, compared with this one; None for an unfinished run."""
         try:
-            manifest = _read_json(self.out / MANIFEST, _check_manifest)
+            manifest = read_manifest(path := self.out / MANIFEST, path.read_bytes)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        self._compare(manifest, "a finished corpus")
+        self._plan.compare(manifest, "a finished corpus")
         return manifest
 
     @contextlib.contextmanager
@@ -151,9 +122,9 @@ class RunFolder:
                         unlock(held)
                     raise
         except BlockingIOError:
-            raise ConfigError(
-                f"{self.out}: another process is working on input {number} ({self._input_name(number)}); wait for it, "
-                "or divide the inputs among the processes with --shard i/n"
+            raise ItemInUseError(
+                f"{self.out}: another process is working on input {number} ({self._plan.input_name(number)}); wait for "
+                "it, or divide the inputs among the processes with --shard i/n"
             ) from None
         try:
             whole = {name for receipt in self.receipts(number) for name in receipt.files}
@@ -171,15 +142,18 @@ class RunFolder:
         while not (found and found[-1].last):
             path = self._receipt_path(item, len(found))
             try:
-                content = _read_json(path, partial(_check_receipt, f"{path.stem}."))
+                found.append(read_receipt(path, path.read_bytes))
             except FileNotFoundError:
                 break
-            found.append(Receipt(**content))
         return found
+
+    def all_receipts(self, num_items: int) -> list[list[Receipt]]:
+        """As `Run.all_receipts`."""
+        return [self.receipts(item) for item in range(num_items)]
 
     def keep(self, item: int, part: int, receipt: Receipt) -> None:
         """Declare a shard finished."""
-        write_whole(self._receipt_path(item, part), _as_json(vars(receipt)))
+        write_whole(self._receipt_path(item, part), as_json(vars(receipt)))
 
     def publish(self, num_items: int) -> dict[str, Any] | None:
         """Move the shards to their places and write the manifest, if all items are done; else None. Blocks for a lock.
@@ -191,36 +165,27 @@ class RunFolder:
             if (manifest := self.manifest()) is not None:
                 shutil.rmtree(self.work, ignore_errors=True)
                 return manifest
-            found = [self.receipts(item) for item in range(num_items)]
-            if not all(receipts and receipts[-1].last for receipts in found):
-                return None
+            found: list[list[Receipt]] = []
+            for item in reversed(range(num_items)):  # the last one is most likely not done: this runs after each part
+                found.insert(0, self.receipts(item))
+                if not (found[0] and found[0][-1].last):
+                    return None
             receipts = [receipt for item in found for receipt in item]
             if not any(receipt.files for receipt in receipts):
-                return self._manifest(receipts)
+                return self._plan.manifest(receipts)
             for name in (name for receipt in receipts for name in receipt.files):
                 # A run that was killed here has moved some already.
                 if not (self.out / name).exists():
                     with writing(self.out / name):
                         (self.work / name).rename(self.out / name)
             sync_folder(self.out)
-            manifest = self._manifest(receipts)
-            write_whole(self.out / MANIFEST, _as_json(manifest))
+            manifest = self._plan.manifest(receipts)
+            write_whole(self.out / MANIFEST, as_json(manifest))
             shutil.rmtree(self.work, ignore_errors=True)
             return manifest
         finally:
             if held is not None:
                 unlock(held)
-
-    def _manifest(self, receipts: Sequence[Receipt]) -> dict[str, Any]:
-        notes = notes_of(receipts).as_json()
-        return {
-            "made_by": self._made_by,
-            **total_counts(receipts),
-            **self._plan,
-            **({"notes": notes} if notes else {}),
-            "paths": self._inputs,
-            "shards": [{name: getattr(receipt, name) for name in ("files", *COUNTS)} for receipt in receipts],
-        }
 
     @contextlib.contextmanager
     def _plan_held(self) -> Iterator[bool]:
@@ -237,7 +202,7 @@ class RunFolder:
         about = os.stat(plan)
         version = about.st_ino, about.st_mtime_ns, about.st_size
         if version != self._compared:  # reading it takes tens of ms for many inputs, and each of them asks
-            self._compare(_read_json(plan, _check_plan), "an unfinished run")
+            self._plan.compare(read_plan(plan, plan.read_bytes), "an unfinished run")
             self._compared = version
 
     def _is_without_result(self) -> bool:
@@ -246,7 +211,7 @@ class RunFolder:
         Raises ConfigError for a receipt that cannot be read.
         """
         for path in self.work.glob("tokens-*.json"):
-            if _read_json(path, partial(_check_receipt, f"{path.stem}."))["files"]:
+            if read_receipt(path, path.read_bytes).files:
                 return False
         for path in self.work.glob("item-*.lock"):
             try:
@@ -257,133 +222,5 @@ class RunFolder:
                 unlock(held)
         return True
 
-    def _compare(self, there: Mapping[str, Any], what: str) -> None:
-        differences = [
-            f"{name}: was {there['settings'].get(name)!r}, is {self._plan['settings'].get(name)!r}"
-            for name in sorted({*there["settings"], *self._plan["settings"]} - {_FOLLOWS})
-            if there["settings"].get(name) != self._plan["settings"].get(name)
-        ]
-        before, now = there["inputs"], self._plan["inputs"]
-        if len(before) != len(now):
-            differences.append(f"number of inputs: was {len(before):,}, is {len(now):,}")
-        differences += [
-            f"input {number}: {_input_difference(old, new)}"
-            for number, (old, new) in enumerate(zip(before, now, strict=False))
-            if old != new
-        ]
-        if differences:
-            more = "; ..." if len(differences) > _MOST_DIFFERENCES else ""
-            raise ConfigError(
-                f"{self.out}: contains {what} with other settings or inputs: "
-                f"{'; '.join(differences[:_MOST_DIFFERENCES])}{more}. Use another folder, or remove this one"
-            )
-
     def _receipt_path(self, item: int, part: int) -> Path:
         return self.work / f"{shard_name(item, part)}.json"
-
-    def _input_name(self, number: int) -> str:
-        return self._inputs[number] if number < len(self._inputs) else "?"
-
-
-def total_counts(receipts: Sequence[Receipt]) -> dict[str, int]:
-    """The sums of documents, tokens and so on over all receipts."""
-    return {name: sum(getattr(receipt, name) for receipt in receipts) for name in COUNTS}
-
-
-def notes_of(receipts: Sequence[Receipt]) -> Notes:
-    """The notes of all receipts."""
-    notes = Notes()
-    for receipt in receipts:
-        notes.add(Notes.from_json(receipt.notes))
-    return notes
-
-
-def shard_name(item: int, part: int) -> str:
-    """Name of a shard without suffix. The natural order of names is the order of the documents."""
-    return f"tokens-{item:05d}-{part:04d}"
-
-
-def _read_json(path: Path, check: Callable[[Any], None]) -> dict[str, Any]:
-    """The content of a JSON file of a run. Raises ConfigError if `check` raises ValueError, and FileNotFoundError."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        check(found)
-    except (FileNotFoundError, NotADirectoryError):
-        raise
-    except (ValueError, RecursionError, OSError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read as the {path.stem} of a run: {error}. Remove the folder, or use another one"
-        ) from None
-    checked: dict[str, Any] = found
-    return checked
-
-
-def _check_plan(found: Any) -> None:
-    _expect(isinstance(found, dict), "expected a JSON object")
-    _expect(isinstance(found.get("settings"), dict), "settings are missing")
-    inputs = found.get("inputs")
-    _expect(isinstance(inputs, list), "the list of inputs is missing")
-    _expect(all(map(_is_input, inputs)), "the name, size or digest of an input is missing")
-
-
-def _is_input(file: Any) -> bool:
-    kinds = {"name": str, "bytes": int, "digest": str}
-    return isinstance(file, dict) and all(type(file.get(key)) is kind for key, kind in kinds.items())
-
-
-def _check_manifest(found: Any) -> None:
-    _check_plan(found)
-    _check_counts(found)
-    Notes.from_json(found.get("notes", {}))
-    shards = found.get("shards")
-    _expect(isinstance(shards, list), "the list of shards is missing")
-    _expect(
-        all(isinstance(one, dict) and isinstance(one.get("files"), dict) for one in shards),
-        "the files of a shard are missing",
-    )
-
-
-def _check_receipt(prefix: str, found: Any) -> None:
-    _expect(isinstance(found, dict), "expected a JSON object")
-    names = {field.name for field in fields(Receipt)}
-    _expect(
-        names - {"notes"} <= set(found) <= names,
-        f"expected the keys {', '.join(sorted(names))}, found {', '.join(found)}",
-    )  # older releases: no notes
-    Notes.from_json(found.get("notes", {}))
-    _check_counts(found)
-    _expect(type(found["end"]) is int and type(found["last"]) is bool, "end or last is missing")
-    # Files are moved by these names.
-    names = found["files"]
-    _expect(isinstance(names, dict) and all(isinstance(about, dict) for about in names.values()), "files are missing")
-    json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair raises a ValueError
-    _expect(
-        all(name.startswith(prefix) and not set(name) & set("/\\\0") for name in names),
-        "a file belongs to another shard",
-    )
-
-
-def _check_counts(found: dict[str, Any]) -> None:
-    counts = [found.get(name) for name in COUNTS]
-    _expect(all(type(count) is int and count >= 0 for count in counts), f"{', '.join(COUNTS)} are {counts}")
-
-
-def _expect(is_so: bool, otherwise: str) -> None:
-    if not is_so:
-        raise ValueError(otherwise[:200])
-
-
-def _input_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    if (old["name"], old["bytes"]) != (new["name"], new["bytes"]):
-        return f"was {old['name']}, {old['bytes']:,} bytes, is {new['name']}, {new['bytes']:,} bytes"
-    if old["digest"] != new["digest"]:
-        return f"{new['name']} has other content"
-    return (
-        f"{new['name']} was changed, or copied without its modification time: modified_ns was "
-        f"{old.get('modified_ns')}, is {new['modified_ns']}"
-    )
-
-
-def _as_json(value: Any) -> bytes:
-    """JSON in UTF-8, with an escape for each byte of a file name that is not UTF-8."""
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

@@ -13,12 +13,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.runtime.optional import optional_package
+from dali_pipes.storage.byte_file import open_file
+from dali_pipes.uris import FilePath, Uri
 
 Compression: TypeAlias = Literal["", "gzip", "zstd"]
 
 _SUFFIXES = (".gz", ".gzip", ".zst", ".zstd")
 
 _READ_BYTES = 256 << 10
+_MOST_REQUESTED_BYTES = 32 << 20  # of an object, in several requests together; the first ones ask for less
 _MOST_PLAIN_BYTES = 4 << 20  # from one step: a small file may hold gigabytes of zeros
 _ZSTD_READ_BYTES = 32 << 10  # zstd has no such limit; 128 KiB of zeros take 4 bytes of a frame
 _GZIP_WINDOW = 31
@@ -32,9 +35,9 @@ def compression_of(head: bytes) -> Compression:
     return "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") or is_skippable_frame else ""
 
 
-def suffix_inside(path: Path) -> str:
+def suffix_inside(path: FilePath) -> str:
     """The suffix of a file in lower case, without that of its compression or a number: .csv for rows.csv.gz.1."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
+    suffixes = [suffix.lower() for suffix in Path(path.name).suffixes]
     while suffixes and suffixes[-1][1:].isdigit():
         suffixes.pop()
     if suffixes and suffixes[-1] in _SUFFIXES:
@@ -49,17 +52,21 @@ class ByteMeter:
         self.done = 0
 
 
-def read_chunks(path: Path, compression: Compression, meter: ByteMeter) -> Iterator[bytes]:
+def read_chunks(
+    path: FilePath, compression: Compression, meter: ByteMeter, known: tuple[int, str] | None = None
+) -> Iterator[bytes]:
     """Decompressed chunks, none empty. Blocks; reading and decompressing release the GIL.
+
+    known: size and identity of an object; then every read of it is compared with them. Not used for local files.
 
     Raises CorpusReadError for a file that cannot be read, CorpusFormatError for damaged or truncated data, BackendError
     for zstd without its package.
     """
     if compression == "gzip":
-        return _decompressed(path, _read(path, meter, _READ_BYTES), _gzip())
+        return _decompressed(path, _read(path, meter, _READ_BYTES, known), _gzip())
     if compression == "zstd":
-        return _decompressed(path, _read(path, meter, _ZSTD_READ_BYTES), _zstd())
-    return _read(path, meter, _READ_BYTES)
+        return _decompressed(path, _read(path, meter, _ZSTD_READ_BYTES, known), _zstd())
+    return _read(path, meter, _READ_BYTES, known)
 
 
 class ChunkReader:
@@ -108,7 +115,10 @@ def _zstd() -> _Decompression:
     return _Decompression("zstd frame", decompressor.decompressobj, zstandard.ZstdError)
 
 
-def _read(path: Path, meter: ByteMeter, count: int) -> Iterator[bytes]:
+def _read(path: FilePath, meter: ByteMeter, count: int, known: tuple[int, str] | None) -> Iterator[bytes]:
+    if isinstance(path, Uri):
+        yield from _read_object(path, meter, count, known)
+        return
     try:
         with path.open("rb", buffering=0) as file:
             while chunk := os.read(file.fileno(), count):
@@ -118,7 +128,19 @@ def _read(path: Path, meter: ByteMeter, count: int) -> Iterator[bytes]:
         raise CorpusReadError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _decompressed(path: Path, chunks: Iterator[bytes], method: _Decompression) -> Iterator[bytes]:
+def _read_object(uri: Uri, meter: ByteMeter, count: int, known: tuple[int, str] | None) -> Iterator[bytes]:
+    with open_file(uri, known=known) as file:
+        at, step = 0, count
+        while at < file.size:
+            data = file.read(at, min(step, file.size - at))
+            for begin in range(0, len(data), count):
+                chunk = data[begin : begin + count]
+                meter.done += len(chunk)
+                yield chunk
+            at, step = at + len(data), min(4 * step, _MOST_REQUESTED_BYTES)
+
+
+def _decompressed(path: FilePath, chunks: Iterator[bytes], method: _Decompression) -> Iterator[bytes]:
     part, number, is_inside = method.new(), 1, False
     for chunk in chunks:
         data = chunk

@@ -22,8 +22,11 @@ from dali_pipes.text.encoder import Encoded, Encoder
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.notes import Notes
 from dali_pipes.text.reading import Batch, read_batches
-from dali_pipes.text.run_folder import COUNTS, Receipt, RunFolder, notes_of, shard_name, total_counts
+from dali_pipes.text.run_folder import RunFolder
+from dali_pipes.text.run_in_store import RunInStore
+from dali_pipes.text.run_plan import COUNTS, Receipt, Run, notes_of, shard_name, total_counts
 from dali_pipes.text.shard_writer import Format, ShardWriter, id_type
+from dali_pipes.uris import Uri, check_uri, is_uri
 
 SHARD_TOKENS = 1 << 28
 MOST_ITEMS = 4096
@@ -84,12 +87,19 @@ class Summary:
 
 
 def tokenize_files(
-    job: Job, out: Path, made_by: str, shard: tuple[int, int] = (0, 1), advance: Advance | None = None
+    job: Job,
+    out: str | os.PathLike[str],
+    made_by: str,
+    shard: tuple[int, int] = (0, 1),
+    advance: Advance | None = None,
+    *,
+    publish: bool = True,
 ) -> Summary:
-    """Tokenize into the folder `out`, or continue an interrupted run. Blocks; uses all cores.
+    """Tokenize into the folder `out`, local or a URI, or continue an interrupted run. Blocks; uses all cores.
 
     shard:   (i, n): do the items i, i + n, i + 2n ...; the process that finishes the last one publishes the corpus.
     advance: called as inputs are done, also for those of an earlier run (with 0 tokens).
+    publish: False: leave that to `publish_files`; the counts are then of this shard alone
 
     Raises ConfigError for an `out` that contains something else or is being written by another process, what the
     readers and the encoder raise, and CorpusWriteError. After any interruption, even SIGKILL, the run can be continued.
@@ -97,29 +107,63 @@ def tokenize_files(
     index, count = shard
     if not 0 <= index < count:
         raise ConfigError(f"shard {index}/{count}: expected i/n with i from 0 to n - 1, such as 0/4 ... 3/4")
-    folder = RunFolder(out, job.settings, job.inputs, made_by)
     items = job.items
     report = advance or (lambda done, tokens: None)
+    run = open_run(job, out, made_by)
     try:
-        manifest = folder.begin()
+        manifest = run.begin()
         for number in range(index, len(items), count) if manifest is None else ():
-            with folder.item(number):
-                _do_item(job, folder, number, items[number], report)
-        manifest = manifest or folder.publish(len(items))
+            with run.item(number):
+                _do_item(job, run, number, items[number], report)
+        if publish and manifest is None:
+            manifest = run.publish(len(items))
     except FileNotFoundError:
-        # Another process did the rest, published it, and removed the work folder.
-        manifest = folder.manifest()
-        if manifest is None:
-            raise CorpusWriteError(
-                f"{folder.out}: files of this run were removed while it was running; start it again"
-            ) from None
-    if manifest is not None:
-        check_has_tokens(manifest, job.inputs)
-        shards = sum(1 for shard in manifest["shards"] if shard["files"])
-        return Summary(
-            **{name: manifest[name] for name in COUNTS}, shards=shards, missing=0, notes=manifest.get("notes", {})
-        )
-    return _unfinished(folder, items)
+        manifest = _published_meanwhile(run)
+    if manifest is None and not publish:
+        return _counted([run.receipts(number) for number in range(index, len(items), count)], items[index::count])
+    return _summary(job, run, manifest)
+
+
+def publish_files(job: Job, out: str | os.PathLike[str], made_by: str) -> Summary:
+    """Publish a run, all of whose shards are done; if some are missing, the summary says how many inputs. Blocks.
+
+    Raises as `tokenize_files`.
+    """
+    run = open_run(job, out, made_by)
+    try:
+        manifest = run.begin() or run.publish(len(job.items))
+    except FileNotFoundError:
+        manifest = _published_meanwhile(run)
+    return _summary(job, run, manifest)
+
+
+def open_run(job: Job, out: str | os.PathLike[str], made_by: str) -> Run:
+    """The run in the folder `out`, which is neither read nor written yet. Raises ConfigError for a wrong URI."""
+    text = os.fspath(out)
+    check_uri(text, "out")
+    if is_uri(text):
+        return RunInStore(Uri(text), job.settings, job.inputs, made_by)
+    return RunFolder(Path(text), job.settings, job.inputs, made_by)
+
+
+def _published_meanwhile(run: Run) -> dict[str, Any]:
+    """The manifest, after another process did the rest, published it, and removed the files of the run."""
+    manifest = run.manifest()
+    if manifest is None:
+        raise CorpusWriteError(
+            f"{run.out}: files of this run were removed while it was running; start it again"
+        ) from None
+    return manifest
+
+
+def _summary(job: Job, run: Run, manifest: dict[str, Any] | None) -> Summary:
+    if manifest is None:
+        return _counted(run.all_receipts(len(job.items)), job.items)
+    check_has_tokens(manifest, job.inputs)
+    shards = sum(1 for shard in manifest["shards"] if shard["files"])
+    return Summary(
+        **{name: manifest[name] for name in COUNTS}, shards=shards, missing=0, notes=manifest.get("notes", {})
+    )
 
 
 def check_has_tokens(manifest: Mapping[str, Any], inputs: Sequence[TextFile]) -> None:
@@ -144,8 +188,8 @@ def _drop_reason(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _unfinished(folder: RunFolder, items: Sequence[Sequence[TextFile]]) -> Summary:
-    found = [folder.receipts(number) for number in range(len(items))]
+def _counted(found: Sequence[Sequence[Receipt]], items: Sequence[Sequence[TextFile]]) -> Summary:
+    """The counts of these receipts, of one item each."""
     receipts = [receipt for item in found for receipt in item]
     missing = [files for files, done in zip(items, found, strict=True) if not (done and done[-1].last)]
     return Summary(
@@ -156,12 +200,12 @@ def _unfinished(folder: RunFolder, items: Sequence[Sequence[TextFile]]) -> Summa
     )
 
 
-def _do_item(job: Job, folder: RunFolder, number: int, files: Sequence[TextFile], report: Advance) -> None:
-    receipts = folder.receipts(number)
+def _do_item(job: Job, run: Run, number: int, files: Sequence[TextFile], report: Advance) -> None:
+    receipts = run.receipts(number)
     if receipts and receipts[-1].last:
         report(sum(file.size for file in files), 0)
         return
-    with contextlib.closing(_Shards(job, folder, number, receipts)) as shards:
+    with contextlib.closing(_Shards(job, run, number, receipts)) as shards:
         done = 0
         with contextlib.closing(_encoded(job, files, shards.end)) as batches:
             for batch, encoded in batches:
@@ -177,10 +221,10 @@ def _do_item(job: Job, folder: RunFolder, number: int, files: Sequence[TextFile]
 class _Shards:
     """Writes the documents of one item into consecutive shards."""
 
-    def __init__(self, job: Job, folder: RunFolder, item: int, receipts: Sequence[Receipt]) -> None:
+    def __init__(self, job: Job, run: Run, item: int, receipts: Sequence[Receipt]) -> None:
         self.end = receipts[-1].end if receipts else 0
         self.tokens = 0
-        self._job, self._folder, self._item = job, folder, item
+        self._job, self._run, self._item = job, run, item
         self._stored = id_type(job.format, job.encoder.largest_id)
         self._waiting: list[Encoded] = []
         self._part = len(receipts)
@@ -223,19 +267,20 @@ class _Shards:
 
     def _new_writer(self) -> ShardWriter:
         name, job = shard_name(self._item, self._part), self._job
-        return ShardWriter(self._folder.work, name, self._stored, job.format, has_mask=job.encoder.has_mask)
+        return ShardWriter(self._run.work, name, self._stored, job.format, has_mask=job.encoder.has_mask)
 
     def _close(self, *, last: bool) -> None:
         self.flush()
         files = self._writer.finish()
         counts = self._documents, self._size, self._empty, self._dropped
         receipt = Receipt(files, *counts, self.end, last, self._notes.as_json())
-        self._folder.keep(self._item, self._part, receipt)
+        self._run.keep(self._item, self._part, receipt)
 
 
 def _encoded(job: Job, files: Sequence[TextFile], skip: int) -> Generator[tuple[Batch, list[Encoded | None]]]:
     """Batches with their ids, in order; the next ones are read and encoded in the background."""
-    cores = os.cpu_count() or 1
+    threads = os.environ.get("RAYON_NUM_THREADS", "")  # of the tokenizer
+    cores = int(threads) if threads.isdecimal() and int(threads) else os.cpu_count() or 1
     characters = min(max(cores * _CHARACTERS_PER_CORE, _FEWEST_CHARACTERS), _MOST_CHARACTERS)
     batches = read_batches(files, job.encoder.record_key, job.separator, skip, characters)
     with contextlib.closing(batches), ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(2) as encoders:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.errors import ConfigError
+from dali_pipes.errors import ConfigError, CorpusReadError
 from dali_pipes.runtime.optional import optional_package
+from dali_pipes.storage.byte_file import open_file
 from dali_pipes.text.lost_characters import can_lose_characters
+from dali_pipes.uris import FilePath, Uri, check_uri, is_uri
 
 END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "<EOT>")
 
@@ -28,7 +30,7 @@ class LoadedTokenizer:
     """
 
     library: Any
-    path: Path
+    path: FilePath
     sha256: str
     largest_id: int
     can_lose_characters: bool
@@ -74,9 +76,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> LoadedTokenizer:
     return LoadedTokenizer(tokenizer, file, digest, max(vocabulary.values()), can_lose_characters(settings))
 
 
-def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
+def read_tokenizer(path: str | os.PathLike[str]) -> tuple[FilePath, bytes]:
     """The absolute path and the content of a `tokenizer.json`, or of the one in a folder. Raises ConfigError."""
     given = os.fspath(path)
+    check_uri(given, "tokenizer")
+    if is_uri(given):
+        return _read_object(Uri(given))
     if not given:
         raise ConfigError(
             "tokenizer: the path is empty; expected a tokenizer.json or its folder ('.' is the current one)"
@@ -95,6 +100,15 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Path, bytes]:
         ) from error
     except OSError as error:
         raise ConfigError(f"tokenizer: {file} cannot be read: {error.strerror or error}") from error
+
+
+def _read_object(uri: Uri) -> tuple[Uri, bytes]:
+    uri = uri if uri.suffix == ".json" else uri / "tokenizer.json"
+    try:
+        with open_file(uri) as file:
+            return uri, file.read(0, file.size)
+    except CorpusReadError as error:
+        raise ConfigError(f"tokenizer: {error}") from error
 
 
 def end_of_text(tokenizer: LoadedTokenizer) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from dali_pipes.corpus import FORMATS
 
 PUBLIC = (
     *("dali_pipes", "dali_pipes.adapters.jax", "dali_pipes.attention", "dali_pipes.errors", "dali_pipes.huggingface"),
-    "dali_pipes.operators",
+    *("dali_pipes.operators", "dali_pipes.tokenizing"),
 )
 PAGES = pages()
 PATH_SUFFIXES = (".cu", ".cuh", ".md", ".py", ".toml")

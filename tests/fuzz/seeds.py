@@ -20,7 +20,8 @@ from dali_pipes.errors import CorpusWriteError
 from dali_pipes.runtime import offset_cache
 from dali_pipes.text import TextFile, find_text_files
 from dali_pipes.text.reading import read_batches
-from dali_pipes.text.run_folder import Receipt, RunFolder
+from dali_pipes.text.run_folder import RunFolder
+from dali_pipes.text.run_plan import Receipt
 
 if TYPE_CHECKING:
     from dali_pipes import TokenLoader
@@ -223,7 +224,7 @@ _RUN_SETTINGS = {"format": "megatron", "eos_id": 3, "text_key": "text"}
 
 
 def _run(folder: Path) -> RunFolder:
-    source = TextFile(folder / "in.jsonl", "jsonl", "", 10, "00ff", 5)
+    source = TextFile(folder / "in.jsonl", "jsonl", "", 10, "00ff", "5")
     return RunFolder(folder / "out", _RUN_SETTINGS, [source, source], "dali_pipes test")
 
 

@@ -108,7 +108,7 @@ class CharacterEncoder:
 
 
 def run(
-    inputs: Path, out: Path, encoder: Encoder | None = None, shard: tuple[int, int] = (0, 1), **job: Any
+    inputs: Path, out: Path | str, encoder: Encoder | None = None, shard: tuple[int, int] = (0, 1), **job: Any
 ) -> Summary:
     settings = {"format": "megatron", "shard_tokens": 40, **job}
     return tokenize_files(

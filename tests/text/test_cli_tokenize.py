@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from dali_pipes import open_corpus
+from dali_pipes.text.shard_task import is_in
 from dali_pipes.tools.cli import app
-from dali_pipes.tools.cli.tokenize_command import is_in
 
 EOS = 50256
 

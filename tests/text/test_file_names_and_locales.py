@@ -14,8 +14,8 @@ import pytest
 from test_text_tables import make_tar
 
 from dali_pipes import LoaderConfig, TokenLoader, open_corpus
+from dali_pipes.corpus.discovery.manifests import MANIFEST
 from dali_pipes.text import find_text_files
-from dali_pipes.text.run_folder import MANIFEST
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 LATIN, CHINESE = b"caf\xe9", "\u65e5\u672c".encode()

@@ -56,8 +56,8 @@ def test_first_bytes_come_before_the_suffix_and_both_before_a_guess(
 
 def test_a_new_format_is_one_entry(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(file: TextFile, key: str | None, separator: str | None, meter: ByteMeter) -> Iterator[Document]:
-        meter.done += file.size
-        yield from (Document(word, file.path, "word", n) for n, word in enumerate(file.path.read_text().split(), 1))
+        text = b"".join(file.chunks(meter)).decode()
+        yield from (Document(word, file.path, "word", n) for n, word in enumerate(text.split(), 1))
 
     words = TextFormat("words (.words)", lambda start: start.suffix == ".words", read, has_records=False)
     path = tmp_path / "a.words"

@@ -28,6 +28,7 @@ from typing import Literal
 
 from dali_pipes.corpus.discovery.file_names import data_paths, finished_name, is_side_file, some, utf8_name
 from dali_pipes.corpus.discovery.globs import list_folder, matches_of
+from dali_pipes.corpus.discovery.manifests import MANIFEST, WORK_FOLDER
 from dali_pipes.corpus.discovery.object_names import entries_in, mode_of, uris_matching
 from dali_pipes.corpus.discovery.shard_sets import find_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
@@ -163,7 +164,10 @@ def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> li
 
 
 def _files_of_folder(folder: FilePath, setting: str, notes: list[str]) -> list[FilePath]:
-    return _data_files(_entries_in(folder), f"the folder {folder}", setting, notes)
+    entries = _entries_in(folder)
+    files = _data_files(entries, f"the folder {folder}", setting, notes)
+    _refuse_unfinished_run(folder, entries)
+    return files
 
 
 def _files_of_glob(entry: str, pattern: FilePath, setting: str, notes: list[str]) -> list[FilePath]:
@@ -177,11 +181,28 @@ def _entries_in(folder: FilePath) -> Sequence[FilePath]:
     return entries_in(folder) if isinstance(folder, Uri) else [Path(entry.path) for entry in list_folder(folder)]
 
 
+def _refuse_unfinished_run(folder: FilePath, entries: Sequence[FilePath]) -> None:
+    """Raise CorpusError for an output folder whose shards have their names before the run is finished."""
+    names = {entry.name for entry in entries}
+    if WORK_FOLDER in names and MANIFEST not in names:
+        raise CorpusError(
+            f"{folder}: is the output of a `dali-pipes tokenize` that is not finished. Run the same command to finish "
+            "it, or list the files to use."
+        )
+
+
 def unfinished_beside(pattern: FilePath, matches: Iterable[FilePath]) -> list[FilePath]:
-    """Unfinished files next to the matches of a pattern that would match once they are finished."""
+    """Unfinished files next to the matches of a pattern that would match once they are finished.
+
+    Raises CorpusError for matches in the output folder of an unfinished run.
+    """
+    beside: list[FilePath] = []
+    for folder in {path.parent for path in matches}:
+        entries = _entries_in(folder)
+        _refuse_unfinished_run(folder, entries)
+        beside += entries
     if pattern.name == "**":
         return []
-    beside = (path for folder in {path.parent for path in matches} for path in _entries_in(folder))
     finished = ((path, finished_name(path.name)) for path in beside)
     return [path for path, name in finished if name is not None and fnmatch.fnmatchcase(name, pattern.name)]
 

@@ -17,6 +17,8 @@ from dali_pipes.storage.byte_file import is_listed, open_file
 from dali_pipes.uris import FilePath, Uri
 
 MANIFEST = "manifest.json"
+WORK_FOLDER = "_tokenize"
+"""In the output folder of `dali-pipes tokenize` while it is not finished."""
 _MASK_SUFFIX, _INDEX_SUFFIX = ".loss", ".idx"
 
 

@@ -85,11 +85,16 @@ def recognize(file: ByteFile, head: bytes) -> bool:
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     """As `inspect_records`. The package that reads records opens files by their names."""
     if isinstance(file.path, Uri):
-        raise CorpusFormatError(
-            f"{file.path}: the array_record package reads local files only. Copy the data with `dali-pipes copy`, or "
-            "convert it to another format."
-        )
+        raise refuse_uri(file.path)
     return inspect_records(file, ArrayRecords(file.path, file.size), "arrayrecord", options)
+
+
+def refuse_uri(uri: Uri) -> CorpusFormatError:
+    """The error for an object."""
+    return CorpusFormatError(
+        f"{uri}: the array_record package reads local files only. Copy the data with `dali-pipes copy`, or convert it "
+        "to another format."
+    )
 
 
 def _open_reader(path: Path) -> Any:

@@ -9,7 +9,6 @@ replaced file is an error and the metadata of many files need not be kept.
 """
 
 import contextlib
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
 from dali_pipes.storage.held_file import HeldFile
+from dali_pipes.storage.readable_file import ReadableFile
 from dali_pipes.uris import FilePath, Uri
 
 MAGIC = b"PAR1"
@@ -154,7 +154,7 @@ def _parquet_file(file: ByteFile, footer: bytes | None = None) -> Any:
     source = (
         pyarrow.BufferReader(file.content)
         if isinstance(file, HeldFile)
-        else pyarrow.PythonFile(_ReadOnly(file), mode="r")
+        else pyarrow.PythonFile(ReadableFile(file), mode="r")
     )
     return parquet.ParquetFile(source, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
 
@@ -173,38 +173,3 @@ def _read_footer(file: ByteFile) -> bytes:
             "truncated or damaged. Copy or recreate it."
         )
     return file.read(size - 8 - length, length)
-
-
-class _ReadOnly:
-    """A Python file for pyarrow, over a `ByteFile`; for one thread."""
-
-    closed = False
-
-    def __init__(self, file: ByteFile) -> None:
-        self._file, self._at = file, 0
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence] + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, count: int = -1) -> bytearray:
-        left = max(0, self._file.size - self._at)
-        data = bytearray(left if count < 0 else min(count, left))
-        self._file.read_ranges([(self._at, len(data), 0)], memoryview(data))
-        self._at += len(data)
-        return data
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Nothing: the owner of the file closes it."""

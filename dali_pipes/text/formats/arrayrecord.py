@@ -1,20 +1,23 @@
 """Documents of ArrayRecord files. `record_documents` finds out what the records are."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from dali_pipes.corpus.formats.arrayrecord import MAGIC as RIEGELI_MAGIC
-from dali_pipes.corpus.formats.arrayrecord import ArrayRecords
+from dali_pipes.corpus.formats.arrayrecord import ArrayRecords, refuse_uri
+from dali_pipes.storage.byte_file import file_size
 from dali_pipes.text.documents import Document
 from dali_pipes.text.formats.record_documents import documents_of, hold_tokens
 from dali_pipes.text.formats.text_format import FileStart, TextFile, TextFormat
 from dali_pipes.text.streams import ByteMeter, Compression
+from dali_pipes.uris import FilePath, Uri
 
 _RECORDS_AT_ONCE = 256
 
 
-def _records(path: Path, size: int, meter: ByteMeter) -> Iterator[bytes]:
+def _records(path: FilePath, size: int, meter: ByteMeter) -> Iterator[bytes]:
     """All records. Blocks. size: bytes of the file, spread evenly over its records for the meter."""
+    if isinstance(path, Uri):
+        raise refuse_uri(path)
     records, before = ArrayRecords(path, size), meter.done
     count = len(records)
     for first in range(0, count, _RECORDS_AT_ONCE):
@@ -28,8 +31,8 @@ def _read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> I
     return documents_of(file.path, _records(file.path, file.size, meter), key)
 
 
-def _holds_tokens(path: Path, compression: Compression, has_dtype: bool) -> bool:
-    return hold_tokens(path, _records(path, path.stat().st_size, ByteMeter()), has_dtype)
+def _holds_tokens(path: FilePath, compression: Compression, has_dtype: bool) -> bool:
+    return hold_tokens(path, _records(path, file_size(path) or 0, ByteMeter()), has_dtype)
 
 
 def _is_array_record(start: FileStart) -> bool:

@@ -12,7 +12,6 @@ number of fields.
 import codecs
 import csv
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import CorpusFormatError
@@ -21,12 +20,13 @@ from dali_pipes.text.formats.lines import split_lines
 from dali_pipes.text.formats.record_text import missing_column
 from dali_pipes.text.formats.text_format import TextFile, TextFormat
 from dali_pipes.text.json_values import decode_utf8
-from dali_pipes.text.streams import ByteMeter, read_chunks
+from dali_pipes.text.streams import ByteMeter
+from dali_pipes.uris import FilePath
 
 _LARGEST_FIELD = 2**31 - 1  # characters: the most that fits a C long on every platform
 
 
-def read_delimited(path: Path, chunks: Iterator[bytes], delimiter: str, key: str | None) -> Iterator[Document]:
+def read_delimited(path: FilePath, chunks: Iterator[bytes], delimiter: str, key: str | None) -> Iterator[Document]:
     """The texts of column `key`; the whole rows as dicts of strings if `key` is None.
 
     Raises CorpusFormatError, naming file and line, for a missing column, a row with more or fewer fields than the
@@ -49,7 +49,7 @@ def read_delimited(path: Path, chunks: Iterator[bytes], delimiter: str, key: str
         yield Document(content, path, "line", first_line)
 
 
-def _numbered(path: Path, rows: Any) -> Iterator[tuple[int, list[str]]]:
+def _numbered(path: FilePath, rows: Any) -> Iterator[tuple[int, list[str]]]:
     """Each row that is not blank, with the line where it begins."""
     first_line = 1
     try:
@@ -64,7 +64,7 @@ def _numbered(path: Path, rows: Any) -> Iterator[tuple[int, list[str]]]:
         ) from None
 
 
-def _column(path: Path, names: list[str], key: str | None) -> int:
+def _column(path: FilePath, names: list[str], key: str | None) -> int:
     repeated = next((name for name in names if names.count(name) > 1 and key in (None, name)), None)
     if repeated is not None:
         raise CorpusFormatError(f"{path}: line 1: {names.count(repeated)} columns are named {repeated!r}; rename one")
@@ -75,7 +75,7 @@ def _column(path: Path, names: list[str], key: str | None) -> int:
     return names.index(key)
 
 
-def _decoded_lines(path: Path, chunks: Iterator[bytes]) -> Iterator[str]:
+def _decoded_lines(path: FilePath, chunks: Iterator[bytes]) -> Iterator[str]:
     for number, line in enumerate(split_lines(chunks), 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
@@ -84,7 +84,7 @@ def _decoded_lines(path: Path, chunks: Iterator[bytes]) -> Iterator[str]:
 
 def _format(description: str, suffix: str, delimiter: str) -> TextFormat:
     def read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> Iterator[Document]:
-        return read_delimited(file.path, read_chunks(file.path, file.compression, meter), delimiter, key)
+        return read_delimited(file.path, file.chunks(meter), delimiter, key)
 
     return TextFormat(description, lambda start: start.suffix == suffix, read, data_suffixes=(suffix,))
 

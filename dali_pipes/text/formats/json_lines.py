@@ -6,19 +6,19 @@ start and a missing last `\\n` are accepted. Lines are bytes until they are deco
 
 import codecs
 from collections.abc import Iterator
-from pathlib import Path
 
 from dali_pipes.text.documents import Document, looks_like_text
 from dali_pipes.text.formats.lines import split_lines
 from dali_pipes.text.formats.record_text import text_of
 from dali_pipes.text.formats.text_format import FileStart, TextFile, TextFormat
 from dali_pipes.text.json_values import decode_utf8, parse_object
-from dali_pipes.text.streams import ByteMeter, read_chunks
+from dali_pipes.text.streams import ByteMeter
+from dali_pipes.uris import FilePath
 
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".jl")
 
 
-def read_json_lines(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[Document]:
+def read_json_lines(path: FilePath, chunks: Iterator[bytes], key: str | None) -> Iterator[Document]:
     """The text under `key` of each line, "" for null; the whole objects if `key` is None.
 
     Raises CorpusFormatError, naming file and line, for invalid UTF-8 or JSON, and for a line that is not an object with
@@ -35,7 +35,7 @@ def read_json_lines(path: Path, chunks: Iterator[bytes], key: str | None) -> Ite
 
 
 def _read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> Iterator[Document]:
-    return read_json_lines(file.path, read_chunks(file.path, file.compression, meter), key)
+    return read_json_lines(file.path, file.chunks(meter), key)
 
 
 def _begins_an_object(start: FileStart) -> bool:

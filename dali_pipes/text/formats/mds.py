@@ -7,7 +7,6 @@ the names of the others, so that a conversation with images is not read without 
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,13 @@ from dali_pipes.text.formats.record_text import missing_column, text_of
 from dali_pipes.text.formats.text_format import TextFile, TextFormat
 from dali_pipes.text.json_values import decode_utf8, parse_json
 from dali_pipes.text.streams import ByteMeter, ChunkReader, Compression, read_chunks
+from dali_pipes.uris import FilePath
 
 _OF_RECORDS = ("str", "json")
 _READABLE = (*_OF_RECORDS, "bytes")
 
 
-def read_mds(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[Document]:
+def read_mds(path: FilePath, chunks: Iterator[bytes], key: str | None) -> Iterator[Document]:
     """The text in column `key` of each sample; whole records, as dicts, if `key` is None.
 
     chunks: of the shard, decompressed. Memory holds the whole shard.
@@ -58,10 +58,10 @@ def read_mds(path: Path, chunks: Iterator[bytes], key: str | None) -> Iterator[D
 
 
 def _read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> Iterator[Document]:
-    return read_mds(file.path, read_chunks(file.path, file.compression, meter), key)
+    return read_mds(file.path, file.chunks(meter), key)
 
 
-def _holds_tokens(path: Path, compression: Compression, has_dtype: bool) -> bool:
+def _holds_tokens(path: FilePath, compression: Compression, has_dtype: bool) -> bool:
     """Whether the shard holds token ids: in a column with one of the usual names, or in one without text next to it."""
     header, _ = _read_header(path, ChunkReader(read_chunks(path, compression, ByteMeter())))
     try:
@@ -71,7 +71,7 @@ def _holds_tokens(path: Path, compression: Compression, has_dtype: bool) -> bool
     return column in NAMES or "str" not in encodings_of(header).values()
 
 
-def _read_header(path: Path, reader: ChunkReader) -> tuple[Entry, bytes]:
+def _read_header(path: FilePath, reader: ChunkReader) -> tuple[Entry, bytes]:
     """The columns of a shard, as in its index, and the bytes that were read for them."""
     start = reader.read(4)
     count = int.from_bytes(start, "little")

@@ -5,17 +5,17 @@ A byte order mark at the start is accepted; line ends stay as they are.
 
 import codecs
 from collections.abc import Iterator
-from pathlib import Path
 
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.text.documents import Document, looks_like_text
 from dali_pipes.text.formats.text_format import TextFile, TextFormat
-from dali_pipes.text.streams import ByteMeter, read_chunks
+from dali_pipes.text.streams import ByteMeter
+from dali_pipes.uris import FilePath
 
 _SUFFIXES = (".txt", ".text", ".md")
 
 
-def read_plain_text(path: Path, chunks: Iterator[bytes], separator: str | None) -> Iterator[Document]:
+def read_plain_text(path: FilePath, chunks: Iterator[bytes], separator: str | None) -> Iterator[Document]:
     """The file as one document; with `separator`, the texts between its occurrences.
 
     Nothing after the last separator is not a document; nothing between two of them is an empty one.
@@ -40,7 +40,7 @@ def read_plain_text(path: Path, chunks: Iterator[bytes], separator: str | None) 
         yield Document(rest, path, "document", number)
 
 
-def _decoded(path: Path, chunks: Iterator[bytes]) -> Iterator[str]:
+def _decoded(path: FilePath, chunks: Iterator[bytes]) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     before = 0
     is_start = True
@@ -66,7 +66,7 @@ def _with_last(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _read(file: TextFile, _: str | None, separator: str | None, meter: ByteMeter) -> Iterator[Document]:
-    return read_plain_text(file.path, read_chunks(file.path, file.compression, meter), separator)
+    return read_plain_text(file.path, file.chunks(meter), separator)
 
 
 PLAIN_TEXT = TextFormat(

@@ -8,7 +8,6 @@ is not empty decides:
 
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,13 @@ from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.text.documents import CONTROL_BYTES, Document
 from dali_pipes.text.formats.record_text import text_of
 from dali_pipes.text.json_values import decode_utf8, parse_object
+from dali_pipes.uris import FilePath
 
 DEFAULT_KEY = "text"
 """The key unless the user sets one. Records that are plain texts do not have keys."""
 
 
-def documents_of(path: Path, records: Iterable[bytes], key: str | None) -> Iterator[Document]:
+def documents_of(path: FilePath, records: Iterable[bytes], key: str | None) -> Iterator[Document]:
     """The text of each record; whole records as dicts if `key` is None. An empty record is an empty text.
 
     Raises CorpusFormatError for records unlike the first one or without text under `key`, ConfigError for whole records
@@ -44,7 +44,7 @@ def documents_of(path: Path, records: Iterable[bytes], key: str | None) -> Itera
         yield Document(content, path, "record", number)
 
 
-def hold_tokens(path: Path, records: Iterable[bytes], has_dtype: bool) -> bool:
+def hold_tokens(path: FilePath, records: Iterable[bytes], has_dtype: bool) -> bool:
     """Whether the records are Examples with token ids: in a feature with one of the usual names, or in one without text
     next to it (a length or a label is a list of integers, too). Records of unknown content are ids if there is a dtype.
     """
@@ -71,7 +71,7 @@ def _kind_of(record: bytes) -> str:
         return "text"
 
 
-def _check_bare_text(path: Path, number: int, record: bytes, key: str | None) -> None:
+def _check_bare_text(path: FilePath, number: int, record: bytes, key: str | None) -> None:
     if not CONTROL_BYTES.isdisjoint(record):
         raise CorpusFormatError(
             f"{path}: record {number} begins with {record[:40]!r}; expected a tf.train.Example, a JSON object or UTF-8 "

@@ -4,12 +4,11 @@ The order decides: a file is of the first format that matches it, by its first b
 one that it looks like.
 """
 
-from pathlib import Path
-
-from dali_pipes.storage.local import LocalFile
+from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.text.formats import arrayrecord, delimited, json_lines, mds, plain_text, tables, tfrecord, webdataset
 from dali_pipes.text.formats.text_format import FileStart, TextFormat
 from dali_pipes.text.streams import ByteMeter, Compression, compression_of, read_chunks, suffix_inside
+from dali_pipes.uris import FilePath
 
 TEXT_FORMATS: dict[str, TextFormat] = {
     "arrow": tables.ARROW,
@@ -28,21 +27,27 @@ DATA_SUFFIXES = tuple(suffix for found in TEXT_FORMATS.values() for suffix in fo
 _HEAD_BYTES = 4096
 
 
-def recognize(path: Path) -> tuple[str, Compression] | None:
+def recognize(path: FilePath) -> tuple[str, Compression] | None:
     """Name of a file's format, and its compression; None for a file that is not text. Reads its first bytes.
 
     A table need not have a column of text, though.
     """
-    with LocalFile(path) as file:
-        head = file.read(0, min(file.size, _HEAD_BYTES))
-        compression = compression_of(head)
-        if compression:
-            head = next(read_chunks(path, compression, ByteMeter()), b"")[:_HEAD_BYTES]
-        start = FileStart(file, head, suffix_inside(path), compression)
-        for name, found in TEXT_FORMATS.items():
-            if found.matches(start):
-                return name, compression
-        for name, found in TEXT_FORMATS.items():
-            if found.looks_like(start):
-                return name, compression
+    with open_file(path) as file:
+        return recognize_file(file)
+
+
+def recognize_file(file: ByteFile) -> tuple[str, Compression] | None:
+    """The same for an open file."""
+    head = file.read(0, min(file.size, _HEAD_BYTES))
+    compression = compression_of(head)
+    if compression:
+        chunks = read_chunks(file.path, compression, ByteMeter(), (file.size, file.identity))
+        head = next(chunks, b"")[:_HEAD_BYTES]
+    start = FileStart(file, head, suffix_inside(file.path), compression)
+    for name, found in TEXT_FORMATS.items():
+        if found.matches(start):
+            return name, compression
+    for name, found in TEXT_FORMATS.items():
+        if found.looks_like(start):
+            return name, compression
     return None

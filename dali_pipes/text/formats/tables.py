@@ -7,48 +7,52 @@ document. Files are read in batches of rows: memory holds a batch and the row gr
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
+from io import BufferedReader
 from typing import Any
 
 from dali_pipes.corpus.columns.token_columns import NAMES, choose_columns, import_pyarrow
 from dali_pipes.corpus.formats.arrow.messages import is_stream
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.fields import without_nulls
+from dali_pipes.storage.byte_file import open_file
+from dali_pipes.storage.readable_file import ReadableFile
 from dali_pipes.text.documents import Document
 from dali_pipes.text.formats.record_text import missing_column
 from dali_pipes.text.formats.text_format import FileStart, TextFile, TextFormat
 from dali_pipes.text.json_values import decode_utf8
 from dali_pipes.text.streams import ByteMeter, Compression
+from dali_pipes.uris import FilePath, Uri
 
 _BATCH_ROWS = 1024
+_ARROW_READ_BYTES = 8 << 20
 _PARQUET_MAGIC, _ARROW_MAGIC = b"PAR1", b"ARROW1\0\0"
 
 
-def read_table(path: Path, kind: str, size: int, key: str | None, meter: ByteMeter) -> Iterator[Document]:
+def read_table(file: TextFile, key: str | None, meter: ByteMeter) -> Iterator[Document]:
     """The texts of column `key`; the whole rows as dicts if `key` is None, without nulls at any depth: every row has
     the fields of all rows, so a null says no more than a missing key.
 
-    kind: "parquet" or "arrow". size: bytes of the file, spread evenly over its rows for the meter.
+    meter: counts the bytes of the file evenly over its rows.
     Raises CorpusFormatError for a column that is missing or not text, and for damaged files.
     """
-    number, before = 1, meter.done
-    with _table_errors(path), contextlib.closing(_batches(path, kind, key)) as batches:
+    path, number, before = file.path, 1, meter.done
+    with _table_errors(path), contextlib.closing(_batches(file, key)) as batches:
         for batch, share in batches:
             contents = _records(batch) if key is None else _texts(path, batch.column(0), number)
             for content in contents:
                 yield Document(content, path, "row", number)
                 number += 1
-            meter.done = before + int(size * share)
-    meter.done = before + size
+            meter.done = before + int(file.size * share)
+    meter.done = before + file.size
 
 
-def _holds_tokens(path: Path, kind: str) -> bool:
+def _holds_tokens(path: FilePath, kind: str) -> bool:
     """Whether the table holds token ids: in a column with one of the usual names, or in one without text next to it."""
     with _table_errors(path):
         if kind == "parquet":
             import pyarrow.parquet
 
-            with _os_file(path) as source, pyarrow.parquet.ParquetFile(source) as file:
+            with _source(path) as source, pyarrow.parquet.ParquetFile(source) as file:
                 schema = file.schema_arrow
         else:
             with _open_arrow(path) as reader:
@@ -60,19 +64,20 @@ def _holds_tokens(path: Path, kind: str) -> bool:
     return column in NAMES or not any(_is_text(field.type) for field in schema)
 
 
-def _batches(path: Path, kind: str, key: str | None) -> Generator[tuple[Any, float]]:
+def _batches(file: TextFile, key: str | None) -> Generator[tuple[Any, float]]:
     """Record batches of limited size, with the share of the file that is done after each."""
-    if kind == "parquet":
+    path, known = file.path, (file.size, file.identity)
+    if file.kind == "parquet":
         import pyarrow.parquet
 
-        with _os_file(path) as source, pyarrow.parquet.ParquetFile(source) as file:
-            columns = None if key is None else [_text_column(path, file.schema_arrow, key)]
-            done, total = 0, max(1, file.metadata.num_rows)
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+        with _source(path, known) as source, pyarrow.parquet.ParquetFile(source) as table:
+            columns = None if key is None else [_text_column(path, table.schema_arrow, key)]
+            done, total = 0, max(1, table.metadata.num_rows)
+            for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                 done += batch.num_rows
                 yield batch, done / total
         return
-    with _open_arrow(path) as reader:
+    with _open_arrow(path, known) as reader:
         column = None if key is None else _text_column(path, reader.schema, key)
         is_file = hasattr(reader, "num_record_batches")
         total = reader.num_record_batches if is_file else 0
@@ -85,27 +90,32 @@ def _batches(path: Path, kind: str, key: str | None) -> Generator[tuple[Any, flo
 
 
 @contextlib.contextmanager
-def _open_arrow(path: Path) -> Iterator[Any]:
+def _open_arrow(path: FilePath, known: tuple[int, str] | None = None) -> Iterator[Any]:
     import pyarrow as pa
 
-    with _os_file(path) as source:
+    with _source(path, known, _ARROW_READ_BYTES) as source:
         is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
         source.seek(0)
         with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
             yield reader
 
 
-def _os_file(path: Path) -> Any:
+def _source(path: FilePath, known: tuple[int, str] | None = None, buffer_bytes: int = 0) -> Any:
     """A file for pyarrow. Read, not memory-mapped: a file that shrinks meanwhile raises an error instead of SIGBUS.
     The name is bytes, since names need not be UTF-8.
+
+    known, buffer_bytes: of an object: size and identity; how many bytes small reads ask for together
     """
     import pyarrow as pa
 
+    if isinstance(path, Uri):
+        source: Any = ReadableFile(open_file(path, known=known))
+        return pa.PythonFile(BufferedReader(source, buffer_bytes) if buffer_bytes else source, mode="r")
     return pa.OSFile(os.fsencode(path), "rb")
 
 
 @contextlib.contextmanager
-def _table_errors(path: Path) -> Iterator[None]:
+def _table_errors(path: FilePath) -> Iterator[None]:
     pa = import_pyarrow(path)
     try:
         yield
@@ -121,7 +131,7 @@ def _table_errors(path: Path) -> Iterator[None]:
         raise CorpusReadError(f"{path}: cannot be read: {_first_line(error)}") from error
 
 
-def _text_column(path: Path, schema: Any, key: str) -> str:
+def _text_column(path: FilePath, schema: Any, key: str) -> str:
     import pyarrow as pa
 
     indices = schema.get_all_field_indices(key)
@@ -146,7 +156,7 @@ def _is_text(column: Any) -> bool:
     return any(check(plain) for check in (*kinds, pa.types.is_large_binary))
 
 
-def _texts(path: Path, column: Any, number: int) -> list[str]:
+def _texts(path: FilePath, column: Any, number: int) -> list[str]:
     texts = []
     for row, value in enumerate(column.to_pylist(), number):
         text = decode_utf8(value, f"{path}: row {row}") if isinstance(value, bytes) else value
@@ -184,9 +194,9 @@ def _is_parquet(start: FileStart) -> bool:
 
 def _format(description: str, kind: str, matches: Callable[[FileStart], bool]) -> TextFormat:
     def read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> Iterator[Document]:
-        return read_table(file.path, kind, file.size, key, meter)
+        return read_table(file, key, meter)
 
-    def holds_tokens(path: Path, compression: Compression, has_dtype: bool) -> bool:
+    def holds_tokens(path: FilePath, compression: Compression, has_dtype: bool) -> bool:
         return _holds_tokens(path, kind)
 
     return TextFormat(description, matches, read, holds_tokens=holds_tokens)

@@ -10,7 +10,6 @@ import hashlib
 import tarfile
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import IO, Self, cast
 
 from dali_pipes.corpus.discovery.file_names import is_litter
@@ -19,14 +18,15 @@ from dali_pipes.text.documents import Document
 from dali_pipes.text.formats.record_text import text_of
 from dali_pipes.text.formats.text_format import FileStart, TextFile, TextFormat
 from dali_pipes.text.json_values import decode_utf8, parse_object
-from dali_pipes.text.streams import ByteMeter, ChunkReader, read_chunks
+from dali_pipes.text.streams import ByteMeter, ChunkReader
+from dali_pipes.uris import FilePath
 
 _WANTED = ("txt", "json")
 _BLOCK_BYTES = 256 << 10
 _KEY_BYTES = 8  # of a sample's key that is remembered
 
 
-def read_webdataset(path: Path, chunks: Iterator[bytes], key: str) -> Iterator[Document]:
+def read_webdataset(path: FilePath, chunks: Iterator[bytes], key: str) -> Iterator[Document]:
     """The text of each sample; `key` is where it is in a `.json`. Memory holds one sample, and about 100 bytes for
     each one that was read.
 
@@ -52,7 +52,7 @@ def read_webdataset(path: Path, chunks: Iterator[bytes], key: str) -> Iterator[D
         yield Document(_text(f"{path}: sample {sample}", fields, key), path, "sample", number)
 
 
-def _members(path: Path, chunks: Iterator[bytes]) -> Iterator[tuple[str, str, bytes | None]]:
+def _members(path: FilePath, chunks: Iterator[bytes]) -> Iterator[tuple[str, str, bytes | None]]:
     """(key, field, content) of each regular file; None for the content of a field that is not read."""
     try:
         with tarfile.open(
@@ -98,7 +98,7 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"at byte {archive.offset:,}: {what}") from error
 
 
-def _refuse_more(path: Path, archive: tarfile.TarFile) -> None:
+def _refuse_more(path: FilePath, archive: tarfile.TarFile) -> None:
     """Read to the end of the file. Raise CorpusFormatError for data after the end-of-archive marker."""
     rest = cast(IO[bytes], archive.fileobj)
     while block := rest.read(_BLOCK_BYTES):
@@ -125,7 +125,7 @@ def _text(place: str, fields: dict[str, bytes | None], key: str) -> str:
 
 def _read(file: TextFile, key: str | None, _: str | None, meter: ByteMeter) -> Iterator[Document]:
     assert key is not None, "samples are not read as whole records"
-    return read_webdataset(file.path, read_chunks(file.path, file.compression, meter), key)
+    return read_webdataset(file.path, file.chunks(meter), key)
 
 
 def _is_tar(start: FileStart) -> bool:

@@ -3,6 +3,7 @@
     dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens
     dali-pipes tokenize chats.jsonl --chat --tokenizer model/tokenizer.json --out tokens
     dali-pipes tokenize data/*.jsonl.gz --tokenizer tokenizer.json --out tokens --shard 3/16    # one of 16 machines
+    dali-pipes tokenize 's3://bucket/text/*' --tokenizer tokenizer.json --out s3://bucket/tokens --ray
 
 The counts go to standard output; messages, and a progress bar on a terminal, go to standard error.
 """
@@ -10,52 +11,34 @@ The counts go to standard output; messages, and a progress bar on a terminal, go
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from dali_pipes import __version__
-from dali_pipes.errors import ConfigError, CorpusFormatError
-from dali_pipes.fields import TEMPLATE_OWN
+from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.messages import counted
-from dali_pipes.text import (
-    Encoder,
-    Job,
-    Summary,
-    TextEncoder,
-    TextFile,
-    find_text_files,
-    load_tokenizer,
-    tokenize_files,
-)
-from dali_pipes.text.chat import (
-    ChatTemplate,
-    ConversationEncoder,
-    TurnsToLearn,
-    load_template,
-    template_settings,
-)
+from dali_pipes.text import Summary, TokenizeConfig, tokenize_shard
+from dali_pipes.text.chat import TurnsToLearn
 from dali_pipes.text.notes import Notes
+from dali_pipes.text.on_ray import tokenize_on_ray
 from dali_pipes.text.progress import show_progress
+from dali_pipes.text.shard_task import Prepared
 from dali_pipes.text.shard_writer import Format
-from dali_pipes.text.streams import ByteMeter, read_chunks
-from dali_pipes.text.tokenize import SHARD_TOKENS
-from dali_pipes.text.tokenizer import LoadedTokenizer, end_of_text
+from dali_pipes.text.tokenize import SHARD_TOKENS, Advance
 from dali_pipes.tools.cli.endings import INTERRUPTED, errors_as_one_line
 from dali_pipes.tools.cli.flags import FLAG
 from dali_pipes.tools.terminal import printable
-
-_NEWLINE = r"in a shell, write a newline as $'\n'"
+from dali_pipes.uris import without_secrets
 
 
 def tokenize(
-    inputs: Annotated[list[str], typer.Argument(help="Text files, folders, or glob patterns.")],
-    tokenizer: Annotated[str, typer.Option(help="tokenizer.json of the tokenizers library, or its folder.")],
+    inputs: Annotated[list[str], typer.Argument(help="Text files, folders, glob patterns, or URIs.")],
+    tokenizer: Annotated[str, typer.Option(help="tokenizer.json of the tokenizers library, or its folder or URI.")],
     out: Annotated[
-        Path, typer.Option(help="Output folder: a new one, or that of an interrupted run, which then continues.")
+        str,
+        typer.Option(help="Output folder or URI: a new one, or that of an interrupted run, which then continues."),
     ],
     format: Annotated[
         Format,
@@ -115,6 +98,15 @@ def tokenize(
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Process only inputs I, I + N, I + 2N, ..., from 0.")
     ] = "0/1",
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Run on the Ray cluster at ADDRESS (host:port, ray://host:port, or local); without ADDRESS, on the "
+            "cluster of this machine, or a new local one.",
+            show_default=False,
+        ),
+    ] = None,
     shard_tokens: Annotated[
         int, typer.Option(help="Start a new output file once one has this many tokens.")
     ] = SHARD_TOKENS,
@@ -128,106 +120,56 @@ def tokenize(
     # Often set to false to silence a warning about forks; here that would leave all cores but one idle.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     with errors_as_one_line(), _interrupts_as_one_line():
-        part = _shard(shard)
-        text_key = _as_text("--text-key", text_key)
-        separator = None if separator is None else _as_text("--separator", separator)
-        if separator == "":
-            raise ConfigError("--separator: is empty; leave it out to make each file one document")
-        if shard_tokens < 1:
-            raise ConfigError(f"--shard-tokens {shard_tokens}: expected 1 or more")
-        if not chat:
-            _refuse_chat_options(
-                {
-                    "--chat-template": chat_template,
-                    "--chat-template-name": chat_template_name,
-                    "--chat-template-kwargs": chat_template_kwargs,
-                    "--learn": learn,
-                    "--no-learn-thoughts": no_learn_thoughts or None,
-                }
-            )
-        if chat_template == "none" and chat_template_name is not None:
-            raise ConfigError("--chat-template-name: cannot be combined with --chat-template none; leave one out")
-        loaded = load_tokenizer(tokenizer)
-        template = None
-        if chat and chat_template != "none":
-            template = load_template(loaded.path, chat_template, name=chat_template_name)
-        variables = _template_variables(chat_template_kwargs, template)
-        eos, ending = _end_of_documents(eos, no_eos, loaded, template)
-        if template is not None:
-            _warn_of_text_as_markers(loaded, template)
-        notes: list[str] = []
-        files = find_text_files(inputs, notes)
-        for note in notes:
-            typer.echo(printable(note), err=True)
-        if separator is not None:
-            _check_separator(separator, files)
-        encoder: Encoder = (
-            ConversationEncoder(
-                loaded, template, learn or "assistant", eos, variables, learn_thoughts=not no_learn_thoughts
-            )
-            if chat
-            else TextEncoder(loaded, eos, ends_empty=format == "flat", text_key=text_key)
+        index, count = _shard(shard)
+        if ray is not None and count > 1:
+            raise ConfigError(f"--shard {shard}: --ray divides the inputs itself; leave --shard out")
+        config = TokenizeConfig(
+            inputs=inputs,
+            tokenizer=tokenizer,
+            out=out,
+            format=format,
+            eos=eos,
+            no_eos=no_eos,
+            text_key=_as_text("--text-key", text_key),
+            separator=None if separator is None else _as_text("--separator", separator),
+            chat=chat,
+            chat_template=chat_template,
+            chat_template_name=chat_template_name,
+            chat_template_kwargs=chat_template_kwargs,
+            learn=learn,
+            no_learn_thoughts=no_learn_thoughts,
+            shard_tokens=shard_tokens,
         )
-        job = Job(files, encoder, format, separator, shard_tokens)
-        total = sum(file.size for files in job.items[part[0] :: part[1]] for file in files)
-        id_type = job.settings["id_type"]
-        typer.echo(f"{counted(len(files), 'input')} to {id_type} ids in {out}, {ending}", err=True)
-        start = time.monotonic()
-        with show_progress("tokenizing", total) as advance:
-            summary = tokenize_files(job, out, f"dali_pipes {__version__}", part, advance)
-    _show(summary, out, time.monotonic() - start)
+        shown = _Shown(out, index, count)
+        if ray is None:
+            summary = tokenize_shard(config, index, count, begin=shown.begin)
+        else:
+            summary = tokenize_on_ray(config, ray or None, begin=shown.begin)
+    _show(summary, out, time.monotonic() - shown.start)
     for line in Notes.from_json(summary.notes).lines():
         typer.echo(f"warning: {line}", err=True)
-    if id_type == "uint32":
+    if shown.id_type == "uint32":
         typer.echo('flat files do not store their integer type; open these with dtype = "uint32"')
 
 
-def _refuse_chat_options(options: Mapping[str, str | bool | None]) -> None:
-    """Raise ConfigError for an option that needs --chat."""
-    for option, value in options.items():
-        if value is not None:
-            shown = option if value is True else f"{option} {value}"
-            raise ConfigError(f"{shown}: applies only to conversations; add --chat, or leave it out")
+class _Shown:
+    """Shows notes, what is going to be done, and the progress of a shard. start: when the work began."""
 
+    def __init__(self, out: str, index: int, count: int) -> None:
+        self.start, self.id_type = 0.0, ""
+        self._where, self._index, self._count = without_secrets(out), index, count
 
-def _end_of_documents(
-    eos: int | None, no_eos: bool, tokenizer: LoadedTokenizer, template: ChatTemplate | None
-) -> tuple[int | None, str]:
-    """The id to append to each document, and how documents end, in words. Raises ConfigError."""
-    if eos is not None and no_eos:
-        raise ConfigError(f"--eos {eos}: cannot be combined with --no-eos; leave one out")
-    if eos is not None and eos < 0:
-        raise ConfigError(f"--eos {eos}: expected an id of 0 or more")
-    if template is not None:
-        if eos is not None or no_eos:
-            given = "--no-eos" if no_eos else f"--eos {eos}"
-            raise ConfigError(f"{given}: the chat template decides how a conversation ends; leave it out")
-        return None, f"documents end as in the chat template {template.name}"
-    if no_eos:
-        return None, "without an id after documents"
-    if eos is not None:
-        return eos, f"id {eos} after each document"
-    name, eos = end_of_text(tokenizer)
-    return eos, f"{name} (id {eos}) after each document"
-
-
-def _template_variables(text: str | None, template: ChatTemplate | None) -> dict[str, Any]:
-    """The variables of --chat-template-kwargs. Raises ConfigError without a template, or if they are not an object."""
-    if text is None:
-        return {}
-    if template is None:
-        raise ConfigError(f"--chat-template-kwargs {text}: needs a chat template; leave it out")
-    try:
-        found = template_settings(text, f"--chat-template-kwargs {text}")
-    except CorpusFormatError as error:
-        raise ConfigError(str(error)) from None
-    for name in sorted(set(found) - template.variables):
-        typer.echo(
-            f"warning: --chat-template-kwargs: the chat template {template.name} does not use {name!r}; it uses "
-            f"{', '.join(sorted(template.variables - TEMPLATE_OWN)) or 'none'}",
-            err=True,
-        )
-    return found
+    @contextmanager
+    def begin(self, prepared: Prepared) -> Iterator[Advance]:
+        for note in prepared.notes:
+            typer.echo(printable(note), err=True)
+        job = prepared.job
+        self.start, self.id_type = time.monotonic(), job.settings["id_type"]
+        inputs = counted(len(job.inputs), "input")
+        typer.echo(f"{inputs} to {self.id_type} ids in {self._where}, {prepared.ending}", err=True)
+        total = sum(file.size for files in job.items[self._index :: self._count] for file in files)
+        with show_progress("tokenizing", total) as advance:
+            yield advance
 
 
 def _as_text(option: str, value: str) -> str:
@@ -236,30 +178,6 @@ def _as_text(option: str, value: str) -> str:
         return os.fsencode(value).decode("utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{option} {value!r}: is not valid UTF-8; enter UTF-8 text") from None
-
-
-def _check_separator(separator: str, files: Sequence[TextFile]) -> None:
-    """Refuse a separator that is not in any .txt file: each file would silently become one document."""
-    if re.search(r"\\[nrt]", separator):
-        typer.echo(f"warning: --separator {separator}: the backslash is taken literally; {_NEWLINE}", err=True)
-    texts = [file for file in files if file.kind == "plain"]
-    chunks = (read_chunks(file.path, file.compression, ByteMeter()) for file in texts)
-    if not any(is_in(of_file, separator.encode()) for of_file in chunks):
-        raise ConfigError(
-            f"--separator {separator!r}: not found in {counted(len(texts), '.txt file')}; {_NEWLINE}, or leave the "
-            "option out to make each file one document"
-        )
-
-
-def is_in(chunks: Iterable[bytes], separator: bytes) -> bool:
-    """Whether the joined chunks contain the separator; reads no further than its first occurrence."""
-    end = b""
-    for chunk in chunks:
-        end += chunk
-        if separator in end:
-            return True
-        end = end[max(0, len(end) - len(separator) + 1) :]
-    return False
 
 
 @contextmanager
@@ -271,17 +189,6 @@ def _interrupts_as_one_line() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _warn_of_text_as_markers(tokenizer: LoadedTokenizer, template: ChatTemplate) -> None:
-    missing = sorted(text for text in template.markers if tokenizer.library.token_to_id(text) is None)
-    if missing:
-        typer.echo(
-            f"warning: the chat template {template.name} writes {', '.join(missing)}, but {tokenizer.path} does not "
-            f"have {'tokens' if len(missing) > 1 else 'a token'} for {'these' if len(missing) > 1 else 'this'}: "
-            "each is encoded as ordinary text, in several ids. Use the tokenizer of the template's model",
-            err=True,
-        )
-
-
 def _shard(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if not found or not int(found[1]) < int(found[2]):
@@ -289,11 +196,12 @@ def _shard(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _show(summary: Summary, out: Path, seconds: float) -> None:
+def _show(summary: Summary, out: str, seconds: float) -> None:
     dropped = f", {summary.dropped:,} dropped" if summary.dropped else ""
     typer.echo(
         f"{counted(summary.tokens, 'token')}, {counted(summary.documents, 'document')} "
         f"({summary.empty:,} empty{dropped}), {counted(summary.shards, 'shard')}, {seconds:.1f} s"
     )
     if summary.missing:
-        typer.echo(f"{counted(summary.missing, 'input')} left for other shards; {out} can be opened once all are done")
+        left, where = counted(summary.missing, "input"), without_secrets(out)
+        typer.echo(f"{left} left for other shards; {where} can be opened once all are done")

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
+
+if TYPE_CHECKING:
+    from dali_pipes.rows.item_order import ItemOrder
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -77,17 +80,18 @@ class Reads(NamedTuple):
 
 
 class KeyedRange(NamedTuple):
-    """A pass as a formula: the row at a place begins at token `first + stride * permute(place, num_rows, key)`.
+    """A pass as a formula: the row at a place begins at token `first + stride * order.numbers(place, key)`."""
 
-    kept: where the source is a part of its windows, their number and a key, which permute that once more.
-    """
-
-    num_rows: int
+    order: "ItemOrder"
     key: int | None
-    """None: the identity."""
+    """None: the order without a shuffle."""
     first: int
     stride: int
-    kept: tuple[int, int] | None = None
+
+    @property
+    def is_one_permutation(self) -> bool:
+        """Whether the number is permute(place, order.count, key), or the place where the key is None."""
+        return self.order.kept_key is None and (self.key is None or self.order.blocks is None)
 
 
 class ReadableRows(Protocol):
@@ -152,7 +156,7 @@ class RowSource(Protocol):
         """Plan what comes after the part of the plan that holds a row, so that later calls do not wait. May block."""
 
     def formula(self, pass_number: int, /) -> KeyedRange | None:
-        """The pass as a formula, which a kernel can compute without `kept`; None: rows have to be planned."""
+        """The pass as a formula, which a kernel may compute; None: rows have to be planned."""
 
     def widths(self, pass_number: int, first: int, end: int, step_rows: int, /) -> Int64Array | None:
         """Positions of a row in each step of `step_rows` rows from `first` to `end` - 1; None: `seq_len` in all."""

@@ -16,7 +16,7 @@ from streams import row_ids, take
 from dali_pipes import TokenLoader
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.rows import make
-from dali_pipes.rows.block_order import BlockOrder, KeptBlocks
+from dali_pipes.rows.block_order import BlockOrder, KeptBlocks, kept_by_blocks
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
@@ -107,7 +107,7 @@ def test_blocks_come_anywhere_and_rows_of_a_window_mix() -> None:
 @given(st.integers(1, 300), st.integers(1, 40), KEYS)
 def test_kept_blocks_are_whole(count: int, block_rows: int, key: int) -> None:
     kept = KeptBlocks(count, block_rows, key)
-    rows = kept.numbers(np.arange(count)).tolist()
+    rows = kept_by_blocks([kept], np.array([count]), np.arange(count)).tolist()
     assert sorted(rows) == list(range(count))
     assert [kept.place_of(row) for row in rows] == list(range(count))
     for first in range(0, count - count % block_rows, block_rows):
@@ -160,7 +160,9 @@ def test_windows_of_tokens_against_plain_lists(
         for position in range(0, num_tokens, 7):
             reading = [place for place, start in enumerate(starts) if start <= position < start + rows.row_tokens]
             assert sorted(rows.places_of(pass_number, position) or []) == reading
-    assert rows.formula(0) is None
+    formula = rows.formula(0)
+    assert formula is not None
+    assert not formula.is_one_permutation, "a kernel would compute the order by rows"
     assert set(orders[0]) == set(orders[1])
     in_corpus_order = WindowRows(windows, shuffle=False, seed=99, blocks=shape, **given_)
     assert set(in_corpus_order.plan(0, np.arange(rows.count(0))).starts.tolist()) == {

@@ -45,7 +45,7 @@ class DevicePlacement(GpuPlacement):
     ) -> None:
         super().__init__(source, schedule, outputs, gpu, max_rows=max_rows, vocab_size=vocab_size)
         formula = schedule.interleave.formula(0)
-        by_formula = formula is not None and formula.is_one_permutation
+        by_formula = formula is not None and formula.is_one_permutation and not outputs.in_pieces
         self.plans_rows = not by_formula or bool({*self._from_plan} - {"row_ids"})
         if self.plans_rows and not outputs.in_pieces:
             self._starts = gpu.empty((max_rows,), np.int64)

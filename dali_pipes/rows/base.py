@@ -156,7 +156,10 @@ class RowSource(Protocol):
         """Plan what comes after the part of the plan that holds a row, so that later calls do not wait. May block."""
 
     def formula(self, pass_number: int, /) -> KeyedRange | None:
-        """The pass as a formula, which a kernel may compute; None: rows have to be planned."""
+        """Where the rows of a pass begin, as a formula that a kernel may compute; None: rows have to be planned.
+
+        Rows `in_pieces` are cut at the ends of documents, too, which only the plan knows.
+        """
 
     def widths(self, pass_number: int, first: int, end: int, step_rows: int, /) -> Int64Array | None:
         """Positions of a row in each step of `step_rows` rows from `first` to `end` - 1; None: `seq_len` in all."""

@@ -194,8 +194,6 @@ class WindowRows:
         pass
 
     def formula(self, pass_number: int) -> KeyedRange | None:
-        if self.in_pieces:
-            return None
         return KeyedRange(self.order, self.key(pass_number), self.first_of(pass_number), self.stride)
 
     def widths(self, pass_number: int, first: int, end: int, step_rows: int) -> Int64Array | None:

@@ -67,8 +67,8 @@ class MixedRows:
         self.order_name = f"{MIXTURE_ORDER_NAME}, {first.order_name}"
         planned = [source.most_planned for source in self.sources if source.most_planned is not None]
         self.most_planned = min(planned, default=None)
-        self._by_formula = first.formula(0) is not None
-        assert all((source.formula(0) is not None) == self._by_formula for source in self.sources)
+        self._by_formula = not self.in_pieces and first.formula(0) is not None
+        assert self.in_pieces or all((source.formula(0) is not None) == self._by_formula for source in self.sources)
         self._pass_rows = np.array([source.count(0) if self._by_formula else 0 for source in sources])
         """(S,): rows of a pass of each source whose passes are formulas."""
         self._formula = lru_cache(4 * len(sources))(partial(_formula, self.sources))

@@ -1,9 +1,11 @@
 """The placement "pool": the batches of the CPU, bit for bit, whatever the windows are and wherever a run goes on."""
 
+import contextlib
 import gc
 import itertools
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ def same(batch: Any, expected: dict[str, Any]) -> bool:
     return equal(arrays(batch), expected)
 
 
-@hypothesis_settings(max_examples=examples(14), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=examples(9), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_three_epochs_are_those_of_the_cpu(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     draw = data.draw
@@ -170,10 +172,17 @@ class Reads:
         """A position of the corpus whose read fails, once."""
         self.gate = threading.Event()
         self.gate.set()
+        self.held: threading.Event | None = None
+        """What the next read waits for, alone."""
+        self.is_holding = False
         real = Corpus.read_pieces
 
         def read(corpus: Any, starts: Any, lengths: Any, targets: Any, out: Any) -> None:
             self.gate.wait()
+            held, self.held = self.held, None
+            if held is not None:
+                self.is_holding = True
+                held.wait()
             begin, count = int(starts[0]), int(lengths[0])
             self.spans.append((begin, count))
             if self.fail_at is not None and begin <= self.fail_at < begin + count:
@@ -253,6 +262,35 @@ def test_close_in_the_middle_of_a_load_ends_it(
     assert late_gpu.allocated == 0
 
 
+def test_a_load_that_is_replaced_writes_nothing_later(
+    late_gpu: gpu_stand_in.StandInGpu, pooled: Settings, reads: Reads
+) -> None:
+    """A run goes on elsewhere while a window is on its way, and one of its reads takes longer than the new window."""
+    with TokenLoader(**pooled, **POOL) as loader:
+        placement = loader._built.source.placement
+        assert isinstance(placement, PoolPlacement)
+        pool, order = placement._pool, placement._order
+        old, new = order._window(0, 0), order._window(0, 2)
+        assert order.half(old) == order.half(new)
+        held_up = reads.held = threading.Event()
+        with ThreadPoolExecutor(2) as threads:
+            waiting = threads.submit(pool.wait, [old])
+            try:
+                wait_for(lambda: reads.is_holding)
+                pool.restart()
+                entered = threads.submit(pool.enter, [new])
+                with contextlib.suppress(TimeoutError):
+                    entered.result(0.3)
+            finally:
+                held_up.set()
+            waiting.result(60)
+            entered.result(60)
+        held = late_gpu.asnumpy(pool.tokens)
+        for slot, (position, count) in enumerate(order.blocks(new)):
+            begin = order.half(new) * order.half_tokens + slot * order.slot_tokens
+            assert held[begin : begin + count].tolist() == list(range(position, position + count))
+
+
 @pytest.mark.parametrize("outputs", [OUTPUTS, PIECES])
 def test_steps_that_are_left_out_and_a_global_batch(
     gpu: gpu_stand_in.StandInGpu, pooled: Settings, outputs: tuple[str, ...]
@@ -269,7 +307,7 @@ def test_steps_that_are_left_out_and_a_global_batch(
         assert all(itertools.starmap(equal, itertools.zip_longest(got, expected)))
 
 
-def test_a_decoded_and_a_remote_corpus(late_gpu: gpu_stand_in.StandInGpu, pooled: Settings, tmp_path: Path) -> None:
+def test_a_decoded_corpus(late_gpu: gpu_stand_in.StandInGpu, pooled: Settings, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow as pa
 
@@ -311,10 +349,10 @@ def test_memory_is_two_windows_and_does_not_grow(
         on_host = loader.stats().memory
     with TokenLoader(**pooled, **POOL) as loader:
         batches = loader_stream(loader)
-        for _ in range(60):
+        for _ in range(30):
             next(batches)
         made, before = late_gpu.events_made, loader.stats().memory
-        for _ in range(300):
+        for _ in range(75):
             next(batches)
         assert late_gpu.events_made == made
         after = loader.stats().memory

@@ -10,22 +10,17 @@ import hashlib
 import json
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.documents import Pieces
+from dali_pipes.rows.item_order import ItemOrder
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 
-if TYPE_CHECKING:
-    from dali_pipes.rows.item_order import ItemOrder
-
 Int64Array = npt.NDArray[np.int64]
-
-SEQUENTIAL = "sequential-v1"
-"""The order of the corpus, without a shuffle."""
 
 PADDING = -1
 """The place of a row that only fills a batch."""
@@ -82,7 +77,7 @@ class Reads(NamedTuple):
 class KeyedRange(NamedTuple):
     """A pass as a formula: the row at a place begins at token `first + stride * order.numbers(place, key)`."""
 
-    order: "ItemOrder"
+    order: ItemOrder
     key: int | None
     """None: the order without a shuffle."""
     first: int

@@ -3,6 +3,7 @@
     host      reader threads ─▶ pinned staging ─▶ copy in the file's width ─▶ kernels ─▶ DALI
     device    corpus in GPU memory ─▶ kernels ─▶ DALI
     pinned    corpus in page-locked host memory ─▶ kernels ─▶ DALI
+    pool      reader threads ─▶ pinned buffers ─▶ copies of whole blocks, two windows of them ─▶ kernels ─▶ DALI
 
 `cuda` says who owns which buffer and what frees it. Kernels check the ids while they read them; what they found is
 copied back after them and looked at one block later, so nothing waits for it.

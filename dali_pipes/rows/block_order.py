@@ -34,6 +34,9 @@ neither the format nor the machine decides the order. A change needs another `BL
 _KEPT = 4
 """Passes and windows that are remembered: a reader is in one or two of them, and so is each source of a mixture."""
 
+_TABLE_ROWS = 64
+"""Rows of a window from which on a list of its blocks, which is kept, takes less time than permuting each slot."""
+
 
 class Window(NamedTuple):
     """One window of a pass."""
@@ -151,9 +154,7 @@ class BlockOrder:
 def numbers_by_blocks(
     orders: Sequence[BlockOrder], keys: Sequence[int], counts: Int64Array, places: Int64Array
 ) -> Int64Array:
-    """The rows at the places of several orders, all in two calls of the permutation, however many orders there are.
-
-    One order alone is faster with `BlockOrder.numbers`, which keeps the blocks of a window instead of permuting twice.
+    """The rows at the places of several orders, all in one or two calls of the permutation, however many there are.
 
     places: (P,), the counts[0] >= 1 places of orders[0] with keys[0], then those of orders[1], and so on.
     """
@@ -173,9 +174,16 @@ def numbers_by_blocks(
     if of_passes.missing.any():
         inside += of_passes.missing.repeat(counts) * (inside >= of_passes.short_end(windows).repeat(counts))
     slots, rows = np.divmod(inside, block_rows := of_passes.block_rows.repeat(counts))
-    slots += first_slots.repeat(counts)
-    block_keys = splitmix64(keys_of_passes, np.array(1, np.uint64))
-    numbers = permute_each(slots, counts, of_passes.num_blocks, block_keys) * block_rows + rows
+    if len(slots) >= _TABLE_ROWS * len(windows):
+        wanted = zip(groups.tolist(), windows.tolist(), strict=True)
+        tables = [orders[group].window(window, keys[group]).blocks for group, window in wanted]
+        begins = np.cumsum([0, *map(len, tables[:-1])])
+        blocks = np.concatenate(tables)[slots + begins.repeat(counts)]
+    else:
+        slots += first_slots.repeat(counts)
+        block_keys = splitmix64(keys_of_passes, np.array(1, np.uint64))
+        blocks = permute_each(slots, counts, of_passes.num_blocks, block_keys)
+    numbers = blocks * block_rows + rows
     if order is None:
         return numbers
     in_place = np.empty_like(numbers)

@@ -16,7 +16,7 @@ from streams import row_ids, take
 from dali_pipes import TokenLoader
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.rows import make
-from dali_pipes.rows.block_order import BlockOrder, KeptBlocks, kept_by_blocks
+from dali_pipes.rows.block_order import BlockOrder, KeptBlocks, kept_by_blocks, numbers_by_blocks
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
@@ -53,6 +53,26 @@ def test_any_places_in_any_order(
     assert asked.dtype == np.int64
     assert asked.tolist() == whole[places].tolist()
     assert [order.place_of(row, key) for row in asked.tolist()] == places
+
+
+@given(st.lists(st.tuples(COUNTS, BLOCK_ROWS, WINDOWS, KEYS), min_size=1, max_size=5), st.data())
+@settings(max_examples=examples(40))
+def test_several_orders_in_one_call(shapes: list[tuple[int, int, int, int]], data: st.DataObject) -> None:
+    """Few places of a window, or all of it."""
+    places, expected = [], []
+    for count, block_rows, window_blocks, key in shapes:
+        asked = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=9) | st.just(list(range(count))))
+        order = block_oracle.order_of(count, block_rows, window_blocks, key)
+        places.append(asked)
+        expected += [order[place] for place in asked]
+    found = numbers_by_blocks(
+        [BlockOrder(*shape[:3]) for shape in shapes],
+        [shape[3] for shape in shapes],
+        np.array(list(map(len, places))),
+        np.array(list(itertools.chain(*places))),
+    )
+    assert found.dtype == np.int64
+    assert found.tolist() == expected
 
 
 @given(COUNTS, BLOCK_ROWS, WINDOWS, KEYS)

@@ -7,12 +7,13 @@ from unittest.mock import patch
 
 from dali_pipes import TokenLoader
 from dali_pipes.rows import make
+from dali_pipes.rows.block_order import BLOCK_TOKENS
 from gpu.batches import ALL_OUTPUTS, difference
 from gpu.parity import run, two_epochs
 from gpu.session import Session
 
-_POOL = {"device": "cuda", "placement": "pool"}
-_HOST = {"device": "cuda", "placement": "host"}
+_POOL: dict[str, Any] = {"device": "cuda", "placement": "pool"}
+_HOST: dict[str, Any] = {"device": "cuda", "placement": "host"}
 
 
 def _settings(session: Session, tokens: int, shape: tuple[int, int], **more: Any) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def pool_batches(session: Session) -> None:
 
 def pool_memory_and_rate(session: Session) -> None:
     """Blocks as large as they are: two windows of memory and no more; an epoch at full speed, beside "host"."""
-    block_tokens = session.pick(make.BLOCK_TOKENS, 1 << 12)
+    block_tokens = session.pick(BLOCK_TOKENS, 1 << 12)
     shape = session.pick((16, 1024), (2, 16))
     settings = _settings(session, 4 * 4 * block_tokens + 1, shape, outputs=("input_ids", "labels"))
     seconds: dict[str, float] = {}

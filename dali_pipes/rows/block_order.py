@@ -158,8 +158,8 @@ def numbers_by_blocks(
 
     places: (P,), the counts[0] >= 1 places of orders[0] with keys[0], then those of orders[1], and so on.
     """
-    of_passes = _Pass(*np.array([order.of_pass(key) for order, key in zip(orders, keys, strict=True)]).T)
-    each = _Pass(*np.array(of_passes).repeat(counts, axis=1))
+    of_passes: Any = _Pass(*np.array([order.of_pass(key) for order, key in zip(orders, keys, strict=True)]).T)
+    each: Any = _Pass(*np.array(of_passes).repeat(counts, axis=1))
     whole = each.as_if_whole(places)
     windows = each.window_of(whole // each.block_rows)
     order, groups, counts = divided(counts, windows)
@@ -183,7 +183,7 @@ def numbers_by_blocks(
         slots += first_slots.repeat(counts)
         block_keys = splitmix64(keys_of_passes, np.array(1, np.uint64))
         blocks = permute_each(slots, counts, of_passes.num_blocks, block_keys)
-    numbers = blocks * block_rows + rows
+    numbers: Int64Array = blocks * block_rows + rows
     if order is None:
         return numbers
     in_place = np.empty_like(numbers)

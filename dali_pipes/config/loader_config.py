@@ -354,7 +354,7 @@ class LoaderConfig(BaseModel):
         None,
         ge=0,
         description='GPU memory in bytes that the corpus may use with `placement = "auto"`. None: a tenth of the free '
-        "memory.",
+        "memory. With `device` and `pool`, taking more is an error.",
     )
     static_buffers: bool = Field(
         False,

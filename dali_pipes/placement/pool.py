@@ -6,6 +6,7 @@
 The order is the row source's, as everywhere; so are the batches.
 """
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -93,7 +94,7 @@ class PoolPlacement(GpuPlacement):
             self._windows.stop()
 
     def close(self) -> None:
-        if self._windows is not None:
+        if self._windows is not None and os.getpid() == self._process:  # in a fork, its threads do not exist
             self._windows.close()
         super().close()
 

@@ -136,10 +136,8 @@ class PoolWindows:
     def close(self) -> None:
         """`stop`, and wait for the reads under way: no copy is queued any more. Idempotent."""
         self.stop()
-        with self._lock:
-            readers = self._readers
-        if readers is not None:
-            readers.stop()
+        if self._readers is not None:
+            self._readers.stop()
 
     def forget_memory(self) -> None:
         """Drop the memory, after the last copy and kernel."""
@@ -174,7 +172,10 @@ class PoolWindows:
             if load.shows_progress and not load.done.done():
                 load.shows_progress = False
                 with progress_bar(f"window to cuda:{self._gpu.number}", load.num_bytes, in_bytes=True) as load.advance:
-                    is_loaded = self._readers.result(load.done)
+                    try:
+                        is_loaded = self._readers.result(load.done)
+                    finally:
+                        load.advance = _ignore
             else:
                 is_loaded = self._readers.result(load.done)
         except BaseException:
@@ -202,16 +203,23 @@ class PoolWindows:
         with self._lock:
             load.left -= 1
             is_last = load.left == 0
-        if not is_last:
-            return
+        if is_last:
+            self._finish(half, load)
+
+    def _finish(self, half: _Half, load: _Load) -> None:
+        """All slots of a load are done, or were given up."""
+        load.after = None
+        try:
+            if load.error is None and not load.is_ended and not self._is_ended:
+                self._gpu.record(half.loaded, self._gpu.copies)
+                load.done.set_result(True)
+                return
+        except BaseException as error:  # whoever waits must hear of it
+            load.error = to_keep(error)
         if load.error is not None:
             load.done.set_exception(load.error)
-        elif load.is_ended or self._is_ended:
-            load.done.set_result(False)
         else:
-            self._gpu.record(half.loaded, self._gpu.copies)
-            load.done.set_result(True)
-        load.after = None
+            load.done.set_result(False)
 
     def _copy(self, load: _Load, array: Array, target: int, position: int, count: int, *, of_loss_mask: bool) -> None:
         ring = self._rings.popleft()  # there is one for each thread

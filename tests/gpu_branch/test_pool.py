@@ -28,6 +28,7 @@ from dali_pipes.placement import pool_windows
 from dali_pipes.placement.pool import PoolPlacement
 from dali_pipes.rows import make
 from dali_pipes.runtime.ranks import resolve_ranks
+from dali_pipes.storage import stores
 
 Settings = dict[str, Any]
 OUTPUTS = ("input_ids", "labels", "row_ids")
@@ -319,6 +320,21 @@ def test_a_decoded_corpus(late_gpu: gpu_stand_in.StandInGpu, pooled: Settings, t
     expected = on_cpu(pooled, 1)
     with TokenLoader(**pooled, **POOL) as loader:
         got = [arrays(batch) for batch in loader]
+    assert all(itertools.starmap(equal, itertools.zip_longest(got, expected)))
+
+
+def test_a_remote_corpus(late_gpu: gpu_stand_in.StandInGpu, pooled: Settings) -> None:
+    pytest.importorskip("obstore")
+    expected, store = on_cpu(pooled, 1), stores.memory_store()
+    paths = sorted(Path(pooled["corpus"]).parent.glob("*.bin"))
+    for path in paths:
+        store.put(f"pool/{path.name}", path.read_bytes())
+    try:
+        with TokenLoader(**{**pooled, "corpus": "memory://x/pool/*.bin"}, **POOL) as loader:
+            got = [arrays(batch) for batch in loader]
+    finally:
+        for path in paths:
+            store.delete(f"pool/{path.name}")
     assert all(itertools.starmap(equal, itertools.zip_longest(got, expected)))
 
 

@@ -82,10 +82,10 @@ def pass_of(
 
 def blocks_in(order: BlockOrder, window: int, key: int) -> list[int]:
     """The blocks of a window, as the order has them."""
-    blocks: list[int] = order._window(key, window).blocks.tolist()
+    blocks: list[int] = order.window(window, key).blocks.tolist()
     return blocks
 
 
 def ends_in(order: BlockOrder, key: int) -> list[int]:
     """The place after the last one of each window, as the order has them."""
-    return list(accumulate(order._window(key, window).size for window in range(order.num_windows)))
+    return list(accumulate(order.window(window, key).num_rows for window in range(order.num_windows)))

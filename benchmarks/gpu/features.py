@@ -19,6 +19,7 @@ from dali_pipes.config import OUTPUT_NAMES
 from gpu.batches import ALL_OUTPUTS, ON_GPU, Arrays, array_difference, arrays, collect, difference, from_cpu
 from gpu.environment import token_dtypes
 from gpu.parity import random_ids, run, two_epochs, until_error
+from gpu.pool import pool_batches, pool_memory_and_rate
 from gpu.session import Session
 
 _LONG_S, _SHORT_S = 5e-3, 2e-4
@@ -428,4 +429,6 @@ CHECKS = (
     dali_by_hand,
     memory_of_documents,
     memory_of_dropped_loaders,
+    pool_batches,
+    pool_memory_and_rate,
 )

@@ -106,6 +106,33 @@ def shuffled_rows_equal_numpy(session: Session) -> None:
         session.verify(f"shuffled_rows of {token}, {len(cases)} shapes", problems)
 
 
+def rows_in_slots_equal_numpy(session: Session) -> None:
+    """As the windows of a pool lie: the first slot is short where the rows do not fill all."""
+    import cupy
+
+    from dali_pipes.operators import shuffled_rows
+    from dali_pipes.operators.shuffled_rows import Slots
+
+    generator = np.random.default_rng(4)
+    shapes = [(1, 1, 1), (5, 7, 3), (33, 16, 16), session.pick((5000, 1024, 1024), (60, 64, 64))]
+    problems = ""
+    for (num_rows, seq_len, stride), slot_rows, key in itertools.product(shapes, (1, 3, 7), (None, 9)):
+        missing = -num_rows % slot_rows
+        slot_tokens = (slot_rows - 1) * stride + seq_len + 2
+        slots = Slots(slot_rows, slot_tokens, slot_rows - missing if missing else num_rows, missing)
+        tokens = random_ids(generator, "uint16", 3 + (num_rows + missing) // slot_rows * slot_tokens)
+        place = {"row_step": 2, "num_rows": num_rows, "key": key, "origin": 3, "stride": stride, "seq_len": seq_len}
+        sides = []
+        for array in (cupy.asarray, np.asarray):
+            row_ids, bad = array(np.zeros(-(-num_rows // 2), np.int64)), array(np.array([0, _LARGEST]))
+            check: dict[str, Any] = {"row_ids": row_ids, "vocab_size": 100, "bad": bad}
+            got = shuffled_rows(array(tokens), 2**40, len(row_ids), begin=2**40, slots=slots, **place, **check)
+            sides.append([*got, row_ids, bad])
+        problem = _differences(cupy, *sides)
+        problems += f"{num_rows} rows, {slots}, key {key}: {problem}; " if problem else ""
+    session.verify(f"shuffled_rows in slots, {len(shapes)} shapes", problems)
+
+
 def whole_loader(session: Session) -> None:
     """Two epochs with every combination that changes how blocks are made, and none that changes what is in them."""
     wide, narrow = session.pick((8, 512), (3, 16)), session.pick((5, 33), (2, 7))
@@ -257,6 +284,7 @@ CHECKS = (
     permute_equals_numpy,
     rows_equal_numpy,
     shuffled_rows_equal_numpy,
+    rows_in_slots_equal_numpy,
     whole_loader,
     rows_of_documents,
     states,

@@ -298,11 +298,12 @@ class LoaderConfig(BaseModel):
         description="`auto`, `cpu`, `cuda` or `cuda:N`. `auto` falls back to the CPU; the others raise an error if the "
         "device is missing.",
     )
-    placement: Literal["auto", "host", "device", "pinned"] = Field(
+    placement: Literal["auto", "host", "device", "pinned", "pool"] = Field(
         "auto",
         description="How rows get to the GPU. `host`: they are read on the host and copied; `device`: the whole corpus "
         "is kept in GPU memory; `pinned`: it is kept in host memory, page-locked and shared by the processes of a "
-        "node, where the GPU reads it; `auto`: `device` if the corpus is small, else `host`.",
+        'node, where the GPU reads it; `pool`: the windows of `order = "blocks"` are kept in GPU memory, two at a '
+        "time; `auto`: `device` if the corpus is small, else `host`.",
     )
     engine: Literal["auto", "dali", "direct"] = Field(
         "auto",
@@ -353,7 +354,7 @@ class LoaderConfig(BaseModel):
         None,
         ge=0,
         description='GPU memory in bytes that the corpus may use with `placement = "auto"`. None: a tenth of the free '
-        "memory.",
+        "memory. With `device` and `pool`, taking more is an error.",
     )
     static_buffers: bool = Field(
         False,
@@ -482,8 +483,26 @@ class LoaderConfig(BaseModel):
             )
         if self.placement not in ("auto", "host") and self.device == "cpu":
             raise ValueError(f'placement = "{self.placement}" needs device = "cuda", but device is "cpu"')
+        if self.placement == "pool":
+            self._check_pool()
         _ = self.sources  # refuses what a loader of one source would refuse
         return self
+
+    def _check_pool(self) -> None:
+        """What `placement = "pool"` cannot hold: anything but windows of one corpus, shuffled by blocks."""
+        reasons = {
+            f'order is "{self.order}"': self.order != "blocks",
+            "shuffle is false": not self.shuffle,
+            f'rows is "{self.rows}"': self.rows != "stream",
+            "a mixture has windows of each source": self.mixture is not None,
+            "seq_len is a list": self.changes_length,
+        }
+        found = next((reason for reason, is_so in reasons.items() if is_so), None)
+        if found is not None:
+            raise ValueError(
+                'placement = "pool" keeps windows of one corpus with order = "blocks", rows = "stream" and a fixed '
+                f'seq_len, but {found}: change that, or set placement = "host"'
+            )
 
     def _check_mixture(self) -> None:
         """What goes with `mixture` and what does not."""

@@ -229,6 +229,7 @@ class BlockSource:
         """Read nothing more, and hand nothing out, from now on; does not wait for the reads under way. Idempotent."""
         self._closed = True  # before the threads are checked: a call that starts them checks this afterwards
         self.rows.end_retries()
+        self.placement.end()
         for future in list(self._pending.values()):
             future.cancel()
         threads = self._threads
@@ -314,6 +315,7 @@ class BlockSource:
 
     def _prepare(self, steps: StepRange, slot: Slot | None) -> tuple[Slot, Block]:
         slot = self.placement.new_slot(self.batches_per_run * self.schedule.batch_size) if slot is None else slot
+        slot.steps = steps
         times = BlockTimes(blocks=1)
         if self.placement.plans_rows:
             begin = time.perf_counter()

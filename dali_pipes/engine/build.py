@@ -20,7 +20,8 @@ from dali_pipes.monitoring.stats import BlockLimits
 from dali_pipes.placement.base import Placement
 from dali_pipes.placement.cpu import CpuPlacement
 from dali_pipes.placement.cuda import Gpu
-from dali_pipes.placement.selection import GPU_PLACEMENTS, choose_device, choose_placement
+from dali_pipes.placement.pool_order import PoolOrder
+from dali_pipes.placement.selection import GPU_PLACEMENTS, choose_device, choose_placement, require_pool
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.make import make_rows
 from dali_pipes.rows.outputs import Outputs
@@ -201,8 +202,16 @@ class BuiltSource:
             narrow = self.engine == "dali"
             on_cpu = CpuPlacement(self.rows, self.schedule, self.outputs, vocab_size=config.id_limit, narrow=narrow)
             return "host", self.device_reason, on_cpu
-        corpus_bytes = self.rows.rows.span * self.rows.token_bytes
-        name, reason = choose_placement(config.placement, self.device, corpus_bytes, config.max_device_bytes)
+        if config.placement == "pool" and config.split == "validation":
+            name, reason = "host", 'placement = "pool" is for shuffled rows, and those of validation are not'
+        else:
+            corpus_bytes = self.rows.rows.span * self.rows.token_bytes
+            name, reason = choose_placement(config.placement, self.device, corpus_bytes, config.max_device_bytes)
+        if name == "pool":
+            order = PoolOrder(self.schedule, self.rows)
+            most = order.most_steps()
+            self.batches_per_run = self.batches_per_run if most is None else min(self.batches_per_run, most)
+            require_pool(order, self.rows.token_bytes, self.device, config.max_device_bytes)
         placement = GPU_PLACEMENTS[name](
             self.rows,
             self.schedule,

@@ -24,6 +24,8 @@ class Slot:
     arrays: dict[str, Array] = field(default_factory=dict)
     fields: dict[str, Array] = field(default_factory=dict)
     """On the CPU, the fields of the batches of the block: memory that is not reused while anyone holds them."""
+    steps: StepRange | None = None
+    """Steps of the block."""
     plan: Plan | None = None
     """Rows of the block, where the placement wants them planned."""
     num_pieces: int = 0
@@ -53,6 +55,9 @@ class Placement(Protocol):
 
     def memory(self) -> MemoryHeld:
         """Bytes held on a GPU and for it."""
+
+    def end(self) -> None:
+        """Let `prepare` return soon, with an error if need be: no further block is asked for. Does not block."""
 
     def close(self) -> None:
         """Release device memory; idempotent."""

@@ -83,6 +83,9 @@ class CpuPlacement:
     def memory(self) -> MemoryHeld:
         return MemoryHeld()
 
+    def end(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

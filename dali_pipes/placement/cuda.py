@@ -13,6 +13,9 @@ Who owns a buffer, which stream writes it, and which event frees it:
                 there read it.
     shared      host memory of the node (placement "pinned"), page-locked by each process. Kernels on `stream` read it
                 over the bus; it is unlocked when the stream has been waited for.
+    pool        device, two halves (placement "pool"), a window of blocks in each; and pinned buffers, two for each
+                thread that loads them. Copies on `copies` write a half, and wait for an event recorded after the
+                kernels that read its last window; kernels on `stream` wait for an event recorded after the copies.
     bad ids     two words on the device, written by the kernels; copied on `stream` into a pinned pair a block, which is
                 read when the event after that copy has passed.
     blocks      DALI's. A consumer's streams read them. DALI would free one in the order of its own stream, which knows

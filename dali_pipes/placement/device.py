@@ -45,7 +45,7 @@ class DevicePlacement(GpuPlacement):
     ) -> None:
         super().__init__(source, schedule, outputs, gpu, max_rows=max_rows, vocab_size=vocab_size)
         formula = schedule.interleave.formula(0)
-        by_formula = formula is not None and formula.kept is None
+        by_formula = formula is not None and formula.is_one_permutation and not outputs.in_pieces
         self.plans_rows = not by_formula or bool({*self._from_plan} - {"row_ids"})
         if self.plans_rows and not outputs.in_pieces:
             self._starts = gpu.empty((max_rows,), np.int64)
@@ -99,7 +99,7 @@ class DevicePlacement(GpuPlacement):
             schedule.first_row(steps),
             len(arrays["input_ids"]),
             row_step=schedule.world_size,
-            num_rows=formula.num_rows,
+            num_rows=formula.order.count,
             key=formula.key,
             origin=formula.first - self._source.rows.first_token,
             stride=formula.stride,

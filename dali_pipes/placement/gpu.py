@@ -3,6 +3,7 @@
     host      reader threads ─▶ pinned staging ─▶ copy in the file's width ─▶ kernels ─▶ DALI
     device    corpus in GPU memory ─▶ kernels ─▶ DALI
     pinned    corpus in page-locked host memory ─▶ kernels ─▶ DALI
+    pool      reader threads ─▶ pinned buffers ─▶ copies of whole blocks, two windows of them ─▶ kernels ─▶ DALI
 
 `cuda` says who owns which buffer and what frees it. Kernels check the ids while they read them; what they found is
 copied back after them and looked at one block later, so nothing waits for it.
@@ -209,8 +210,13 @@ class GpuPlacement:
             (_, width), rows = plan.runs(self._seq_len)[0], self._source.rows
             row, column = divmod(found, width + rows.row_tokens - rows.seq_len)
             raise range_error(self._source, self._schedule, plan, row, column, self._vocab_size)
-        # Labels after a piece do not have a position, and rows of each width were counted separately: what was read
-        # says which id it was.
+        self._refuse_read(plan)
+
+    def _refuse_read(self, plan: Plan) -> None:
+        """The same where that position is not known. What is read once more says which id it was.
+
+        Labels after a piece do not have a position, and rows of each width were counted separately.
+        """
         row_begins = plan.row_begins(self._source.rows)
         tokens = np.empty(int(row_begins[-1]), self._source.dtype)
         self._source.read(plan.rows, row_begins, tokens)
@@ -234,6 +240,9 @@ class GpuPlacement:
         # corpus, would stay unusable. Not in a forked process, where CUDA does not work.
         if os.getpid() == self._process and not sys.is_finalizing():
             self.close()
+
+    def end(self) -> None:
+        """Nothing: what `prepare` waits for is a read of one block."""
 
     def close(self) -> None:
         """Let go of the memory. Waits for the stream, since copies from pinned memory may be queued. Idempotent."""

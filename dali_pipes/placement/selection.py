@@ -8,15 +8,19 @@ from dali_pipes.placement.device import DevicePlacement
 from dali_pipes.placement.gpu import GpuPlacement
 from dali_pipes.placement.host import HostPlacement
 from dali_pipes.placement.pinned import PinnedPlacement
+from dali_pipes.placement.pool import PoolPlacement
+from dali_pipes.placement.pool_order import HALVES, PoolOrder
 
 GPU_PLACEMENTS: dict[str, type[GpuPlacement]] = {
     "host": HostPlacement,
     "device": DevicePlacement,
     "pinned": PinnedPlacement,
+    "pool": PoolPlacement,
 }
 """Those on a GPU; a new one needs a line here and its name in the setting.
 
-"auto" chooses between the first two: "pinned" takes seconds to minutes to start, and no card has shown its gain yet.
+"auto" chooses between the first two: "pinned" takes seconds to minutes to start, "pool" the time of a window, and no
+card has shown their gain yet.
 """
 
 DEVICE_SHARE = 0.1
@@ -90,3 +94,21 @@ def choose_placement(
     if corpus_bytes <= budget:
         return "device", f"the corpus of {size} fits in {text}"
     return "host", f"the corpus of {size} is more than {text}"
+
+
+def require_pool(order: PoolOrder, token_bytes: int, device: int, max_device_bytes: int | None = None) -> None:
+    """Raise `BackendError` with the numbers where two windows do not fit on the GPU; nothing is allocated."""
+    slot_bytes = HALVES * order.slot_tokens * token_bytes
+    free = cuda.free_bytes(device)
+    limits = [(free, f"{free / 2**30:.3g} GiB free on cuda:{device}")]
+    if max_device_bytes is not None:
+        limits.insert(0, (max_device_bytes, f"max_device_bytes = {max_device_bytes:,}"))
+    for limit, text in limits:
+        if order.num_slots * slot_bytes > limit:
+            fits = limit // slot_bytes
+            smaller = f"shuffle_window = {fits:,} or less, which is another order, or " if fits else ""
+            size = order.num_slots * slot_bytes
+            raise BackendError(
+                f'placement = "pool": two windows of {order.num_slots:,} blocks take {size / 2**30:.3g} GiB '
+                f'({size:,} bytes), more than {text}; use {smaller}placement = "host"'
+            )

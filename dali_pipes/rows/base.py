@@ -16,13 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.documents import Pieces
+from dali_pipes.rows.item_order import ItemOrder
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
-
-SEQUENTIAL = "sequential-v1"
-"""The order of the corpus, without a shuffle."""
 
 PADDING = -1
 """The place of a row that only fills a batch."""
@@ -77,17 +75,18 @@ class Reads(NamedTuple):
 
 
 class KeyedRange(NamedTuple):
-    """A pass as a formula: the row at a place begins at token `first + stride * permute(place, num_rows, key)`.
+    """A pass as a formula: the row at a place begins at token `first + stride * order.numbers(place, key)`."""
 
-    kept: where the source is a part of its windows, their number and a key, which permute that once more.
-    """
-
-    num_rows: int
+    order: ItemOrder
     key: int | None
-    """None: the identity."""
+    """None: the order without a shuffle."""
     first: int
     stride: int
-    kept: tuple[int, int] | None = None
+
+    @property
+    def is_one_permutation(self) -> bool:
+        """Whether the number is permute(place, order.count, key), or the place where the key is None."""
+        return self.order.kept_key is None and (self.key is None or self.order.blocks is None)
 
 
 class ReadableRows(Protocol):
@@ -152,7 +151,10 @@ class RowSource(Protocol):
         """Plan what comes after the part of the plan that holds a row, so that later calls do not wait. May block."""
 
     def formula(self, pass_number: int, /) -> KeyedRange | None:
-        """The pass as a formula, which a kernel can compute without `kept`; None: rows have to be planned."""
+        """Where the rows of a pass begin, as a formula that a kernel may compute; None: rows have to be planned.
+
+        Rows `in_pieces` are cut at the ends of documents, too, which only the plan knows.
+        """
 
     def widths(self, pass_number: int, first: int, end: int, step_rows: int, /) -> Int64Array | None:
         """Positions of a row in each step of `step_rows` rows from `first` to `end` - 1; None: `seq_len` in all."""

@@ -5,17 +5,27 @@
 By rows, both steps are keyed bijections of single items. By blocks, they are of blocks of neighbors (`block_order`).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.operators import permute
-from dali_pipes.operators.permute import ORDER_NAME, preimage
-from dali_pipes.rows.base import SEQUENTIAL
-from dali_pipes.rows.block_order import BLOCK_ORDER_NAME, BLOCK_TOKENS, BlockOrder, KeptBlocks
+from dali_pipes.operators.permute import ORDER_NAME, permute_each, preimage
+from dali_pipes.rows.block_order import (
+    BLOCK_ORDER_NAME,
+    BLOCK_TOKENS,
+    BlockOrder,
+    KeptBlocks,
+    kept_by_blocks,
+    numbers_by_blocks,
+)
 
 Int64Array = npt.NDArray[np.int64]
+
+SEQUENTIAL = "sequential-v1"
+"""The order of the corpus, without a shuffle."""
 
 
 class BlockShape(NamedTuple):
@@ -43,9 +53,9 @@ class ItemOrder:
     ) -> None:
         self.num_items, self.count, self.kept_key = num_items, count, kept_key
         self.blocks = None if block_items is None else BlockOrder(count, block_items, window_blocks)
-        self._kept_blocks = None
+        self.kept_blocks = None
         if block_items is not None and kept_key is not None:
-            self._kept_blocks = KeptBlocks(num_items, block_items, kept_key)
+            self.kept_blocks = KeptBlocks(num_items, block_items, kept_key)
 
     def name(self, shuffle: bool) -> str:
         """For states: another order needs another name."""
@@ -57,14 +67,14 @@ class ItemOrder:
         """Items of the corpus at places (P,) of the order of a key; of None, that of those kept, without a shuffle."""
         if key is not None:
             places = permute(places, self.count, key) if self.blocks is None else self.blocks.numbers(places, key)
-        if self._kept_blocks is not None:
-            return self._kept_blocks.numbers(places)
+        if self.kept_blocks is not None and len(places):
+            return kept_by_blocks([self.kept_blocks], np.array([len(places)]), places)
         return places if self.kept_key is None else permute(places, self.num_items, self.kept_key)
 
     def place_of(self, number: int, key: int | None) -> int | None:
         """The place of an item, 0 <= number < num_items, in the order of a key; None if it is not kept."""
-        if self._kept_blocks is not None:
-            number = self._kept_blocks.place_of(number)
+        if self.kept_blocks is not None:
+            number = self.kept_blocks.place_of(number)
         elif self.kept_key is not None:
             number = preimage(number, self.num_items, self.kept_key)
         if number >= self.count:
@@ -72,3 +82,37 @@ class ItemOrder:
         if key is None:
             return number
         return preimage(number, self.count, key) if self.blocks is None else self.blocks.place_of(number, key)
+
+
+def numbers_each(
+    orders: Sequence[ItemOrder], keys: Sequence[int | None], counts: Int64Array, places: Int64Array
+) -> Int64Array:
+    """`ItemOrder.numbers` of several orders, all in a few calls of the permutation, however many orders there are.
+
+    All are by blocks, or all by single items, and all are shuffled, or none. places: (P,), the counts[0] >= 1 places of
+    orders[0] with keys[0], then those of orders[1], and so on.
+    """
+    by_blocks = orders[0].blocks is not None
+    blocks = [order.blocks for order in orders if order.blocks is not None]
+    assert len(blocks) == by_blocks * len(orders), "orders by blocks beside others"
+    shuffle_keys = [key for key in keys if key is not None]
+    if shuffle_keys:
+        assert len(shuffle_keys) == len(keys), "shuffled sources beside others"
+        if by_blocks:
+            places = numbers_by_blocks(blocks, shuffle_keys, counts, places)
+        else:
+            sizes = np.array([order.count for order in orders])
+            places = permute_each(places, counts, sizes, np.array(shuffle_keys, np.uint64))
+    is_part = np.array([order.kept_key is not None for order in orders])
+    if not is_part.any():
+        return places
+    numbers, of_parts, counts_of_parts = places.copy(), is_part.repeat(counts), counts[is_part]
+    if by_blocks:
+        kept = [order.kept_blocks for order in orders if order.kept_blocks is not None]
+        numbers[of_parts] = kept_by_blocks(kept, counts_of_parts, places[of_parts])
+        return numbers
+    parts = [order for order in orders if order.kept_key is not None]
+    sizes = np.array([order.num_items for order in parts])
+    kept_keys = np.array([order.kept_key for order in parts], np.uint64)
+    numbers[of_parts] = permute_each(places[of_parts], counts_of_parts, sizes, kept_keys)
+    return numbers

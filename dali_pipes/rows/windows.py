@@ -194,11 +194,7 @@ class WindowRows:
         pass
 
     def formula(self, pass_number: int) -> KeyedRange | None:
-        if self.in_pieces or self.order.blocks is not None:
-            return None
-        kept_key = self.order.kept_key
-        kept = None if kept_key is None else (self.order.num_items, kept_key)
-        return KeyedRange(self._num_rows, self.key(pass_number), self.first_of(pass_number), self.stride, kept)
+        return KeyedRange(self.order, self.key(pass_number), self.first_of(pass_number), self.stride)
 
     def widths(self, pass_number: int, first: int, end: int, step_rows: int) -> Int64Array | None:
         return None

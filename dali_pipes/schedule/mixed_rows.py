@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, chosen_rows
 from dali_pipes.errors import ConfigError
-from dali_pipes.operators.permute import permute_each
 from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Reads, Rows, RowSource
+from dali_pipes.rows.grouping import divided, in_groups
+from dali_pipes.rows.item_order import numbers_each
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.schedule.mixture import MIXTURE_ORDER_NAME, STRATUM, MixtureOrder
@@ -66,8 +67,8 @@ class MixedRows:
         self.order_name = f"{MIXTURE_ORDER_NAME}, {first.order_name}"
         planned = [source.most_planned for source in self.sources if source.most_planned is not None]
         self.most_planned = min(planned, default=None)
-        self._by_formula = first.formula(0) is not None
-        assert all((source.formula(0) is not None) == self._by_formula for source in self.sources)
+        self._by_formula = not self.in_pieces and first.formula(0) is not None
+        assert self.in_pieces or all((source.formula(0) is not None) == self._by_formula for source in self.sources)
         self._pass_rows = np.array([source.count(0) if self._by_formula else 0 for source in sources])
         """(S,): rows of a pass of each source whose passes are formulas."""
         self._formula = lru_cache(4 * len(sources))(partial(_formula, self.sources))
@@ -181,37 +182,27 @@ class MixedRows:
         return starts, _merged(num_rows, pieces_of) if self.in_pieces else None
 
     def _starts_by_formula(self, sources: Int64Array, counts: Int64Array) -> Int64Array:
-        """First tokens of rows, at least one, of sources whose passes are formulas. All are permuted in one call."""
-        order, firsts, sizes = _sorted(sources)
-        own = counts[order]
-        groups = sources[order[firsts]]
+        """First tokens of rows, at least one, of sources whose passes are formulas. All are permuted together."""
+        order, firsts, sizes = in_groups(sources)
+        groups, own = sources[order[firsts]], counts[order]
         rows_of_pass = self._pass_rows[groups]
         passes = np.minimum.reduceat(own, firsts) // rows_of_pass
         places = own - (passes * rows_of_pass).repeat(sizes)
         if (np.maximum.reduceat(places, firsts) >= rows_of_pass).any():
             later, places = np.divmod(places, rows_of_pass.repeat(sizes))
-            spans = np.maximum.reduceat(later, firsts) + 1
-            again, firsts_again, sizes_again = _sorted(later + (np.cumsum(spans) - spans).repeat(sizes))
-            passes = (later + passes.repeat(sizes))[again[firsts_again]]
-            order, places, firsts, sizes = order[again], places[again], firsts_again, sizes_again
-            groups = sources[order[firsts]]
+            later += passes.repeat(sizes)
+            again, whose, sizes = divided(sizes, later)
+            assert again is not None, "several passes of a source"
+            order, places, groups = order[again], places[again], groups[whose]
+            passes = later[again[np.cumsum(sizes) - sizes]]
         formulas = list(map(self._formula, groups.tolist(), passes.tolist()))
-        keys = [formula.key for formula in formulas if formula.key is not None]
-        if keys:
-            assert len(keys) == len(formulas), "shuffled sources beside others"
-            places = permute_each(places, sizes, self._pass_rows[groups], np.array(keys, np.uint64))
-        kept = [formula.kept for formula in formulas]
-        if any(kept):
-            is_part = np.array([part is not None for part in kept])
-            windows, kept_keys = zip(*filter(None, kept), strict=True)
-            of_parts = is_part.repeat(sizes)
-            places[of_parts] = permute_each(
-                places[of_parts], sizes[is_part], np.array(windows, np.int64), np.array(kept_keys, np.uint64)
-            )
+        numbers = numbers_each(
+            [formula.order for formula in formulas], [formula.key for formula in formulas], sizes, places
+        )
         strides = np.array([formula.stride for formula in formulas], np.int64)
         begins = np.array([formula.first for formula in formulas], np.int64) + self.bases[groups]
         starts = np.empty_like(counts)
-        starts[order] = places * strides.repeat(sizes) + begins.repeat(sizes)
+        starts[order] = numbers * strides.repeat(sizes) + begins.repeat(sizes)
         return starts
 
     def plan_next(self, epoch: int, place: int) -> None:
@@ -369,21 +360,9 @@ def _groups(values: Int64Array) -> Iterator[tuple[int, Int64Array]]:
     """Each distinct value, and where it stands."""
     if not len(values):  # rows of padding alone
         return
-    order, firsts, sizes = _sorted(values - values.min())
+    order, firsts, sizes = in_groups(values - values.min())
     for first, size in zip(firsts.tolist(), sizes.tolist(), strict=True):
         yield int(values[order[first]]), order[first : first + size]
-
-
-def _sorted(numbers: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The order of numbers from 0 on, at least one; where in it each distinct one begins, and how often it is there.
-
-    NumPy sorts numbers of up to 16 bits by radix, ten times as fast.
-    """
-    narrow = numbers.astype(np.min_scalar_type(numbers.max()))
-    order = np.argsort(narrow, kind="stable")
-    in_order = narrow[order]
-    firsts = np.concatenate(([0], np.flatnonzero(in_order[1:] != in_order[:-1]) + 1))
-    return order, firsts, np.diff(firsts, append=len(numbers))
 
 
 def _merged(num_rows: int, parts: Sequence[tuple[Int64Array, Pieces]]) -> Pieces:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dali_pipes.operators import permute, rows, shuffled_rows
-from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.operators.shuffled_rows import IGNORE_INDEX, Slots
 from dali_pipes.rows.windows import WindowRows, Windows
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.schedule.plans import plan_steps
@@ -28,6 +28,39 @@ def padded_dtypes(padding: bool) -> list[tuple[np.dtype[Any], np.dtype[Any]]]:
     """Pairs of token and output dtype, without those that have no room for the labels of padding."""
     pairs = cuda_on_cpu.rows_dtype_pairs()
     return [pair for pair in pairs if not padding or (pair[1].kind == "i" and pair[1].itemsize > 1)]
+
+
+@st.composite
+def slots_of(draw: st.DrawFn, num_rows: int, stride: int, width: int) -> Slots:
+    """Slots that hold so many windows: all are full, or one is short, if that is not all of a slot."""
+    rows = draw(st.integers(1, 9))
+    missing = -num_rows % rows
+    short = draw(st.integers(0, (num_rows + missing) // rows - 1))
+    tokens = (rows - 1) * stride + width + draw(st.integers(0, 3))
+    return Slots(rows, tokens, (short + 1) * rows - missing if missing else num_rows, missing)
+
+
+def starts_in(slots: Slots | None, num_rows: int, stride: int) -> list[int]:
+    """Where windows start, by lists."""
+    if slots is None:
+        return [window * stride for window in range(num_rows)]
+    starts: list[int] = []
+    for slot in range(num_rows + 1):
+        is_short = slots.missing and (slot + 1) * slots.rows - slots.missing == slots.short_end
+        starts += [slot * slots.tokens + row * stride for row in range(slots.rows - slots.missing * bool(is_short))]
+    return starts[:num_rows]
+
+
+def test_the_slots_of_the_docstring(xp: Backend) -> None:
+    tokens = np.arange(16, dtype=np.uint16)
+    place: dict[str, Any] = {"row_step": 1, "num_rows": 5, "key": None, "origin": 0, "stride": 2, "seq_len": 2}
+    inputs, labels = shuffled_rows(xp.array(tokens), 100, 5, **place, begin=100, slots=Slots(3, 8, 2, 1))
+    assert xp.numpy(inputs).tolist() == [[0, 1], [2, 3], [8, 9], [10, 11], [12, 13]]
+    assert xp.numpy(labels).tolist() == [[1, 2], [3, 4], [9, 10], [11, 12], [13, 14]]
+    with pytest.raises(ValueError, match=r"last window, 4, .* 12 to 15, .*\b14 tokens"):
+        shuffled_rows(xp.array(tokens[:14]), 100, 5, **place, begin=100, slots=Slots(3, 8, 2, 1))
+    with pytest.raises(ValueError, match="first is 99, expected 100"):
+        shuffled_rows(xp.array(tokens), 99, 5, **place, begin=100, slots=Slots(3, 8, 2, 1))
 
 
 def test_tiny_case(xp: Backend) -> None:
@@ -69,11 +102,17 @@ def test_equals_the_copy_by_element(
     count: int,
     key: int | None,
 ) -> None:
-    first = data.draw(st.integers(0, num_rows + 3))
+    begin = data.draw(st.sampled_from([0, 0, 1, 2**40]))
+    first = begin + data.draw(st.integers(0, num_rows + 3))
     numbers = [first + row * row_step for row in range(count)]
-    token_dtype, dtype = data.draw(st.sampled_from(padded_dtypes(any(number >= num_rows for number in numbers))))
+    is_real = [number < begin + num_rows for number in numbers]
+    token_dtype, dtype = data.draw(st.sampled_from(padded_dtypes(not all(is_real))))
     width = seq_len + shift
-    size = origin + (num_rows - 1) * stride + width  # the last window ends where the tokens end
+    slots = data.draw(st.none() | st.just(num_rows).flatmap(lambda rows: slots_of(rows, stride, width)))
+    starts = [origin + start for start in starts_in(slots, num_rows, stride)]
+    size = max(starts) + width  # the last window ends where the tokens end
+    if slots is not None:  # as the whole slots do
+        size = origin + (num_rows - 1 + slots.missing) // slots.rows * slots.tokens + (slots.rows - 1) * stride + width
     limits = np.iinfo(token_dtype)
     backing = np.random.default_rng(size).integers(0, min(limits.max, 2**31 - 1), size + 3, token_dtype, endpoint=True)
     places = data.draw(st.lists(st.integers(0, size - 1), max_size=3))
@@ -95,20 +134,22 @@ def test_equals_the_copy_by_element(
         stride=stride,
         seq_len=seq_len,
         label_shift=shift,
+        begin=begin,
+        slots=slots,
         out=(out[0], out[1]),
         row_ids=row_ids,
         vocab_size=vocab_size,
         bad=bad,
     )
     order = list(range(num_rows)) if key is None else permute(np.arange(num_rows), num_rows, key).tolist()
-    shown = [order[number if number < num_rows else 0] for number in numbers]
-    read = [tokens[origin + window * stride :][:width] for window in shown]
+    shown = [order[number - begin if real else 0] for number, real in zip(numbers, is_real, strict=True)]
+    read = [tokens[starts[window] :][:width] for window in shown]
     assert xp.numpy(inputs).tolist() == [row[:seq_len].astype(dtype).tolist() for row in read]
     assert xp.numpy(labels).tolist() == [
-        row[shift:].astype(dtype).tolist() if number < num_rows else [-100] * seq_len
-        for number, row in zip(numbers, read, strict=True)
+        row[shift:].astype(dtype).tolist() if real else [-100] * seq_len
+        for real, row in zip(is_real, read, strict=True)
     ]
-    assert xp.numpy(row_ids).tolist() == [number if number < num_rows else -1 for number in numbers]
+    assert xp.numpy(row_ids).tolist() == [number if real else -1 for number, real in zip(numbers, is_real, strict=True)]
     assert xp.numpy(bad).tolist() == outside([row.tolist() for row in read], vocab_size)
     for array in whole:
         around = xp.numpy(array)

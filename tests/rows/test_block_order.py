@@ -16,7 +16,7 @@ from streams import row_ids, take
 from dali_pipes import TokenLoader
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.rows import make
-from dali_pipes.rows.block_order import BlockOrder, KeptBlocks
+from dali_pipes.rows.block_order import BlockOrder, KeptBlocks, kept_by_blocks, numbers_by_blocks
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
@@ -53,6 +53,26 @@ def test_any_places_in_any_order(
     assert asked.dtype == np.int64
     assert asked.tolist() == whole[places].tolist()
     assert [order.place_of(row, key) for row in asked.tolist()] == places
+
+
+@given(st.lists(st.tuples(COUNTS, BLOCK_ROWS, WINDOWS, KEYS), min_size=1, max_size=5), st.data())
+@settings(max_examples=examples(40))
+def test_several_orders_in_one_call(shapes: list[tuple[int, int, int, int]], data: st.DataObject) -> None:
+    """Few places of a window, or all of it."""
+    places, expected = [], []
+    for count, block_rows, window_blocks, key in shapes:
+        asked = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=9) | st.just(list(range(count))))
+        order = block_oracle.order_of(count, block_rows, window_blocks, key)
+        places.append(asked)
+        expected += [order[place] for place in asked]
+    found = numbers_by_blocks(
+        [BlockOrder(*shape[:3]) for shape in shapes],
+        [shape[3] for shape in shapes],
+        np.array(list(map(len, places))),
+        np.array(list(itertools.chain(*places))),
+    )
+    assert found.dtype == np.int64
+    assert found.tolist() == expected
 
 
 @given(COUNTS, BLOCK_ROWS, WINDOWS, KEYS)
@@ -107,7 +127,7 @@ def test_blocks_come_anywhere_and_rows_of_a_window_mix() -> None:
 @given(st.integers(1, 300), st.integers(1, 40), KEYS)
 def test_kept_blocks_are_whole(count: int, block_rows: int, key: int) -> None:
     kept = KeptBlocks(count, block_rows, key)
-    rows = kept.numbers(np.arange(count)).tolist()
+    rows = kept_by_blocks([kept], np.array([count]), np.arange(count)).tolist()
     assert sorted(rows) == list(range(count))
     assert [kept.place_of(row) for row in rows] == list(range(count))
     for first in range(0, count - count % block_rows, block_rows):
@@ -160,7 +180,9 @@ def test_windows_of_tokens_against_plain_lists(
         for position in range(0, num_tokens, 7):
             reading = [place for place, start in enumerate(starts) if start <= position < start + rows.row_tokens]
             assert sorted(rows.places_of(pass_number, position) or []) == reading
-    assert rows.formula(0) is None
+    formula = rows.formula(0)
+    assert formula is not None
+    assert not formula.is_one_permutation, "a kernel would compute the order by rows"
     assert set(orders[0]) == set(orders[1])
     in_corpus_order = WindowRows(windows, shuffle=False, seed=99, blocks=shape, **given_)
     assert set(in_corpus_order.plan(0, np.arange(rows.count(0))).starts.tolist()) == {

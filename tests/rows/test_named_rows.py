@@ -107,10 +107,12 @@ def test_windows_against_plain_steps(
     assert starts_of(rows, pass_number) == [first + stride * number for number in numbers.tolist()]
     formula = rows.formula(pass_number)
     assert formula is not None
-    assert (formula.num_rows, formula.first, formula.stride) == (m, first, stride)
+    assert (formula.order.count, formula.first, formula.stride) == (m, first, stride)
     assert formula.key == rows.key(pass_number)
     is_part = share is not None and share < 1
-    assert formula.kept == ((n, key_of(f"dali_pipes share {quoted}")) if is_part else None)
+    assert formula.order.num_items == n
+    assert formula.order.kept_key == (key_of(f"dali_pipes share {quoted}") if is_part else None)
+    assert formula.is_one_permutation != is_part
 
 
 def _quoted(character: str) -> str:

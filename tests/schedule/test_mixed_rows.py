@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
+from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.windows import WindowRows, split_windows
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture import MixtureOrder
@@ -19,6 +20,7 @@ SEQ_LEN = 8
 def test_plans_of_sources_one_by_one(data: st.DataObject) -> None:
     draw = data.draw
     shuffle, random_offset = draw(st.booleans()), draw(st.booleans())
+    blocks = draw(st.none() | st.builds(BlockShape, st.integers(1, 5), st.sampled_from([1, 24, 40, 2**21])))
     names = [f"source {number}" for number in range(draw(st.integers(1, 12)))]
     sources = []
     for name in names:
@@ -26,7 +28,9 @@ def test_plans_of_sources_one_by_one(data: st.DataObject) -> None:
         share = draw(st.sampled_from([None, None, Fraction(1, 3)]))
         windows = split_windows(tokens, SEQ_LEN)
         sources.append(
-            WindowRows(windows, shuffle=shuffle, seed=3, name=name, share=share, random_offset=random_offset)
+            WindowRows(
+                windows, shuffle=shuffle, seed=3, name=name, share=share, random_offset=random_offset, blocks=blocks
+            )
         )
     bases = np.cumsum([0, *(source.num_tokens for source in sources)])
     weights = {name: Fraction(draw(st.integers(0, 5))) for name in names} | {names[0]: Fraction(1)}

@@ -65,11 +65,11 @@ class BlockReads:
                 missing.append((entry, here))
             elif not _copied(found, entry, here, view, size):
                 uncached.append(here)
-        for here, found_or_data in self._fetched(missing):
-            if found_or_data is None or not _copied(found_or_data[1], found_or_data[0], here, view, size):
-                uncached.append(here)
+        if missing:
+            uncached += self._fetched(missing, view)
         if uncached:
             columns = _Pieces(*(np.concatenate(column) for column in zip(*uncached, strict=True)))
+            self._cache.add(self._key, fetched_bytes=int(columns.lengths.sum()) * size)
             self._read(*columns[:3], out)
 
     def stats(self) -> CacheStats:
@@ -86,7 +86,7 @@ class BlockReads:
         inside, outside = [], []
         left = _Pieces(positions, lengths, targets, self._grid.blocks_of(positions)).at(lengths > 0)
         while len(left.blocks):
-            is_inside = (left.blocks >= 0) & (left.blocks < self._grid.count)
+            is_inside = (left.blocks >= 0) & (left.blocks < self._grid.count) & (left.positions < self._grid.end)
             if not is_inside.all():
                 outside.append(left.at(~is_inside))
                 left = left.at(is_inside)
@@ -109,29 +109,26 @@ class BlockReads:
         begin, end = int(begins[0]), int(ends[0])
         return entry_of("b", self._key, begin, end, (end - begin) * self._dtype.itemsize)
 
-    def _fetched(self, missing: list[tuple[Entry, _Pieces]]) -> Any:
-        """Each with what the cache has for it, None without room; a few are fetched ahead."""
-        if not missing:
-            return
-        waiting: deque[tuple[Entry, _Pieces, Future[Any]]] = deque()
+    def _fetched(self, missing: list[tuple[Entry, _Pieces]], view: memoryview) -> list[_Pieces]:
+        """Copy pieces of blocks that other threads fetch, a few ahead. Returns those that there was no room for."""
         if self._threads is None or not self._threads.are_alive:
             self._threads = ReaderThreads(_FETCHES)
-        threads = self._threads
+        threads, left = self._threads, list[_Pieces]()
+        waiting: deque[Future[Any]] = deque()
         try:
-            for entry, here in missing:
-                waiting.append((entry, here, threads.submit(self._fetch, entry)))
-                if len(waiting) == _FETCHES:
-                    first, pieces, future = waiting.popleft()
-                    found = threads.result(future)
-                    yield pieces, None if found is None else (first, found)
-            while waiting:
-                first, pieces, future = waiting.popleft()
-                found = threads.result(future)
-                yield pieces, None if found is None else (first, found)
+            for entry, _ in missing[:_FETCHES]:
+                waiting.append(threads.submit(self._fetch, entry))
+            for at, (entry, here) in enumerate(missing):
+                found = threads.result(waiting.popleft())
+                if at + _FETCHES < len(missing):
+                    waiting.append(threads.submit(self._fetch, missing[at + _FETCHES][0]))
+                if found is None or not _copied(found, entry, here, view, self._dtype.itemsize):
+                    left.append(here)
         finally:
-            for _, _, future in waiting:
+            for future in waiting:
                 if not future.cancel():
                     future.add_done_callback(_let_go)
+        return left
 
     def _fetch(self, entry: Entry) -> "Found | memoryview | None":
         def fetch() -> memoryview:

@@ -54,7 +54,7 @@ class BlockOrder:
 
     def __init__(self, count: int, block_rows: int, window_blocks: int) -> None:
         assert min(count, block_rows, window_blocks) > 0
-        self.count, self.block_rows = count, block_rows
+        self.count, self.block_rows, self.window_blocks = count, block_rows, window_blocks
         self.num_blocks = -(-count // block_rows)
         self.num_windows = -(-self.num_blocks // window_blocks)
         self._missing = self.num_blocks * block_rows - count
@@ -88,6 +88,17 @@ class BlockOrder:
             inside -= self._missing
         place = self._begin(window_number) + preimage(inside, window.size, window.key)
         return place - self._missing * (window_number > self._short(key)[1])
+
+    def blocks_key(self, key: int) -> int:
+        """The key of the permutation of the blocks, in the order of a key."""
+        return _key(key, 0)
+
+    def window_places(self, slots: Int64Array, key: int) -> tuple[Int64Array, Int64Array]:
+        """The first place, and the one after the last, of the windows that hold slots (P,), in the order of a key."""
+        windows, (_, short_window) = self._windows_of(slots), self._short(key)
+        first, end = (self._fewest * one + np.minimum(one, self._wider) for one in (windows, windows + 1))
+        begins = first * self.block_rows - self._missing * (windows > short_window)
+        return begins, end * self.block_rows - self._missing * (windows >= short_window)
 
     def _in_window(self, places: Int64Array, window: _Window) -> Int64Array:
         inside = permute(places, window.size, window.key)

@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from dali_pipes.operators import permute
 from dali_pipes.operators.permute import ORDER_NAME, preimage
-from dali_pipes.rows.base import SEQUENTIAL
 from dali_pipes.rows.block_order import BLOCK_ORDER_NAME, BLOCK_TOKENS, BlockOrder, KeptBlocks
 
 Int64Array = npt.NDArray[np.int64]
+
+SEQUENTIAL = "sequential-v1"
+"""The order of the corpus, without a shuffle."""
 
 
 class BlockShape(NamedTuple):

@@ -143,13 +143,13 @@ class NodeCache:
             if self._is_intact(entry, descriptor):
                 with contextlib.suppress(OSError):  # a folder that is read-only
                     os.utime(descriptor)
-                self.add(entry, hits=1)
+                self.add(entry.corpus, hits=1)
                 return Found(descriptor, entry.num_bytes)
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
-        self.add(entry, damaged=1)
+        self.add(entry.corpus, damaged=1)
         with contextlib.suppress(OSError), self._books():
             path.unlink()
             self._write_used(self._read_used() - entry.num_bytes)
@@ -166,17 +166,17 @@ class NodeCache:
             found = self.find(entry)
             if found is not None:
                 return found
-            self.add(entry, misses=1)
+            self.add(entry.corpus, misses=1)
             file = None if held is None else self._reserve(entry)
             return None if file is None else self._made(entry, file, make)
         finally:
             if held is not None:
                 unlock_number(held)
 
-    def add(self, entry: Entry, **counts: int) -> None:
-        """Add to the counts of the corpus of an entry, which have the names of `CacheStats`."""
+    def add(self, corpus: str, **counts: int) -> None:
+        """Add to the counts of a corpus, which have the names of `CacheStats`."""
         with self._lock:
-            own = self._counts.setdefault(entry.corpus, dict.fromkeys(_COUNTS, 0))
+            own = self._counts.setdefault(corpus, dict.fromkeys(_COUNTS, 0))
             for name, count in counts.items():
                 own[name] += count
 
@@ -213,7 +213,7 @@ class NodeCache:
         except BaseException:
             self._drop(entry, file)
             raise
-        self.add(entry, fetched_bytes=len(data))
+        self.add(entry.corpus, fetched_bytes=len(data))
         try:
             file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data), os.urandom(8)))
             file.write(data)
@@ -271,7 +271,7 @@ class NodeCache:
         for victim in victims:
             (self.folder / victim.name).unlink(missing_ok=True)
             used -= victim.num_bytes
-        self.add(entry, evictions=len(victims))
+        self.add(entry.corpus, evictions=len(victims))
         self._write_used(used)
         return used
 

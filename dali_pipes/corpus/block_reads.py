@@ -1,9 +1,9 @@
 """Reads of ids through the cache of the node, block by block: see `block_grid`.
 
-    pieces            block 7 ×2      block 3           block 9 ×1
-    in the cache      copied                            copied
-    not there                         fetched, by this process or by the one that is already fetching it
-    no room                           only the pieces are read, as without a cache
+pieces            block 7 ×2      block 3           block 9 ×1
+in the cache      copied                            copied
+not there                         fetched, by this process or by the one that is already fetching it
+no room                           only the pieces are read, as without a cache
 """
 
 from collections import deque
@@ -156,4 +156,4 @@ def _copied(found: "Found | memoryview", entry: Entry, pieces: _Pieces, view: me
 
 def _let_go(future: "Future[Any]") -> None:
     if not future.cancelled() and future.exception() is None and isinstance(found := future.result(), Found):
-        found.__exit__()
+        found.close()

@@ -528,7 +528,7 @@ class _Chunk(NamedTuple):
 
     def close(self) -> None:
         if self.found is not None:
-            self.found.__exit__()
+            self.found.close()
 
 
 def _integers(name: str, values: Sequence[int] | npt.NDArray[Any], count: int) -> Int64Array:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dali_pipes.errors import StateError
-from dali_pipes.rows.base import SEQUENTIAL
+from dali_pipes.rows.item_order import SEQUENTIAL
 from dali_pipes.schedule import Position, Schedule
 
 MAY_CHANGE = ("seq_len", "stride", "length_buckets")

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.operators.permute import ORDER_NAME, permute
-from dali_pipes.rows.base import SEQUENTIAL, order_key
+from dali_pipes.rows.base import order_key
+from dali_pipes.rows.item_order import SEQUENTIAL
 from dali_pipes.schedule import Counted
 
 Int64Array = npt.NDArray[np.int64]

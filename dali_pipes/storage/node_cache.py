@@ -73,7 +73,13 @@ class Found:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        os.close(self._descriptor)
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class NodeCache:
@@ -106,8 +112,7 @@ class NodeCache:
             folder.mkdir(mode=0o700 if in_memory else 0o777, parents=True, exist_ok=True)
             with self._books():
                 self._publish()
-                self._remove_leftovers()
-                self._write_used(sum(entry.num_bytes for entry in self._entries()))
+                self._make_room(None)
         except OSError as error:
             self._give_up(error)
 
@@ -239,41 +244,41 @@ class NodeCache:
         """A temporary file of the size of an entry, counted and locked; None without room for it."""
         try:
             with self._books():
-                used, limit, free = self._read_used(), self.most_bytes, self._free_bytes()
-                if used + entry.num_bytes > limit or entry.num_bytes > free:
-                    jobs = live_jobs(self.folder)
-                    limit = max([limit, *(job["most_bytes"] for job in jobs)])
-                    if used + entry.num_bytes > limit or entry.num_bytes > free:
-                        orders = [order for job in jobs for order in job["orders"]]
-                        used = self._evicted(entry, orders, limit, free)
-                    if used + entry.num_bytes > limit:
-                        return None
+                fits = self._read_used() + entry.num_bytes <= self.most_bytes
+                if not (fits and entry.num_bytes <= self._free_bytes()) and not self._make_room(entry):
+                    return None
                 file = (self.folder / f"{uuid.uuid4().hex}.tmp").open("xb")
                 hold(file.fileno())
                 file.truncate(_HEADER.size + entry.num_bytes)
-                self._write_used(used + entry.num_bytes)
+                self._write_used(self._read_used() + entry.num_bytes)
                 return file
         except OSError as error:
             self._give_up(error)
             return None
 
-    def _evicted(self, entry: Entry, orders: list[Order], limit: int, free: int) -> int:
-        """The bytes of all entries once there is room for another; more than fit if nothing may go for it."""
+    def _make_room(self, entry: Entry | None) -> bool:
+        """Count the folder, and remove entries until another fits, or until they fit themselves. False if that fails."""
         self._remove_leftovers()
-        entries = list(self._entries())
+        jobs, entries, free = live_jobs(self.folder), list(self._entries()), self._free_bytes()
+        limit = max([self.most_bytes, *(job["most_bytes"] for job in jobs)])
         used = sum(one.num_bytes for one in entries) + self._bytes_being_written()
-        uses = next_uses([*entries, entry], orders, self._formula)
-        needed = max(used + entry.num_bytes - limit, entry.num_bytes - free)
-        victims = choose_victims(entries, uses[:-1], needed, float(uses[-1]), limit // _SPARE_PART)
-        if victims is None:
-            self._write_used(used)
-            return limit + 1
-        for victim in victims:
+        size = 0 if entry is None else entry.num_bytes
+        needed = max(used + size - limit, size - free)
+        victims: list[Entry] | None = []
+        if needed > 0:
+            orders = [order for job in jobs for order in job["orders"]]
+            uses = next_uses(entries if entry is None else [*entries, entry], orders, self._formula)
+            new_use = float("nan") if entry is None else float(uses[-1])
+            victims = choose_victims(entries, uses[: len(entries)], needed, new_use, limit // _SPARE_PART)
+        for victim in victims or ():
             (self.folder / victim.name).unlink(missing_ok=True)
             used -= victim.num_bytes
-        self.add(entry.corpus, evictions=len(victims))
+        if entry is not None:
+            self.add(entry.corpus, evictions=len(victims or ()))
         self._write_used(used)
-        return used
+        if victims is None and size > free:
+            say_once(f"{self.folder}: the disk is full, so new parts of the corpus are not kept there for now.")
+        return victims is not None
 
     def _hold(self, entry: Entry) -> int | None:
         """The lock of an entry, once nobody else has it; None if that takes too long. OSError gives up storing."""
@@ -323,8 +328,9 @@ class NodeCache:
         return sum(path.stat().st_size for path in self.folder.glob("*.tmp") if path.exists())
 
     def _free_bytes(self) -> int:
+        """Of the disk, but for a hundredth of it, which is left to others."""
         about = os.statvfs(self.folder)
-        return about.f_bavail * about.f_frsize
+        return (about.f_bavail - about.f_blocks // 100) * about.f_frsize
 
     def _remove_leftovers(self) -> None:
         """Remove temporary files of processes that were killed."""

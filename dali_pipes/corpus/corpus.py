@@ -12,7 +12,7 @@ narrower ones are widened when they are read.
 import itertools
 import operator
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, Self
@@ -57,6 +57,11 @@ class TokenMask(Protocol):
     dtype: np.dtype[np.uint8]
     digests: tuple[bytes, ...]
     num_files: int
+    covers_all: bool
+
+    @property
+    def stored(self) -> "Corpus":
+        """The masks themselves: at the positions of their ids, if they cover all."""
 
     def read_pieces(
         self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[np.uint8]
@@ -184,14 +189,25 @@ class Corpus:
 
     def share_decoded(self, cache: NodeCache) -> None:
         """Keep decoded chunks in the cache of the node from now on, instead of in this process. Does not block."""
-        assert self.needs_decoding, "only decoded chunks are shared"
         self._node = cache
+        if self.loss_mask is not None:
+            self.loss_mask.stored.share_decoded(cache)
 
     def read_by_blocks(self, cache: NodeCache, grid: BlockGrid) -> None:
         """Read rows and pieces from now on through the cache of the node, block by block. Does not block."""
         assert self._generate is None, "a formula is not worth keeping"
         assert self._is_decoded is None, "decoded chunks are kept instead"
         self._blocks = BlockReads(cache, grid, self.content_key, self.dtype, self._read_files)
+        mask = self.loss_mask
+        if mask is not None and mask.covers_all and not mask.stored.needs_decoding:
+            mask.stored.read_by_blocks(cache, grid)
+
+    def node_keys(self) -> Iterator[tuple[str, bool]]:
+        """The content keys of what is in the cache of the node, and whether its positions are those of the ids."""
+        if self._blocks is not None or (self._node is not None and self.needs_decoding):
+            yield self.content_key, True
+        if self.loss_mask is not None:
+            yield from ((key, self.loss_mask.covers_all) for key, _ in self.loss_mask.stored.node_keys())
 
     @classmethod
     def joined(cls, corpora: Sequence["Corpus"]) -> "Corpus":
@@ -285,13 +301,16 @@ class Corpus:
 
     def cache_stats(self) -> CacheStats | None:
         """Statistics of the cache of decoded chunks, or of blocks; None without one. Does not block for long."""
+        own: CacheStats | None = None
         if self._blocks is not None:
-            return self._blocks.stats()
-        if self._is_decoded is None:
-            return None
-        chunks = self._chunks.stats()
-        is_shared = self._node is not None and self._node.can_store
-        return self._node.stats(self.content_key, chunks.all_bytes) if self._node is not None and is_shared else chunks
+            own = self._blocks.stats()
+        elif self._is_decoded is not None:
+            own = self._chunks.stats()
+            if self._node is not None and self._node.can_store:
+                own = self._node.stats(self.content_key, own.all_bytes)
+        if own is None or not own.folder or self.loss_mask is None:
+            return own
+        return CacheStats.sum([own, self.loss_mask.stored.cache_stats()])
 
     def decode_all(self) -> None:
         """Decode every chunk now and keep as many as `cache_bytes` allows; see `eager_decoding`. Blocks."""

@@ -116,7 +116,8 @@ class _Source:
         self._grid_key = ""
         self._last: deque[tuple[int, int]] = deque(maxlen=_BLOCKS_BACK)
         self._told: tuple[int, int] | None = None
-        cache.set_order({"corpus": corpus.content_key})  # when it is needed is not known yet
+        for key, _ in corpus.node_keys():
+            cache.set_order({"corpus": key})  # when it is needed is not known yet
         if grid is None:
             return
         if grid.bounds is not None:
@@ -141,8 +142,9 @@ class _Source:
             return
         self._told = pass_number, item
         now = Standing(item, (self.rows.key(pass_number), self.rows.key(pass_number + 1)), self._item_tokens)
-        key = self._corpus.content_key
-        self._cache.set_order(published(key, self.rows.order, self._grid, self._grid_key, now))
+        for key, has_positions in self._corpus.node_keys():
+            if has_positions:
+                self._cache.set_order(published(key, self.rows.order, self._grid, self._grid_key, now))
 
 
 def _open(config: LoaderConfig, formula: NextUseFormula) -> NodeCache | None:

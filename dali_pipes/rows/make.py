@@ -105,9 +105,9 @@ def _check_cache(config: LoaderConfig, corpus: Corpus) -> None:
     if config.cache_dir is None or config.order == "blocks" or corpus.needs_decoding or corpus.is_synthetic:
         return
     raise ConfigError(
-        f'cache_dir = "{config.cache_dir}" keeps whole blocks, but with order = "rows" each row of {corpus.format} files '
-        'is read by itself, from anywhere in the corpus: set order = "blocks", or copy the corpus to this machine with '
-        "dali-pipes copy and remove cache_dir"
+        f'cache_dir = "{config.cache_dir}" keeps whole blocks, but with order = "rows" single rows of the '
+        f'{corpus.format} files are read, from anywhere in the corpus: set order = "blocks", or copy the corpus to '
+        "this machine with dali-pipes copy and remove cache_dir"
     )
 
 
@@ -119,10 +119,11 @@ def _too_wide(config: LoaderConfig, corpus: Corpus) -> str | None:
     if corpus.needs_decoding:
         cache = corpus.cache_stats()
         assert cache is not None, "decoded chunks are kept"
-        all_bytes, most_bytes, setting, verb = cache.all_bytes, cache.most_bytes, cache.setting, "decoded"
+        all_bytes, most_bytes, setting = cache.all_bytes, cache.most_bytes, cache.setting
+        decoded, effect = " when decoded", "decoded many times"
     elif config.cache_dir is not None and not corpus.is_synthetic:
-        all_bytes, most_bytes = corpus.num_tokens * corpus.dtype.itemsize, config.cache_bytes
-        setting, verb = "cache_bytes", "read row by row"
+        all_bytes, most_bytes, setting = corpus.num_tokens * corpus.dtype.itemsize, config.cache_bytes, "cache_bytes"
+        decoded, effect = "", "read row by row, and not kept"
     else:
         return None
     needed = min(config.shuffle_window * block_bytes, all_bytes)
@@ -130,11 +131,9 @@ def _too_wide(config: LoaderConfig, corpus: Corpus) -> str | None:
         return None
     fits = most_bytes // block_bytes
     narrower = f"set shuffle_window = {fits:,} or less, or " if fits else "set "
-    times = "many times; " if verb == "decoded" else "; "
     return (
-        f"shuffle_window = {config.shuffle_window:,} blocks take {needed:,} bytes{' when decoded' * (verb == 'decoded')}, "
-        f"more than {setting} = {most_bytes:,}, so parts of the corpus are {verb}{' ' * (verb == 'decoded')}{times}"
-        f"{narrower}{setting} = {needed:,} or more"
+        f"shuffle_window = {config.shuffle_window:,} blocks take {needed:,} bytes{decoded}, more than {setting} = "
+        f"{most_bytes:,}, so parts of the corpus are {effect}; {narrower}{setting} = {needed:,} or more"
     )
 
 

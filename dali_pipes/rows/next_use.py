@@ -4,7 +4,7 @@
     pass 4              {5 3 0} {8 2 6} ...
     next use            now: 0 5 1    later in pass 3: 3 8 6    in pass 4: 2 7 4, of which 7 comes last
 
-What a run publishes (`published`) is enough for every process to compute it for all entries of a cache, of which one may
+What a run publishes (`published`) is enough for every process to compute it for all entries of a cache. An entry may
 hold several blocks, or a part of one.
 """
 

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators.permute import permute_each, preimage, splitmix64
 from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Rows, order_key
-from dali_pipes.rows.item_order import SEQUENTIAL
 from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.item_order import SEQUENTIAL
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.rows.window_lengths import Lengths, WindowLengths

@@ -4,9 +4,9 @@
     next use unknown                a  (oldest first: least recently used)
     next use known                  e in 9 million tokens, b in 2, d now         goes last, the furthest first
 
-The furthest next use is the best choice that there is (L. Belady, "A study of replacement algorithms for a virtual-storage
-computer", 1966). An entry is only replaced by one that is needed sooner: with less room than one window needs, the
-entries that are there stay, instead of all replacing one another.
+The furthest next use is the best choice that there is (L. Belady, "A study of replacement algorithms for a
+virtual-storage computer", 1966). An entry is only replaced by one that is needed sooner: with less room than one window
+needs, the entries that are there stay, instead of all replacing one another.
 """
 
 from collections.abc import Callable, Sequence

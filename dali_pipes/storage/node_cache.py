@@ -6,9 +6,9 @@
     locks                          a lock for each entry, by number
     used                           bytes of all entries; its lock is that of the folder
 
-The folder is on a disk, or in memory (/dev/shm). An entry appears under its name when it is whole, is never changed, and
-is compared with its checksum when a process first opens it. The name stands for the content, with the versions of all
-files of the corpus, so a replaced file has other entries. Files are read by calls: a map would end the process with
+The folder is on a disk, or in memory (/dev/shm). An entry appears under its name when it is whole, is never changed,
+and is compared with its checksum when a process first opens it. The name stands for the content, with the versions of
+all files of the corpus, so a replaced file has other entries. Files are read by calls: a map would end the process with
 SIGBUS if the disk failed.
 
 A cache never fails a run: what cannot be stored is used without it. zlib's CRC-32 is C code, which takes half a
@@ -257,7 +257,7 @@ class NodeCache:
             return None
 
     def _make_room(self, entry: Entry | None) -> bool:
-        """Count the folder, and remove entries until another fits, or until they fit themselves. False if that fails."""
+        """Count the folder, and remove entries until they and another one fit. False if that fails."""
         self._remove_leftovers()
         jobs, entries, free = live_jobs(self.folder), list(self._entries()), self._free_bytes()
         limit = max([self.most_bytes, *(job["most_bytes"] for job in jobs)])

@@ -92,7 +92,8 @@ def _of_blocks(order: dict[str, Any], blocks: Int64Array) -> Float64Array:
         num_whole = order["items"] // block_items
         is_whole = blocks < num_whole
         blocks = blocks.copy()
-        blocks[is_whole] = _inverse(num_whole, kept[1])[blocks[is_whole]]
+        if num_whole:
+            blocks[is_whole] = _inverse(num_whole, kept[1])[blocks[is_whole]]
     orders = BlockOrder(count, block_items, order["window_blocks"])
     uses = np.full(len(blocks), np.inf)
     is_used = blocks < orders.num_blocks

@@ -58,7 +58,7 @@ def choose_victims(
 ) -> list[Entry] | None:
     """Entries to remove so that `needed_bytes` are free, for one that is needed in `new_use`; None if that is too much.
 
-    spare_bytes: removed along, as far as they are not needed sooner either, so that the next calls need not look.
+    spare_bytes: at most so many more are removed along, as far as they are not needed sooner either, so that the next calls need not look.
     """
     used_at = np.array([entry.used_at for entry in entries], np.int64)
     rank = np.where(np.isposinf(uses), 0, np.where(np.isnan(uses), 1, 2))
@@ -66,7 +66,8 @@ def choose_victims(
     limit = 0.0 if np.isnan(new_use) else new_use
     chosen, freed = [], 0
     for at in np.lexsort((used_at, furthest, rank)).tolist():
-        if freed >= needed_bytes + spare_bytes or (rank[at] == 2 and uses[at] <= limit):
+        is_enough = freed >= needed_bytes and freed + entries[at].num_bytes > needed_bytes + spare_bytes
+        if is_enough or (rank[at] == 2 and uses[at] <= limit):
             break
         chosen.append(entries[at])
         freed += entries[at].num_bytes

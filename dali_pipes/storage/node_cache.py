@@ -45,6 +45,8 @@ _STALE_S = 60.0
 """Age from which an unlocked temporary file is of a killed process; a new one may not be locked yet."""
 _SPARE_PART = 64
 """An eviction frees this part of the budget, so that not every new entry has to look through the folder."""
+_LOOK_PART = 20
+"""Times the duration of a look for room in vain, before the next one: that takes a twentieth of the time at most."""
 LOCK_WAIT_S = 60.0
 """After which an entry that another process is still making is made without storing it: it may have been stopped."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
@@ -107,6 +109,7 @@ class NodeCache:
         self._verified: dict[str, bytes] = {}
         self._job = LiveJob(folder)
         self._can_store = True
+        self._look_again_s = 0.0
         self._counts: dict[str, dict[str, int]] = {}
         try:
             folder.mkdir(mode=0o700 if in_memory else 0o777, parents=True, exist_ok=True)
@@ -153,11 +156,10 @@ class NodeCache:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)
-        self.add(entry.corpus, damaged=1)
-        with contextlib.suppress(OSError), self._books():
-            path.unlink()
-            self._write_used(self._read_used() - entry.num_bytes)
+        try:
+            self._remove_damaged(entry, descriptor)
+        finally:
+            os.close(descriptor)
         return None
 
     def find_or_make(self, entry: Entry, make: Callable[[], memoryview]) -> Found | memoryview | None:
@@ -210,6 +212,16 @@ class NodeCache:
                         (self.folder / entry.name).unlink()
                     self._write_used(0)
 
+    def _remove_damaged(self, entry: Entry, descriptor: int) -> None:
+        """Remove the entry that `descriptor` has open, unless another thread or process has done so, and count it."""
+        path = self.folder / entry.name
+        with contextlib.suppress(OSError), self._books():
+            about = os.fstat(descriptor)
+            if path.stat().st_ino == about.st_ino:
+                path.unlink()
+                self._write_used(self._read_used() - max(0, about.st_size - _HEADER.size))
+                self.add(entry.corpus, damaged=1)
+
     def _made(self, entry: Entry, file: BinaryIO, make: Callable[[], memoryview]) -> memoryview:
         """What `make` returns, also stored in a reserved file, which is closed."""
         try:
@@ -245,8 +257,13 @@ class NodeCache:
         try:
             with self._books():
                 fits = self._read_used() + entry.num_bytes <= self.most_bytes
-                if not (fits and entry.num_bytes <= self._free_bytes()) and not self._make_room(entry):
-                    return None
+                if not (fits and entry.num_bytes <= self._free_bytes()):
+                    begin = time.monotonic()
+                    if begin < self._look_again_s:
+                        return None
+                    if not self._make_room(entry):
+                        self._look_again_s = (now := time.monotonic()) + _LOOK_PART * (now - begin)
+                        return None
                 file = (self.folder / f"{uuid.uuid4().hex}.tmp").open("xb")
                 hold(file.fileno())
                 file.truncate(_HEADER.size + entry.num_bytes)
@@ -320,7 +337,7 @@ class NodeCache:
                 if found is not None:
                     with contextlib.suppress(OSError):
                         about = one.stat()
-                        size = about.st_size - _HEADER.size
+                        size = max(0, about.st_size - _HEADER.size)
                         begin, end = (int(number, 16) for number in found.groups()[1:])
                         yield Entry(one.name, found[1][1:], begin, end, size, about.st_mtime_ns)
 

@@ -251,6 +251,7 @@ def test_a_disk_without_room_gets_nothing_more(
     cache.set_order({"corpus": KEY})
     cache.find_or_make(entry(0), made(0))
     monkeypatch.setattr(NodeCache, "_free_bytes", lambda self: SIZE - 1)
+    monkeypatch.setattr(node_cache, "_LOOK_PART", 0)
     for number in (1, 2):
         assert cache.find_or_make(entry(number), never) is None
     assert capsys.readouterr().err.count(str(folder)) == 1

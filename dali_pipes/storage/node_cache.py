@@ -1,7 +1,7 @@
 """A cache of the node: ids in files that its processes share, each fetched or decoded by whichever needs it first.
 
     b5f2c...-200000-400000.ids     header, then ids 0x200000 to 0x3fffff of the corpus with content key 5f2c...
-    0f3a....tmp                    being written, and locked, by its writer
+    0f3a....ids.tmp                being written, and locked, by its writer
     4711-5f2c9a01.job              budget and position of a process that lives (`live_jobs`)
     locks                          a lock for each entry, by number
     used                           bytes of all entries; its lock is that of the folder
@@ -264,7 +264,7 @@ class NodeCache:
                     if not self._make_room(entry):
                         self._look_again_s = (now := time.monotonic()) + _LOOK_PART * (now - begin)
                         return None
-                file = (self.folder / f"{uuid.uuid4().hex}.tmp").open("xb")
+                file = (self.folder / f"{uuid.uuid4().hex}.ids.tmp").open("xb")
                 hold(file.fileno())
                 file.truncate(_HEADER.size + entry.num_bytes)
                 self._write_used(self._read_used() + entry.num_bytes)
@@ -342,7 +342,11 @@ class NodeCache:
                         yield Entry(one.name, found[1][1:], begin, end, size, about.st_mtime_ns)
 
     def _bytes_being_written(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.glob("*.tmp") if path.exists())
+        total = 0
+        for path in self.folder.glob("*.ids.tmp"):
+            with contextlib.suppress(OSError):
+                total += max(0, path.stat().st_size - _HEADER.size)
+        return total
 
     def _free_bytes(self) -> int:
         """Of the disk, but for a hundredth of it, which is left to others."""

@@ -39,13 +39,13 @@ def uses_by_hand(rows: WindowRows, pass_number: int, place: int, share: Fraction
     num_blocks = -(-order.num_items // order.blocks.block_rows)
     found = [math.inf] * num_blocks
     before = -place
-    for number in (pass_number, pass_number + 1):
-        key = key_of("order", 1, '"a"', number)
+    for of_pass in (pass_number, pass_number + 1):
+        key = key_of("order", 1, '"a"', of_pass)
         for window in windows_of(len(kept), order.blocks.block_rows, order.blocks.window_blocks, key):
             size = sum(map(len, window))
-            for block in {kept[row] // order.blocks.block_rows for block in window for row in block}:
+            for number in {kept[row] // order.blocks.block_rows for block in window for row in block}:
                 if before + size > 0:
-                    found[block] = min(found[block], max(0, before))
+                    found[number] = min(found[number], max(0, before))
             before += size
     return found
 

@@ -29,6 +29,7 @@ from rich.table import Table
 from dali_pipes import TokenLoader
 from dali_pipes.engine import node_caching
 from dali_pipes.rows import make
+from dali_pipes.rows.block_order import BLOCK_TOKENS
 from dali_pipes.rows.next_use import NextUseFormula
 
 RANKS = 8
@@ -114,7 +115,7 @@ def _node(url: str, settings: dict[str, Any], ranks: int) -> list[int]:
 
 
 def _rank(url: str, settings: dict[str, Any], rank: int, ranks: int, queue: Any) -> None:
-    make.BLOCK_TOKENS = _STORE_BLOCK
+    make.__dict__["BLOCK_TOKENS"] = _STORE_BLOCK
     try:
         with TokenLoader(url, rank=rank, world_size=ranks, **settings) as loader:
             queue.put(epoch_sum(loader))
@@ -131,7 +132,7 @@ def hits_entries(folder: Path, blocks: int, rounds: int) -> list[dict[str, Any]]
     found: dict[str, list[float]] = {name: [] for name in rules}
     for round_ in range(rounds):
         for name, rule in rules.items():
-            node_caching.NextUseFormula = rule  # type: ignore[assignment,misc]
+            node_caching.__dict__["NextUseFormula"] = rule
             with tempfile.TemporaryDirectory(dir=folder) as cache:
                 settings = _settings(_SEQ_LEN // 2) | {
                     "shuffle_window": _WINDOW,
@@ -142,7 +143,7 @@ def hits_entries(folder: Path, blocks: int, rounds: int) -> list[dict[str, Any]]
                     "seed": round_,
                 }
                 found[name].append(warm_hits(path, settings, ids))
-    node_caching.NextUseFormula = NextUseFormula  # type: ignore[misc]
+    node_caching.__dict__["NextUseFormula"] = NextUseFormula
     entries = []
     for name, values in found.items():
         median = statistics.median(values)
@@ -152,7 +153,7 @@ def hits_entries(folder: Path, blocks: int, rounds: int) -> list[dict[str, Any]]
 
 def warm_hits(path: Path, settings: dict[str, Any], ids: Any) -> float:
     """Of three epochs after the first one."""
-    whole, make.BLOCK_TOKENS = make.BLOCK_TOKENS, _LOCAL_BLOCK
+    make.__dict__["BLOCK_TOKENS"] = _LOCAL_BLOCK
     try:
         with TokenLoader(str(path), **settings) as loader:
             check_sum(epoch_sum(loader), ids[:-1])
@@ -161,10 +162,10 @@ def warm_hits(path: Path, settings: dict[str, Any], ids: Any) -> float:
                 check_sum(epoch_sum(loader), ids[:-1])
             last = loader.stats().cache
     finally:
-        make.BLOCK_TOKENS = whole
+        make.__dict__["BLOCK_TOKENS"] = BLOCK_TOKENS
     assert first is not None
     assert last is not None
-    return 1 - (last.fetched_bytes - first.fetched_bytes) / (_EPOCHS * ids.nbytes)
+    return 1.0 - (last.fetched_bytes - first.fetched_bytes) / float(_EPOCHS * ids.nbytes)
 
 
 def write(path: Path, tokens: int) -> Any:

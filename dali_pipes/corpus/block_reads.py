@@ -6,6 +6,7 @@ not there                         fetched, by this process or by the one that is
 no room                           only the pieces are read, as without a cache
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -48,6 +49,7 @@ class BlockReads:
 
     def __init__(self, cache: NodeCache, grid: BlockGrid, key: str, dtype: np.dtype[Any], read: Read) -> None:
         self._cache, self._grid, self._key, self._dtype, self._read = cache, grid, key, dtype, read
+        self._lock = threading.Lock()  # of the next one
         self._threads: ReaderThreads | None = None
         self._all_bytes = (grid.end - grid.first) * dtype.itemsize
 
@@ -111,9 +113,11 @@ class BlockReads:
 
     def _fetched(self, missing: list[tuple[Entry, _Pieces]], view: memoryview) -> list[_Pieces]:
         """Copy pieces of blocks that other threads fetch, a few ahead. Returns those that there was no room for."""
-        if self._threads is None or not self._threads.are_alive:
-            self._threads = ReaderThreads(_FETCHES)
-        threads, left = self._threads, list[_Pieces]()
+        with self._lock:
+            if self._threads is None or not self._threads.are_alive:
+                self._threads = ReaderThreads(_FETCHES)
+            threads = self._threads
+        left: list[_Pieces] = []
         waiting: deque[Future[Any]] = deque()
         try:
             for entry, _ in missing[:_FETCHES]:

@@ -247,7 +247,8 @@ class Corpus:
         start, count = operator.index(start), operator.index(count)
         self._check_range(start, start, count)
         out = np.empty(count, self.dtype)
-        self._read_files(np.array([start]), np.array([count]), np.zeros(1, np.int64), out)
+        if count:  # not through a cache, which would fetch a whole block
+            self._read_files(np.array([start]), np.array([count]), np.zeros(1, np.int64), out)
         return out
 
     def read_rows(self, starts: Sequence[int] | npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
@@ -497,7 +498,9 @@ class Corpus:
             begin, end = int(self._starts[extent]), int(self._starts[extent + 1])
             size = (end - begin) * self._data_files[number].stored.itemsize
             entry = entry_of("d", self.content_key, begin, end, size)
-            found = self._node.find(entry) or self._node.find_or_make(entry, lambda: self._decode(extent))
+            found: Found | memoryview | None = self._node.find(entry)
+            if found is None:
+                found = self._node.find_or_make(entry, lambda: self._decode(extent))
             if isinstance(found, Found):
                 return _Chunk(found=found)
             if found is not None or self._node.can_store:  # else the cache of this process has to do

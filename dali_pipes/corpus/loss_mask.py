@@ -63,7 +63,7 @@ class LossMask:
         Also raises CorpusFormatError for a value that is neither 0 nor 1: text, or a mask of wider values.
         """
         if not self.covers_all:
-            starts, lengths, targets = self.stored_parts(starts, lengths, targets, out)
+            starts, lengths, targets = self._stored_parts(starts, lengths, targets, out)
         self.stored.read_pieces(starts, lengths, targets, out)
         if out.max(initial=0) > 1:
             self._refuse_other_values(starts, lengths, targets, out)

@@ -159,6 +159,7 @@ class BuiltSource:
 
     def close(self) -> None:
         """Stop the reader threads, free the buffers and close the files. Idempotent."""
+        self._caching.end()
         self.source.close()
         self._caching.close()
         self.rows.close()

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.next_use import NextUseFormula, Standing, published
 from dali_pipes.schedule import Position, Schedule, StepRange
 from dali_pipes.schedule.mixed_rows import MixedRows
+from dali_pipes.storage.eviction import Order
 from dali_pipes.storage.node_cache import NodeCache
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -40,10 +41,10 @@ class NodeCaching:
     def __init__(self, config: LoaderConfig, corpora: Mapping[str, Corpus]) -> None:
         self._corpora = corpora
         self._formula = NextUseFormula()
-        self.cache = _open(config, self._formula)
+        self.cache = _open(config, any(corpus.needs_decoding for corpus in corpora.values()), self._formula)
         self._keeps_blocks = config.cache_dir is not None and config.order == "blocks"
         self._lock = threading.Lock()
-        self._sources: list[_Source] = []
+        self._sources: dict[str, _Source] = {}
         for corpus in corpora.values():
             if self.cache is not None and corpus.needs_decoding:
                 corpus.share_decoded(self.cache)
@@ -81,43 +82,41 @@ class NodeCaching:
         if self.cache is not None and self.cache.can_store:
             self._tell(Position(steps.epoch, steps.base + steps.first_step * self._schedule.global_rows))
 
+    def end(self) -> None:
+        """Reads do not wait for others any more. Idempotent."""
+        if self.cache is not None:
+            self.cache.end()
+
     def close(self) -> None:
-        """Leave the cache. Idempotent."""
+        """Leave the cache, after all reads. Idempotent."""
         if self.cache is not None:
             self.cache.close()
 
     def _tell(self, position: Position) -> None:
+        assert self.cache is not None, "there is someone to tell"
         epoch, place = position.epoch, self._schedule.places(position)
-        if self._mixture is None:
-            places = [(epoch, place)] * len(self._sources)
-        else:
+        places = dict.fromkeys(self._sources, (epoch, place))
+        if self._mixture is not None:
             order = self._mixture.order
-            counts = dict(zip(order.names, order.counts_before(self._mixture.first_place(epoch) + place), strict=True))
-            names = dict(zip(map(id, self._mixture.sources), self._mixture.names, strict=True))
-            places = [source.place_of(int(counts[names[id(source.rows)]])) for source in self._sources]
+            given = order.counts_before(self._mixture.first_place(epoch) + place)
+            counts = dict(zip(order.names, given.tolist(), strict=True))
+            places = {name: source.place_of(counts[name]) for name, source in self._sources.items()}
         with self._lock:
-            for source, (pass_number, of_pass) in zip(self._sources, places, strict=True):
-                source.tell(pass_number, of_pass)
+            orders = [order for name, source in self._sources.items() for order in source.moved_to(*places[name])]
+        if orders:
+            self.cache.set_orders(orders)
 
 
 class _Source:
     """One corpus, and what was said of it last."""
 
     def __init__(
-        self,
-        cache: NodeCache,
-        formula: NextUseFormula,
-        corpus: Corpus,
-        rows: RowSource,
-        grid: BlockGrid | None,
-        weight: Fraction,
+        self, formula: NextUseFormula, corpus: Corpus, rows: RowSource, grid: BlockGrid | None, weight: Fraction
     ) -> None:
-        self._cache, self._corpus, self.rows, self._grid = cache, corpus, rows, grid
+        self.corpus, self._rows, self._grid = corpus, rows, grid
         self._grid_key = ""
         self._last: deque[tuple[int, int]] = deque(maxlen=_BLOCKS_BACK)
         self._told: tuple[int, int] | None = None
-        for key, _ in corpus.node_keys():
-            cache.set_order({"corpus": key})  # when it is needed is not known yet
         if grid is None:
             return
         if grid.bounds is not None:
@@ -130,27 +129,29 @@ class _Source:
 
     def place_of(self, count: int) -> tuple[int, int]:
         """Pass and place of the row numbered `count`."""
-        passes, places = self.rows.at(np.array([count]))
+        passes, places = self._rows.at(np.array([count]))
         return int(passes[0]), int(places[0])
 
-    def tell(self, pass_number: int, place: int) -> None:
+    def moved_to(self, pass_number: int, place: int) -> Iterator[Order]:
+        """What to say now, if that is something new."""
         if self._grid is None:
             return
-        self._last.append((pass_number, self.rows.item_at(pass_number, place)))
+        self._last.append((pass_number, self._rows.item_at(pass_number, place)))
         pass_number, item = min(self._last)
         if self._told is not None and self._told[0] == pass_number and abs(item - self._told[1]) < self._distance:
             return
         self._told = pass_number, item
-        now = Standing(item, (self.rows.key(pass_number), self.rows.key(pass_number + 1)), self._item_tokens)
-        for key, has_positions in self._corpus.node_keys():
+        keys = self._rows.key(pass_number), self._rows.key(pass_number + 1)
+        now = Standing(item, keys, self._item_tokens)
+        for key, has_positions in self.corpus.node_keys():
             if has_positions:
-                self._cache.set_order(published(key, self.rows.order, self._grid, self._grid_key, now))
+                yield published(key, self._rows.order, self._grid, self._grid_key, now)
 
 
-def _open(config: LoaderConfig, formula: NextUseFormula) -> NodeCache | None:
+def _open(config: LoaderConfig, needs_decoding: bool, formula: NextUseFormula) -> NodeCache | None:
     if config.cache_dir is not None:
         return NodeCache(Path(config.cache_dir).absolute(), config.cache_bytes, "cache_bytes", formula)
-    if config.cache == "node":
+    if config.cache == "node" and needs_decoding:
         folder = SHARED_MEMORY / f"dali_pipes-{os.getuid()}"
         return NodeCache(folder, config.decoded_cache_bytes, "decoded_cache_bytes", formula, in_memory=True)
     return None

@@ -25,7 +25,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -108,7 +108,7 @@ class NodeCache:
         self._orders: dict[str, Order] = {}
         self._verified: dict[str, bytes] = {}
         self._job = LiveJob(folder)
-        self._can_store = True
+        self._can_store, self._has_ended = True, False
         self._look_again_s = 0.0
         self._counts: dict[str, dict[str, int]] = {}
         try:
@@ -131,10 +131,10 @@ class NodeCache:
         except OSError:
             return 0
 
-    def set_order(self, order: Order) -> None:
-        """Let all processes know when this one needs the entries of a corpus again. Blocks to write a small file."""
+    def set_orders(self, orders: Sequence[Order]) -> None:
+        """Let all processes know when this one needs the entries of corpora again. Blocks to write a small file."""
         with self._lock:
-            self._orders[order["corpus"]] = order
+            self._orders |= {order["corpus"]: order for order in orders}
             try:
                 self._publish()
             except OSError as error:
@@ -200,8 +200,12 @@ class NodeCache:
             **own,
         )
 
+    def end(self) -> None:
+        """Store nothing more, and do not wait for others: what is not there is read without the cache. Idempotent."""
+        self._has_ended = True
+
     def close(self) -> None:
-        """Leave the folder; a folder in memory is emptied by the last process. Idempotent."""
+        """Leave the folder, after all reads; a folder in memory is emptied by the last process. Idempotent."""
         could_store, self._can_store = self._can_store, False
         with self._lock:
             self._job.close()
@@ -301,7 +305,7 @@ class NodeCache:
         """The lock of an entry, once nobody else has it; None if that takes too long. OSError gives up storing."""
         number = int.from_bytes(hashlib.sha256(entry.name.encode()).digest()[:7], "little")
         until, pause = time.monotonic() + LOCK_WAIT_S, _FIRST_LOOK_S
-        while time.monotonic() < until and self._can_store:
+        while time.monotonic() < until and self._can_store and not self._has_ended:
             try:
                 return lock_number(self.folder / "locks", number)
             except BlockingIOError:

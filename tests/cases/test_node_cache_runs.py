@@ -103,7 +103,7 @@ def parquet(path: Path, documents: int = 60, row_group_size: int = 10) -> Path:
 def test_every_format_through_a_faulty_server(samples: Path, tmp_path: Path, names: list[str], dtype: Any) -> None:
     chance = random.Random(1)
     faults = ["short", "reset", "whole"]
-    settings = {"dtype": dtype, "shuffle_window": 2, "epochs": 1}
+    settings: dict[str, Any] = {"dtype": dtype, "shuffle_window": 2, "epochs": 1}
     expected, state, _ = delivered([str(samples / name) for name in names], **settings)
     with RangeServer.of_folder(samples) as server:
         server.fault = lambda request: chance.choice(faults) if chance.random() < 0.1 else None
@@ -172,7 +172,7 @@ def test_every_kind_of_rows(tmp_path: Path, kind: str, room: str) -> None:
 @pytest.mark.parametrize("where", ["memory", "folder"])
 def test_decoded_chunks_are_shared(tmp_path: Path, memory: Path, where: str) -> None:
     path = parquet(tmp_path / "a.parquet")
-    given = {"order": "rows", "shuffle_window": 512}
+    given: dict[str, Any] = {"order": "rows", "shuffle_window": 512}
     expected, state, alone = delivered(str(path), **given)
     place = {"cache": "node"} if where == "memory" else {"cache_dir": str(tmp_path / "cache")}
     with TokenLoader(str(path), **{**SETTINGS, **given, **place}) as loader:
@@ -222,7 +222,7 @@ def test_every_byte_is_fetched_once(tmp_path: Path) -> None:
 def test_a_replaced_object_never_serves_old_rows(tmp_path: Path) -> None:
     old, new = (flat(tmp_path / f"{seed}.bin", 3000, seed) for seed in (1, 2))
     with RangeServer({"a.bin": old.read_bytes()}) as server:
-        cached = {"cache_dir": str(tmp_path / "cache")}
+        cached: dict[str, Any] = {"cache_dir": str(tmp_path / "cache")}
         check_same(delivered(f"{server.url}/a.bin", **cached)[0], delivered(str(old))[0])
         server.files["a.bin"] = new.read_bytes()
         check_same(delivered(f"{server.url}/a.bin", **cached)[0], delivered(str(new))[0])
@@ -234,7 +234,7 @@ def test_a_replaced_object_never_serves_old_rows(tmp_path: Path) -> None:
 
 def test_a_local_file_that_is_rewritten_has_other_entries(tmp_path: Path) -> None:
     path = flat(tmp_path / "a.bin", 3000, 1)
-    cached = {"cache_dir": str(tmp_path / "cache")}
+    cached: dict[str, Any] = {"cache_dir": str(tmp_path / "cache")}
     delivered(str(path), **cached)
     ids = np.fromfile(path, np.uint16)
     ids[1500] += 1  # where the fingerprint does not look
@@ -244,7 +244,8 @@ def test_a_local_file_that_is_rewritten_has_other_entries(tmp_path: Path) -> Non
 
 
 def test_damaged_entries_are_fetched_again(tmp_path: Path) -> None:
-    path, cached = flat(tmp_path / "a.bin", 6000), {"cache_dir": str(tmp_path / "cache")}
+    path = flat(tmp_path / "a.bin", 6000)
+    cached: dict[str, Any] = {"cache_dir": str(tmp_path / "cache")}
     expected, _, first = delivered(str(path), **cached)
     draw = random.Random(2)
     files = sorted((tmp_path / "cache").glob("*.ids"))

@@ -102,7 +102,11 @@ def entries_of(number: int) -> list[Entry]:
 
 
 def test_the_smallest_next_use_of_all_jobs_counts() -> None:
-    orders = [{"corpus": "c", "uses": [5.0, 9.0, 1.0]}, {"corpus": "c", "uses": [7.0, 2.0, math.inf]}, {"corpus": "d"}]
+    orders: list[dict[str, Any]] = [
+        {"corpus": "c", "uses": [5.0, 9.0, 1.0]},
+        {"corpus": "c", "uses": [7.0, 2.0, math.inf]},
+        {"corpus": "d"},
+    ]
     found = next_uses(entries_of(3), orders, lambda order, begins, ends: np.array(order["uses"]))
     assert found.tolist() == [5, 2, 1]
     nobody = next_uses(entries_of(3), [{"corpus": "d"}], lambda order, begins, ends: None)

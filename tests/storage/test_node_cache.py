@@ -154,7 +154,7 @@ def test_the_budget_holds_and_the_oldest_go_first(folder: Path) -> None:
 def test_entries_that_are_needed_sooner_stay(folder: Path) -> None:
     """Numbers of entries are their next uses; without room the caller reads what it needs by itself."""
     cache = NodeCache(folder, 3 * SIZE, "cache_bytes", lambda order, begins, ends: begins / SIZE)
-    cache.set_order({"corpus": KEY})
+    cache.set_orders([{"corpus": KEY}])
     for number in (5, 1, 9):
         cache.find_or_make(entry(number), made(number))
     assert bytes_of(cache.find_or_make(entry(4), made(4))) == content(4)
@@ -248,7 +248,7 @@ def test_a_disk_without_room_gets_nothing_more(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = NodeCache(folder, 10 * SIZE, "cache_bytes", lambda order, begins, ends: np.zeros(len(begins)))
-    cache.set_order({"corpus": KEY})
+    cache.set_orders([{"corpus": KEY}])
     cache.find_or_make(entry(0), made(0))
     monkeypatch.setattr(NodeCache, "_free_bytes", lambda self: SIZE - 1)
     monkeypatch.setattr(node_cache, "_LOOK_PART", 0)
@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(
     for cache in caches:
         assert (bytes_of(cache.find(entry(1))) == content(1)) == (problem == "read-only")
         assert cache.find_or_make(entry(2), never) is None
-        cache.set_order({"corpus": KEY})
+        cache.set_orders([{"corpus": KEY}])
         cache.close()
     assert capsys.readouterr().err.count(str(folder)) == 1
 

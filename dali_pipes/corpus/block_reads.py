@@ -8,7 +8,7 @@ no room                           only the pieces are read, as without a cache
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeAlias
 
@@ -57,10 +57,8 @@ class BlockReads:
         """As `Corpus.read_pieces`. Only this thread writes to `out`."""
         pieces, uncached = self._cut(positions, lengths, targets)
         view, size = out.data.cast("B"), self._dtype.itemsize
-        firsts, counts = runs_of_equal(pieces.blocks)
         missing: list[tuple[Entry, _Pieces]] = []
-        for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-            here = pieces.at(slice(first, first + count))
+        for here in _by_block(pieces):
             entry = self._entry(int(here.blocks[0]))
             found = self._cache.find(entry)
             if found is None:
@@ -141,6 +139,12 @@ class BlockReads:
             return ids.data.cast("B")
 
         return self._cache.find_or_make(entry, fetch)
+
+
+def _by_block(pieces: _Pieces) -> Iterator[_Pieces]:
+    if len(pieces.blocks):
+        for first, count in zip(*(column.tolist() for column in runs_of_equal(pieces.blocks)), strict=True):
+            yield pieces.at(slice(first, first + count))
 
 
 def _copied(found: "Found | memoryview", entry: Entry, pieces: _Pieces, view: memoryview, size: int) -> bool:

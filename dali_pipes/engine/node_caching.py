@@ -73,9 +73,10 @@ class NodeCaching:
             if grid is not None and self._keeps_blocks and not corpus.needs_decoding:
                 corpus.read_by_blocks(self.cache, grid)
             if corpus.needs_decoding or self._keeps_blocks:
-                self._sources.append(
-                    _Source(self.cache, self._formula, corpus, source, grid, weights.get(name, Fraction(1)))
-                )
+                weight = weights.get(name, Fraction(1))
+                self._sources[name] = _Source(self._formula, corpus, source, grid, weight)
+        # When they are needed is not known yet.
+        self.cache.set_orders([{"corpus": key} for one in self._sources.values() for key, _ in one.corpus.node_keys()])
 
     def note(self, steps: StepRange) -> None:
         """A thread plans these steps now. Blocks to write a small file now and then; may plan documents."""

@@ -33,7 +33,7 @@ SETTINGS = {
     "device": "device placement max_device_bytes static_buffers",
     "reading": (
         "engine num_threads prefetch_queue_depth batches_per_run max_block_bytes reads decoded_cache_bytes eager "
-        "read_retries read_requests verify_checksums"
+        "cache cache_dir cache_bytes read_retries read_requests verify_checksums"
     ),
     "messages": "quiet nvtx",
 }

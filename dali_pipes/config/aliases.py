@@ -199,7 +199,7 @@ ALIASES = (
     _alias(
         NOT_NEEDED,
         "no index is built; cached files go to the user's cache folder, or to DALI_PIPES_CACHE",
-        "cache_dir data_cache_path path_to_cache",
+        "data_cache_path path_to_cache",
     ),
     _alias(
         NOT_NEEDED,

@@ -1,4 +1,4 @@
-"""Numbers as people write them: amounts of tokens with a unit ("10B", "1.5M", "250_000"), and exact fractions."""
+"""Numbers as people write them: amounts of tokens ("10B", "250_000"), sizes in bytes ("50GB"), and exact fractions."""
 
 import re
 from decimal import Decimal
@@ -10,6 +10,7 @@ from dali_pipes.config.validators import as_value_error, shown
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _AMOUNT = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)([A-Za-z]?)")
+_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?) ?(?:([KMGT])(i?))?B?", re.IGNORECASE)
 _FRACTION = re.compile(r"[+-]?(?:[0-9]+/[0-9]*[1-9][0-9]*|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)")
 _LONGEST = 60
 """Characters of a number; longer ones take long to convert, and are mistakes."""
@@ -32,6 +33,18 @@ def parse_count(value: Any) -> Any:
     if number is None or number != int(number):
         raise ValueError(f'expected a whole number, such as 250_000_000_000 or "250B"; found {shown(value)}')
     return int(number)
+
+
+@as_value_error
+def parse_bytes(value: Any) -> Any:
+    """A number of bytes, also from text such as "50GB" or "64 GiB"; a value that is not text is returned unchanged."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.fullmatch(value.strip()) if len(value) <= _LONGEST else None
+    if found is None:
+        raise ValueError(f'expected a number of bytes, such as 50_000_000_000, "50GB" or "64GiB"; found {shown(value)}')
+    power = "KMGT".index(found[2].upper()) + 1 if found[2] else 0
+    return int(Decimal(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 @as_value_error

@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from dali_pipes.config.aliases import unknown_in_source, unknown_setting
+from dali_pipes.config.amounts import parse_bytes
 from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.config.curriculum import CurriculumStage, Scheduled, merged_stages, steps_of, values
 from dali_pipes.config.mixture import (
@@ -59,6 +60,7 @@ from dali_pipes.config.validators import (
     parse_auto,
     parse_device,
     parse_dtype,
+    parse_folder,
     parse_list,
     parse_paths,
     refuse_as_corpus,
@@ -331,6 +333,19 @@ class LoaderConfig(BaseModel):
     decoded_cache_bytes: int = Field(
         1 << 30, ge=0, description="Memory in bytes for decoded tokens, for formats that have to be decoded."
     )
+    cache: Literal["process", "node"] = Field(
+        "process",
+        description="Where decoded tokens are kept. `process`: each process keeps its own; `node`: the processes of a "
+        "node share them, in memory (/dev/shm) or in `cache_dir`, and `decoded_cache_bytes` is for all of them.",
+    )
+    cache_dir: str | None = Field(
+        None,
+        description="Folder on the node for what was fetched or decoded, shared by its processes and by jobs. With "
+        '`order = "blocks"` blocks of files that need no decoding; decoded tokens of those that do.',
+    )
+    cache_bytes: int = Field(
+        50_000_000_000, gt=0, description='Most bytes in `cache_dir`, such as "50GB", of all processes of the node.'
+    )
     verify_checksums: bool = Field(
         False, description="Verify the checksums recorded in MDS and TFRecord files at the start, which reads all data."
     )
@@ -393,6 +408,9 @@ class LoaderConfig(BaseModel):
     _ranges_merged = field_validator("skip_steps", mode="before")(parse_ranges)
     _device_as_name = field_validator("device", mode="before")(parse_device)
     _dtype_as_name = field_validator("dtype", mode="before")(parse_dtype)
+
+    _size_in_bytes = field_validator("cache_bytes", mode="before")(parse_bytes)
+    _folder_as_text = field_validator("cache_dir", mode="before")(parse_folder)
 
     _sources_as_dicts = field_validator("mixture", mode="before")(parse_sources)
     _stages_as_list = field_validator("stages", mode="before")(parse_list)
@@ -466,6 +484,7 @@ class LoaderConfig(BaseModel):
                 f'shuffle_window = {self.shuffle_window:,} applies to order = "blocks" only: remove it, or set order = '
                 '"blocks"'
             )
+        self._check_cache()
         if self.random_offset and self.split == "validation":
             raise ValueError('random_offset applies to training only: remove it with split = "validation"')
         shortest = min(self.widths) if self.length_buckets is None else self.row_len
@@ -502,6 +521,21 @@ class LoaderConfig(BaseModel):
             raise ValueError(
                 'placement = "pool" keeps windows of one corpus with order = "blocks", rows = "stream" and a fixed '
                 f'seq_len, but {found}: change that, or set placement = "host"'
+            )
+
+    def _check_cache(self) -> None:
+        if self.cache_dir is None and self.cache_bytes != type(self).model_fields["cache_bytes"].default:
+            raise ValueError(f"cache_bytes = {self.cache_bytes:,} is the size of cache_dir: set cache_dir to a folder")
+        if self.eager and (self.cache == "node" or self.cache_dir is not None):
+            name = 'cache = "node"' if self.cache_dir is None else f"cache_dir = {shown(self.cache_dir)}"
+            raise ValueError(
+                f"eager = true keeps the whole corpus in the memory of each process, which {name} avoids: remove one "
+                "of the two"
+            )
+        if self.reads == "mapped" and self.cache_dir is not None:
+            raise ValueError(
+                f'reads = "mapped" reads from the files themselves, and not through cache_dir = '
+                f"{shown(self.cache_dir)}: remove one of the two"
             )
 
     def _check_mixture(self) -> None:

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, PlainValidator
 
 from dali_pipes.errors import EMPTY_PATH, WEIGHTS_IN_MIXTURE, ConfigError
-from dali_pipes.uris import check_uri, entry_text
+from dali_pipes.uris import check_uri, entry_text, is_uri
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _OTHER_DEVICES = {
@@ -124,6 +124,19 @@ def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
     for entry in entries:
         check_uri(entry, "")
     return entries
+
+
+@as_value_error
+def parse_folder(value: Any) -> Any:
+    """The path of a local folder, with `~` replaced; None stays."""
+    if value is None or not isinstance(value, str | os.PathLike):
+        return value
+    path = entry_text(value)
+    if not path:
+        raise ValueError("expected a folder; found empty text")
+    if is_uri(path):
+        raise ValueError(f"expected a folder on this machine, found {shown(path)}")
+    return os.path.expanduser(path)
 
 
 @as_value_error

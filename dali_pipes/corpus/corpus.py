@@ -12,7 +12,7 @@ narrower ones are widened when they are read.
 import itertools
 import operator
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, Self
@@ -20,6 +20,8 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus.block_grid import BlockGrid
+from dali_pipes.corpus.block_reads import BlockReads
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.discovery.manifests import StatedTokenizer
 from dali_pipes.corpus.eager_decoding import decode_all, decoded_bytes
@@ -35,6 +37,7 @@ from dali_pipes.storage.file_pool import FilePool
 from dali_pipes.storage.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
 from dali_pipes.storage.linux_aio import runs_of_equal
 from dali_pipes.storage.mapped_reads import MappedReads
+from dali_pipes.storage.node_cache import Found, NodeCache, entry_of
 from dali_pipes.storage.retries import current_retries
 from dali_pipes.uris import FilePath
 
@@ -54,6 +57,11 @@ class TokenMask(Protocol):
     dtype: np.dtype[np.uint8]
     digests: tuple[bytes, ...]
     num_files: int
+    covers_all: bool
+
+    @property
+    def stored(self) -> "Corpus":
+        """The masks themselves: at the positions of their ids, if they cover all."""
 
     def read_pieces(
         self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[np.uint8]
@@ -132,6 +140,8 @@ class Corpus:
         self._as_stored = None if needs_work or self._is_decoded is not None else one  # what all files hold, as it is
         self._turns = itertools.count()
         self._chunks = ChunkCache(cache_bytes, decoded_bytes(files))
+        self._node: NodeCache | None = None
+        self._blocks: BlockReads | None = None
         self._documents_lock = threading.Lock()
         self._document_offsets: Int64Array | None = None
 
@@ -172,6 +182,33 @@ class Corpus:
         """Whether the ids of each file are one run of bytes in it, which reads need not decode."""
         return self._generate is None and self._is_decoded is None and len(self._first_bytes) == len(self.files)
 
+    @property
+    def needs_decoding(self) -> bool:
+        """Whether ids of some files have to be decoded."""
+        return self._is_decoded is not None
+
+    def share_decoded(self, cache: NodeCache) -> None:
+        """Keep decoded chunks in the cache of the node from now on, instead of in this process. Does not block."""
+        self._node = cache
+        if self.loss_mask is not None:
+            self.loss_mask.stored.share_decoded(cache)
+
+    def read_by_blocks(self, cache: NodeCache, grid: BlockGrid) -> None:
+        """Read rows and pieces from now on through the cache of the node, block by block. Does not block."""
+        assert self._generate is None, "a formula is not worth keeping"
+        assert self._is_decoded is None, "decoded chunks are kept instead"
+        self._blocks = BlockReads(cache, grid, self.content_key, self.dtype, self._read_files)
+        mask = self.loss_mask
+        if mask is not None and mask.covers_all and not mask.stored.needs_decoding:
+            mask.stored.read_by_blocks(cache, grid)
+
+    def node_keys(self) -> Iterator[tuple[str, bool]]:
+        """The content keys of what is in the cache of the node, and whether its positions are those of the ids."""
+        if self._blocks is not None or (self._node is not None and self.needs_decoding):
+            yield self.content_key, True
+        if self.loss_mask is not None:
+            yield from ((key, self.loss_mask.covers_all) for key, _ in self.loss_mask.stored.node_keys())
+
     @classmethod
     def joined(cls, corpora: Sequence["Corpus"]) -> "Corpus":
         """The files of several corpora as one, which keeps no more of them open than one corpus does. For reads alone.
@@ -210,7 +247,8 @@ class Corpus:
         start, count = operator.index(start), operator.index(count)
         self._check_range(start, start, count)
         out = np.empty(count, self.dtype)
-        self.read_rows([start], out.reshape(1, count))
+        if count:  # not through a cache, which would fetch a whole block
+            self._read_files(np.array([start]), np.array([count]), np.zeros(1, np.int64), out)
         return out
 
     def read_rows(self, starts: Sequence[int] | npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
@@ -225,7 +263,7 @@ class Corpus:
         self._check_out(out, 2)
         positions, length = _integers("starts", starts, len(out)), out.shape[1]
         rest = None
-        if self._as_stored is not None and positions.size and length:
+        if self._as_stored is not None and self._blocks is None and positions.size and length:
             self._check_range(int(positions.min()), int(positions.max()), length)
             rest = self._read_whole_rows(self._as_stored.raw, positions, out)
             if not len(rest):
@@ -263,8 +301,17 @@ class Corpus:
         return TokenLocation(file.path, (byte - file.data_offset) // width)
 
     def cache_stats(self) -> CacheStats | None:
-        """Statistics of the cache of decoded chunks; None for files that need no decoding. Does not block."""
-        return None if self._is_decoded is None else self._chunks.stats()
+        """Statistics of the cache of decoded chunks, or of blocks; None without one. Does not block for long."""
+        own: CacheStats | None = None
+        if self._blocks is not None:
+            own = self._blocks.stats()
+        elif self._is_decoded is not None:
+            own = self._chunks.stats()
+            if self._node is not None and self._node.can_store:
+                own = self._node.stats(self.content_key, own.all_bytes)
+        if own is None or not own.folder or self.loss_mask is None:
+            return own
+        return CacheStats.sum([own, self.loss_mask.stored.cache_stats()])
 
     def decode_all(self) -> None:
         """Decode every chunk now and keep as many as `cache_bytes` allows; see `eager_decoding`. Blocks."""
@@ -285,6 +332,8 @@ class Corpus:
         self.end_retries()
         self._pool.close()
         self._chunks.clear()
+        if self._blocks is not None:
+            self._blocks.close()
         if self.loss_mask is not None:
             self.loss_mask.close()
 
@@ -322,6 +371,15 @@ class Corpus:
             return
         lowest, furthest = int(positions.min()), int((positions + lengths).argmax())
         self._check_range(lowest, int(positions[furthest]), int(lengths[furthest]))
+        if self._blocks is not None:
+            self._blocks.read(positions, lengths, targets, out)
+        else:
+            self._read_files(positions, lengths, targets, out)
+
+    def _read_files(
+        self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]
+    ) -> None:
+        """Read pieces, none of them empty, without a cache of blocks."""
         if self._generate is not None:
             self._generate(positions, lengths, targets, out)
             return
@@ -418,20 +476,48 @@ class Corpus:
         firsts, _ = runs_of_equal(extents)
         first = firsts[int(next(self._turns) * _GOLDEN * len(firsts)) % len(firsts)]
         columns = (np.roll(column, -first).tolist() for column in (positions, lengths, targets, extents))
-        current, chunk = -1, memoryview(b"")
-        for position, length, target, extent in zip(*columns, strict=True):
-            if extent != current:
-                current, chunk = extent, self._decoded(extent)
-            begin = (position - int(self._starts[extent])) * width
-            size, at = length * width, target * width
-            view[at : at + size] = chunk[begin : begin + size]
+        current, chunk = -1, _Chunk()
+        try:
+            for position, length, target, extent in zip(*columns, strict=True):
+                if extent != current:
+                    chunk.close()
+                    current, chunk = extent, self._decoded(extent)
+                begin = (position - int(self._starts[extent])) * width
+                out = view[target * width : (target + length) * width]
+                if not chunk.copied(begin, out):
+                    chunk.close()
+                    chunk = _Chunk(self._decode(extent))
+                    chunk.copied(begin, out)
+        finally:
+            chunk.close()
 
-    def _decoded(self, extent: int) -> memoryview:
-        """The bytes of a decoded chunk."""
-        number, chunk = int(self._file_numbers[extent]), int(self._first_bytes[extent])
-        file = self._data_files[number]
+    def _decoded(self, extent: int) -> "_Chunk":
+        """A decoded chunk: of the cache of the node, of that of this process, or decoded now."""
+        number, number_there = int(self._file_numbers[extent]), int(self._first_bytes[extent])
+        if self._node is not None:
+            begin, end = int(self._starts[extent]), int(self._starts[extent + 1])
+            size = (end - begin) * self._data_files[number].stored.itemsize
+            entry = entry_of("d", self.content_key, begin, end, size)
+            found: Found | memoryview | None = self._node.find(entry)
+            if found is None:
+                found = self._node.find_or_make(entry, lambda: self._decode(extent))
+            if isinstance(found, Found):
+                return _Chunk(found=found)
+            if found is not None or self._node.can_store:  # else the cache of this process has to do
+                return _Chunk(self._decode(extent) if found is None else found)
         with self._retries.in_use():
-            ids = self._chunks.get(number, chunk, file.decode_unchanged)
+            ids = self._chunks.get(number, number_there, self._data_files[number].decode_unchanged)
+        return _Chunk(self._checked(extent, ids))
+
+    def _decode(self, extent: int) -> memoryview:
+        """The bytes of a chunk, without a cache."""
+        with self._retries.in_use():
+            number, chunk = int(self._file_numbers[extent]), int(self._first_bytes[extent])
+            return self._checked(extent, self._data_files[number].decode_unchanged(chunk))
+
+    def _checked(self, extent: int, ids: npt.NDArray[Any]) -> memoryview:
+        """The bytes of a chunk that was decoded, if it is as long as when the corpus was opened."""
+        file, chunk = self._data_files[int(self._file_numbers[extent])], int(self._first_bytes[extent])
         expected = int(self._starts[extent + 1] - self._starts[extent])
         if ids.shape != (expected,) or ids.dtype != file.stored:
             raise CorpusReadError(
@@ -447,6 +533,24 @@ class Corpus:
             f"{place.file}: token {place.offset:,} is {int(piece[column]) % 2**64}, expected an id below 2^63, since "
             "ids of uint64 files are served as int64"
         )
+
+
+class _Chunk(NamedTuple):
+    """A decoded chunk: in memory, or an entry of the cache of the node, which is closed after use."""
+
+    content: memoryview = memoryview(b"")
+    found: Found | None = None
+
+    def copied(self, begin: int, out: memoryview) -> bool:
+        """Fill `out` with the bytes from `begin` on; False if the entry cannot be read."""
+        if self.found is not None:
+            return self.found.read(begin, out)
+        out[:] = self.content[begin : begin + len(out)]
+        return True
+
+    def close(self) -> None:
+        if self.found is not None:
+            self.found.close()
 
 
 def _integers(name: str, values: Sequence[int] | npt.NDArray[Any], count: int) -> Int64Array:

@@ -28,7 +28,8 @@ class JoinedCorpora:
     loss_mask:  None if no corpus has one; corpora without one count as learned
     """
 
-    def __init__(self, corpora: Mapping[str, Corpus]) -> None:
+    def __init__(self, corpora: Mapping[str, Corpus], *, together: bool = True) -> None:
+        """together: whether corpora that need no decoding are read in one call; else each by its own `read_pieces`."""
         self.names, self.corpora = tuple(corpora), tuple(corpora.values())
         self.dtype: np.dtype[Any] = np.result_type(*(corpus.dtype for corpus in self.corpora))
         if self.dtype.kind != "i" and self.dtype.kind != "u":
@@ -36,7 +37,7 @@ class JoinedCorpora:
             raise ConfigError(f"mixture: no integer type holds the ids of all sources ({types}); convert one of them")
         self.bases: Int64Array = np.cumsum([0, *(corpus.num_tokens for corpus in self.corpora)])
         in_place = [corpus for corpus in self.corpora if corpus.is_in_place]
-        self._together = Corpus.joined(in_place) if len(in_place) > 1 else None
+        self._together = Corpus.joined(in_place) if together and len(in_place) > 1 else None
         """The corpora that need no decoding, so that a block is read in one call, whatever number of sources it has."""
         self._is_together = np.array([self._together is not None and corpus.is_in_place for corpus in self.corpora])
         sizes = np.diff(self.bases)

@@ -34,6 +34,8 @@ class LossMask:
 
     dtype:   uint8: 1 for an id that is learned, 0 for one that is not
     digests: of each data file's mask, zeros for a file without one
+    stored:  the masks as a corpus, of the files that have one
+    covers_all: whether all files have one: then positions there are those here
     """
 
     dtype = _STORED
@@ -43,8 +45,9 @@ class LossMask:
         sizes = np.array([file.num_tokens for file in files])
         stored = [mask for mask in masks if mask is not None]
         assert all(m is None or m.num_tokens == size for m, size in zip(masks, sizes, strict=True)), "mask and data"
-        self._stored = Corpus(stored)
+        self.stored = Corpus(stored)
         self._has_mask = np.array([mask is not None for mask in masks])
+        self.covers_all = bool(self._has_mask.all())
         # Token position of each file's start, then the end of the last; and the distance from there to its mask.
         self._borders: Int64Array = np.concatenate(([0], np.cumsum(sizes)))
         masked = np.where(self._has_mask, sizes, 0)
@@ -59,9 +62,9 @@ class LossMask:
 
         Also raises CorpusFormatError for a value that is neither 0 nor 1: text, or a mask of wider values.
         """
-        if not self._has_mask.all():
+        if not self.covers_all:
             starts, lengths, targets = self._stored_parts(starts, lengths, targets, out)
-        self._stored.read_pieces(starts, lengths, targets, out)
+        self.stored.read_pieces(starts, lengths, targets, out)
         if out.max(initial=0) > 1:
             self._refuse_other_values(starts, lengths, targets, out)
 
@@ -71,7 +74,7 @@ class LossMask:
         for start, length, target in zip(starts.tolist(), lengths.tolist(), targets.tolist(), strict=True):
             wrong = np.flatnonzero(out[target : target + length] > 1)
             if len(wrong):
-                place = self._stored.locate(start + int(wrong[0]))
+                place = self.stored.locate(start + int(wrong[0]))
                 raise CorpusFormatError(
                     f"{place.file}: entry {place.offset:,} of the loss mask is {out[target + int(wrong[0])]}, expected "
                     "0 (not learned) or 1 (learned). Write it with one byte per id, for example with astype('bool')."
@@ -79,7 +82,7 @@ class LossMask:
 
     def close(self) -> None:
         """Close the files. Idempotent."""
-        self._stored.close()
+        self.stored.close()
 
     def _stored_parts(
         self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[np.uint8]

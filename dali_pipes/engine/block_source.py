@@ -93,6 +93,7 @@ class BlockSource:
     arrays:      which arrays of a block to hand out, in order
     cut:         makes the batches of a block from its arrays, in a reader thread, which are then in `Block.cut`;
                  None: they are handed out as arrays alone
+    note:        is told, by the thread that plans them, which steps come next
     """
 
     def __init__(
@@ -108,12 +109,13 @@ class BlockSource:
         endless: bool,
         keeps_blocks: bool = False,
         cut: Callable[[Batches], list[Any]] | None = None,
+        note: Callable[[StepRange], None] = lambda steps: None,
         ranges: Ranges,
     ) -> None:
         self.rows, self.schedule, self.placement = rows, schedule, placement
         self.arrays, self.batches_per_run, self.endless = arrays, batches_per_run, endless
         self._outputs = outputs
-        self._keeps_blocks, self._cut = keeps_blocks, cut
+        self._keeps_blocks, self._cut, self._note = keeps_blocks, cut, note
         self._taken: dict[int, Block] = {}
         self._known_batches: dict[tuple[int, int], Batches] = {}
         self.autotune, self._ranges = autotune, ranges
@@ -317,6 +319,7 @@ class BlockSource:
         slot = self.placement.new_slot(self.batches_per_run * self.schedule.batch_size) if slot is None else slot
         slot.steps = steps
         times = BlockTimes(blocks=1)
+        self._note(steps)
         if self.placement.plans_rows:
             begin = time.perf_counter()
             with self._ranges.around("plan"):

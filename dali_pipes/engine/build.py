@@ -13,6 +13,7 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.joined import JoinedCorpora
 from dali_pipes.engine.block_source import Batches, BlockSource
 from dali_pipes.engine.mixture import mix, open_corpora
+from dali_pipes.engine.node_caching import NodeCaching
 from dali_pipes.engine.profiling import open_ranges
 from dali_pipes.engine.read_ahead import Autotune, choose_read_ahead
 from dali_pipes.errors import BackendError, ConfigError
@@ -80,17 +81,19 @@ class BuiltSource:
         self.corpora: Mapping[str, Corpus] = corpora
         """The opened corpora by the names of their sources; of the only one, the name is ""."""
         self.mixture: MixedRows | None = None
+        self._caching = NodeCaching(config, corpora)
         try:
             if config.mixture is None:
                 rows, self.warning = make_rows(config, self.corpus)
                 self.rows, in_pieces = Source(self.corpus, rows), rows.in_pieces
                 interleave = of_one_source(rows)
             else:
-                joined = JoinedCorpora(corpora)
+                joined = JoinedCorpora(corpora, together=self._caching.reads_together)
                 self.mixture, self.warning = mix(config, corpora, joined.bases)
                 self.rows, in_pieces = Source(joined, self.mixture), self.mixture.in_pieces
                 interleave = self.mixture
             self.schedule = make_schedule(config, with_curriculum(config, interleave))
+            self._caching.begin(self.schedule, rows if self.mixture is None else self.mixture)
             if self.mixture is not None and config.on_change != "mixture":  # else a state may come with other weights
                 self.mixture.check_caps(self.mixture.total)
             self.outputs = make_outputs(config, in_pieces=in_pieces)
@@ -101,6 +104,7 @@ class BuiltSource:
             self.batches_per_run = batches_per_run(config, self.schedule, self._target_tokens())
             self.placement, self.placement_reason, placement = self._place()
         except BaseException:
+            self._caching.close()
             for corpus in corpora.values():
                 corpus.close()
             raise
@@ -121,6 +125,7 @@ class BuiltSource:
             endless=endless,
             keeps_blocks=cut is not None,
             cut=self.cut if is_direct else None,
+            note=self._caching.note,
             ranges=self.ranges,
         )
         self._epoch_steps = self._steps_known()
@@ -155,7 +160,9 @@ class BuiltSource:
 
     def close(self) -> None:
         """Stop the reader threads, free the buffers and close the files. Idempotent."""
+        self._caching.end()
         self.source.close()
+        self._caching.close()
         self.rows.close()
 
     def _choose_engine(self, graph: Graph | None, cut: Cut | None) -> Literal["dali", "direct"]:

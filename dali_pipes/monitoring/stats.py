@@ -1,7 +1,7 @@
 """Statistics of a loader: how long the trainer waited for data, why, and which setting to change."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self
 
 from dali_pipes.monitoring.display import ShownAsTable, Table
@@ -86,17 +86,30 @@ class MemoryHeld:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Use of the cache of decoded chunks; a block requests each chunk that it needs once."""
+    """Use of the cache of decoded chunks, or of the cache of the node; a block requests each chunk that it needs once.
+
+    Of the cache of the node, `num_bytes` and `most_bytes` are those of the node, and the rest is of this process.
+    """
 
     hits: int
     misses: int
-    """Chunks that had to be decoded."""
+    """Chunks that had to be decoded, and parts of the corpus that were not in the cache of the node."""
     num_bytes: int
     """Bytes in the cache now."""
     most_bytes: int
     """Limit of the cache in bytes."""
     all_bytes: int
     """Bytes of the corpus when all of it is decoded."""
+    fetched_bytes: int = 0
+    """Bytes of ids that this process fetched or decoded for the cache of the node."""
+    evictions: int = 0
+    """Entries that this process removed from the cache of the node to make room."""
+    damaged: int = 0
+    """Entries of the cache of the node that failed their check, and were fetched again."""
+    folder: str = ""
+    """Of the cache of the node; empty: a cache in the memory of this process."""
+    setting: str = "decoded_cache_bytes"
+    """The setting that limits it."""
 
     @classmethod
     def sum(cls, parts: Iterable["CacheStats | None"]) -> "CacheStats | None":
@@ -104,7 +117,19 @@ class CacheStats:
         known = [part for part in parts if part is not None]
         if not known:
             return None
-        return cls(**{one.name: sum(getattr(part, one.name) for part in known) for one in fields(cls)})
+        total = known[0]
+        counts = ("hits", "misses", "all_bytes", "fetched_bytes", "evictions", "damaged")
+        folders = {total.folder}
+        for part in known[1:]:
+            total = replace(total, **{name: getattr(total, name) + getattr(part, name) for name in counts})
+            if not part.folder or part.folder not in folders:  # else one cache, whose size counts once
+                folders.add(part.folder)
+                total = replace(
+                    total,
+                    num_bytes=total.num_bytes + part.num_bytes,
+                    most_bytes=total.most_bytes + part.most_bytes,
+                )
+        return total
 
     @property
     def hit_rate(self) -> float:
@@ -242,6 +267,12 @@ class LoaderStats(ShownAsTable):
             return f"most of it is planning rows: {f'{more_batches}; ' if more_batches else ''}{larger_rows}"
         cache = self.cache
         if cache is not None and cache.hit_rate < 0.9 and cache.all_bytes > cache.most_bytes:
+            if cache.folder:
+                return (
+                    f"the same parts of the corpus are fetched or decoded repeatedly: it takes {cache.all_bytes:,} "
+                    f"bytes, and the cache in {cache.folder} holds {cache.most_bytes:,} (hit rate "
+                    f"{cache.hit_rate:.0%}): set {cache.setting} = {cache.all_bytes}, or a smaller shuffle_window"
+                )
             return (
                 f"the same chunks are decoded repeatedly: the decoded corpus takes {cache.all_bytes:,} bytes, and the "
                 f"cache holds {cache.most_bytes:,} (hit rate {cache.hit_rate:.0%}): set decoded_cache_bytes = "
@@ -261,7 +292,9 @@ class LoaderStats(ShownAsTable):
         """The statistics between an earlier snapshot of the same loader and this one."""
         cache = self.cache
         if cache is not None and before.cache is not None:
-            cache = replace(cache, hits=cache.hits - before.cache.hits, misses=cache.misses - before.cache.misses)
+            counts = ("hits", "misses", "fetched_bytes", "evictions", "damaged")
+            earlier_cache = before.cache
+            cache = replace(cache, **{name: getattr(cache, name) - getattr(earlier_cache, name) for name in counts})
         earlier = vars(before.block_times)
         return replace(
             self,
@@ -313,6 +346,10 @@ class LoaderStats(ShownAsTable):
         ]
         if self.cache is not None:
             rows.append(("cache", f"hit rate {self.cache.hit_rate:.0%}, {self.cache.num_bytes:,} bytes"))
+            if self.cache.folder:
+                damaged = f", {self.cache.damaged:,} damaged" if self.cache.damaged else ""
+                counts = f"{self.cache.fetched_bytes:,} bytes fetched, {self.cache.evictions:,} evicted{damaged}"
+                rows.append(("node cache", f"{self.cache.folder}: {counts}"))
         total = sum(self.source_rows.values())
         if total:
             shares = [f"{name} {count / total:.1%}" for name, count in self.source_rows.items()]

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.documents import Pieces
 from dali_pipes.rows.item_order import ItemOrder
 from dali_pipes.rows.packing import LeftOut
@@ -113,6 +114,7 @@ class RowSource(Protocol):
     is_uniform:   whether every pass has the same number of rows, known without planning
     order_name:   name of the order of rows, kept in states: another order needs another name
     most_planned: rows, over all ranks, that may be planned together; None: any number, as planning is arithmetic
+    order:        of the items, windows or documents, that rows are made of
     """
 
     seq_len: int
@@ -125,6 +127,16 @@ class RowSource(Protocol):
     is_uniform: bool
     order_name: str
     most_planned: int | None
+    order: ItemOrder
+
+    def key(self, pass_number: int, /) -> int | None:
+        """Of the order of a pass; None without a shuffle."""
+
+    def block_grid(self) -> BlockGrid | None:
+        """Where the blocks of an order by blocks are in the corpus; None for another order."""
+
+    def item_at(self, pass_number: int, place: int, /) -> int:
+        """The first place in the order of the items that a row may be made of. Does not block for planned rows."""
 
     def count(self, pass_number: int, at_least: int | None = None, /) -> int:
         """Rows known of a pass: all, or at least `at_least` of them if it has that many. May plan documents."""

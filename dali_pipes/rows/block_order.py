@@ -97,7 +97,7 @@ class BlockOrder:
 
     def __init__(self, count: int, block_rows: int, window_blocks: int) -> None:
         assert min(count, block_rows, window_blocks) > 0
-        self.count, self.block_rows = count, block_rows
+        self.count, self.block_rows, self.window_blocks = count, block_rows, window_blocks
         self.num_blocks = -(-count // block_rows)
         self.num_windows = -(-self.num_blocks // window_blocks)
         self.of_pass = functools.lru_cache(_KEPT)(self._new_pass)
@@ -134,6 +134,17 @@ class BlockOrder:
         """The window that a place is in."""
         of_pass = self.of_pass(key)
         return int(of_pass.window_of(of_pass.as_if_whole(place) // self.block_rows))
+
+    def blocks_key(self, key: int) -> int:
+        """The key of the permutation of the blocks, in the order of a key."""
+        return _key(key, 0)
+
+    def window_places(self, slots: Int64Array, key: int) -> tuple[Int64Array, Int64Array]:
+        """The first place, and the one after the last, of the windows that hold slots (P,), in the order of a key."""
+        of_pass = self.of_pass(key)
+        windows = of_pass.window_of(slots)
+        begins = of_pass.first_slot(windows) * self.block_rows - of_pass.missing * (windows > of_pass.short_window)
+        return begins, begins + of_pass.num_rows(windows)
 
     def _new_window(self, number: int, key: int) -> Window:
         of_pass = self.of_pass(key)

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
@@ -290,6 +291,18 @@ class DocumentRows:
         assert rows.pieces is not None
         return Reads(rows.pieces.starts, rows.pieces.lengths, staged(rows.pieces, begins).starts)
 
+    def key(self, epoch: int) -> int | None:
+        return self._key("order", epoch) if self._shuffle else None
+
+    def block_grid(self) -> BlockGrid | None:
+        if self.order.blocks is None:
+            return None
+        bounds = np.append(self.offsets[: -1 : self.order.blocks.block_rows], self.offsets[-1])
+        return BlockGrid(self.first_token, 0, len(bounds) - 1, 0, int(self.offsets[-1]), bounds)
+
+    def item_at(self, epoch: int, place: int) -> int:
+        return self.mark(epoch, place).window * self._window_documents
+
     def formula(self, epoch: int) -> KeyedRange | None:
         """None: rows depend on the documents."""
         return None
@@ -537,7 +550,7 @@ class DocumentRows:
     def _make_plan(self, epoch: int, window: int) -> Packing:
         begin = window * self._window_documents
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
-        documents = self.order.numbers(documents, self._key("order", epoch) if self._shuffle else None)
+        documents = self.order.numbers(documents, self.key(epoch))
         seq_len = self.seq_len if self.lengths is None else self.lengths.of(epoch, window)
         packing = self._ordered(self._pack(self._lengths(documents), seq_len), epoch, window)
         whose = narrow(documents, len(self.offsets) - 1)[packing.piece_documents]

@@ -45,6 +45,7 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
             f"document_start_id = {config.document_start_id} applies to files: documents of a synthetic corpus end "
             "with eos_id; leave it out"
         )
+    _check_cache(config, corpus)
     offsets, warning = None, None
     if config.uses_documents:
         found = find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
@@ -99,21 +100,40 @@ def _blocks(config: LoaderConfig) -> BlockShape | None:
     return BlockShape(config.shuffle_window, BLOCK_TOKENS) if config.order == "blocks" else None
 
 
+def _check_cache(config: LoaderConfig, corpus: Corpus) -> None:
+    """Raise `ConfigError` for single rows that a folder is to keep: they are all over the corpus, and read once."""
+    if config.cache_dir is None or config.order == "blocks" or corpus.needs_decoding or corpus.is_synthetic:
+        return
+    raise ConfigError(
+        f'cache_dir = "{config.cache_dir}" keeps whole blocks, but with order = "rows" single rows of the '
+        f'{corpus.format} files are read, from anywhere in the corpus: set order = "blocks", or copy the corpus to '
+        "this machine with dali-pipes copy and remove cache_dir"
+    )
+
+
 def _too_wide(config: LoaderConfig, corpus: Corpus) -> str | None:
-    """A warning for windows of blocks that the cache of decoded chunks cannot hold: each row could decode a chunk."""
-    cache = corpus.cache_stats()
-    if config.order != "blocks" or not _shuffles(config) or cache is None or cache.all_bytes <= cache.most_bytes:
+    """A warning for windows of blocks that a cache cannot hold: each row could fetch or decode a part again."""
+    if config.order != "blocks" or not _shuffles(config):
         return None
     block_bytes = BLOCK_TOKENS * corpus.dtype.itemsize
-    needed = min(config.shuffle_window * block_bytes, cache.all_bytes)
-    if needed <= cache.most_bytes:
+    if corpus.needs_decoding:
+        cache = corpus.cache_stats()
+        assert cache is not None, "decoded chunks are kept"
+        all_bytes, most_bytes, setting = cache.all_bytes, cache.most_bytes, cache.setting
+        decoded, effect = " when decoded", "decoded many times"
+    elif config.cache_dir is not None and not corpus.is_synthetic:
+        all_bytes, most_bytes, setting = corpus.num_tokens * corpus.dtype.itemsize, config.cache_bytes, "cache_bytes"
+        decoded, effect = "", "read row by row, and not kept"
+    else:
         return None
-    fits = cache.most_bytes // block_bytes
+    needed = min(config.shuffle_window * block_bytes, all_bytes)
+    if needed <= most_bytes:
+        return None
+    fits = most_bytes // block_bytes
     narrower = f"set shuffle_window = {fits:,} or less, or " if fits else "set "
     return (
-        f"shuffle_window = {config.shuffle_window:,} blocks take {needed:,} bytes when decoded, more than "
-        f"decoded_cache_bytes = {cache.most_bytes:,}, so parts of the corpus are decoded many times; "
-        f"{narrower}decoded_cache_bytes = {needed:,} or more"
+        f"shuffle_window = {config.shuffle_window:,} blocks take {needed:,} bytes{decoded}, more than {setting} = "
+        f"{most_bytes:,}, so parts of the corpus are {effect}; {narrower}{setting} = {needed:,} or more"
     )
 
 

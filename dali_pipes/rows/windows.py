@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
@@ -159,6 +160,18 @@ class WindowRows:
         if not self._shuffle:
             return None
         return order_key("order", self._seed, *self._names, pass_number)
+
+    def block_grid(self) -> BlockGrid | None:
+        """Where blocks are in the corpus; None without an order by blocks. Those of all passes with `random_offset`."""
+        if self.order.blocks is None:
+            return None
+        items, more = self.order.blocks.block_rows, self.stride - 1 if self._random_offset else 0
+        count, lookahead = -(-self.order.num_items // items), max(0, self.row_tokens - self.stride)
+        end = self.first_token + self.span
+        return BlockGrid(self.first_token, items * self.stride, count, lookahead + more, end)
+
+    def item_at(self, pass_number: int, place: int) -> int:
+        return place
 
     def first_of(self, pass_number: int) -> int:
         """The token that window 0 of a pass begins at."""

@@ -5,9 +5,14 @@ it, a waiting process is woken immediately, and an open file can be locked befor
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import struct
 from pathlib import Path
+
+_FLOCK = struct.Struct("@hhqqi0q")
+"""`struct flock`: type, whence, first byte, length, process."""
 
 
 def lock(path: Path, *, wait: bool = True) -> tuple[int | None, bool]:
@@ -38,6 +43,34 @@ def lock(path: Path, *, wait: bool = True) -> tuple[int | None, bool]:
         os.close(descriptor)
         raise
     return descriptor, has_waited
+
+
+def lock_number(path: Path, number: int) -> int | None:
+    """A descriptor that holds lock `number`, 0 <= number < 2^63, of a file, or None without support for such locks.
+
+    Any number of locks in one empty file, each of them a byte that need not exist. Does not block: raises
+    BlockingIOError while another process or thread holds it. OSError if the file cannot be opened for writing.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        # Of the open file, not of the process: threads exclude one another, too.
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise BlockingIOError(errno.EAGAIN, "the lock is held") from None
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def unlock_number(descriptor: int) -> None:
+    """Release a numbered lock, also where a child that was forked meanwhile has its descriptor."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+    os.close(descriptor)
 
 
 def hold(descriptor: int) -> None:

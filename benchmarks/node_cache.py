@@ -1,0 +1,210 @@
+"""What the cache of the node saves: bytes from a store for one rank and for eight, and hits by two rules of eviction.
+
+    python benchmarks/node_cache.py
+    python benchmarks/node_cache.py --only hits --rounds 10
+
+Bytes: an epoch by blocks of a flat corpus over the server of `remote.py`, with and without a cache, by one rank and by
+the ranks of a node, which are processes of their own. What the server sent, divided by what the rows have.
+
+Hits: epochs by blocks of a local corpus with room for half of it, evicted by next use and by least recent use in turn.
+The part of a warm epoch, one after the first, that did not have to be fetched. Every epoch's tokens are added up and
+compared with those that were written. The last line is one JSON line.
+"""
+
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from comparison.report import machine, wide_console
+from remote import counted, serving
+from rich.table import Table
+
+from dali_pipes import TokenLoader
+from dali_pipes.engine import node_caching
+from dali_pipes.rows import make
+from dali_pipes.rows.block_order import BLOCK_TOKENS
+from dali_pipes.rows.next_use import NextUseFormula
+
+RANKS = 8
+_SEQ_LEN, _BATCH = 1024, 8
+_STORE_BLOCK, _LOCAL_BLOCK = 1 << 19, 1 << 14
+"""Tokens of a block: fewer than 2 million, so that a small corpus has many."""
+_WINDOW = 8
+_EPOCHS = 3
+_LITTLE_AHEAD = {"batches_per_run": 4, "num_threads": 1, "prefetch_queue_depth": 1}
+"""What is read ahead of the end of an epoch is not used, and counts in so small a corpus."""
+
+
+class LeastRecentlyUsed(NextUseFormula):
+    """The other rule: nothing is known of the next use."""
+
+    def __call__(self, order: dict[str, Any], begins: Any, ends: Any) -> None:
+        return None
+
+
+def main(
+    only: Annotated[str, typer.Option(help="parts, separated by commas: bytes, hits")] = "bytes,hits",
+    tokens: Annotated[int, typer.Option(min=1 << 16, help="tokens of the corpus of the store")] = 1 << 24,
+    blocks: Annotated[int, typer.Option(min=16, help="blocks of the local corpus")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="of each rule of eviction, with another seed each")] = 5,
+    latency_ms: Annotated[float, typer.Option(min=0, help="of each answer of the store")] = 20.0,
+    bandwidth_mb: Annotated[float, typer.Option(min=0.1, help="megabytes a second of all answers together")] = 200.0,
+) -> None:
+    """Measure, print tables and, as the last line, one line of JSON."""
+    about, console, report = machine(), wide_console(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        if "bytes" in only.split(","):
+            report["bytes"] = bytes_entries(Path(folder), tokens, latency_ms / 1000, bandwidth_mb * 1e6)
+            console.print(_table("bytes", report["bytes"]))
+        if "hits" in only.split(","):
+            report["hits"] = hits_entries(Path(folder), blocks, rounds)
+            console.print(_table("hits", report["hits"]))
+    print(json.dumps({"benchmark": "node_cache", "machine": about, **report}))
+
+
+def bytes_entries(folder: Path, tokens: int, latency_s: float, bandwidth: float) -> list[dict[str, Any]]:
+    """What a store sends in an epoch, for each case."""
+    (folder / "store").mkdir()
+    step = RANKS * _BATCH * _SEQ_LEN
+    ids = write(folder / "store" / "tokens.bin", tokens // step * step + 1)  # whole steps, and the last label
+    rows = len(ids) // _SEQ_LEN
+    entries = []
+    with serving(folder / "store", latency_s, bandwidth) as url:
+        for ranks in (1, RANKS):
+            for cached in (False, True):
+                settings = _settings(_SEQ_LEN) | {"shuffle_window": _WINDOW, **_LITTLE_AHEAD}
+                if cached:
+                    settings["cache_dir"] = str(folder / f"cache{ranks}")
+                    settings["cache_bytes"] = 3 * tokens  # room for all of it
+                counted(url)
+                begin = time.perf_counter()
+                sums = _node(f"{url}/tokens.bin", settings, ranks)
+                elapsed_s, sent = time.perf_counter() - begin, counted(url)
+                check_sum(sum(sums), ids[:-1])
+                case = f"{ranks} rank{'s' * (ranks > 1)}, {'with' if cached else 'without'} a cache"
+                used = rows * 2 * (_SEQ_LEN + 1)
+                entries.append(
+                    {
+                        "case": case,
+                        "bytes_read_per_used": sent["bytes"] / used,
+                        "requests": sent["requests"],
+                        "seconds": elapsed_s,
+                    }
+                )
+    return entries
+
+
+def _node(url: str, settings: dict[str, Any], ranks: int) -> list[int]:
+    """An epoch by the ranks of a node, a process each; the sum of the ids of each rank."""
+    context = multiprocessing.get_context("fork")
+    queue: Any = context.SimpleQueue()
+    processes = [context.Process(target=_rank, args=(url, settings, rank, ranks, queue)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    sums = [queue.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return sums
+
+
+def _rank(url: str, settings: dict[str, Any], rank: int, ranks: int, queue: Any) -> None:
+    make.__dict__["BLOCK_TOKENS"] = _STORE_BLOCK
+    try:
+        with TokenLoader(url, rank=rank, world_size=ranks, **settings) as loader:
+            queue.put(epoch_sum(loader))
+    except BaseException:
+        queue.put(-1)
+        raise
+
+
+def hits_entries(folder: Path, blocks: int, rounds: int) -> list[dict[str, Any]]:
+    """The part of a warm epoch that did not have to be fetched, by each rule, with room for half of the corpus."""
+    path = folder / "local.bin"
+    ids = write(path, blocks * _LOCAL_BLOCK + 1)
+    rules: dict[str, Callable[[], NextUseFormula]] = {"next use": NextUseFormula, "LRU": LeastRecentlyUsed}
+    found: dict[str, list[float]] = {name: [] for name in rules}
+    for round_ in range(rounds):
+        for name, rule in rules.items():
+            node_caching.__dict__["NextUseFormula"] = rule
+            with tempfile.TemporaryDirectory(dir=folder) as cache:
+                settings = _settings(_SEQ_LEN // 2) | {
+                    "shuffle_window": _WINDOW,
+                    "cache_dir": cache,
+                    "cache_bytes": ids.nbytes // 2,
+                    **_LITTLE_AHEAD,
+                    "batches_per_run": 1,
+                    "seed": round_,
+                }
+                found[name].append(warm_hits(path, settings, ids))
+    node_caching.__dict__["NextUseFormula"] = NextUseFormula
+    entries = []
+    for name, values in found.items():
+        median = statistics.median(values)
+        entries.append({"case": name, "hits": median, "low": min(values), "high": max(values)})
+    return entries
+
+
+def warm_hits(path: Path, settings: dict[str, Any], ids: Any) -> float:
+    """Of three epochs after the first one."""
+    make.__dict__["BLOCK_TOKENS"] = _LOCAL_BLOCK
+    try:
+        with TokenLoader(str(path), **settings) as loader:
+            check_sum(epoch_sum(loader), ids[:-1])
+            first = loader.stats().cache
+            for _ in range(_EPOCHS):
+                check_sum(epoch_sum(loader), ids[:-1])
+            last = loader.stats().cache
+    finally:
+        make.__dict__["BLOCK_TOKENS"] = BLOCK_TOKENS
+    assert first is not None
+    assert last is not None
+    return 1.0 - (last.fetched_bytes - first.fetched_bytes) / float(_EPOCHS * ids.nbytes)
+
+
+def write(path: Path, tokens: int) -> Any:
+    """Random ids."""
+    ids = np.random.default_rng(0).integers(0, 50_000, tokens, np.uint16)
+    ids.tofile(path)
+    return ids
+
+
+def epoch_sum(loader: TokenLoader) -> int:
+    """The sum of all inputs of an epoch."""
+    return sum(int(batch["input_ids"].sum()) for batch in loader)
+
+
+def check_sum(found: int, ids: Any) -> None:
+    """Raise SystemExit unless an epoch had each token once."""
+    expected = int(ids.sum(dtype=np.int64))
+    if found != expected:
+        raise SystemExit(
+            f"the ids of an epoch add up to {found:,}, expected {expected:,}: it did not have each token once"
+        )
+
+
+def _settings(seq_len: int) -> dict[str, Any]:
+    return {"batch_size": _BATCH, "seq_len": seq_len, "device": "cpu", "quiet": True, "order": "blocks", "seed": 1}
+
+
+def _table(part: str, entries: list[dict[str, Any]]) -> Table:
+    if part == "bytes":
+        table = Table("case", "bytes read per used", "requests", "s", title="an epoch over the store")
+        for entry in entries:
+            figures = f"{entry['bytes_read_per_used']:.4f}", f"{entry['requests']:,}", f"{entry['seconds']:.1f}"
+            table.add_row(entry["case"], *figures)
+        return table
+    table = Table("eviction", "hits in warm epochs", title="room for half of the corpus: median (low to high)")
+    for entry in entries:
+        table.add_row(entry["case"], f"{entry['hits']:.1%} ({entry['low']:.1%} to {entry['high']:.1%})")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

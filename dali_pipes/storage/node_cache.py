@@ -1,0 +1,402 @@
+"""A cache of the node: ids in files that its processes share, each fetched or decoded by whichever needs it first.
+
+    b5f2c...-200000-400000.ids     header, then ids 0x200000 to 0x3fffff of the corpus with content key 5f2c...
+    0f3a....ids.tmp                being written, and locked, by its writer
+    4711-5f2c9a01.job              budget and position of a process that lives (`live_jobs`)
+    locks                          a lock for each entry, by number
+    used                           bytes of all entries; its lock is that of the folder
+
+The folder is on a disk, or in memory (/dev/shm). An entry appears under its name when it is whole, is never changed,
+and is compared with its checksum when a process first opens it. The name stands for the content, with the versions of
+all files of the corpus, so a replaced file has other entries. Files are read by calls: a map would end the process with
+SIGBUS if the disk failed.
+
+A cache never fails a run: what cannot be stored is used without it. zlib's CRC-32 is C code, which takes half a
+nanosecond a byte and lets other threads run; `crc32c` takes seven.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import struct
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from dali_pipes.monitoring.stats import CacheStats
+from dali_pipes.runtime.locks import hold, lock, lock_number, unlock, unlock_number
+from dali_pipes.runtime.messages import say_once
+from dali_pipes.storage.eviction import Entry, NextUses, Order, choose_victims, next_uses
+from dali_pipes.storage.live_jobs import LiveJob, live_jobs
+
+_MAGIC = b"dpnode1\n"
+_HEADER = struct.Struct("<8sQI4x8s")  # magic, bytes of ids, their CRC-32, a number of this file
+_NAME = re.compile(r"([a-z][0-9a-f]+)-([0-9a-f]+)-([0-9a-f]+)\.ids")
+_USED = struct.Struct("<q")
+_COUNTS = ("hits", "misses", "fetched_bytes", "evictions", "damaged")
+_STEP_BYTES = 1 << 20
+_STALE_S = 60.0
+"""Age from which an unlocked temporary file is of a killed process; a new one may not be locked yet."""
+_SPARE_PART = 64
+"""An eviction frees this part of the budget, so that not every new entry has to look through the folder."""
+_LOOK_PART = 20
+"""Times the duration of a look for room in vain, before the next one: that takes a twentieth of the time at most."""
+LOCK_WAIT_S = 60.0
+"""After which an entry that another process is still making is made without storing it: it may have been stopped."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
+
+
+class Found:
+    """An entry that is open for reading, as a context manager. For one thread."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        self._descriptor, self.num_bytes = descriptor, num_bytes
+
+    def read(self, first: int, out: memoryview) -> bool:
+        """Fill `out` with the bytes from `first` on. False if the disk fails, or the file has been cut."""
+        done = 0
+        try:
+            while done < len(out):
+                got = os.preadv(self._descriptor, [out[done:]], _HEADER.size + first + done)
+                if got == 0:
+                    return False
+                done += got
+        except OSError:
+            return False
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class NodeCache:
+    """The cache in a folder, as one process uses it. Safe for several threads.
+
+    most_bytes: budget of the folder; of several jobs that live, the largest counts
+    setting:    the name of that setting, for messages
+    formula:    when entries are needed again; see `eviction`
+    in_memory:  the folder is in memory: the last process to close it removes the entries
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        most_bytes: int,
+        setting: str,
+        formula: NextUses = lambda order, begins, ends: None,
+        *,
+        in_memory: bool = False,
+    ) -> None:
+        self.folder, self.most_bytes, self.setting = folder, most_bytes, setting
+        self._formula, self._in_memory = formula, in_memory
+        self._lock = threading.Lock()  # of the counts and orders, and of what is published
+        self._orders: dict[str, Order] = {}
+        self._verified: dict[str, bytes] = {}
+        self._job = LiveJob(folder)
+        self._can_store, self._has_ended = True, False
+        self._look_again_s = 0.0
+        self._counts: dict[str, dict[str, int]] = {}
+        try:
+            folder.mkdir(mode=0o700 if in_memory else 0o777, parents=True, exist_ok=True)
+            with self._books():
+                self._publish()
+                self._make_room(None)
+        except OSError as error:
+            self._give_up(error)
+
+    @property
+    def can_store(self) -> bool:
+        """False once the folder could not be written, for the rest of the run."""
+        return self._can_store
+
+    def used_bytes(self) -> int:
+        """Bytes of the entries, as far as they have been counted. Does not block."""
+        try:
+            return self._read_used()
+        except OSError:
+            return 0
+
+    def set_orders(self, orders: Sequence[Order]) -> None:
+        """Let all processes know when this one needs the entries of corpora again. Blocks to write a small file."""
+        with self._lock:
+            self._orders |= {order["corpus"]: order for order in orders}
+            try:
+                self._publish()
+            except OSError as error:
+                self._give_up(error)
+
+    def find(self, entry: Entry) -> Found | None:
+        """The entry, if it is there and intact; one that is damaged is removed and counted. Blocks."""
+        path = self.folder / entry.name
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            if self._is_intact(entry, descriptor):
+                with contextlib.suppress(OSError):  # a folder that is read-only
+                    os.utime(descriptor)
+                self.add(entry.corpus, hits=1)
+                return Found(descriptor, entry.num_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        try:
+            self._remove_damaged(entry, descriptor)
+        finally:
+            os.close(descriptor)
+        return None
+
+    def find_or_make(self, entry: Entry, make: Callable[[], memoryview]) -> Found | memoryview | None:
+        """The entry, made by another process meanwhile, or the bytes that `make` returns, which are stored.
+
+        None if there is no room for it that is not needed sooner: then nothing has been made. Blocks while another
+        process makes it; if that one is killed, this one goes on. Raises what `make` raises.
+        """
+        held = self._hold(entry)
+        try:
+            found = self.find(entry)
+            if found is not None:
+                return found
+            self.add(entry.corpus, misses=1)
+            file = None if held is None else self._reserve(entry)
+            return None if file is None else self._made(entry, file, make)
+        finally:
+            if held is not None:
+                unlock_number(held)
+
+    def add(self, corpus: str, **counts: int) -> None:
+        """Add to the counts of a corpus, which have the names of `CacheStats`."""
+        with self._lock:
+            own = self._counts.setdefault(corpus, dict.fromkeys(_COUNTS, 0))
+            for name, count in counts.items():
+                own[name] += count
+
+    def stats(self, corpus: str, all_bytes: int) -> CacheStats:
+        """The counts of one corpus, by the key of its content, and the size of the folder. Does not block for long."""
+        with self._lock:
+            own = dict(self._counts.get(corpus, dict.fromkeys(_COUNTS, 0)))
+        return CacheStats(
+            num_bytes=self.used_bytes(),
+            most_bytes=self.most_bytes,
+            all_bytes=all_bytes,
+            folder=str(self.folder),
+            setting=self.setting,
+            **own,
+        )
+
+    def end(self) -> None:
+        """Store nothing more, and do not wait for others: what is not there is read without the cache. Idempotent."""
+        self._has_ended = True
+
+    def close(self) -> None:
+        """Leave the folder, after all reads; a folder in memory is emptied by the last process. Idempotent."""
+        could_store, self._can_store = self._can_store, False
+        with self._lock:
+            self._job.close()
+        if self._in_memory and could_store:
+            with contextlib.suppress(OSError), self._books():
+                if not live_jobs(self.folder):
+                    for entry in self._entries():
+                        (self.folder / entry.name).unlink()
+                    self._write_used(0)
+
+    def _remove_damaged(self, entry: Entry, descriptor: int) -> None:
+        """Remove the entry that `descriptor` has open, unless another thread or process has done so, and count it."""
+        path = self.folder / entry.name
+        with contextlib.suppress(OSError), self._books():
+            about = os.fstat(descriptor)
+            if path.stat().st_ino == about.st_ino:
+                path.unlink()
+                self._write_used(self._read_used() - max(0, about.st_size - _HEADER.size))
+                self.add(entry.corpus, damaged=1)
+
+    def _made(self, entry: Entry, file: BinaryIO, make: Callable[[], memoryview]) -> memoryview:
+        """What `make` returns, also stored in a reserved file, which is closed."""
+        try:
+            data = make()
+            assert len(data) == entry.num_bytes, "an entry has the size that its name says"
+        except BaseException:
+            self._drop(entry, file)
+            raise
+        self.add(entry.corpus, fetched_bytes=len(data))
+        try:
+            file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data), os.urandom(8)))
+            file.write(data)
+            file.flush()  # the disk may take its time: what a power cut leaves does not have its checksum
+            Path(file.name).replace(self.folder / entry.name)
+            file.close()
+        except FileNotFoundError:  # someone has emptied the folder
+            self._drop(entry, file)
+        except OSError as error:
+            self._drop(entry, file)
+            self._give_up(error)
+        return data
+
+    def _drop(self, entry: Entry, file: BinaryIO) -> None:
+        with contextlib.suppress(OSError):
+            Path(file.name).unlink()
+        with contextlib.suppress(OSError):
+            file.close()
+        with contextlib.suppress(OSError), self._books():
+            self._write_used(self._read_used() - entry.num_bytes)
+
+    def _reserve(self, entry: Entry) -> BinaryIO | None:
+        """A temporary file of the size of an entry, counted and locked; None without room for it."""
+        try:
+            with self._books():
+                fits = self._read_used() + entry.num_bytes <= self.most_bytes
+                if not (fits and entry.num_bytes <= self._free_bytes()):
+                    begin = time.monotonic()
+                    if begin < self._look_again_s:
+                        return None
+                    if not self._make_room(entry):
+                        self._look_again_s = (now := time.monotonic()) + _LOOK_PART * (now - begin)
+                        return None
+                file = (self.folder / f"{uuid.uuid4().hex}.ids.tmp").open("xb")
+                hold(file.fileno())
+                file.truncate(_HEADER.size + entry.num_bytes)
+                self._write_used(self._read_used() + entry.num_bytes)
+                return file
+        except OSError as error:
+            self._give_up(error)
+            return None
+
+    def _make_room(self, entry: Entry | None) -> bool:
+        """Count the folder, and remove entries until they and another one fit. False if that fails."""
+        self._remove_leftovers()
+        jobs, entries, free = live_jobs(self.folder), list(self._entries()), self._free_bytes()
+        limit = max([self.most_bytes, *(job["most_bytes"] for job in jobs)])
+        used = sum(one.num_bytes for one in entries) + self._bytes_being_written()
+        size = 0 if entry is None else entry.num_bytes
+        needed = max(used + size - limit, size - free)
+        victims: list[Entry] | None = []
+        if needed > 0:
+            orders = [order for job in jobs for order in job["orders"]]
+            uses = next_uses(entries if entry is None else [*entries, entry], orders, self._formula)
+            new_use = float("nan") if entry is None else float(uses[-1])
+            victims = choose_victims(entries, uses[: len(entries)], needed, new_use, limit // _SPARE_PART)
+        for victim in victims or ():
+            (self.folder / victim.name).unlink(missing_ok=True)
+            used -= victim.num_bytes
+        if entry is not None:
+            self.add(entry.corpus, evictions=len(victims or ()))
+        self._write_used(used)
+        if victims is None and size > free:
+            say_once(f"{self.folder}: the disk is full, so new parts of the corpus are not kept there for now.")
+        return victims is not None
+
+    def _hold(self, entry: Entry) -> int | None:
+        """The lock of an entry, once nobody else has it; None if that takes too long. OSError gives up storing."""
+        number = int.from_bytes(hashlib.sha256(entry.name.encode()).digest()[:7], "little")
+        until, pause = time.monotonic() + LOCK_WAIT_S, _FIRST_LOOK_S
+        while time.monotonic() < until and self._can_store and not self._has_ended:
+            try:
+                return lock_number(self.folder / "locks", number)
+            except BlockingIOError:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_LOOK_S)
+            except OSError as error:
+                self._give_up(error)
+        return None
+
+    @contextlib.contextmanager
+    def _books(self) -> Iterator[None]:
+        """Inside, no other process or thread adds or removes entries. Blocks. OSError if the folder is read-only."""
+        with (self.folder / "used").open("ab"):
+            held, _ = lock(self.folder / "used")
+        try:
+            yield
+        finally:
+            if held is not None:
+                unlock(held)
+
+    def _read_used(self) -> int:
+        data = (self.folder / "used").read_bytes()
+        return int(_USED.unpack(data)[0]) if len(data) == _USED.size else 0
+
+    def _write_used(self, count: int) -> None:
+        with (self.folder / "used").open("r+b") as file:
+            file.write(_USED.pack(max(0, count)))
+
+    def _entries(self) -> Iterator[Entry]:
+        with os.scandir(self.folder) as listing:
+            for one in listing:
+                found = _NAME.fullmatch(one.name)
+                if found is not None:
+                    with contextlib.suppress(OSError):
+                        about = one.stat()
+                        size = max(0, about.st_size - _HEADER.size)
+                        begin, end = (int(number, 16) for number in found.groups()[1:])
+                        yield Entry(one.name, found[1][1:], begin, end, size, about.st_mtime_ns)
+
+    def _bytes_being_written(self) -> int:
+        total = 0
+        for path in self.folder.glob("*.ids.tmp"):
+            with contextlib.suppress(OSError):
+                total += max(0, path.stat().st_size - _HEADER.size)
+        return total
+
+    def _free_bytes(self) -> int:
+        """Of the disk, but for a hundredth of it, which is left to others."""
+        about = os.statvfs(self.folder)
+        return (about.f_bavail - about.f_blocks // 100) * about.f_frsize
+
+    def _remove_leftovers(self) -> None:
+        """Remove temporary files of processes that were killed."""
+        for path in self.folder.glob("*.tmp"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime >= _STALE_S:
+                    held, _ = lock(path, wait=False)
+                    if held is not None:
+                        path.unlink()
+                        unlock(held)
+
+    def _is_intact(self, entry: Entry, descriptor: int) -> bool:
+        try:
+            header = os.pread(descriptor, _HEADER.size, 0)
+            if len(header) < _HEADER.size or os.fstat(descriptor).st_size != _HEADER.size + entry.num_bytes:
+                return False
+            magic, num_bytes, expected, number = _HEADER.unpack(header)
+            if magic != _MAGIC or num_bytes != entry.num_bytes:
+                return False
+            if self._verified.get(entry.name) == number:
+                return True
+            crc = 0
+            for first in range(0, entry.num_bytes, _STEP_BYTES):
+                crc = zlib.crc32(os.pread(descriptor, _STEP_BYTES, _HEADER.size + first), crc)
+        except OSError:
+            return False
+        if crc == expected:
+            self._verified[entry.name] = number
+        return bool(crc == expected)
+
+    def _publish(self) -> None:
+        if self._can_store:
+            self._job.publish(self.most_bytes, list(self._orders.values()))
+
+    def _give_up(self, error: OSError) -> None:
+        if self._can_store:
+            self._can_store = False
+            reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+            say_once(f"{self.folder}: nothing more is stored in this cache ({reason}). The run goes on without it.")
+
+
+def entry_of(kind: str, corpus: str, begin: int, end: int, num_bytes: int) -> Entry:
+    """The entry of ids `begin` to `end` - 1. kind: a letter for each way in which ids are stored."""
+    return Entry(f"{kind}{corpus}-{begin:x}-{end:x}.ids", corpus, begin, end, num_bytes)

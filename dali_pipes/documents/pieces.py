@@ -71,11 +71,16 @@ def some_rows(pieces: Pieces, begin: int, end: int) -> Pieces:
 
 def chosen_rows(pieces: Pieces, rows: Int64Array) -> Pieces:
     """The pieces of some rows, in the order of `rows`: (R,) row numbers."""
+    offsets, at = numbers_of(pieces, rows)
+    return Pieces(offsets, *(column[at] for column in pieces[1:]))
+
+
+def numbers_of(pieces: Pieces, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Which pieces some rows have, in the order of `rows`: where those of each begin, (R + 1,), and their numbers."""
     firsts = pieces.row_offsets[rows]
     counts = pieces.row_offsets[rows + 1] - firsts
     offsets = np.concatenate(([0], np.cumsum(counts)))
-    at = np.repeat(firsts - offsets[:-1], counts) + np.arange(offsets[-1])
-    return Pieces(offsets, *(column[at] for column in pieces[1:]))
+    return offsets, np.repeat(firsts - offsets[:-1], counts) + np.arange(offsets[-1])
 
 
 def staged(pieces: Pieces, row_begins: Int64Array) -> Pieces:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.documents import Pieces
+from dali_pipes.objectives.fim import FimPieces, Runs, runs_of
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
 
@@ -57,6 +58,13 @@ class Rows(NamedTuple):
     """The pieces that rows are put together from; None where each row is one run of tokens."""
     sources: Int64Array | None = None
     """(R,): number of the source of each row, -1 for padding; None: all are of the only one."""
+    fim: FimPieces | None = None
+    """How the pieces are rearranged: they hold sentinels, too, and start at the first of their tokens from the corpus;
+    None: every piece is one run of tokens."""
+
+    def runs(self) -> Runs | None:
+        """What the pieces consist of, where some are rearranged."""
+        return None if self.fim is None or self.pieces is None else runs_of(self.fim, self.pieces.lengths)
 
 
 class Parts(NamedTuple):
@@ -69,7 +77,10 @@ class Parts(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Runs of tokens to be read, (P,) each: where they are in the corpus, how many, and where they go in a buffer."""
+    """Runs of tokens to be read, (P,) each: where they are in the corpus, how many, and where they go in a buffer.
+
+    A start below 0 is an id that the corpus does not have there, -1 - id, for one place of the buffer.
+    """
 
     starts: Int64Array
     lengths: Int64Array

@@ -23,8 +23,10 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
+from dali_pipes.objectives.fim import FillInMiddle, FimPieces, first_tokens, joined
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.fim_pieces import pieces_with_sentinels
 from dali_pipes.rows.item_order import BlockShape, ItemOrder
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
@@ -35,6 +37,7 @@ from dali_pipes.rows.packing import (
     left_out,
     narrow,
     pack,
+    pack_pieces,
     rows_of_documents,
 )
 from dali_pipes.rows.pass_begins import PassBegin, PassBegins
@@ -67,6 +70,7 @@ class PlanReport:
     documents: int
     """Including empty ones."""
     tokens: int
+    """Those that fill-in-the-middle adds, too."""
     rows: int
     padding_tokens: int
     fill: float
@@ -104,6 +108,7 @@ class DocumentRows:
     in a fixed order, the same in every pass, but not in that of the corpus.
     num_documents: those that are kept.
     blocks: makes orders, and a share, of blocks of documents; None: of single documents.
+    fim: rearranges documents, whose pieces are then planned with their sentinels; None: no document.
     """
 
     in_pieces = True
@@ -127,6 +132,7 @@ class DocumentRows:
         name: str | None = None,
         share: Fraction | None = None,
         blocks: BlockShape | None = None,
+        fim: FillInMiddle | None = None,
     ) -> None:
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self.row_tokens = self.stride = seq_len
@@ -147,6 +153,7 @@ class DocumentRows:
             self.order_name += f", {LENGTHS_NAME}"
         self.num_windows = -(-self.num_documents // window_documents)
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
+        self._fim = fim
         self._counts = WindowCounts()
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
@@ -253,6 +260,7 @@ class DocumentRows:
         assert parts is None, "rows of documents are not cut into parts"
         real = row_ids[row_ids >= 0]
         planned: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        rearranged: list[FimPieces] = []
         counts: list[Int64Array] = []
         if len(real):
             self._keep(epoch, int(real[0]), int(real[-1]))
@@ -270,8 +278,12 @@ class DocumentRows:
             first = packing.row_offsets[rows].astype(np.int64)
             size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
-            starts = self.offsets[packing.piece_documents[at]] + packing.piece_begins[at]
             lengths = packing.piece_lengths[at].astype(np.int64)
+            if self._fim is None:
+                starts = self.offsets[packing.piece_documents[at]] + packing.piece_begins[at]
+            else:
+                rearranged.append(self._rearranged(self._fim, packing, at, epoch, mark.window))
+                starts = first_tokens(rearranged[-1], lengths)
             planned.append((starts, lengths, starts + lengths))
             counts.append(size)
         counts.append(np.zeros(len(row_ids) - len(real), np.int64))
@@ -283,12 +295,15 @@ class DocumentRows:
         pieces = Pieces(row_offsets, *columns)
         starts = np.full(len(row_ids), -1)
         starts[: len(real)] = pieces.starts[row_offsets[: len(real)]]
-        return Rows(starts, pieces)
+        return Rows(starts, pieces, fim=None if self._fim is None else joined(rearranged))
 
     def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array) -> Reads:
-        """Each piece is read separately; the pieces of a row follow one another."""
+        """Each piece, or run of a rearranged one, is read separately; the pieces of a row follow one another."""
         assert rows.pieces is not None
-        return Reads(rows.pieces.starts, rows.pieces.lengths, staged(rows.pieces, begins).starts)
+        targets, runs = staged(rows.pieces, begins).starts, rows.runs()
+        if runs is None:
+            return Reads(rows.pieces.starts, rows.pieces.lengths, targets)
+        return Reads(runs.starts, runs.lengths, targets[runs.pieces] + runs.begins)
 
     def formula(self, epoch: int) -> KeyedRange | None:
         """None: rows depend on the documents."""
@@ -418,7 +433,9 @@ class DocumentRows:
             documents, tokens, looked_at = documents + more, tokens + lost, looked_at + int(lengths.sum())
         share = tokens / looked_at if looked_at else 0.0
         if run == count:
-            return LeftOut(documents, tokens, share, True)
+            # A document that is truncated and rearranged loses three tokens more, in some passes.
+            is_exact = self._fim is None or self._long_documents != "truncate"
+            return LeftOut(documents, tokens, share, is_exact)
         total = looked_at * count // run if not self.keeps_all else int(self.offsets[-1] - self.offsets[0])
         return LeftOut(documents * count // (runs * run), round(share * total), share, False)
 
@@ -455,8 +472,8 @@ class DocumentRows:
         return counted.next_window >= self.num_windows
 
     def _numbered(self, epoch: int) -> int:
-        """The number that an epoch's plan is known by: without a shuffle all epochs are one, unless rows grow."""
-        return epoch if self._shuffle or self.lengths is not None else 0
+        """The number that an epoch's plan is known by: without a shuffle all are one, unless rows grow or change."""
+        return epoch if self._shuffle or self.lengths is not None or self._fim is not None else 0
 
     def _pass_of(self, begins: PassBegins, row: int) -> PassBegin:
         """The pass that holds the source's row `row`, not before the first of `begins`. Counts passes up to it."""
@@ -538,20 +555,36 @@ class DocumentRows:
         begin = window * self._window_documents
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
         documents = self.order.numbers(documents, self._key("order", epoch) if self._shuffle else None)
-        seq_len = self.seq_len if self.lengths is None else self.lengths.of(epoch, window)
-        packing = self._ordered(self._pack(self._lengths(documents), seq_len), epoch, window)
+        packing = self._ordered(self._pack(documents, epoch, self._row_len(epoch, window)), epoch, window)
         whose = narrow(documents, len(self.offsets) - 1)[packing.piece_documents]
         return packing._replace(piece_documents=whose)
 
     def _lengths(self, documents: Int64Array) -> Int64Array:
         return self.offsets[documents + 1] - self.offsets[documents]
 
-    def _pack(self, lengths: Int64Array, seq_len: int) -> Packing:
-        if self._mode == "pack":
+    def _row_len(self, epoch: int, window: int) -> int:
+        return self.seq_len if self.lengths is None else self.lengths.of(epoch, window)
+
+    def _pack(self, documents: Int64Array, epoch: int, seq_len: int) -> Packing:
+        lengths = self._lengths(documents)
+        if self._fim is not None:
+            key = self._key("fim", epoch)
+            pieces = pieces_with_sentinels(self._fim, key, documents, lengths, seq_len, self._long_documents)
+            if self._mode == "pack":
+                return pack_pieces(pieces, seq_len)
+        elif self._mode == "pack":
             return pack(lengths, seq_len, self._long_documents)
-        pieces = rows_of_documents(lengths, seq_len, self._long_documents)
+        else:
+            pieces = rows_of_documents(lengths, seq_len, self._long_documents)
         rows = len(pieces.piece_documents)
         return Packing(narrow(np.arange(rows + 1), rows), *pieces)
+
+    def _rearranged(self, fim: FillInMiddle, packing: Packing, at: Int64Array, epoch: int, window: int) -> FimPieces:
+        """How some pieces of a window come about."""
+        documents = packing.piece_documents[at].astype(np.int64)
+        begins, lengths = packing.piece_begins[at].astype(np.int64), packing.piece_lengths[at].astype(np.int64)
+        offsets = self.offsets[documents], self.offsets[documents + 1]
+        return fim.pieces(self._key("fim", epoch), documents, begins, lengths, offsets, self._row_len(epoch, window))
 
     def _ordered(self, packing: Packing, epoch: int, window: int) -> Packing:
         """With buckets, the rows in the order of the epoch; without, `pieces` puts them in that."""

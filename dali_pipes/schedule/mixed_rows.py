@@ -16,8 +16,9 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.documents import Pieces, chosen_rows
+from dali_pipes.documents import Pieces, chosen_rows, numbers_of
 from dali_pipes.errors import ConfigError
+from dali_pipes.objectives.fim import FimPieces, as_they_are
 from dali_pipes.operators.permute import permute_each
 from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Reads, Rows, RowSource
 from dali_pipes.rows.packing import LeftOut
@@ -150,8 +151,8 @@ class MixedRows:
         sources = np.full(len(places), PADDING)
         sources[:num_real] = numbers
         if not self._by_formula:
-            starts, pieces = self._planned(len(places), numbers, counts, parts)
-            return Rows(starts, pieces, sources)
+            starts, pieces, fim = self._planned(len(places), numbers, counts, parts)
+            return Rows(starts, pieces, sources, fim)
         starts = np.zeros(len(places), np.int64)
         if num_real:
             starts[:num_real] = self._starts_by_formula(numbers, counts)
@@ -161,10 +162,10 @@ class MixedRows:
 
     def _planned(
         self, num_rows: int, numbers: Int64Array, counts: Int64Array, parts: Parts | None
-    ) -> tuple[Int64Array, Pieces | None]:
+    ) -> tuple[Int64Array, Pieces | None, FimPieces | None]:
         """First tokens and pieces of rows of sources whose passes have to be planned, and of padding after them."""
         starts = np.full(num_rows, -1 if self.in_pieces else 0)
-        pieces_of: list[tuple[Int64Array, Pieces]] = []
+        pieces_of: list[tuple[Int64Array, Pieces, FimPieces | None]] = []
         for number, whose in _groups(numbers):
             rows, base = self._source(number), int(self.bases[number])
             passes, own_places = rows.at(counts[whose])
@@ -175,10 +176,9 @@ class MixedRows:
                 planned = rows.plan(pass_number, own_places[rising], of_rows)
                 starts[at], pieces = planned.starts + base, planned.pieces
                 if pieces is not None:
-                    pieces_of.append(
-                        (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
-                    )
-        return starts, _merged(num_rows, pieces_of) if self.in_pieces else None
+                    fim = None if planned.fim is None else planned.fim.moved_by(base)
+                    pieces_of.append((at, _moved(pieces, base), fim))
+        return starts, *(_merged(num_rows, pieces_of) if self.in_pieces else (None, None))
 
     def _starts_by_formula(self, sources: Int64Array, counts: Int64Array) -> Int64Array:
         """First tokens of rows, at least one, of sources whose passes are formulas. All are permuted in one call."""
@@ -266,13 +266,12 @@ class MixedRows:
             if number == PADDING:
                 continue
             base = int(self.bases[number])
-            pieces = chosen_rows(rows.pieces, whose)
-            own = Rows(
-                rows.starts[whose] - base,
-                pieces._replace(starts=pieces.starts - base, document_ends=pieces.document_ends - base),
-            )
+            fim = rows.fim
+            if fim is not None:
+                fim = fim.chosen(numbers_of(rows.pieces, whose)[1]).moved_by(-base)
+            own = Rows(rows.starts[whose] - base, _moved(chosen_rows(rows.pieces, whose), -base), fim=fim)
             starts, lengths, targets = self._source(number).reads(own, begins[whose], sizes[whose])
-            parts.append((starts + base, lengths, targets))
+            parts.append((starts + base * (starts >= 0), lengths, targets))
         empty = np.zeros(0, np.int64)
         starts, lengths, targets = (
             [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [empty, empty, empty]
@@ -386,16 +385,27 @@ def _sorted(numbers: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     return order, firsts, np.diff(firsts, append=len(numbers))
 
 
-def _merged(num_rows: int, parts: Sequence[tuple[Int64Array, Pieces]]) -> Pieces:
+def _moved(pieces: Pieces, base: int) -> Pieces:
+    return pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base)
+
+
+def _merged(
+    num_rows: int, parts: Sequence[tuple[Int64Array, Pieces, FimPieces | None]]
+) -> tuple[Pieces, FimPieces | None]:
     """The pieces of rows that were planned in parts: for each part, which rows it has, and their pieces."""
     counts = np.zeros(num_rows, np.int64)
-    for at, pieces in parts:
+    for at, pieces, _ in parts:
         counts[at] = np.diff(pieces.row_offsets)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     columns = [np.empty(int(offsets[-1]), np.int64) for _ in range(3)]
-    for at, pieces in parts:
+    merged = as_they_are(*columns[:2]) if any(fim is not None for _, _, fim in parts) else None
+    for at, pieces, fim in parts:
         sizes = np.diff(pieces.row_offsets)
         targets = np.repeat(offsets[at] - pieces.row_offsets[:-1], sizes) + np.arange(len(pieces.starts))
         for column, values in zip(columns, pieces[1:], strict=True):
             column[targets] = values
-    return Pieces(offsets, *columns)
+        if merged is not None:
+            fim = as_they_are(pieces.starts, pieces.lengths) if fim is None else fim
+            for whole, part in zip(merged, fim, strict=True):
+                whole[targets] = part
+    return Pieces(offsets, *columns), merged

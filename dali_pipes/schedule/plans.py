@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, some_rows
 from dali_pipes.errors import ConfigError
+from dali_pipes.objectives.fim import runs_of
 from dali_pipes.rows.base import PADDING, ReadableRows, Rows
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule.schedule import Schedule, StepRange
@@ -64,7 +65,7 @@ class Plan:
 
     def protect(self) -> None:
         """Make the arrays read-only: callers may hold views of them."""
-        for array in (self.row_ids, self.starts, self.widths, self.rows.sources, *(self.pieces or ())):
+        for array in (self.row_ids, self.starts, self.widths, self.rows.sources, *(self.pieces or ()), *(self.rows.fim or ())):
             if array is not None:
                 array.flags.writeable = False
 
@@ -73,7 +74,10 @@ class Plan:
         pieces = None if self.pieces is None else some_rows(self.pieces, begin, end)
         widths = None if self.widths is None else self.widths[begin:end]
         sources = None if self.rows.sources is None else self.rows.sources[begin:end]
-        return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces, sources), widths)
+        fim = self.rows.fim
+        if fim is not None and self.pieces is not None:
+            fim = fim.chosen(slice(*self.pieces.row_offsets[[begin, end]].tolist()))
+        return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces, sources, fim), widths)
 
     def width(self, seq_len: int) -> int:
         """Positions of the first row; `seq_len`: of all, where they do not differ."""
@@ -96,15 +100,28 @@ class Plan:
         return np.concatenate(([0], np.cumsum(self.widths + (rows.row_tokens - rows.seq_len))))
 
     def position(self, row: int, column: int) -> int:
-        """Where in the corpus the token at `column` of a row comes from."""
+        """Where in the corpus the token at `column` of a row comes from; below 0 for a sentinel."""
         if self.pieces is None or self.starts[row] < 0:
             return int(self.starts[row]) + column
-        piece = int(self.pieces.row_offsets[row])
-        last = int(self.pieces.row_offsets[row + 1]) - 1
-        while piece < last and column >= self.pieces.lengths[piece]:
-            column -= int(self.pieces.lengths[piece])
-            piece += 1
-        return int(self.pieces.starts[piece]) + column
+        starts, lengths = self.runs_of_row(row)
+        run, last = 0, len(starts) - 1
+        while run < last and column >= lengths[run]:
+            column -= int(lengths[run])
+            run += 1
+        return int(starts[run]) + column
+
+    def runs_of_row(self, row: int) -> tuple[Int64Array, Int64Array]:
+        """What a row of pieces consists of: where each run of tokens begins in the corpus, and its length.
+
+        A start below 0 is a sentinel, as in `Runs`.
+        """
+        assert self.pieces is not None
+        part = slice(*self.pieces.row_offsets[row : row + 2].tolist())
+        starts, lengths = self.pieces.starts[part], self.pieces.lengths[part]
+        if self.rows.fim is None:
+            return starts, lengths
+        runs = runs_of(self.rows.fim.chosen(part), lengths)
+        return runs.starts, runs.lengths
 
 
 @lru_cache(16)

@@ -11,6 +11,7 @@ the setting with a similar spelling, or what a name from another loader is calle
 """
 
 import itertools
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -41,6 +42,7 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
+from dali_pipes.config.objectives import Mlm, Objective, Objectives
 from dali_pipes.config.outputs import OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
@@ -277,6 +279,12 @@ class LoaderConfig(BaseModel):
         "inputs, for models that shift them; rows are the same.",
     )
 
+    objective: Objectives = Field(
+        (),
+        description="What is learned of a row, such as masked tokens: a list of tables with `kind`. []: the next token. "
+        "See Training objectives.",
+    )
+
     rank: int | None = Field(
         None, ge=0, description="Rank of this process. None: detected from `torch.distributed`, else from `RANK`."
     )
@@ -480,10 +488,30 @@ class LoaderConfig(BaseModel):
                 "label_shift = False copies the inputs, but documents, masks and mtp need shifted labels: set "
                 "label_shift = True"
             )
+        self._check_objective()
         if self.placement not in ("auto", "host") and self.device == "cpu":
             raise ValueError(f'placement = "{self.placement}" needs device = "cuda", but device is "cpu"')
         _ = self.sources  # refuses what a loader of one source would refuse
         return self
+
+    def _check_objective(self) -> None:
+        """What goes with `objective` and what does not."""
+        for entry in self.objective:
+            if entry.has_own_labels and self.mtp:
+                raise ValueError(
+                    f'objective: kind = "{entry.kind}" learns the ids at their own positions, so it does not work with '
+                    f"mtp = {self.mtp}; remove one of them"
+                )
+            mask_id = getattr(entry, "mask_id", getattr(entry, "drop_id", 0))
+            if self.vocab_size is not None and mask_id >= self.vocab_size:
+                raise ValueError(
+                    f'objective: kind = "{entry.kind}" inserts id {mask_id:,}, which must be below vocab_size = '
+                    f"{self.vocab_size:,}, the size of the model's vocabulary"
+                )
+            if isinstance(entry, Mlm) and entry.random and self.vocab_size is None:
+                raise ValueError(
+                    'objective: kind = "mlm" draws random ids, which needs vocab_size; set it, or random = 0'
+                )
 
     def _check_mixture(self) -> None:
         """What goes with `mixture` and what does not."""
@@ -688,6 +716,11 @@ class LoaderConfig(BaseModel):
         return sources
 
     @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The entries of `objective` that this split uses."""
+        return tuple(entry for entry in self.objective if self.split == "train" or entry.validation)
+
+    @property
     def weights(self) -> dict[str, Fraction | Literal["size"]]:
         """The weights at the start, by source; empty without a mixture."""
         return {name: source.weight for name, source in (self.mixture or {}).items()}
@@ -799,7 +832,7 @@ class LoaderConfig(BaseModel):
         for name, field in type(self).model_fields.items():
             value = self.__dict__.get(name)
             if field.is_required() or value != field.default:
-                if name in ("mixture", "seq_len", "global_batch", *MIXTURE_FIELDS):
+                if name in ("mixture", "seq_len", "global_batch", "objective", *MIXTURE_FIELDS):
                     value = self._plain(name)
                 yield name, value[0] if name == "corpus" and value is not None and len(value) == 1 else Shown(value)
 
@@ -825,6 +858,8 @@ class LoaderConfig(BaseModel):
                 del settings["documents_end_at_files"]
         if self.bucket_widths is not None:
             settings["length_buckets"] = list(self.bucket_widths)
+        if self.objectives and self.mixture is None:
+            settings["objective"] = json.dumps([entry.identity() for entry in self.objectives], sort_keys=True)
         return settings
 
     def to_toml(self) -> str:

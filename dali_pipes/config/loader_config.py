@@ -42,7 +42,7 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
-from dali_pipes.config.objectives import Mlm, Objective, Objectives
+from dali_pipes.config.objectives import FEWEST_FIM_POSITIONS, Fim, Mlm, Objective, Objectives
 from dali_pipes.config.outputs import OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
@@ -497,6 +497,8 @@ class LoaderConfig(BaseModel):
     def _check_objective(self) -> None:
         """What goes with `objective` and what does not."""
         for entry in self.objective:
+            if isinstance(entry, Fim) and self.mixture is None:  # else in the configuration of each source
+                self._check_fim(entry)
             if entry.has_own_labels and self.mtp:
                 raise ValueError(
                     f'objective: kind = "{entry.kind}" learns the ids at their own positions, so it does not work with '
@@ -512,6 +514,28 @@ class LoaderConfig(BaseModel):
                 raise ValueError(
                     'objective: kind = "mlm" draws random ids, which needs vocab_size; set it, or random = 0'
                 )
+
+    def _check_fim(self, entry: Fim) -> None:
+        if self.rows == "stream":
+            raise ValueError(
+                'objective: kind = "fim" rearranges whole documents, but rows = "stream" cuts the corpus into windows '
+                'that begin and end anywhere in a document; set rows = "pack" or "pad"'
+            )
+        shortest = min(values(steps_of(self.seq_len)))
+        if shortest < FEWEST_FIM_POSITIONS:
+            raise ValueError(
+                f'objective: kind = "fim" needs rows of {FEWEST_FIM_POSITIONS} positions or more, because three of '
+                f"them are sentinels; seq_len = {shortest} is too short"
+            )
+        try:
+            ids = entry.ids(self.tokenizer)
+        except ValueError as error:
+            raise ValueError(f'objective: kind = "fim": {error}') from None
+        if self.vocab_size is not None and max(ids) >= self.vocab_size:
+            raise ValueError(
+                f'objective: kind = "fim" inserts id {max(ids):,}, which must be below vocab_size = '
+                f"{self.vocab_size:,}, the size of the model's vocabulary"
+            )
 
     def _check_mixture(self) -> None:
         """What goes with `mixture` and what does not."""

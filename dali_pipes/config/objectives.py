@@ -33,9 +33,13 @@ from pydantic import (
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
 from dali_pipes.config.validators import as_value_error, shown
+from dali_pipes.config.vocabulary import id_of
 
 WHOLE = 2**32
 """The threshold that every draw of 32 bits is below."""
+
+FEWEST_FIM_POSITIONS = 8
+"""Of a row: three sentinels, three tokens, and the ids that begin and end a document."""
 
 _USERS_KIND = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _EXPECTED = 'expected a list of tables with kind, such as [{kind = "mlm", mask_id = 103}]'
@@ -207,6 +211,55 @@ class Goldfish(Objective):
     h: int = Field(13, ge=1, le=256, description="Ids before a label, in its document, that decide whether it is.")
 
 
+class FimTokens(BaseModel):
+    """The sentinels of `Fim`: ids, or what the tokenizer calls them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    prefix: Id | str = Field(description="Before the prefix: an id, or a string of the vocabulary.")
+    middle: Id | str = Field(description="Before the middle.")
+    suffix: Id | str = Field(description="Before the suffix.")
+
+
+class Fim(Objective):
+    """Fill in the middle: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", 2022."""
+
+    kind: Literal["fim"]
+    rate: Share = Field(Fraction(1, 2), description="Share of the documents that are rearranged.")
+    spm: Share = Field(
+        Fraction(1, 2), description="Share of these in which the suffix comes before the prefix (SPM), not after (PSM)."
+    )
+    tokens: FimTokens = Field(
+        description="Sentinels before the parts: a table with `prefix`, `middle` and `suffix`, each an id or a string."
+    )
+    level: Literal["piece", "document"] = Field(
+        "piece",
+        description="What is rearranged of a document that is split. `piece`: each of its pieces apart; `document`: the "
+        "whole document, before it is split.",
+    )
+    tokenizer: str | None = Field(
+        None, description="A `tokenizer.json` with the strings in `tokens`. None: the `tokenizer` of the loader."
+    )
+
+    def ids(self, tokenizer: str | None) -> tuple[int, int, int]:
+        """Ids of the sentinels before prefix, middle and suffix. Reads the tokenizer, this one if none is set here.
+
+        ValueError for a string that is not in its vocabulary, and for ids that are not distinct.
+        """
+        given = self.tokens.prefix, self.tokens.middle, self.tokens.suffix
+        path = self.tokenizer or tokenizer
+        prefix, middle, suffix = (token if isinstance(token, int) else id_of(token, path) for token in given)
+        if len({prefix, middle, suffix}) < 3:
+            raise ValueError(f"tokens: prefix, middle and suffix have ids {prefix}, {middle} and {suffix}; all must differ")
+        return prefix, middle, suffix
+
+    def identity(self) -> dict[str, Any]:
+        about = super().identity()
+        if about.pop("tokenizer", None) is not None:
+            about["tokens"] = dict(zip(("prefix", "middle", "suffix"), self.ids(None), strict=True))
+        return about
+
+
 class Users(Objective):
     """A function of the user's."""
 
@@ -223,6 +276,7 @@ KINDS: dict[str, type[Objective]] = {
     "drop": Drop,
     "prefix": Prefix,
     "goldfish": Goldfish,
+    "fim": Fim,
 }
 """By the value of `kind`; others are functions, "module:function"."""
 

@@ -25,8 +25,6 @@ BoolArray = npt.NDArray[np.bool_]
 SENTINELS = 3
 FEWEST_TOKENS = 3
 """Tokens between a document's start id and its end id; shorter documents are left as they are."""
-FEWEST_POSITIONS = SENTINELS + FEWEST_TOKENS + 2
-"""Of a row: the parts of a long document have room for this."""
 
 _AS_IT_IS, _PREFIX_FIRST, _SUFFIX_FIRST = range(3)
 _MOST_TOKENS = 2**32 - 2
@@ -68,6 +66,10 @@ class Runs(NamedTuple):
     """(Q,): first token in the piece."""
 
 
+ORDER_NAME = "fim-splitmix64-v1"
+"""Added to the name of the order: with other draws, rows are others."""
+
+
 @dataclass(frozen=True)
 class FillInMiddle:
     """What is rearranged, how often, and with which ids.
@@ -93,7 +95,7 @@ class FillInMiddle:
         """(P,): which units are rearranged.
 
         documents, lengths: (P,), number and tokens of the document of each; begins: first token of a unit in it
-        seq_len: positions of a row, `FEWEST_POSITIONS` or more
+        seq_len: positions of a row, `FEWEST_FIM_POSITIONS` or more
 
         A document that is not longer than a row, but would be with its sentinels, is left as it is.
         """

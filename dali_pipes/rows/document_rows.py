@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
-from dali_pipes.objectives.fim import FillInMiddle, FimPieces, first_tokens, joined
+from dali_pipes.objectives.fim import ORDER_NAME, FillInMiddle, FimPieces, first_tokens, joined
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
 from dali_pipes.rows.fim_pieces import pieces_with_sentinels
@@ -154,6 +154,8 @@ class DocumentRows:
         self.num_windows = -(-self.num_documents // window_documents)
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
         self._fim = fim
+        if fim is not None:
+            self.order_name += f", {ORDER_NAME}"
         self._counts = WindowCounts()
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()

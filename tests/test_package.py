@@ -37,7 +37,7 @@ PUBLIC_NAMES = [
     "keyed_noise",
     "open_corpus",
 ]
-OPERATORS = ["permute", "rows", "segments", "shuffled_rows"]
+OPERATORS = ["gather_runs", "permute", "rows", "segments", "shuffled_rows"]
 
 
 _LOADER_PACKAGES = {"annotated_types", "dali_pipes", "pydantic", "pydantic_core", "typing_inspection"}

@@ -250,7 +250,9 @@ class Fim(Objective):
         path = self.tokenizer or tokenizer
         prefix, middle, suffix = (token if isinstance(token, int) else id_of(token, path) for token in given)
         if len({prefix, middle, suffix}) < 3:
-            raise ValueError(f"tokens: prefix, middle and suffix have ids {prefix}, {middle} and {suffix}; all must differ")
+            raise ValueError(
+                f"tokens: prefix, middle and suffix have ids {prefix}, {middle} and {suffix}; all must differ"
+            )
         return prefix, middle, suffix
 
     def identity(self) -> dict[str, Any]:

@@ -143,15 +143,17 @@ class GpuPlacement:
         The pinned memory has room for twice the pieces of the slot's first block. Blocks of more are copied from
         pageable memory, which costs the trainer's thread a copy; more pinned memory would cost everybody.
         """
-        table = np.concatenate(pieces)
         slot.num_pieces = len(pieces.starts)
-        if "pinned table" not in slot.arrays:
-            slot.arrays["pinned table"] = self.gpu.empty_pinned((2 * len(table) + 1024,), np.int64)
-        pinned = slot.arrays["pinned table"][: len(table)]
+        self._stage(slot, "table", np.concatenate(pieces))
+
+    def _stage(self, slot: Slot, name: str, table: Array) -> None:
+        if f"pinned {name}" not in slot.arrays:
+            slot.arrays[f"pinned {name}"] = self.gpu.empty_pinned((2 * len(table) + 1024,), np.int64)
+        pinned = slot.arrays[f"pinned {name}"][: len(table)]
         if len(pinned) == len(table):
             pinned[:] = table
             table = pinned
-        slot.arrays["table"] = table
+        slot.arrays[name] = table
 
     def _fill_from_pieces(self, slot: Slot, tokens: Array, loss_mask: Array, arrays: dict[str, Array]) -> None:
         """Send the tables of a block, whose tokens are on the device, and queue its kernels, for each width of rows."""

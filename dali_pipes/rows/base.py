@@ -108,6 +108,7 @@ class ReadableRows(Protocol):
     row_tokens: int
     first_token: int
     span: int
+    rearranges: bool
 
     def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array, /) -> Reads:
         """What to read for planned rows."""
@@ -124,6 +125,7 @@ class RowSource(Protocol):
     in_pieces:    whether rows are put together from pieces
     is_uniform:   whether every pass has the same number of rows, known without planning
     order_name:   name of the order of rows, kept in states: another order needs another name
+    rearranges:   whether pieces may be rearranged, so that rows have a `fim`
     most_planned: rows, over all ranks, that may be planned together; None: any number, as planning is arithmetic
     """
 
@@ -136,6 +138,7 @@ class RowSource(Protocol):
     in_pieces: bool
     is_uniform: bool
     order_name: str
+    rearranges: bool
     most_planned: int | None
 
     def count(self, pass_number: int, at_least: int | None = None, /) -> int:

@@ -153,7 +153,7 @@ class DocumentRows:
             self.order_name += f", {LENGTHS_NAME}"
         self.num_windows = -(-self.num_documents // window_documents)
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
-        self._fim = fim
+        self._fim, self.rearranges = fim, fim is not None
         if fim is not None:
             self.order_name += f", {ORDER_NAME}"
         self._counts = WindowCounts()

@@ -1,9 +1,9 @@
 """The pieces of documents some of which are rearranged, each planned with its sentinels: see `objectives.fim`.
 
-    T = 16, a document of 30 tokens; the parts that are split off have room for the sentinels
+T = 16, a document of 30 tokens; the parts that are split off have room for the sentinels
 
-    units are pieces       13 | 13 | 4        each of them rearranged or not:    16 | 13 | 7
-    units are documents    30 + 3             cut where rows end:                16 | 16 | 1
+units are pieces       13 | 13 | 4        each of them rearranged or not:    16 | 13 | 7
+units are documents    30 + 3             cut where rows end:                16 | 16 | 1
 """
 
 import numpy as np

@@ -120,6 +120,7 @@ class WindowRows:
 
     is_uniform = True
     most_planned: int | None = None
+    rearranges = False
 
     def __init__(
         self,

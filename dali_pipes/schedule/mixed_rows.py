@@ -63,6 +63,7 @@ class MixedRows:
         self.num_tokens = sum(source.num_tokens for source in self.sources)
         self.first_token, self.span = 0, int(bases[-1])
         self.in_pieces = first.in_pieces
+        self.rearranges = any(source.rearranges for source in self.sources)
         assert all(source.in_pieces == self.in_pieces for source in self.sources), "rows of pieces beside others"
         self.order_name = f"{MIXTURE_ORDER_NAME}, {first.order_name}"
         planned = [source.most_planned for source in self.sources if source.most_planned is not None]

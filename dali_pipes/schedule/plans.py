@@ -65,7 +65,14 @@ class Plan:
 
     def protect(self) -> None:
         """Make the arrays read-only: callers may hold views of them."""
-        for array in (self.row_ids, self.starts, self.widths, self.rows.sources, *(self.pieces or ()), *(self.rows.fim or ())):
+        for array in (
+            self.row_ids,
+            self.starts,
+            self.widths,
+            self.rows.sources,
+            *(self.pieces or ()),
+            *(self.rows.fim or ()),
+        ):
             if array is not None:
                 array.flags.writeable = False
 

@@ -55,6 +55,7 @@ def kernel_names() -> dict[str, list[str]]:
         **{
             name: [_kernel.expression(name, *pair) for pair in rows_dtype_pairs()] for name in ("rows", "shuffled_rows")
         },
+        "gather_runs": [_kernel.expression("gather_runs", dtype) for dtype in TOKEN_DTYPES],
         "segments": [*(_kernel.expression("segments", *dtypes) for dtypes in segments_dtypes()), "piece_begins"],
     }
 

@@ -28,6 +28,7 @@ from dali_pipes.tools.reports.batch_origin import (
     batch_origin,
     built_on_cpu,
     counted_from,
+    sentinels_of,
     source_configs,
 )
 from dali_pipes.tools.reports.token_text import TokenText
@@ -76,10 +77,14 @@ class PreviewRow:
     """Columns without a token; all of them in a padding row."""
     masked: int
     """Columns whose label is ignored, including padding and columns that are not shown."""
+    sentinels_in_data: int
+    """Ids of the row's documents that a model cannot tell from sentinels of fill-in-the-middle."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         own = {"padding": self.padding, "masked": self.masked, **self.outputs}
+        if self.sentinels_in_data:
+            own["sentinels_in_data"] = self.sentinels_in_data
         return {**self.origin.as_dict(), **own, "pieces": [piece.as_dict() for piece in self.pieces]}
 
 
@@ -154,8 +159,9 @@ def preview_batch(
             for name, own in configs.items()
         ]
         row_mode = ", ".join(dict.fromkeys(own.rows for own in configs.values()))
+        sentinels = [list(sentinels_of(own)) for own in configs.values()]
         writer = _RowWriter(
-            delimiters, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer
+            delimiters, sentinels, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer
         )
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
         how = config.context_parallel, config.context_split
@@ -206,17 +212,20 @@ class _RowWriter:
     """Describes rows of a batch, whose outputs are in `arrays`, for whole rows.
 
     delimiters: of each source, the ids that end and that start a document
+    sentinels: of each source, the ids that fill-in-the-middle inserts
     """
 
     def __init__(
         self,
         delimiters: Sequence[tuple[int | None, int | None]],
+        sentinels: Sequence[Sequence[int]],
         arrays: dict[str, Int64Array],
         ranges: Ranges,
         tokens: int,
         tokenizer: TokenText | None,
     ) -> None:
         self._delimiters, self._ranges, self._tokens, self._tokenizer = delimiters, ranges, tokens, tokenizer
+        self._sentinels = sentinels
         self._arrays = {
             name: np.concatenate([array[:, first:end] for first, end in ranges], 1) for name, array in arrays.items()
         }
@@ -230,12 +239,15 @@ class _RowWriter:
         )
         ids, delimiters = arrays["input_ids"], self._delimiters[origin.source or 0]
         pieces = [part for piece in shared for part in _at_delimiters(piece, ids, *delimiters)]
+        used = sum(piece.length for piece in pieces)
+        are_sentinels = np.isin(ids[:used], self._sentinels[origin.source or 0])
         return PreviewRow(
             replace(origin, pieces=tuple(shared)),
             tuple(self._piece(piece, arrays, is_masked) for piece in pieces),
             {name: array[: self._tokens].tolist() for name, array in arrays.items()},
-            len(labels) - sum(piece.length for piece in pieces),
+            len(labels) - used,
             int(np.count_nonzero(is_masked)),
+            int(np.count_nonzero(are_sentinels)) - sum(piece.sentinel is not None for piece in pieces),
         )
 
     def _piece(

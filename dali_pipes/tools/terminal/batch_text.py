@@ -52,7 +52,7 @@ def show_step(step: StepReport) -> None:
 
 def show_row(row: RowOrigin) -> None:
     """One line per fact, and one per piece if there are several."""
-    first = row.pieces[0]
+    first = row.first or row.pieces[0]
     facts = {
         "file": str(first.file),
         "offset": f"{first.offset:,}",
@@ -108,6 +108,8 @@ def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
     about = (
         f"row {row.origin.row}, row id {row.origin.row_id:,}{source}: {row.masked} of {preview.columns} labels ignored"
     )
+    if row.sentinels_in_data:
+        about += f", {counted(row.sentinels_in_data, 'sentinel')} of fim in the data itself"
     console.print(Text(about, style="bold"))
     for piece in row.pieces:
         about = _piece(piece.origin)
@@ -155,6 +157,8 @@ def _share(preview: BatchPreview) -> str:
 
 
 def _piece(piece: PieceOrigin) -> str:
+    if piece.file is None:
+        return f"column {piece.column}: sentinel before the {piece.sentinel}"
     columns = f"columns {piece.column} to {piece.column + piece.length - 1}"
     document = "" if piece.document is None else f"document {_document(piece)}, "
     return f"{columns}: {document}{printable(str(piece.file))} token {piece.offset:,}"

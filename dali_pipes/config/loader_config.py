@@ -281,8 +281,8 @@ class LoaderConfig(BaseModel):
 
     objective: Objectives = Field(
         (),
-        description="What is learned of a row, such as masked tokens: a list of tables with `kind`. []: the next token. "
-        "See Training objectives.",
+        description="What is learned of a row, such as masked tokens: a list of tables with `kind`, see Training "
+        "objectives. []: the next token.",
     )
 
     rank: int | None = Field(

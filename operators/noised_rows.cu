@@ -2,7 +2,7 @@
 // Compiled by NVRTC, by nvcc and, for tests, by g++: no headers but ours, no shared memory, 64-bit positions.
 #include "splitmix.cuh"
 
-constexpr unsigned char special = 1, starts_word = 2;
+constexpr unsigned char special = 1;  // any other bit means that the id begins a word
 constexpr long long row_columns = 5;
 
 static __device__ __forceinline__ unsigned char flags_of(

@@ -57,6 +57,8 @@ class Rows(NamedTuple):
     """The pieces that rows are put together from; None where each row is one run of tokens."""
     sources: Int64Array | None = None
     """(R,): number of the source of each row, -1 for padding; None: all are of the only one."""
+    passes: Int64Array | None = None
+    """(R,): the pass that each row is of; None: that of the epoch."""
 
 
 class Parts(NamedTuple):

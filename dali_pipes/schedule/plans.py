@@ -64,7 +64,7 @@ class Plan:
 
     def protect(self) -> None:
         """Make the arrays read-only: callers may hold views of them."""
-        for array in (self.row_ids, self.starts, self.widths, self.rows.sources, *(self.pieces or ())):
+        for array in (self.row_ids, self.widths, *self.rows[:1], *self.rows[2:], *(self.pieces or ())):
             if array is not None:
                 array.flags.writeable = False
 
@@ -72,8 +72,8 @@ class Plan:
         """The plan of rows begin ... end - 1, which are those of `steps`."""
         pieces = None if self.pieces is None else some_rows(self.pieces, begin, end)
         widths = None if self.widths is None else self.widths[begin:end]
-        sources = None if self.rows.sources is None else self.rows.sources[begin:end]
-        return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces, sources), widths)
+        sources, passes = (None if column is None else column[begin:end] for column in self.rows[2:])
+        return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces, sources, passes), widths)
 
     def width(self, seq_len: int) -> int:
         """Positions of the first row; `seq_len`: of all, where they do not differ."""

@@ -281,8 +281,8 @@ class LoaderConfig(BaseModel):
 
     objective: Objectives = Field(
         (),
-        description="What is learned of a row, such as masked tokens: a list of tables with `kind`. []: the next token. "
-        "See Training objectives.",
+        description="What is learned of a row, such as masked tokens: a list of tables with `kind`, see Training "
+        "objectives. []: the next token.",
     )
 
     rank: int | None = Field(
@@ -496,6 +496,25 @@ class LoaderConfig(BaseModel):
 
     def _check_objective(self) -> None:
         """What goes with `objective` and what does not."""
+        own = {name: source.objective for name, source in (self.mixture or {}).items() if source.objective is not None}
+        kinds = {entry.kind for entries in (self.objective, *own.values()) for entry in entries}
+        for name in self.outputs:
+            needed = OUTPUTS[name].needs_objective if name in OUTPUTS else ""
+            if needed and needed not in kinds:
+                raise ValueError(
+                    f'outputs: {name} needs an objective of kind = "{needed}", found '
+                    f"{', '.join(sorted(kinds)) or 'none'}; add the objective, or remove {name}"
+                )
+        users = [entry.kind for entries in (self.objective, *own.values()) for entry in entries if ":" in entry.kind]
+        if users and own:
+            raise ValueError(
+                f'objective: kind = "{users[0]}" is for all sources together, but mixture.{next(iter(own))} has an '
+                "objective to itself; use one or the other"
+            )
+        if "diffusion" in {entry.kind for entry in self.objectives} and "noisy_ids" not in self.outputs:
+            raise ValueError(
+                'objective: kind = "diffusion" writes its inputs to "noisy_ids", which is not in outputs; add it'
+            )
         for entry in self.objective:
             if isinstance(entry, Fim) and self.mixture is None:  # else in the configuration of each source
                 self._check_fim(entry)

@@ -4,8 +4,8 @@ objective = [{kind = "mlm", rate = 0.15, mask_id = 103}]
 objective = [{kind = "prefix"}, {kind = "goldfish", k = 4, h = 13}]
 objective = [{kind = "my_module:shuffled_spans", options = {rate = 0.1}}]
 
-Shares are exact, as weights are: 0.15 is 15/100, and a draw of 32 bits is compared with floor(share * 2**32). A new kind
-is a class here, in `KINDS`.
+Shares are exact, as weights are: 0.15 is 15/100, and a draw of 32 bits is compared with floor(share * 2**32). A new
+kind is a class here, in `KINDS`.
 """
 
 import functools
@@ -146,8 +146,8 @@ class Mlm(_Masking):
     keep: Share = Field(Fraction(1, 10), description="Share of the chosen ones that stay as they are.")
     words: str | None = Field(
         None,
-        description="Choose whole words: a `tokenizer.json`, or a `.npy` or `.json` file with 1 for each id that begins "
-        "a word, else 0.",
+        description="Choose whole words: a `tokenizer.json`, or a `.npy` or `.json` file with 1 for each id that "
+        "begins a word, else 0.",
     )
 
     @model_validator(mode="after")
@@ -307,7 +307,8 @@ def parse_objectives(value: Any) -> tuple[Objective, ...]:
     other = next((entry for entry in (*changing, *labels) if entry is not alone), None)
     if alone is not None and other is not None:
         raise ValueError(
-            f'kind = "{alone.kind}" sets the labels of a row, and does not go with kind = "{other.kind}"; use one of them'
+            f'kind = "{alone.kind}" sets the labels of a row, so it does not go with kind = "{other.kind}"; use one of '
+            "the two"
         )
     return entries
 

@@ -15,12 +15,13 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from dali_pipes.config.outputs import arrays_of, made_from_plans
+from dali_pipes.config.outputs import ROW_TABLE, arrays_of
 from dali_pipes.documents import Pieces
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.placement.base import Slot, range_error, refuse_bad_id
+from dali_pipes.placement.base import Slot, fields_of, range_error, refuse_bad_id
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
@@ -71,7 +72,9 @@ class GpuPlacement:
         self.gpu, self._source, self._schedule = gpu, source, schedule
         self._vocab_size, self._outputs = vocab_size, outputs
         self._seq_len, self._row_tokens = outputs.seq_len, source.rows.row_tokens
-        self._from_plan = made_from_plans(outputs.names)
+        self._from_plan = outputs.from_plan
+        self._scratch: dict[str, Array] = {}
+        self._tables: list[Array] | None = None
         for name in (*outputs.from_tokens, *self._from_plan):
             self._arrays[name] = gpu.empty(outputs.shape(name, max_rows), outputs.dtype(name))
         if outputs.in_pieces:  # for a piece at every position, so that a card that is full later on ends no run
@@ -80,6 +83,10 @@ class GpuPlacement:
         else:
             self._ignored = gpu.empty_pinned((self._seq_len,), outputs.dtype("labels"))
             self._ignored[:] = IGNORE_INDEX
+        for name in outputs.scratch:
+            self._scratch[name] = gpu.empty((max_rows, self._seq_len), outputs.index_dtype)
+        if outputs.transforms is not None:
+            self._tables = [None if table is None else self._on_device(table) for table in outputs.transforms.tables]
         self._bad = gpu.empty((2,), np.int64)
         self._tokens: Array = None
         self._loss_mask: Array = None
@@ -128,10 +135,27 @@ class GpuPlacement:
         self._slots.append(slot)
         return slot
 
+    def _on_device(self, table: npt.NDArray[np.uint8]) -> Array:
+        """A copy of a small table, for good. Blocks."""
+        pinned, array = self.gpu.empty_pinned(table.shape, table.dtype), self.gpu.empty(table.shape, table.dtype)
+        pinned[:] = table
+        with self.gpu.current():
+            self.gpu.copy(array, pinned)
+        self.gpu.wait_for_all()
+        return array
+
+    def _objective(self, arrays: dict[str, Array], first: int, end: int, width: int) -> dict[str, Any]:
+        """What `Outputs.fill` needs for the objectives of rows first ... end - 1 of a block."""
+        if self._tables is None:
+            return {}
+        size, shape = (end - first) * width, (end - first, width)
+        scratch = {name: array.reshape(-1)[:size].reshape(*shape) for name, array in self._scratch.items()}
+        return {"row_table": arrays[ROW_TABLE][first:end], "scratch": scratch, "tables": self._tables}
+
     def _stage_from_plan(self, slot: Slot) -> None:
         assert slot.plan is not None
-        for name in self._from_plan:
-            slot.arrays[name][: len(slot.plan.row_ids)] = slot.plan.field(name)
+        for name, values in fields_of(slot.plan, self._outputs).items():
+            slot.arrays[name][: len(values)] = values
 
     def _send_from_plan(self, slot: Slot, arrays: dict[str, Array]) -> None:
         for name in self._from_plan:
@@ -174,16 +198,18 @@ class GpuPlacement:
         for number, (count, width) in enumerate(runs):
             pieces = Pieces(offsets[row : row + count + 1], *tables)
             out = {name: part[number] for name, part in parts.items()}
-            self._outputs.fill(tokens, pieces, out, width=width, loss_mask=loss_mask, **check)
+            own = self._objective(arrays, row, row + count, width)
+            self._outputs.fill(tokens, pieces, out, width=width, loss_mask=loss_mask, **check, **own)
             row += count
 
     def _fill_from_runs(self, plan: Plan, tokens: Array, starts: Array, arrays: dict[str, Array]) -> None:
         """Queue the kernel of rows that are runs of tokens, at `starts` in `tokens`; None: one after another."""
-        ((_, width),) = runs = plan.runs(self._seq_len)
+        ((count, width),) = runs = plan.runs(self._seq_len)
         names = self._outputs.from_tokens
         out = {name: self._outputs.unfolded(name, arrays[name].reshape(-1), runs)[0] for name in names}
         check = {"vocab_size": self._vocab_size, "bad": self._bad}
-        self._outputs.fill(tokens, None, out, starts=starts, width=width, **check)
+        own = self._objective(arrays, 0, count, width)
+        self._outputs.fill(tokens, None, out, starts=starts, width=width, **check, **own)
         if plan.row_ids[-1] == PADDING:  # a rank gets at most one such row, at the end of an epoch
             self.gpu.copy(arrays["labels"][len(plan.row_ids) - 1], self._ignored)
 
@@ -254,5 +280,7 @@ class GpuPlacement:
     def _forget_memory(self) -> None:
         """Drop what copies and kernels used, after the last of them."""
         self._bad = self._tokens = self._loss_mask = self._table = self._work = None
+        self._tables = None
+        self._scratch.clear()
         self._arrays.clear()
         self._slots.clear()

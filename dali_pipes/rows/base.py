@@ -58,6 +58,8 @@ class Rows(NamedTuple):
     """The pieces that rows are put together from; None where each row is one run of tokens."""
     sources: Int64Array | None = None
     """(R,): number of the source of each row, -1 for padding; None: all are of the only one."""
+    passes: Int64Array | None = None
+    """(R,): the pass that each row is of; None: that of the epoch."""
     fim: FimPieces | None = None
     """How the pieces are rearranged: they hold sentinels, too, and start at the first of their tokens from the corpus;
     None: every piece is one run of tokens."""

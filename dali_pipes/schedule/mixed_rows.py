@@ -151,25 +151,31 @@ class MixedRows:
         self._source(int(numbers.max(initial=0)))
         sources = np.full(len(places), PADDING)
         sources[:num_real] = numbers
+        passes = np.zeros(len(places), np.int64)
         if not self._by_formula:
-            starts, pieces, fim = self._planned(len(places), numbers, counts, parts)
-            return Rows(starts, pieces, sources, fim)
+            starts, pieces, fim = self._planned(len(places), numbers, counts, parts, passes)
+            return Rows(starts, pieces, sources, passes, fim)
+        passes[:num_real] = counts // self._pass_rows[numbers]
         starts = np.zeros(len(places), np.int64)
         if num_real:
             starts[:num_real] = self._starts_by_formula(numbers, counts)
             if parts is not None:
                 starts[:num_real] += parts.numbers[:num_real] * parts.seq_len
-        return Rows(starts, None, sources)
+        return Rows(starts, None, sources, passes)
 
     def _planned(
-        self, num_rows: int, numbers: Int64Array, counts: Int64Array, parts: Parts | None
+        self, num_rows: int, numbers: Int64Array, counts: Int64Array, parts: Parts | None, all_passes: Int64Array
     ) -> tuple[Int64Array, Pieces | None, FimPieces | None]:
-        """First tokens and pieces of rows of sources whose passes have to be planned, and of padding after them."""
+        """First tokens and pieces of rows of sources whose passes have to be planned, and of padding after them.
+
+        all_passes: (num_rows,), is filled with the pass of each row
+        """
         starts = np.full(num_rows, -1 if self.in_pieces else 0)
         pieces_of: list[tuple[Int64Array, Pieces, FimPieces | None]] = []
         for number, whose in _groups(numbers):
             rows, base = self._source(number), int(self.bases[number])
             passes, own_places = rows.at(counts[whose])
+            all_passes[whose] = passes
             for pass_number, same in _groups(passes):
                 rising = same[np.argsort(own_places[same], kind="stable")]
                 at = whose[rising]

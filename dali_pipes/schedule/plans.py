@@ -65,14 +65,9 @@ class Plan:
 
     def protect(self) -> None:
         """Make the arrays read-only: callers may hold views of them."""
-        for array in (
-            self.row_ids,
-            self.starts,
-            self.widths,
-            self.rows.sources,
-            *(self.pieces or ()),
-            *(self.rows.fim or ()),
-        ):
+        rows = self.rows
+        columns = (*rows._replace(pieces=None, fim=None), *(rows.pieces or ()), *(rows.fim or ()))
+        for array in (self.row_ids, self.widths, *columns):
             if array is not None:
                 array.flags.writeable = False
 
@@ -80,11 +75,14 @@ class Plan:
         """The plan of rows begin ... end - 1, which are those of `steps`."""
         pieces = None if self.pieces is None else some_rows(self.pieces, begin, end)
         widths = None if self.widths is None else self.widths[begin:end]
-        sources = None if self.rows.sources is None else self.rows.sources[begin:end]
+        sources, passes = (
+            None if column is None else column[begin:end] for column in (self.rows.sources, self.rows.passes)
+        )
         fim = self.rows.fim
         if fim is not None and self.pieces is not None:
             fim = fim.chosen(slice(*self.pieces.row_offsets[[begin, end]].tolist()))
-        return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces, sources, fim), widths)
+        rows = Rows(self.starts[begin:end], pieces, sources, passes, fim)
+        return Plan(steps, self.row_ids[begin:end], rows, widths)
 
     def width(self, seq_len: int) -> int:
         """Positions of the first row; `seq_len`: of all, where they do not differ."""

@@ -39,8 +39,8 @@ def gather_runs(
     """Fill `out` with Q runs of tokens, and with ids that are not among the tokens.
 
     tokens: (N,), any integer dtype, contiguous, NumPy or CuPy; all other arrays are of the same kind.
-    starts, lengths, targets: int64 (Q,). Run q is tokens[start : start + length], and goes to out[target :]; runs do not
-        overlap there. A start below 0 stands for the id -1 - start, which `out` can hold, and has length 1.
+    starts, lengths, targets: int64 (Q,). Run q is tokens[start : start + length] and goes to out[target :], where runs
+        do not overlap. A start below 0 stands for the id -1 - start, which `out` can hold, and has length 1.
     out: (M,), of the dtype of the tokens, contiguous; does not overlap them.
     longest: no run is longer; the kernel's grid depends on it.
     loss_mask, out_mask: uint8 (N,) and (M,): which tokens are learned is moved along; ids that are not among the tokens
@@ -60,8 +60,8 @@ def gather_runs(
         size = len(tokens) if name == "loss_mask" else len(out)
         if array.dtype != dtype or array.shape != (size,) or not array.flags.c_contiguous:
             raise ValueError(
-                f"gather_runs: {name} has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; expected a "
-                f"contiguous array of shape ({size},), dtype {dtype}"
+                f"gather_runs: {name} has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; expected "
+                f"a contiguous array of shape ({size},), dtype {dtype}"
             )
     if len(starts):
         run = _gather_runs_cupy if on_device else _gather_runs_numpy

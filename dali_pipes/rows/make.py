@@ -47,10 +47,11 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
             f"document_start_id = {config.document_start_id} applies to files: documents of a synthetic corpus end "
             "with eos_id; leave it out"
         )
-    found = None
+    found, warning = None, None
     if config.uses_documents:
         found = find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
-    warning = "\n".join(filter(None, (found and found.warning, _too_wide(config, corpus)))) or None
+        warning = found.warning
+    warning = "\n".join(filter(None, (warning, _too_wide(config, corpus)))) or None
     if config.rows == "stream":
         return _window_rows(config, corpus, None if found is None else found.offsets, source), warning
     assert found is not None

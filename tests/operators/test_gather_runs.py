@@ -74,7 +74,7 @@ def test_runs_outside_are_refused(run: tuple[int, int, int]) -> None:
 def test_wrong_arrays_are_refused(xp: Backend) -> None:
     one = xp.array(np.zeros(1, np.int64))
     tokens, out = xp.array(np.zeros(4, np.uint16)), xp.array(np.zeros(4, np.int32))
-    with pytest.raises(ValueError, match="out .*int32.*uint16"):
+    with pytest.raises(ValueError, match=r"out .*int32.*uint16"):
         gather_runs(tokens, one, one, one, out, longest=1)
     with pytest.raises(ValueError, match="lengths"):
         gather_runs(tokens, one, xp.array(np.zeros(2, np.int64)), one, tokens, longest=1)

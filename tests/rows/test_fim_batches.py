@@ -75,9 +75,12 @@ def test_every_piece_equals_megatrons_rule(tmp_path_factory: pytest.TempPathFact
         documents = [[END, *ids] for ids in documents]
         delimiter = {"eos_id": None, "document_start_id": END}
     rows, seq_len = draw(st.sampled_from(["pack", "pad"])), draw(st.sampled_from([8, 9, 16, 31]))
-    fim = {"level": draw(st.sampled_from(["piece", "document"])), "rate": draw(st.sampled_from([0, 0.5, 1]))}
+    fim: dict[str, Any] = {
+        "level": draw(st.sampled_from(["piece", "document"])),
+        "rate": draw(st.sampled_from([0, 0.5, 1])),
+    }
     fim["spm"] = draw(st.sampled_from([0, 0.25, 1]))
-    how = {
+    how: dict[str, Any] = {
         "long_documents": draw(st.sampled_from(["split", "truncate", "drop"])),
         "seed": draw(st.integers(0, 2**64 - 1)),
     }
@@ -162,7 +165,7 @@ def test_a_state_of_other_settings_is_refused(tmp_path: Path, change: dict[str, 
         state = loader.state_dict()
     with load(corpus, change) as loader, pytest.raises(StateError, match="objective"):
         loader.load_state_dict(state)
-    with load(corpus, objective=[]) as loader, pytest.raises(StateError, match="objective|order"):
+    with load(corpus, objective=[]) as loader, pytest.raises(StateError, match=r"objective|order"):
         loader.load_state_dict(state)
 
 
@@ -202,9 +205,9 @@ def test_shares_of_context_parallel_ranks(tmp_path: Path) -> None:
 def test_sources_of_a_mixture(tmp_path: Path) -> None:
     """Each has its own: one with, one without, and one that is a stream of tokens."""
     folders = {name: write(tmp_path / name, some_documents(60 + number)) for number, name in enumerate("abc")}
-    mixture = {name: {"corpus": path, "weight": 1} for name, path in folders.items()}
-    mixture["a"]["objective"] = [{"kind": "fim", "tokens": TOKENS, "rate": 1}]  # type: ignore[assignment]
-    mixture["c"] |= {"rows": "stream"}  # type: ignore[assignment]
+    mixture: dict[str, Any] = {name: {"corpus": path, "weight": 1} for name, path in folders.items()}
+    mixture["a"]["objective"] = [{"kind": "fim", "tokens": TOKENS, "rate": 1}]
+    mixture["c"] |= {"rows": "stream"}
     outputs = ("input_ids", "segment_ids", "attention_mask", "source_ids", "row_ids")
     with load(None, mixture=mixture, objective=[], total_rows=90, outputs=outputs) as loader:
         found: dict[int, list[Ids]] = {0: [], 1: [], 2: []}
@@ -224,7 +227,7 @@ def test_sources_of_a_mixture(tmp_path: Path) -> None:
 
 def test_validation_is_as_it_is(tmp_path: Path) -> None:
     corpus = write(tmp_path, some_documents(80))
-    held_out = {"split": "validation", "validation_fraction": 0.3}
+    held_out: dict[str, Any] = {"split": "validation", "validation_fraction": 0.3}
     asked = [{"kind": "fim", "tokens": TOKENS, "rate": 1, "validation": True}]
     with load(corpus, {"rate": 1}, **held_out) as loader, load(corpus, objective=[], **held_out) as plain:
         for batch, expected in zip(loader, plain, strict=True):

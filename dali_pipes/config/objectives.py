@@ -234,8 +234,8 @@ class Fim(Objective):
     )
     level: Literal["piece", "document"] = Field(
         "piece",
-        description="What is rearranged of a document that is split. `piece`: each of its pieces apart; `document`: the "
-        "whole document, before it is split.",
+        description="What is rearranged of a document that is split. `piece`: each of its pieces apart; `document`: "
+        "the whole document, before it is split.",
     )
     tokenizer: str | None = Field(
         None, description="A `tokenizer.json` with the strings in `tokens`. None: the `tokenizer` of the loader."

@@ -37,9 +37,7 @@ def load(corpus: str | None, fim: dict[str, Any] | None = None, **changes: Any) 
     common |= {"batch_size": 3, "seq_len": T, "drop_last": False, "window_documents": 13, "seed": 5}
     common |= {"outputs": ("input_ids", "labels", "segment_ids", "attention_mask", "row_ids")}
     objective = [{"kind": "fim", "tokens": TOKENS, **(fim or {})}]
-    return TokenLoader(
-        **({} if corpus is None else {"corpus": corpus}), **{**common, "objective": objective, **changes}
-    )
+    return TokenLoader(**{**common, "corpus": corpus, "objective": objective, **changes})
 
 
 def pieces_in(batch: Any) -> list[Ids]:

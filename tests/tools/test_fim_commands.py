@@ -28,7 +28,7 @@ def write(tmp_path: Path, given: list[list[int]], **fim: Any) -> Path:
 @pytest.mark.parametrize("level", ["piece", "document"])
 def test_every_id_is_told(tmp_path: Path, level: str, share: dict[str, Any]) -> None:
     given = documents(60)
-    path = write(tmp_path, given, level=level)
+    path = write(tmp_path, given, level=level, rate=1)
     starts = np.cumsum([0, *map(len, given)])
     arguments = [part for name, value in share.items() for part in ("--set", f"{name}={json.dumps(value)}")]
     names = ("input_ids", "labels", "row_ids")
@@ -66,7 +66,7 @@ def test_every_id_is_told(tmp_path: Path, level: str, share: dict[str, Any]) -> 
             found = run_json("locate", path, *asked, "--row", number)
             assert found["position"] == row["position"] == next(p for p in row["pieces"] if "file" in p)["position"]
             assert list(map(_bare, found["pieces"])) == list(map(_bare, row["pieces"]))
-    assert sentinels > 5
+    assert sentinels >= 3
 
 
 def _bare(piece: dict[str, Any]) -> dict[str, Any]:

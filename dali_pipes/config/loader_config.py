@@ -42,7 +42,7 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
-from dali_pipes.config.objectives import Mlm, Objective, Objectives
+from dali_pipes.config.objectives import Goldfish, Mlm, Objective, Objectives
 from dali_pipes.config.outputs import OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
@@ -511,6 +511,13 @@ class LoaderConfig(BaseModel):
                 f'objective: kind = "{users[0]}" is for all sources together, but mixture.{next(iter(own))} has an '
                 "objective to itself; use one or the other"
             )
+        if len(self._goldfishes) > 1:
+            raise ValueError(
+                'objective: kind = "goldfish" has different k or h in sources of the mixture; use the same in all'
+            )
+        for entry in self._goldfishes:
+            if self.mtp > entry.h:
+                raise ValueError(f'objective: kind = "goldfish" has h = {entry.h}, but mtp = {self.mtp} needs as many')
         if "diffusion" in {entry.kind for entry in self.objectives} and "noisy_ids" not in self.outputs:
             raise ValueError(
                 'objective: kind = "diffusion" writes its inputs to "noisy_ids", which is not in outputs; add it'
@@ -740,6 +747,11 @@ class LoaderConfig(BaseModel):
         return tuple(entry for entry in self.objective if self.split == "train" or entry.validation)
 
     @property
+    def goldfish(self) -> Goldfish | None:
+        """The entry of `objective` of this kind, if this split uses it."""
+        return next((entry for entry in self.objectives if isinstance(entry, Goldfish)), None)
+
+    @property
     def weights(self) -> dict[str, Fraction | Literal["size"]]:
         """The weights at the start, by source; empty without a mixture."""
         return {name: source.weight for name, source in (self.mixture or {}).items()}
@@ -750,11 +762,20 @@ class LoaderConfig(BaseModel):
         return {self.rows} if self.mixture is None else {source.rows or self.rows for source in self.mixture.values()}
 
     @property
+    def _goldfishes(self) -> set[Goldfish]:
+        """The different entries of this kind, of all sources of a mixture."""
+        given = [source.objective for source in (self.mixture or {}).values()]
+        entries = [self.objective if own is None else own for own in given] if given else [self.objective]
+        found = [entry for own in entries for entry in own if isinstance(entry, Goldfish)]
+        return {entry for entry in found if self.split == "train" or entry.validation}
+
+    @property
     def uses_documents(self) -> bool:
         """Whether rows, labels or outputs depend on where documents begin and end; of any source of a mixture."""
         return (
             self._row_modes != {"stream"}
             or self.masks_boundaries
+            or self._goldfishes
             or any(OUTPUTS[name].tells_documents for name in self.outputs)
         )
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.documents import Pieces
 from dali_pipes.monitoring.stats import BlockTimes
 from dali_pipes.operators import shuffled_rows
 from dali_pipes.placement.base import Slot
@@ -50,6 +49,8 @@ class DevicePlacement(GpuPlacement):
         if self.plans_rows and not outputs.in_pieces:
             self._starts = gpu.empty((max_rows,), np.int64)
         self._hold_corpus()
+        if outputs.goldfish is not None:
+            self._learned = gpu.empty((source.rows.span,), np.uint8)
 
     def _hold_corpus(self) -> None:
         """Put what rows read of the corpus where kernels can read it, as `_tokens` and `_loss_mask`. Blocks."""
@@ -76,8 +77,8 @@ class DevicePlacement(GpuPlacement):
         if plan.pieces is None:
             slot.arrays["starts"][: len(plan.starts)] = plan.starts - first
         else:
-            offsets, starts, lengths, ends = plan.pieces
-            self._stage_tables(slot, Pieces(offsets, starts - first, lengths, ends - first))
+            starts, ends = plan.pieces.starts - first, plan.pieces.document_ends - first
+            self._stage_tables(slot, plan.pieces._replace(starts=starts, document_ends=ends))
         self._stage_from_plan(slot)
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:

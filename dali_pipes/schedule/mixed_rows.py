@@ -59,6 +59,7 @@ class MixedRows:
         first = self.sources[0]
         self.seq_len = self.stride = first.seq_len
         self.row_tokens = max(source.row_tokens for source in self.sources)
+        self.lookback = max(source.lookback for source in self.sources)
         self.num_tokens = sum(source.num_tokens for source in self.sources)
         self.first_token, self.span = 0, int(bases[-1])
         self.in_pieces = first.in_pieces
@@ -184,7 +185,7 @@ class MixedRows:
                     pieces_of.append(
                         (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
                     )
-        return starts, _merged(num_rows, pieces_of) if self.in_pieces else None
+        return starts, _merged(num_rows, pieces_of, self.lookback > 0) if self.in_pieces else None
 
     def _starts_by_formula(self, sources: Int64Array, counts: Int64Array) -> Int64Array:
         """First tokens of rows, at least one, of sources whose passes are formulas. All are permuted in one call."""
@@ -392,16 +393,19 @@ def _sorted(numbers: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     return order, firsts, np.diff(firsts, append=len(numbers))
 
 
-def _merged(num_rows: int, parts: Sequence[tuple[Int64Array, Pieces]]) -> Pieces:
+def _merged(num_rows: int, parts: Sequence[tuple[Int64Array, Pieces]], looks_back: bool) -> Pieces:
     """The pieces of rows that were planned in parts: for each part, which rows it has, and their pieces."""
     counts = np.zeros(num_rows, np.int64)
     for at, pieces in parts:
         counts[at] = np.diff(pieces.row_offsets)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     columns = [np.empty(int(offsets[-1]), np.int64) for _ in range(3)]
+    lookback = np.empty((len(columns[0]), 3), np.int64) if looks_back else None
     for at, pieces in parts:
         sizes = np.diff(pieces.row_offsets)
         targets = np.repeat(offsets[at] - pieces.row_offsets[:-1], sizes) + np.arange(len(pieces.starts))
-        for column, values in zip(columns, pieces[1:], strict=True):
+        for column, values in zip(columns, pieces[1:4], strict=True):
             column[targets] = values
-    return Pieces(offsets, *columns)
+        if lookback is not None:
+            lookback[targets] = pieces.lookback
+    return Pieces(offsets, *columns, lookback)

@@ -89,22 +89,28 @@ class Plan:
     def row_begins(self, rows: ReadableRows) -> Int64Array:
         """Where each row begins in a buffer, and the end of the last: (R + 1,).
 
-        A row takes the tokens of its positions there, and those that are labels alone.
+        A row takes the tokens of its positions there, those that are labels alone, and those before its pieces.
         """
+        extra = rows.row_tokens - rows.seq_len
+        if self.pieces is not None and self.pieces.lookback is not None:
+            sizes = np.full(len(self.row_ids), rows.row_tokens) if self.widths is None else self.widths + extra
+            before = np.concatenate(([0], np.cumsum(self.pieces.tokens_before)))[self.pieces.row_offsets]
+            return np.concatenate(([0], np.cumsum(sizes + np.diff(before))))
         if self.widths is None:
             return _even_begins(len(self.row_ids), rows.row_tokens)
-        return np.concatenate(([0], np.cumsum(self.widths + (rows.row_tokens - rows.seq_len))))
+        return np.concatenate(([0], np.cumsum(self.widths + extra)))
 
     def position(self, row: int, column: int) -> int:
-        """Where in the corpus the token at `column` of a row comes from."""
+        """Where in the corpus the token at `column` of what is read for a row comes from."""
         if self.pieces is None or self.starts[row] < 0:
             return int(self.starts[row]) + column
         piece = int(self.pieces.row_offsets[row])
         last = int(self.pieces.row_offsets[row + 1]) - 1
-        while piece < last and column >= self.pieces.lengths[piece]:
-            column -= int(self.pieces.lengths[piece])
+        before = self.pieces.tokens_before
+        while piece < last and column >= before[piece] + self.pieces.lengths[piece]:
+            column -= int(before[piece] + self.pieces.lengths[piece])
             piece += 1
-        return int(self.pieces.starts[piece]) + column
+        return int(self.pieces.starts[piece] - before[piece]) + column
 
 
 @lru_cache(16)

@@ -13,6 +13,7 @@ from dali_pipes.placement.selection import GPU_PLACEMENTS
 
 MLM: dict[str, Any] = {"kind": "mlm", "mask_id": 200, "rate": 0.4, "special_ids": [5, 8]}
 DIFFUSION: dict[str, Any] = {"kind": "diffusion", "mask_id": 7}
+GOLDFISH: dict[str, Any] = {"kind": "goldfish", "h": 3, "k": 3}
 BASE = ("input_ids", "labels", "row_ids")
 KINDS: dict[str, dict[str, Any]] = {
     "mlm": {"objective": [MLM]},
@@ -20,6 +21,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "mlm in buckets": {"objective": [MLM], "rows": "pad", "length_buckets": (2, 4)},
     "diffusion": {"objective": [DIFFUSION], "outputs": (*BASE, "noisy_ids", "masked", "p_mask"), "mask_dtype": "bool"},
     "prefix": {"objective": [{"kind": "prefix"}], "outputs": (*BASE, "prefix_lengths"), "mtp": 2},
+    "goldfish": {"objective": [GOLDFISH], "outputs": (*BASE, "loss_mask"), "stride": 5},
+    "goldfish in documents": {"objective": [GOLDFISH], "rows": "pack", "mtp": 2},
     "drop": {"objective": [{"kind": "drop", "rate": 0.3, "drop_id": 9}], "index_dtype": "int32"},
 }
 

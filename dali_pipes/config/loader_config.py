@@ -43,7 +43,7 @@ from dali_pipes.config.mixture import (
     parse_sources,
 )
 from dali_pipes.config.objectives import Goldfish, Mlm, Objective, Objectives
-from dali_pipes.config.outputs import OUTPUT_NAMES, OUTPUTS
+from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
     Source,
@@ -262,7 +262,9 @@ class LoaderConfig(BaseModel):
         "`mixture`: with other sources or weights, continue every source where it was.",
     )
     outputs: tuple[str, ...] = Field(
-        ("input_ids", "labels"), description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}."
+        ("input_ids", "labels"),
+        description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}. With `objective` also "
+        f"{', '.join(f'`{name}`' for name in OBJECTIVE_OUTPUTS)}.",
     )
     index_dtype: Literal["int64", "int32"] = Field(
         "int64",
@@ -445,10 +447,11 @@ class LoaderConfig(BaseModel):
             )
         if self.split == "validation" and self.skip_steps:
             raise ValueError('skip_steps applies to training only: set skip_steps = [] with split = "validation"')
-        unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]
+        known = (*OUTPUT_NAMES, *OBJECTIVE_OUTPUTS)
+        unknown = [name for name in self.outputs if name not in known]
         if unknown or not self.outputs or len(set(self.outputs)) != len(self.outputs):
             raise ValueError(
-                f"outputs = {list(self.outputs)}: expected one or more distinct names from {', '.join(OUTPUT_NAMES)}"
+                f"outputs = {list(self.outputs)}: expected one or more distinct names from {', '.join(known)}"
                 + (f"; {unknown[0]!r} is not one of them" if unknown else "")
             )
         if self.vocab_size is not None and self._row_modes != {"stream"} and self.pad_id >= self.vocab_size:

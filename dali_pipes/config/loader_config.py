@@ -518,9 +518,11 @@ class LoaderConfig(BaseModel):
             raise ValueError(
                 'objective: kind = "goldfish" has different k or h in sources of the mixture; use the same in all'
             )
-        for entry in self._goldfishes:
-            if self.mtp > entry.h:
-                raise ValueError(f'objective: kind = "goldfish" has h = {entry.h}, but mtp = {self.mtp} needs as many')
+        for goldfish in self._goldfishes:
+            if self.mtp > goldfish.h:
+                raise ValueError(
+                    f'objective: kind = "goldfish" has h = {goldfish.h}, which must be at least mtp = {self.mtp}'
+                )
         if "diffusion" in {entry.kind for entry in self.objectives} and "noisy_ids" not in self.outputs:
             raise ValueError(
                 'objective: kind = "diffusion" writes its inputs to "noisy_ids", which is not in outputs; add it'
@@ -778,7 +780,7 @@ class LoaderConfig(BaseModel):
         return (
             self._row_modes != {"stream"}
             or self.masks_boundaries
-            or self._goldfishes
+            or bool(self._goldfishes)
             or any(OUTPUTS[name].tells_documents for name in self.outputs)
         )
 

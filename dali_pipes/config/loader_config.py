@@ -42,8 +42,8 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
-from dali_pipes.config.objectives import FEWEST_FIM_POSITIONS, Fim, Mlm, Objective, Objectives
-from dali_pipes.config.outputs import OUTPUT_NAMES, OUTPUTS
+from dali_pipes.config.objectives import FEWEST_FIM_POSITIONS, Fim, Goldfish, Mlm, Objective, Objectives
+from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
     Source,
@@ -262,7 +262,9 @@ class LoaderConfig(BaseModel):
         "`mixture`: with other sources or weights, continue every source where it was.",
     )
     outputs: tuple[str, ...] = Field(
-        ("input_ids", "labels"), description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}."
+        ("input_ids", "labels"),
+        description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}. With `objective` also "
+        f"{', '.join(f'`{name}`' for name in OBJECTIVE_OUTPUTS)}.",
     )
     index_dtype: Literal["int64", "int32"] = Field(
         "int64",
@@ -445,10 +447,11 @@ class LoaderConfig(BaseModel):
             )
         if self.split == "validation" and self.skip_steps:
             raise ValueError('skip_steps applies to training only: set skip_steps = [] with split = "validation"')
-        unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]
+        known = (*OUTPUT_NAMES, *OBJECTIVE_OUTPUTS)
+        unknown = [name for name in self.outputs if name not in known]
         if unknown or not self.outputs or len(set(self.outputs)) != len(self.outputs):
             raise ValueError(
-                f"outputs = {list(self.outputs)}: expected one or more distinct names from {', '.join(OUTPUT_NAMES)}"
+                f"outputs = {list(self.outputs)}: expected one or more distinct names from {', '.join(known)}"
                 + (f"; {unknown[0]!r} is not one of them" if unknown else "")
             )
         if self.vocab_size is not None and self._row_modes != {"stream"} and self.pad_id >= self.vocab_size:
@@ -511,6 +514,15 @@ class LoaderConfig(BaseModel):
                 f'objective: kind = "{users[0]}" is for all sources together, but mixture.{next(iter(own))} has an '
                 "objective to itself; use one or the other"
             )
+        if len(self._goldfishes) > 1:
+            raise ValueError(
+                'objective: kind = "goldfish" has different k or h in sources of the mixture; use the same in all'
+            )
+        for goldfish in self._goldfishes:
+            if self.mtp > goldfish.h:
+                raise ValueError(
+                    f'objective: kind = "goldfish" has h = {goldfish.h}, which must be at least mtp = {self.mtp}'
+                )
         if "diffusion" in {entry.kind for entry in self.objectives} and "noisy_ids" not in self.outputs:
             raise ValueError(
                 'objective: kind = "diffusion" writes its inputs to "noisy_ids", which is not in outputs; add it'
@@ -545,6 +557,11 @@ class LoaderConfig(BaseModel):
             raise ValueError(
                 f'objective: kind = "fim" needs rows of {FEWEST_FIM_POSITIONS} positions or more, because three of '
                 f"them are sentinels; seq_len = {shortest} is too short"
+            )
+        if any(isinstance(other, Goldfish) for other in self.objective):
+            raise ValueError(
+                'objective: kind = "goldfish" hashes the ids before a label in its document, which kind = "fim" moves; '
+                "use one of them"
             )
         try:
             ids = entry.ids(self.tokenizer)
@@ -764,6 +781,11 @@ class LoaderConfig(BaseModel):
         return tuple(entry for entry in self.objective if self.split == "train" or entry.validation)
 
     @property
+    def goldfish(self) -> Goldfish | None:
+        """The entry of `objective` of this kind, if this split uses it."""
+        return next((entry for entry in self.objectives if isinstance(entry, Goldfish)), None)
+
+    @property
     def weights(self) -> dict[str, Fraction | Literal["size"]]:
         """The weights at the start, by source; empty without a mixture."""
         return {name: source.weight for name, source in (self.mixture or {}).items()}
@@ -774,11 +796,20 @@ class LoaderConfig(BaseModel):
         return {self.rows} if self.mixture is None else {source.rows or self.rows for source in self.mixture.values()}
 
     @property
+    def _goldfishes(self) -> set[Goldfish]:
+        """The different entries of this kind, of all sources of a mixture."""
+        given = [source.objective for source in (self.mixture or {}).values()]
+        entries = [self.objective if own is None else own for own in given] if given else [self.objective]
+        found = [entry for own in entries for entry in own if isinstance(entry, Goldfish)]
+        return {entry for entry in found if self.split == "train" or entry.validation}
+
+    @property
     def uses_documents(self) -> bool:
         """Whether rows, labels or outputs depend on where documents begin and end; of any source of a mixture."""
         return (
             self._row_modes != {"stream"}
             or self.masks_boundaries
+            or bool(self._goldfishes)
             or any(OUTPUTS[name].tells_documents for name in self.outputs)
         )
 

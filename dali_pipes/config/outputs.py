@@ -170,8 +170,11 @@ OUTPUTS = {
 }
 """By name, in the order in which messages list them."""
 
-OUTPUT_NAMES = tuple(name for name, spec in OUTPUTS.items() if not spec.with_field)
+OUTPUT_NAMES = tuple(name for name, spec in OUTPUTS.items() if not spec.with_field and not spec.needs_objective)
 """Names that the setting `outputs` accepts."""
+
+OBJECTIVE_OUTPUTS = tuple(name for name, spec in OUTPUTS.items() if spec.needs_objective)
+"""Names that it accepts with the setting `objective`."""
 
 
 def on_host(name: str) -> bool:

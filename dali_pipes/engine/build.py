@@ -329,6 +329,7 @@ def make_outputs(
         draws=draws,
         transforms=transforms,
         has_loss_mask=source.has_loss_mask,
+        goldfish=next((own.goldfish for own in config.sources.values() or (config,) if own.goldfish is not None), None),
     )
 
 

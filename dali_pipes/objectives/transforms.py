@@ -70,7 +70,7 @@ class Transforms:
             numbers.append(known[key] if entry in source.active else -1)
         has_prefix = any(isinstance(entry, Prefix) for source in sources for entry in source.entries)
         if has_prefix and not passes:
-            passes.append(_Pass(NoiseRule(_NO_ROWS), None, False))
+            passes.append(_Pass(NoiseRule(_NO_ROWS, own_labels=False), None, False))
         if not passes and not users:
             return None
         passes.sort(key=lambda one: one.is_diffusion)  # which reads what the others have written

@@ -45,7 +45,7 @@ class CpuPlacement:
         self, source: Source, schedule: Schedule, outputs: Outputs, *, vocab_size: int | None, narrow: bool
     ) -> None:
         self._source, self._schedule, self._outputs, self._vocab_size = source, schedule, outputs, vocab_size
-        self._row_tokens = source.rows.row_tokens
+        self._row_tokens = source.rows.row_tokens + source.rows.lookback
         self._dtypes = {name: outputs.dtype(name) for name in (*outputs.from_tokens, *outputs.from_plan)}
         if narrow and not outputs.in_pieces and outputs.transforms is None:
             signed = np.dtype(np.int32 if np.can_cast(source.dtype, np.int32) else np.int64)
@@ -97,6 +97,7 @@ class CpuPlacement:
         else:
             parts = {name: outputs.unfolded(name, lines[name], runs) for name in outputs.from_tokens}
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
+        loss_mask = outputs.learned(tokens, pieces, loss_mask)
         row = 0
         for name, values in fields_of(plan, outputs).items():
             lines[name][:] = values

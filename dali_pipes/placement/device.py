@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.documents import Pieces, staged
+from dali_pipes.documents import staged
 from dali_pipes.monitoring.stats import BlockTimes
 from dali_pipes.operators import gather_runs, shuffled_rows
 from dali_pipes.placement.base import Slot
@@ -54,6 +54,9 @@ class DevicePlacement(GpuPlacement):
         if source.rows.rearranges:
             self._gathered = _Gathered(gpu, max_rows * self._row_tokens, source)
         self._hold_corpus()
+        if outputs.goldfish is not None:
+            size = max_rows * self._row_tokens if source.rows.rearranges else 0
+            self._learned = gpu.empty((max(source.rows.span, size),), np.uint8)
 
     def _hold_corpus(self) -> None:
         """Put what rows read of the corpus where kernels can read it, as `_tokens` and `_loss_mask`. Blocks."""
@@ -87,8 +90,8 @@ class DevicePlacement(GpuPlacement):
             self._stage(slot, "runs", np.concatenate([starts, reads.lengths, reads.targets]))
             self._stage_tables(slot, staged(plan.pieces, row_begins))
         else:
-            offsets, starts, lengths, ends = plan.pieces
-            self._stage_tables(slot, Pieces(offsets, starts - first, lengths, ends - first))
+            starts, ends = plan.pieces.starts - first, plan.pieces.document_ends - first
+            self._stage_tables(slot, plan.pieces._replace(starts=starts, document_ends=ends))
         self._stage_from_plan(slot)
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:

@@ -71,14 +71,15 @@ class GpuPlacement:
         self._work: Array = None
         self.gpu, self._source, self._schedule = gpu, source, schedule
         self._vocab_size, self._outputs = vocab_size, outputs
-        self._seq_len, self._row_tokens = outputs.seq_len, source.rows.row_tokens
+        self._seq_len, self._row_tokens = outputs.seq_len, source.rows.row_tokens + source.rows.lookback
         self._from_plan = outputs.from_plan
         self._scratch: dict[str, Array] = {}
         self._tables: list[Array] | None = None
         for name in (*outputs.from_tokens, *self._from_plan):
             self._arrays[name] = gpu.empty(outputs.shape(name, max_rows), outputs.dtype(name))
         if outputs.in_pieces:  # for a piece at every position, so that a card that is full later on ends no run
-            self._table = gpu.empty((max_rows + 1 + 3 * max_rows * self._seq_len,), np.int64)
+            columns = 3 if outputs.goldfish is None else 6
+            self._table = gpu.empty((max_rows + 1 + columns * max_rows * self._seq_len,), np.int64)
             self._work = gpu.empty((outputs.work_size(max_rows),), np.int64)
         else:
             self._ignored = gpu.empty_pinned((self._seq_len,), outputs.dtype("labels"))
@@ -90,6 +91,7 @@ class GpuPlacement:
         self._bad = gpu.empty((2,), np.int64)
         self._tokens: Array = None
         self._loss_mask: Array = None
+        self._learned: Array = None  # for objectives, which labels are learned, at the places of their tokens
         self._no_bad_id = gpu.empty_pinned((2,), np.int64)
         self._no_bad_id[:] = _NO_BAD_ID
         self._unused += [_Readback(gpu) for _ in range(_READBACKS)]
@@ -168,7 +170,7 @@ class GpuPlacement:
         pageable memory, which costs the trainer's thread a copy; more pinned memory would cost everybody.
         """
         slot.num_pieces = len(pieces.starts)
-        self._stage(slot, "table", np.concatenate(pieces))
+        self._stage(slot, "table", np.concatenate([column.reshape(-1) for column in pieces if column is not None]))
 
     def _stage(self, slot: Slot, name: str, table: Array) -> None:
         if f"pinned {name}" not in slot.arrays:
@@ -182,7 +184,9 @@ class GpuPlacement:
     def _fill_from_pieces(self, slot: Slot, tokens: Array, loss_mask: Array, arrays: dict[str, Array]) -> None:
         """Send the tables of a block, whose tokens are on the device, and queue its kernels, for each width of rows."""
         assert slot.plan is not None
-        sizes = len(slot.plan.row_ids) + 1, *[slot.num_pieces] * 3
+        sizes = [len(slot.plan.row_ids) + 1, *[slot.num_pieces] * 3]
+        if self._outputs.goldfish is not None:
+            sizes.append(3 * slot.num_pieces)
         size = sum(sizes)
         self.gpu.copy(self._table[:size], slot.arrays["table"])
         self.gpu.record(slot.arrays["copied"])
@@ -191,12 +195,15 @@ class GpuPlacement:
             columns.append(self._table[end : end + column])
             end += column
         offsets, *tables = columns
+        if self._outputs.goldfish is not None:
+            whole = Pieces(offsets, *tables[:3], tables[3].reshape(slot.num_pieces, 3))
+            loss_mask = self._outputs.learned(tokens, whole, loss_mask, self._learned[: len(tokens)])
         runs, row = slot.plan.runs(self._seq_len), 0
         names = self._outputs.from_tokens
         parts = {name: self._outputs.unfolded(name, arrays[name].reshape(-1), runs) for name in names}
         check = {"vocab_size": self._vocab_size, "bad": self._bad, "work": self._work}
         for number, (count, width) in enumerate(runs):
-            pieces = Pieces(offsets[row : row + count + 1], *tables)
+            pieces = Pieces(offsets[row : row + count + 1], *tables[:3])
             out = {name: part[number] for name, part in parts.items()}
             own = self._objective(arrays, row, row + count, width)
             self._outputs.fill(tokens, pieces, out, width=width, loss_mask=loss_mask, **check, **own)
@@ -279,7 +286,7 @@ class GpuPlacement:
 
     def _forget_memory(self) -> None:
         """Drop what copies and kernels used, after the last of them."""
-        self._bad = self._tokens = self._loss_mask = self._table = self._work = None
+        self._bad = self._tokens = self._loss_mask = self._learned = self._table = self._work = None
         self._tables = None
         self._scratch.clear()
         self._arrays.clear()

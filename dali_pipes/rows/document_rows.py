@@ -109,6 +109,7 @@ class DocumentRows:
     num_documents: those that are kept.
     blocks: makes orders, and a share, of blocks of documents; None: of single documents.
     fim: rearranges documents, whose pieces are then planned with their sentinels; None: no document.
+    lookback: tokens of its document before a piece that are read with it, if the piece has as many; see `WindowCuts`.
     """
 
     in_pieces = True
@@ -133,7 +134,9 @@ class DocumentRows:
         share: Fraction | None = None,
         blocks: BlockShape | None = None,
         fim: FillInMiddle | None = None,
+        lookback: int | None = None,
     ) -> None:
+        self._lookback, self.lookback = lookback, seq_len if lookback else 0
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
@@ -261,7 +264,7 @@ class DocumentRows:
         """Rows (rising; -1, at the end, is a row without pieces) of an epoch. Plans their windows, which blocks."""
         assert parts is None, "rows of documents are not cut into parts"
         real = row_ids[row_ids >= 0]
-        planned: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        planned: list[tuple[Int64Array, Int64Array, Int64Array, Int64Array]] = []
         rearranged: list[FimPieces] = []
         counts: list[Int64Array] = []
         if len(real):
@@ -280,32 +283,45 @@ class DocumentRows:
             first = packing.row_offsets[rows].astype(np.int64)
             size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
+            begins = packing.piece_begins[at].astype(np.int64)
             lengths = packing.piece_lengths[at].astype(np.int64)
             if self._fim is None:
-                starts = self.offsets[packing.piece_documents[at]] + packing.piece_begins[at]
+                starts = self.offsets[packing.piece_documents[at]] + begins
             else:
                 rearranged.append(self._rearranged(self._fim, packing, at, epoch, mark.window))
                 starts = first_tokens(rearranged[-1], lengths)
-            planned.append((starts, lengths, starts + lengths))
+            planned.append((starts, lengths, starts + lengths, begins))
             counts.append(size)
         counts.append(np.zeros(len(row_ids) - len(real), np.int64))
         row_offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
         empty = np.zeros(0, np.int64)
-        columns = (
-            [np.concatenate(column) for column in zip(*planned, strict=True)] if planned else [empty, empty, empty]
-        )
-        pieces = Pieces(row_offsets, *columns)
+        columns = [np.concatenate(column) for column in zip(*planned, strict=True)] if planned else [empty] * 4
+        pieces = Pieces(row_offsets, *columns[:3])
+        if self._lookback is not None:
+            pieces = pieces._replace(lookback=self._lookback_of(pieces.lengths, columns[3]))
         starts = np.full(len(row_ids), -1)
         starts[: len(real)] = pieces.starts[row_offsets[: len(real)]]
         return Rows(starts, pieces, fim=None if self._fim is None else joined(rearranged))
 
+    def _lookback_of(self, lengths: Int64Array, begins: Int64Array) -> Int64Array:
+        """(P, 3) of pieces that begin so many tokens after their documents' first: see `Pieces.lookback`."""
+        if not self._lookback:
+            return np.stack((np.zeros_like(lengths), np.zeros_like(lengths), lengths), 1)
+        before = np.minimum(begins, self._lookback)
+        before[before > lengths] = 0  # so that what is read is at most twice the row
+        return np.stack((before, lengths, lengths), 1)
+
     def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array) -> Reads:
         """Each piece, or run of a rearranged one, is read separately; the pieces of a row follow one another."""
-        assert rows.pieces is not None
-        targets, runs = staged(rows.pieces, begins).starts, rows.runs()
-        if runs is None:
-            return Reads(rows.pieces.starts, rows.pieces.lengths, targets)
-        return Reads(runs.starts, runs.lengths, targets[runs.pieces] + runs.begins)
+        pieces, runs = rows.pieces, rows.runs()
+        assert pieces is not None
+        starts = staged(pieces, begins).starts
+        if runs is not None:
+            return Reads(runs.starts, runs.lengths, starts[runs.pieces] + runs.begins)
+        if pieces.lookback is None:
+            return Reads(pieces.starts, pieces.lengths, starts)
+        before = pieces.tokens_before
+        return Reads(pieces.starts - before, pieces.lengths + before, starts - before)
 
     def formula(self, epoch: int) -> KeyedRange | None:
         """None: rows depend on the documents."""

@@ -29,6 +29,8 @@ class Named(NamedTuple):
     """Of its rows or documents; None: all."""
     in_pieces: bool
     """Whether rows of any source are put together from pieces: then those of all are."""
+    looks_back: bool = False
+    """Whether rows of any source read tokens before their own."""
 
 
 def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None) -> tuple[RowSource, str | None]:
@@ -65,7 +67,8 @@ def _window_rows(
     cuts = None
     if config.uses_pieces or corpus.loss_mask is not None or (source is not None and source.in_pieces):
         limit = windows.first + windows.num_tokens
-        cuts = WindowCuts(offsets, max(1, config.mtp), limit, config.masks_boundaries)
+        lookback = _lookback(config, source)
+        cuts = WindowCuts(offsets, max(1, config.mtp), limit, config.masks_boundaries, lookback, windows.first)
     return WindowRows(
         windows,
         shuffle=_shuffles(config),
@@ -96,6 +99,7 @@ def _document_rows(
         name=None if source is None else source.name,
         share=None if source is None else source.share,
         blocks=_blocks(config),
+        lookback=_lookback(config, source),
         fim=fim,
     )
 
@@ -120,6 +124,13 @@ def _fim(config: LoaderConfig, corpus: Corpus, documents: Documents) -> FillInMi
         keeps_first=int(are_delimited(corpus, documents.offsets, config.document_start_id, at_end=False)),
         keeps_last=int(are_delimited(corpus, documents.offsets, corpus.eos_id, at_end=True)),
     )
+
+
+def _lookback(config: LoaderConfig, source: Named | None) -> int | None:
+    """Tokens before a row that are read with it; None where that is nothing for any source."""
+    if config.goldfish is not None:
+        return config.goldfish.h
+    return 0 if source is not None and source.looks_back else None
 
 
 def _blocks(config: LoaderConfig) -> BlockShape | None:

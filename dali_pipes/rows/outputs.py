@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from dali_pipes.config.objectives import Goldfish
 from dali_pipes.config.outputs import OUTPUTS, ROW_TABLE, made_by_kernels, made_from_plans, on_host
 from dali_pipes.documents import Pieces
 from dali_pipes.objectives import RowDraws, Transforms
-from dali_pipes.operators import rows, segments
+from dali_pipes.operators import goldfish, rows, segments
 from dali_pipes.operators.segments import work_size
 from dali_pipes.rows.base import Rows
 
@@ -31,6 +32,7 @@ class Outputs:
     index_dtype, mask_dtype: of arrays with a value for each position
     draws, transforms: what is drawn for each row, and done with it, where `objective` is set
     has_loss_mask: whether some ids are not learned
+    goldfish: which labels are never learned, of the pieces that say so
     """
 
     names: tuple[str, ...]
@@ -46,6 +48,7 @@ class Outputs:
     draws: RowDraws | None = None
     transforms: Transforms | None = None
     has_loss_mask: bool = False
+    goldfish: Goldfish | None = None
 
     @property
     def from_tokens(self) -> tuple[str, ...]:
@@ -149,7 +152,7 @@ class Outputs:
             learn = scratch.get("learn")
             if learn is not None and pieces is not None:
                 filled = {"outputs": ("input_ids",), "out": {"input_ids": learn}, "index_dtype": self.index_dtype}
-                segments(loss_mask, *pieces, seq_len, **filled, work=work)
+                segments(loss_mask, *pieces[:4], seq_len, **filled, work=work)
             ids, shift = given["input_ids"], self.label_shift
             self.transforms.apply(ids, row_table, out, label_shift=shift, learn=learn, tables=tables)
             return
@@ -188,7 +191,7 @@ class Outputs:
             return
         segments(
             tokens,
-            *pieces,
+            *pieces[:4],
             seq_len,
             outputs=tuple(out),
             pad_id=self.pad_id,
@@ -203,6 +206,20 @@ class Outputs:
             bad=bad,
             work=work,
         )
+
+    def learned(self, tokens: Array, pieces: Pieces | None, loss_mask: Array, out: Array = None) -> Array:
+        """The loss mask that `fill` takes: `loss_mask`, or where some labels are never learned, one that says so, too.
+
+        tokens, pieces, loss_mask: as `fill` takes them, of a whole block. out: uint8 (N,), on a GPU.
+        """
+        if self.goldfish is None:
+            return loss_mask
+        assert pieces is not None
+        assert pieces.lookback is not None
+        out = np.empty(len(tokens), np.uint8) if out is None else out
+        k, h = self.goldfish.k, self.goldfish.h
+        goldfish(tokens, pieces.starts, pieces.lookback, out, h=h, k=k, loss_mask=loss_mask)
+        return out
 
     def work_size(self, max_rows: int) -> int:
         """Elements of int64 memory that `fill` needs on a GPU for up to `max_rows` rows."""

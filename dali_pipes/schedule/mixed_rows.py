@@ -60,6 +60,7 @@ class MixedRows:
         first = self.sources[0]
         self.seq_len = self.stride = first.seq_len
         self.row_tokens = max(source.row_tokens for source in self.sources)
+        self.lookback = max(source.lookback for source in self.sources)
         self.num_tokens = sum(source.num_tokens for source in self.sources)
         self.first_token, self.span = 0, int(bases[-1])
         self.in_pieces = first.in_pieces
@@ -185,7 +186,7 @@ class MixedRows:
                 if pieces is not None:
                     fim = None if planned.fim is None else planned.fim.moved_by(base)
                     pieces_of.append((at, _moved(pieces, base), fim))
-        return starts, *(_merged(num_rows, pieces_of) if self.in_pieces else (None, None))
+        return starts, *(_merged(num_rows, pieces_of, self.lookback > 0) if self.in_pieces else (None, None))
 
     def _starts_by_formula(self, sources: Int64Array, counts: Int64Array) -> Int64Array:
         """First tokens of rows, at least one, of sources whose passes are formulas. All are permuted in one call."""
@@ -397,7 +398,7 @@ def _moved(pieces: Pieces, base: int) -> Pieces:
 
 
 def _merged(
-    num_rows: int, parts: Sequence[tuple[Int64Array, Pieces, FimPieces | None]]
+    num_rows: int, parts: Sequence[tuple[Int64Array, Pieces, FimPieces | None]], looks_back: bool
 ) -> tuple[Pieces, FimPieces | None]:
     """The pieces of rows that were planned in parts: for each part, which rows it has, and their pieces."""
     counts = np.zeros(num_rows, np.int64)
@@ -405,14 +406,17 @@ def _merged(
         counts[at] = np.diff(pieces.row_offsets)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     columns = [np.empty(int(offsets[-1]), np.int64) for _ in range(3)]
+    lookback = np.empty((len(columns[0]), 3), np.int64) if looks_back else None
     merged = as_they_are(*columns[:2]) if any(fim is not None for _, _, fim in parts) else None
     for at, pieces, fim in parts:
         sizes = np.diff(pieces.row_offsets)
         targets = np.repeat(offsets[at] - pieces.row_offsets[:-1], sizes) + np.arange(len(pieces.starts))
-        for column, values in zip(columns, pieces[1:], strict=True):
+        for column, values in zip(columns, pieces[1:4], strict=True):
             column[targets] = values
+        if lookback is not None:
+            lookback[targets] = pieces.lookback
         if merged is not None:
             fim = as_they_are(pieces.starts, pieces.lengths) if fim is None else fim
             for whole, part in zip(merged, fim, strict=True):
                 whole[targets] = part
-    return Pieces(offsets, *columns), merged
+    return Pieces(offsets, *columns, lookback), merged

@@ -98,35 +98,41 @@ class Plan:
     def row_begins(self, rows: ReadableRows) -> Int64Array:
         """Where each row begins in a buffer, and the end of the last: (R + 1,).
 
-        A row takes the tokens of its positions there, and those that are labels alone.
+        A row takes the tokens of its positions there, those that are labels alone, and those before its pieces.
         """
+        extra = rows.row_tokens - rows.seq_len
+        if self.pieces is not None and self.pieces.lookback is not None:
+            sizes = np.full(len(self.row_ids), rows.row_tokens) if self.widths is None else self.widths + extra
+            before = np.concatenate(([0], np.cumsum(self.pieces.tokens_before)))[self.pieces.row_offsets]
+            return np.concatenate(([0], np.cumsum(sizes + np.diff(before))))
         if self.widths is None:
             return _even_begins(len(self.row_ids), rows.row_tokens)
-        return np.concatenate(([0], np.cumsum(self.widths + (rows.row_tokens - rows.seq_len))))
+        return np.concatenate(([0], np.cumsum(self.widths + extra)))
 
     def position(self, row: int, column: int) -> int:
-        """Where in the corpus the token at `column` of a row comes from; below 0 for a sentinel."""
+        """Where in the corpus the token at `column` of what is read for a row comes from; below 0 for a sentinel."""
         if self.pieces is None or self.starts[row] < 0:
             return int(self.starts[row]) + column
-        starts, lengths = self.runs_of_row(row)
+        starts, lengths = self.runs_of_row(row, as_read=True)
         run, last = 0, len(starts) - 1
         while run < last and column >= lengths[run]:
             column -= int(lengths[run])
             run += 1
         return int(starts[run]) + column
 
-    def runs_of_row(self, row: int) -> tuple[Int64Array, Int64Array]:
+    def runs_of_row(self, row: int, *, as_read: bool = False) -> tuple[Int64Array, Int64Array]:
         """What a row of pieces consists of: where each run of tokens begins in the corpus, and its length.
 
-        A start below 0 is a sentinel, as in `Runs`.
+        A start below 0 is a sentinel, as in `Runs`. as_read: with the tokens before its pieces that are read, too
         """
         assert self.pieces is not None
         part = slice(*self.pieces.row_offsets[row : row + 2].tolist())
         starts, lengths = self.pieces.starts[part], self.pieces.lengths[part]
-        if self.rows.fim is None:
-            return starts, lengths
-        runs = runs_of(self.rows.fim.chosen(part), lengths)
-        return runs.starts, runs.lengths
+        before = self.pieces.tokens_before[part] if as_read else np.zeros_like(lengths)
+        if self.rows.fim is not None:
+            runs = runs_of(self.rows.fim.chosen(part), lengths)
+            starts, lengths, before = runs.starts, runs.lengths, before[runs.pieces] * (runs.begins == 0)
+        return starts - before, lengths + before
 
 
 @lru_cache(16)

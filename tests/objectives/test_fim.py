@@ -118,6 +118,7 @@ def test_sentinels_by_their_strings(tmp_path: Any) -> None:
     ("changes", "entry", "text"),
     [
         ({"rows": "stream"}, {}, "stream.*pack"),
+        ({"objective": [{"kind": "goldfish"}]}, {}, "goldfish.*fim"),
         ({"seq_len": 7}, {}, "8.*seq_len = 7"),
         ({}, {"tokens": {**TOKENS, "middle": 1001}}, "1001, 1001 and 1003"),
         ({}, {"tokens": {"prefix": 1, "suffix": 2}}, "middle"),
@@ -131,8 +132,9 @@ def test_sentinels_by_their_strings(tmp_path: Any) -> None:
 )
 def test_what_is_refused(changes: dict[str, Any], entry: dict[str, Any], text: str) -> None:
     settings: dict[str, Any] = {"corpus": "x", "batch_size": 1, "seq_len": 16, "rows": "pack", **changes}
+    others = settings.pop("objective", [])
     with pytest.raises(ConfigError, match=text):
-        LoaderConfig(**settings, objective=[{"kind": "fim", "tokens": TOKENS, **entry}])
+        LoaderConfig(**settings, objective=[{"kind": "fim", "tokens": TOKENS, **entry}, *others])
 
 
 def parse(**entry: Any) -> Any:

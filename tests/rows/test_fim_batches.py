@@ -223,6 +223,21 @@ def test_sources_of_a_mixture(tmp_path: Path) -> None:
     assert set(filter(lambda piece: len(piece) < T - 1, found[1])) & untouched
 
 
+def test_other_objectives_come_after(tmp_path: Path) -> None:
+    """Inputs are dropped from rows that are rearranged, and labels stay."""
+    corpus = write(tmp_path, some_documents(60))
+    drop = {"kind": "drop", "rate": 0.3, "drop_id": 5, "special_ids": sorted(SENTINELS)}
+    with load(corpus) as plain, load(corpus, objective=[drop, {"kind": "fim", "tokens": TOKENS}]) as loader:
+        dropped = 0
+        for batch, expected in zip(loader, plain, strict=True):
+            assert batch["labels"].tolist() == expected["labels"].tolist()
+            changed = batch["input_ids"] != expected["input_ids"]
+            assert (batch["input_ids"][changed] == 5).all()
+            assert not np.isin(expected["input_ids"][changed], list(SENTINELS)).any()
+            dropped += int(changed.sum())
+        assert dropped > 50
+
+
 def test_validation_is_as_it_is(tmp_path: Path) -> None:
     corpus = write(tmp_path, some_documents(80))
     held_out: dict[str, Any] = {"split": "validation", "validation_fraction": 0.3}

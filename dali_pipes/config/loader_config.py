@@ -737,6 +737,7 @@ class LoaderConfig(BaseModel):
             kind = tuple(overrides.items())
             if kind not in checked:
                 settings = {**shared, **overrides, **data}
+                settings["outputs"] = _outputs_of(settings["outputs"], settings["objective"])
                 if settings["rows"] != "stream":
                     settings |= {"stride": None, "random_offset": False}
                 try:
@@ -932,6 +933,12 @@ _WORDS = {
 
 _LONGEST_PLACE = 200
 """Letters of a name in the place of an error."""
+
+
+def _outputs_of(names: tuple[str, ...], objective: tuple[Objective, ...]) -> tuple[str, ...]:
+    """The outputs of a mixture that a source with this objective could have alone."""
+    made = {"", *(entry.kind for entry in objective)}
+    return tuple(name for name in names if name not in OUTPUTS or OUTPUTS[name].needs_objective in made) or names[:1]
 
 
 def _refuse_unknown(settings: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
-from dali_pipes.config.objectives import Goldfish, Mlm, Objective, Objectives
+from dali_pipes.config.objectives import Goldfish, Mlm, Objective, Objectives, objective_line
 from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
@@ -751,6 +751,12 @@ class LoaderConfig(BaseModel):
     def objectives(self) -> tuple[Objective, ...]:
         """The entries of `objective` that this split uses."""
         return tuple(entry for entry in self.objective if self.split == "train" or entry.validation)
+
+    @property
+    def objective_line(self) -> str | None:
+        """What this split learns, of each source of a mixture; None: the next token."""
+        own = self.sources or {"": self}
+        return objective_line({name: config.objectives for name, config in own.items()})
 
     @property
     def goldfish(self) -> Goldfish | None:

@@ -407,5 +407,6 @@ def _merged(num_rows: int, parts: Sequence[tuple[Int64Array, Pieces]], looks_bac
         for column, values in zip(columns, pieces[1:4], strict=True):
             column[targets] = values
         if lookback is not None:
+            assert pieces.lookback is not None, "sources that look back beside others"
             lookback[targets] = pieces.lookback
-    return Pieces(offsets, *columns, lookback)
+    return Pieces(offsets, *columns)._replace(lookback=lookback)

@@ -18,6 +18,7 @@ from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.config.objectives import read_word_starts
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.schedule.plans import plan_step
+from dali_pipes.tools.reports import explain_step, preview_batch
 
 VOCABULARY, END, MASK, T = 40, 0, 7, 12
 SHAPE: dict[str, Any] = {"dtype": "uint16", "eos_id": END, "batch_size": 4, "seq_len": T, "quiet": True}
@@ -84,11 +85,11 @@ def test_every_row_is_that_of_the_rule(corpus: Path, kind: str, rows: str) -> No
             assert set(found["labels"]) == {-100}
             continue
         expected = {
-            "mlm": lambda row: oracle.mlm(row, MLM, 2 * 2**32 // 5, VOCABULARY),
-            "diffusion": lambda row: oracle.diffusion(row, DIFFUSION),
-            "prefix": oracle.prefix,
-            "drop": lambda row: oracle.drop(row, DROP, 2**30),
-        }[kind](row)
+            "mlm": oracle.mlm(row, MLM, 2 * 2**32 // 5, VOCABULARY),
+            "diffusion": oracle.diffusion(row, DIFFUSION),
+            "prefix": oracle.prefix(row),
+            "drop": oracle.drop(row, DROP, 2**30),
+        }[kind]
         assert found == expected
         changed += found["labels"] != row.labels or found["input_ids"] != row.ids
     assert changed > 20
@@ -190,7 +191,7 @@ def test_every_resume_goes_on(corpus: Path, kind: str) -> None:
 def test_a_changed_objective_is_refused(corpus: Path) -> None:
     with TokenLoader(corpus, **settings_of("mlm")) as loader:
         state = loader.state_dict()
-        assert loader.load_state_dict(state) is None
+        loader.load_state_dict(state)
     assert len(json.dumps(state)) < 1024
     changed = [[{**MLM, "rate": "0.3"}], [], [{**MLM, "special_ids": []}], [GOLDFISH]]
     for objective in changed:
@@ -229,15 +230,15 @@ def test_sources_have_their_own(corpus: Path, tmp_path: Path) -> None:
     found: dict[int, dict[str, Any]] = {}
     with TokenLoader(**shared, mixture=sources) as loader:
         for step, batch in enumerate(loader):
-            for row, place in enumerate(batch["row_ids"].tolist()):
-                fields = {name: value[row].tolist() for name, value in batch.items()}
+            for number, place in enumerate(batch["row_ids"].tolist()):
+                fields = {name: value[number].tolist() for name, value in batch.items()}
                 found[place] = {
                     **fields,
-                    "from": loader.locate(step, row),
+                    "from": loader.locate(step, number),
                     "plan": plan_step(loader._schedule, 0, step),
                 }
                 passes = found[place]["plan"].rows.passes
-                found[place]["pass"] = int(passes[row])
+                found[place]["pass"] = int(passes[number])
     tokens = [np.fromfile(path, np.uint16).astype(int) for path in (other, corpus)]
     passes_seen = set()
     for place, fields in found.items():
@@ -515,3 +516,24 @@ def test_settings_are_written_and_read_again() -> None:
     assert LoaderConfig(**tomllib.loads(config.to_toml())) == config
     assert config.replace(seed=1).objective == config.objective
     assert hash(config.replace(seed=0)) == hash(config)
+
+
+def test_reports_show_what_is_learned(corpus: Path) -> None:
+    config = LoaderConfig(corpus=str(corpus), rank=0, world_size=1, **settings_of("diffusion"))
+    preview = preview_batch(config, 0, rows=4, tokens=T)
+    with TokenLoader(config) as loader:
+        batch = next(iter(loader))
+        assert f"diffusion (mask_id = {MASK})" in repr(loader)
+    assert preview.objective == f"diffusion (mask_id = {MASK})"
+    assert json.loads(json.dumps(preview.as_dict()))["objective"] == preview.objective
+    for row, shown in enumerate(preview.rows):
+        runs = [run for piece in shown.pieces for run in piece.runs]
+        assert [token for run in runs for token in run.ids] == batch["noisy_ids"][row].tolist()
+        learned = [label for run in runs for label in run.own_labels or [-100] * len(run.ids)]
+        assert learned == batch["labels"][row].tolist()
+        assert shown.drawn == {"p_mask": pytest.approx(batch["p_mask"][row].item())}
+    step = explain_step(config, 0, all_ranks=True, most=2)
+    assert step.objective == preview.objective
+    plain = LoaderConfig(corpus=str(corpus), rank=0, world_size=1, **without(settings_of("mlm")))
+    assert explain_step(plain, 0, all_ranks=True, most=2).objective is None
+    assert "objective" not in preview_batch(plain, 0, rows=1, tokens=T).as_dict()

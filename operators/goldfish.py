@@ -84,19 +84,22 @@ def _goldfish_numpy(
     may_be_dropped = np.add.accumulate(steps[:-1]) > 0
     powers = np.multiply.accumulate(np.full(min(len(tokens), _PART) + h + 1, _BASE, np.uint64))
     inverse = np.multiply.accumulate(np.full(len(powers), pow(_BASE, -1, 2**64), np.uint64))
+    one = np.array(1, np.uint64)
     out[...] = 1 if loss_mask is None else loss_mask
     for begin in range(0, len(tokens), _PART):
         part = slice(begin, min(begin + _PART, len(tokens)))
         if not may_be_dropped[part].any():
             continue
-        base = max(begin - h, 0)  # sums[i] = sum of m(token base + j) / B**j over j < i
-        ids = tokens[base : part.stop].astype(np.int64).view(np.uint64)
+        # From h tokens before the part on, or as many zeros: sums[i] = sum of m(token j) / B**j over j < i.
+        ids = np.zeros(part.stop - begin + h, np.int64)
+        own = tokens[max(begin - h, 0) : part.stop]
+        ids[len(ids) - len(own) :] = own
         sums = np.zeros(len(ids) + 1, np.uint64)
-        np.add.accumulate(splitmix64(ids, np.array(1, np.uint64)) * inverse[: len(ids)], out=sums[1:])
-        at = np.arange(begin, part.stop) - base
-        windows = (sums[at] - sums[np.maximum(at - h, 0)]) * powers[at]
-        hashes = splitmix64(windows, np.array(1, np.uint64)) >> np.uint64(32)
-        out[part][may_be_dropped[part] & (hashes < np.uint64(threshold))] = 0
+        np.add.accumulate(splitmix64(ids.view(np.uint64), one) * inverse[: len(ids)], out=sums[1:])
+        windows = (sums[h:-1] - sums[: -h - 1]) * powers[h : len(ids)]
+        is_dropped = splitmix64(windows, one) < np.uint64(threshold << 32)  # of the upper half
+        is_dropped &= may_be_dropped[part]
+        out[part][is_dropped] = 0
 
 
 def _goldfish_cupy(

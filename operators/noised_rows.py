@@ -171,7 +171,7 @@ def _chosen(
     seq_len = ids.shape[1]
     keys, columns = rows[:, KEY].view(np.uint64), np.arange(seq_len)
     words = splitmix64(keys[:, None], (2 * columns + 1).astype(np.uint64))
-    draws = (words >> np.uint64(32)).astype(np.uint32)
+    draws = words
     rates = np.where(is_active, rows[:, RATE], 0)
     flags = None if id_flags is None else _flags_of(ids, id_flags)
     if rule.whole_words:
@@ -180,9 +180,11 @@ def _chosen(
             begins[:, 1:] |= (flags[:, :-1] & SPECIAL) != 0
         firsts = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
         draws = np.take_along_axis(draws, firsts, 1)
-    # A rate of 2**32 does not fit the draws' type, so it is compared with one less.
-    is_chosen = (draws <= (rates - 1).clip(0).astype(np.uint32)[:, None]) & (rates > 0)[:, None]
-    is_chosen &= columns < rows[:, LENGTH][:, None]
+    # The upper half is below the rate if the word is at most the last one of that half; the shift of 2**32 wraps.
+    is_chosen: NDArray[np.bool_] = draws <= ((rates.astype(np.uint64) << np.uint64(32)) - np.uint64(1))[:, None]
+    is_chosen[rates == 0] = False
+    if (rows[:, LENGTH] < seq_len).any():
+        is_chosen &= columns < rows[:, LENGTH][:, None]
     if flags is not None:
         is_chosen &= (flags & SPECIAL) == 0
     if learn is not None:

@@ -42,7 +42,7 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
-from dali_pipes.config.objectives import FEWEST_FIM_POSITIONS, Fim, Goldfish, Mlm, Objective, Objectives
+from dali_pipes.config.objectives import FEWEST_FIM_POSITIONS, Fim, Goldfish, Mlm, Objective, Objectives, objective_line
 from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
@@ -766,6 +766,7 @@ class LoaderConfig(BaseModel):
             kind = tuple(overrides.items())
             if kind not in checked:
                 settings = {**shared, **overrides, **data}
+                settings["outputs"] = _outputs_of(settings["outputs"], settings["objective"])
                 if settings["rows"] != "stream":
                     settings |= {"stride": None, "random_offset": False}
                 try:
@@ -779,6 +780,12 @@ class LoaderConfig(BaseModel):
     def objectives(self) -> tuple[Objective, ...]:
         """The entries of `objective` that this split uses."""
         return tuple(entry for entry in self.objective if self.split == "train" or entry.validation)
+
+    @property
+    def objective_line(self) -> str | None:
+        """What this split learns, of each source of a mixture; None: the next token."""
+        own = self.sources or {"": self}
+        return objective_line({name: config.objectives for name, config in own.items()})
 
     @property
     def goldfish(self) -> Goldfish | None:
@@ -961,6 +968,12 @@ _WORDS = {
 
 _LONGEST_PLACE = 200
 """Letters of a name in the place of an error."""
+
+
+def _outputs_of(names: tuple[str, ...], objective: tuple[Objective, ...]) -> tuple[str, ...]:
+    """The outputs of a mixture that a source with this objective could have alone."""
+    made = {"", *(entry.kind for entry in objective)}
+    return tuple(name for name in names if name not in OUTPUTS or OUTPUTS[name].needs_objective in made) or names[:1]
 
 
 def _refuse_unknown(settings: Mapping[str, Any]) -> None:

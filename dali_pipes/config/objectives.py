@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -341,10 +340,20 @@ def _parsed(entry: Any) -> Objective:
         raise ValueError(f"{where}: {text}" + f", found {shown(found['input'])}" * (not is_ours)) from None
 
 
-def shares_at(steps: RateSteps, tokens: Sequence[int]) -> list[Fraction]:
-    """The share that holds after each of these numbers of tokens of the run."""
-    begins = [at for at, _ in steps]
-    return [steps[bisect_right(begins, number) - 1][1] for number in tokens]
+def objective_line(of_sources: Mapping[str, Sequence[Objective]]) -> str | None:
+    """What is learned, for a report: of each source by name, or of the only one, "". None: the next token in all."""
+    texts = {name: ", ".join(map(_entry_text, entries)) for name, entries in of_sources.items()}
+    if not any(texts.values()):
+        return None
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{name}: {text or 'next token'}" for name, text in texts.items())
+
+
+def _entry_text(entry: Objective) -> str:
+    settings = {name: value for name, value in entry.identity().items() if name != "kind"}
+    shown_settings = ", ".join(f"{name} = {value}" for name, value in settings.items())
+    return entry.kind + (f" ({shown_settings})" if settings else "")
 
 
 def threshold(share: Fraction) -> int:

@@ -140,7 +140,7 @@ def _layout(
     """The fields of a block of rows: how many of which width follow one another. is_flat: in one line each."""
     if is_flat:
         rows = sum(count for count, _ in runs)
-        flat = {name: (outputs.size(name, runs),) for name in dtypes}
+        flat: dict[str, tuple[int, ...]] = {name: (outputs.size(name, runs),) for name in dtypes}
         flat |= {name: outputs.shape(name, rows) for name in outputs.from_plan}
         return layout_of({name: (flat[name], dtype) for name, dtype in dtypes.items()})
     ((count, width),) = runs

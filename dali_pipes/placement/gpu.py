@@ -196,7 +196,7 @@ class GpuPlacement:
             end += column
         offsets, *tables = columns
         if self._outputs.goldfish is not None:
-            whole = Pieces(offsets, *tables[:3], tables[3].reshape(slot.num_pieces, 3))
+            whole = Pieces(offsets, *tables[:3])._replace(lookback=tables[3].reshape(slot.num_pieces, 3))
             loss_mask = self._outputs.learned(tokens, whole, loss_mask, self._learned[: len(tokens)])
         runs, row = slot.plan.runs(self._seq_len), 0
         names = self._outputs.from_tokens

@@ -151,8 +151,15 @@ class Outputs:
             self._fill_plain(tokens, pieces, given, loss_mask=loss_mask, **whole)
             learn = scratch.get("learn")
             if learn is not None and pieces is not None:
-                filled = {"outputs": ("input_ids",), "out": {"input_ids": learn}, "index_dtype": self.index_dtype}
-                segments(loss_mask, *pieces[:4], seq_len, **filled, work=work)
+                segments(
+                    loss_mask,
+                    *pieces[:4],
+                    seq_len,
+                    outputs=("input_ids",),
+                    out={"input_ids": learn},
+                    index_dtype=self.index_dtype,
+                    work=work,
+                )
             ids, shift = given["input_ids"], self.label_shift
             self.transforms.apply(ids, row_table, out, label_shift=shift, learn=learn, tables=tables)
             return

@@ -414,9 +414,10 @@ def _merged(
         for column, values in zip(columns, pieces[1:4], strict=True):
             column[targets] = values
         if lookback is not None:
+            assert pieces.lookback is not None, "sources that look back beside others"
             lookback[targets] = pieces.lookback
         if merged is not None:
             fim = as_they_are(pieces.starts, pieces.lengths) if fim is None else fim
             for whole, part in zip(merged, fim, strict=True):
                 whole[targets] = part
-    return Pieces(offsets, *columns, lookback), merged
+    return Pieces(offsets, *columns)._replace(lookback=lookback), merged

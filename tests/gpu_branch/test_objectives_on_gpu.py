@@ -27,8 +27,15 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("placement", GPU_PLACEMENTS)
-@pytest.mark.parametrize("kind", KINDS)
+FEW = [("mlm", "device"), ("diffusion", "host"), ("goldfish in documents", "host"), ("goldfish", "device")]
+CASES = [
+    pytest.param(kind, placement, marks=() if (kind, placement) in FEW else pytest.mark.slow)
+    for kind in KINDS
+    for placement in GPU_PLACEMENTS
+]
+
+
+@pytest.mark.parametrize(("kind", "placement"), CASES)
 def test_a_gpu_gives_the_batches_of_the_cpu(
     late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str, kind: str
 ) -> None:

@@ -10,17 +10,9 @@ import pytest
 from backends import Backend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_noised_rows import WORD, splitmix64
+from objective_oracle import is_dropped
 
 from dali_pipes.operators import goldfish
-
-BASE = 0x9E3779B97F4A7C15
-
-
-def is_dropped(before: list[int], k: int) -> bool:
-    """By the tokens before a token, the nearest last."""
-    total = sum(splitmix64(token % WORD, 1) * pow(BASE, i, WORD) for i, token in enumerate(reversed(before), 1))
-    return splitmix64(total % WORD, 1) >> 32 < 2**32 // k
 
 
 def run(xp: Backend, tokens: Any, pieces: list[list[int]], h: int, k: int, loss_mask: Any = None) -> list[int]:

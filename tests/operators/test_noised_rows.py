@@ -11,18 +11,10 @@ from backends import Backend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from objective_oracle import WORD, splitmix64
 
 from dali_pipes.operators import keyed_draws, noised_rows
 from dali_pipes.operators.noised_rows import SPECIAL, STARTS_WORD, NoiseRule
-
-WORD = 2**64
-
-
-def splitmix64(seed: int, number: int) -> int:
-    word = (seed + number * 0x9E3779B97F4A7C15) % WORD
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB % WORD
-    return word ^ word >> 31
 
 
 def by_element(

@@ -53,6 +53,8 @@ class StepReport:
     """The first files with a token in the step."""
     rows: tuple[tuple[int, RowOrigin], ...]
     """The first rows, each with its rank."""
+    objective: str | None = None
+    """What is learned of them; None: the next token."""
 
     @property
     def rows_left_out(self) -> int:
@@ -118,6 +120,7 @@ def _step_report(
         num_files=len(files),
         files=tuple(files[:most]),
         rows=tuple(shown),
+        objective=config.objective_line,
     )
 
 

@@ -37,7 +37,7 @@ class FimPieces(NamedTuple):
     borders: Int64Array
     """(P, 6): positions in the corpus that cut the unit in five: start id, prefix, middle, suffix, and end id. Of a
     unit that is left as it is, the first part is all of it."""
-    orders: npt.NDArray[np.int8]
+    orders: Int64Array
     """(P,): 0 as it is, 1 prefix first, 2 suffix first."""
     offsets: Int64Array
     """(P,): where the piece begins in its unit as rearranged."""
@@ -138,7 +138,7 @@ class FillInMiddle:
         suffix_first = words[0] & np.uint64(2**32 - 1) < np.uint64(self.spm)
         return FimPieces(
             np.stack([begin, *whole, end], axis=1),
-            np.where(is_moved, np.where(suffix_first, _SUFFIX_FIRST, _PREFIX_FIRST), _AS_IT_IS).astype(np.int8),
+            np.where(is_moved, np.where(suffix_first, _SUFFIX_FIRST, _PREFIX_FIRST), _AS_IT_IS),
             np.zeros_like(planned) if self.by_piece else begins,
             np.broadcast_to(np.array([self.prefix, self.middle, self.suffix]), (len(planned), 3)),
         )
@@ -163,7 +163,7 @@ def as_they_are(starts: Int64Array, lengths: Int64Array) -> FimPieces:
     count = len(starts)
     return FimPieces(
         np.stack([starts, *[ends] * 5], axis=1),
-        np.zeros(count, np.int8),
+        np.zeros(count, np.int64),
         np.zeros(count, np.int64),
         np.zeros((count, SENTINELS), np.int64),
     )

@@ -315,13 +315,12 @@ class DocumentRows:
         """Each piece, or run of a rearranged one, is read separately; the pieces of a row follow one another."""
         pieces, runs = rows.pieces, rows.runs()
         assert pieces is not None
-        starts = staged(pieces, begins).starts
-        if runs is not None:
-            return Reads(runs.starts, runs.lengths, starts[runs.pieces] + runs.begins)
-        if pieces.lookback is None:
-            return Reads(pieces.starts, pieces.lengths, starts)
+        starts, lengths, targets = pieces.starts, pieces.lengths, staged(pieces, begins).starts
         before = pieces.tokens_before
-        return Reads(pieces.starts - before, pieces.lengths + before, starts - before)
+        if runs is not None:
+            starts, lengths, targets = runs.starts, runs.lengths, targets[runs.pieces] + runs.begins
+            before = before[runs.pieces] * (runs.begins == 0)
+        return Reads(starts - before, lengths + before, targets - before)
 
     def formula(self, epoch: int) -> KeyedRange | None:
         """None: rows depend on the documents."""

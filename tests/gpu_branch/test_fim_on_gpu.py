@@ -33,7 +33,7 @@ def write(folder: Path, seed: int) -> str:
     "how", [{"rows": "pack", "mtp": 2}, {"rows": "pad", "length_buckets": (8, 16)}], ids=["pack", "pad"]
 )
 def test_batches_are_those_of_the_cpu(
-    gpu: gpu_stand_in.StandInGpu, tmp_path: Path, placement: str, how: dict[str, Any]
+    late_gpu: gpu_stand_in.StandInGpu, tmp_path: Path, placement: str, how: dict[str, Any]
 ) -> None:
     level = "piece" if how["rows"] == "pack" else "document"
     objective = [{"kind": "fim", "tokens": TOKENS, "rate": 0.8, "level": level}]

@@ -21,10 +21,12 @@ def moved(
 ) -> tuple[list[int], list[int]]:
     """Tokens and mask in a buffer of 7s and 8s."""
     out, out_mask = xp.array(np.full(size, 7, tokens.dtype)), xp.array(np.full(size, 8, np.uint8))
-    table = [xp.array(np.array(column, np.int64)) for column in np.array(runs, np.int64).reshape(-1, 3).T]
-    masks = {} if learn is None else {"loss_mask": xp.array(learn), "out_mask": out_mask}
+    starts, lengths, targets = [
+        xp.array(np.array(column, np.int64)) for column in np.array(runs, np.int64).reshape(-1, 3).T
+    ]
+    masks: dict[str, Any] = {} if learn is None else {"loss_mask": xp.array(learn), "out_mask": out_mask}
     longest = max([1, *(length for _, length, _ in runs)])
-    gather_runs(xp.array(tokens), *table, out, longest=longest, **masks)
+    gather_runs(xp.array(tokens), starts, lengths, targets, out, longest=longest, **masks)
     return xp.numpy(out).tolist(), xp.numpy(out_mask).tolist()
 
 

@@ -120,10 +120,9 @@ def test_all_documents_come_back(tmp_path: Path) -> None:
         assert len(one & other) < 0.2 * len(one)
 
 
-@pytest.mark.parametrize("level", ["piece", "document"])
-@pytest.mark.parametrize("rows", ["pack", "pad"])
+@pytest.mark.parametrize(("level", "rows"), [("piece", "pack"), ("document", "pad")])
 def test_it_is_the_same_on_any_ranks_and_threads(tmp_path: Path, level: str, rows: str) -> None:
-    corpus = write(tmp_path, some_documents(150))
+    corpus = write(tmp_path, some_documents(80))
     whole: dict[tuple[int, int], list[int]] = {}
     for world_size, how in ((1, {}), (3, {"batches_per_run": 3, "num_threads": 3}), (2, {"batch_size": 5})):
         seen: dict[tuple[int, int], list[int]] = {}
@@ -139,7 +138,7 @@ def test_it_is_the_same_on_any_ranks_and_threads(tmp_path: Path, level: str, row
 
 
 def test_a_run_goes_on_at_every_step(tmp_path: Path) -> None:
-    corpus = write(tmp_path, some_documents(60))
+    corpus = write(tmp_path, some_documents(30))
     fim = {"level": "document", "rate": 0.7}
     with load(corpus, fim) as loader:
         batches, states = [], [loader.state_dict()]
@@ -221,6 +220,32 @@ def test_sources_of_a_mixture(tmp_path: Path) -> None:
     assert not any(SENTINELS & set(piece) for source in (1, 2) for piece in found[source])
     untouched = {tuple(ids) for ids in some_documents(61)}
     assert set(filter(lambda piece: len(piece) < T - 1, found[1])) & untouched
+
+
+def test_goldfish_in_another_source(tmp_path: Path) -> None:
+    """Its pieces are read with the tokens before them, also beside rearranged ones."""
+    goldfish = {"kind": "goldfish", "k": 2, "h": 4}
+    rows_of = []
+    for total, objective in ((240, []), (80, [{"kind": "fim", "tokens": TOKENS, "rate": 1}])):
+        mixture: dict[str, Any] = {
+            name: {"corpus": write(tmp_path / name, some_documents(60 + number)), "weight": 1}
+            for number, name in enumerate("ab")
+        }
+        mixture["a"]["objective"], mixture["b"]["objective"] = objective, [goldfish]
+        outputs = ("input_ids", "labels", "source_ids")
+        with load(None, mixture=mixture, objective=[], total_rows=total, outputs=outputs) as loader:
+            rows = [
+                (*row["input_ids"], *row["labels"])
+                for batch in loader
+                for row in (
+                    {name: batch[name][at].tolist() for name in ("input_ids", "labels")}
+                    for at in np.flatnonzero(batch["source_ids"] == 1)
+                )
+            ]
+        rows_of.append(rows)
+    assert len(rows_of[1]) > 30
+    assert set(rows_of[1]) < set(rows_of[0])
+    assert any(row[T : 2 * T].count(-100) > 5 for row in rows_of[0])
 
 
 def test_other_objectives_come_after(tmp_path: Path) -> None:

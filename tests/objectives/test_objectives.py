@@ -545,3 +545,11 @@ def test_reports_show_what_is_learned(corpus: Path) -> None:
     plain = LoaderConfig(corpus=str(corpus), rank=0, world_size=1, **without(settings_of("mlm")))
     assert explain_step(plain, 0, all_ranks=True, most=2).objective is None
     assert "objective" not in preview_batch(plain, 0, rows=1, tokens=T).as_dict()
+
+
+@pytest.mark.parametrize("kind", ["mlm", "diffusion"])
+def test_dali_hands_out_the_same(corpus: Path, kind: str) -> None:
+    settings = settings_of(kind, world_size=3, rank=2)
+    with TokenLoader(corpus, **settings, engine="dali") as dali, TokenLoader(corpus, **settings) as direct:
+        for batch, expected in zip(dali, direct, strict=True):
+            assert all(torch.equal(batch[name], value) for name, value in expected.items())

@@ -31,7 +31,7 @@ _FIRST_STREAM = 2**63
 def keyed_draws(keys: Array, seq_len: int, stream: int = 0) -> Array:
     """A new uint32 (R, T) of uniform numbers.
 
-    keys: int64 (R,), contiguous, whose 64 bits are the keys; NumPy or CuPy. T = seq_len >= 1.
+    keys: int64 (R,), whose 64 bits are the keys; NumPy or CuPy. T = seq_len >= 1.
     stream: 0 <= stream < 2**32; the draws of two streams do not depend on each other.
 
     CuPy launches one kernel on the current stream and does not block.
@@ -40,12 +40,13 @@ def keyed_draws(keys: Array, seq_len: int, stream: int = 0) -> Array:
     require_inside("keyed_draws", 1, 63, seq_len=seq_len)
     require_inside("keyed_draws", 0, 32, stream=stream)
     on_device = is_cupy("keyed_draws", "keys", keys)
-    _row.require_vector("keyed_draws", "keys", keys, keys.size, on_device)
+    if keys.dtype != np.int64 or keys.ndim != 1:
+        raise TypeError(f"keyed_draws: keys are {keys.dtype} with {keys.ndim} axes, expected int64 with one")
     return _keyed_draws_cupy(keys, seq_len, stream) if on_device else _keyed_draws_numpy(keys, seq_len, stream)
 
 
 def _keyed_draws_numpy(keys: NDArray[np.int64], seq_len: int, stream: int) -> NDArray[np.uint32]:
-    seeds = splitmix64(keys.view(np.uint64), np.array(_FIRST_STREAM + stream, np.uint64))
+    seeds = splitmix64(keys.astype(np.uint64), np.array(_FIRST_STREAM + stream, np.uint64))
     words = splitmix64(seeds[:, None], np.arange(1, seq_len + 1, dtype=np.uint64))
     return (words >> np.uint64(32)).astype(np.uint32)
 
@@ -55,6 +56,7 @@ def _keyed_draws_cupy(keys: cupy.ndarray, seq_len: int, stream: int) -> cupy.nda
 
     draws = cupy.empty((keys.size, seq_len), np.uint32)
     if keys.size:
-        sizes = np.int64(keys.size), np.int64(seq_len), np.uint64(_FIRST_STREAM + stream)
+        key_step = np.int64(keys.strides[0] // 8)  # keys may be a column of a table
+        sizes = key_step, np.int64(keys.size), np.int64(seq_len), np.uint64(_FIRST_STREAM + stream)
         _kernel.load("keyed_draws", "keyed_draws")(*_row.launch_shape(keys.size, seq_len), (keys, *sizes, draws))
     return draws

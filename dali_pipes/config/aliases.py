@@ -64,6 +64,12 @@ ALIASES = (
         "train_data_path train_file train_files file_pattern local remote",
     ),
     _alias(
+        "objective",
+        'a list of tables with kind, such as [{kind = "mlm", rate = 0.15, mask_id = 103}]',
+        "mlm mlm_probability mlm_prob masked_lm_prob whole_word_mask prefix_lm goldfish_loss objectives "
+        "fim fim_data fim_rate fim_spm_rate fim_extra_tokens",
+    ),
+    _alias(
         "mixture",
         "a table for each source, with its corpus, its weight and, if it is limited, max_epochs",
         "blend data_blend data_mix data_mixture mix mixtures streams weights data_weights train_weights "

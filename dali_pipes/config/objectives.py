@@ -33,6 +33,7 @@ from pydantic import (
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
 from dali_pipes.config.validators import as_value_error, shown
 from dali_pipes.config.vocabulary import id_of
+from dali_pipes.errors import ConfigError
 
 WHOLE = 2**32
 """The threshold that every draw of 32 bits is below."""
@@ -155,8 +156,6 @@ class Mlm(_Masking):
             raise ValueError(
                 f"random = {plain_fraction(self.random)} and keep = {plain_fraction(self.keep)} add up to more than 1"
             )
-        if self.words is not None:
-            read_word_starts(self.words)
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -340,6 +339,15 @@ def _parsed(entry: Any) -> Objective:
         raise ValueError(f"{where}: {text}" + f", found {shown(found['input'])}" * (not is_ours)) from None
 
 
+def plain_default(model: type[Objective], name: str) -> Any:
+    """The default of a setting, as a configuration spells it."""
+    default = model.model_fields[name].default
+    if isinstance(default, Fraction):
+        return plain_fraction(default)
+    is_rates = isinstance(default, tuple) and default and isinstance(default[0], tuple)
+    return _plain_rates(default) if is_rates else default
+
+
 def objective_line(of_sources: Mapping[str, Sequence[Objective]]) -> str | None:
     """What is learned, for a report: of each source by name, or of the only one, "". None: the next token in all."""
     texts = {name: ", ".join(map(_entry_text, entries)) for name, entries in of_sources.items()}
@@ -351,7 +359,7 @@ def objective_line(of_sources: Mapping[str, Sequence[Objective]]) -> str | None:
 
 
 def _entry_text(entry: Objective) -> str:
-    settings = {name: value for name, value in entry.identity().items() if name != "kind"}
+    settings = {name: value for name, value in entry.plain().items() if name not in ("kind", "validation")}
     shown_settings = ", ".join(f"{name} = {value}" for name, value in settings.items())
     return entry.kind + (f" ({shown_settings})" if settings else "")
 
@@ -362,7 +370,7 @@ def threshold(share: Fraction) -> int:
 
 
 def read_word_starts(path: str) -> npt.NDArray[np.uint8]:
-    """uint8 (V,): 1 for each id that begins a word. Blocks; ValueError for a file that does not say so.
+    """uint8 (V,): 1 for each id that begins a word. Blocks; `ConfigError` for a file that does not say so.
 
     path: an array in `.npy`, a list in `.json`, or a `tokenizer.json`, whose pieces of a word begin with "##"
           (WordPiece), or whose words begin with "Ġ" or "▁" (byte-level BPE, SentencePiece).
@@ -372,7 +380,7 @@ def read_word_starts(path: str) -> npt.NDArray[np.uint8]:
         about = file.stat()
         return _word_starts(file, about.st_mtime_ns, about.st_size)
     except OSError as error:
-        raise ValueError(f"words = {path!r}: cannot read the file: {error.strerror}") from error
+        raise ConfigError(f"objective: words = {path!r}: cannot read the file: {error.strerror}") from error
 
 
 @functools.lru_cache(8)
@@ -380,12 +388,14 @@ def _word_starts(file: Path, changed_ns: int, size: int) -> npt.NDArray[np.uint8
     try:
         table = np.load(file) if file.suffix == ".npy" else json.loads(file.read_bytes())
     except ValueError as error:
-        raise ValueError(f"words = {str(file)!r}: not a valid {file.suffix} file: {error}") from error
+        raise ConfigError(f"objective: words = {str(file)!r}: not a valid {file.suffix} file: {error}") from error
     if isinstance(table, dict):
         table = _starts_of_vocabulary(file, table)
     array = np.asarray(table)
     if array.ndim != 1 or not array.size or array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
-        raise ValueError(f"words = {str(file)!r}: expected a list of 0 and 1, one for each id of the vocabulary")
+        raise ConfigError(
+            f"objective: words = {str(file)!r}: expected a list of 0 and 1, one for each id of the vocabulary"
+        )
     starts = array.astype(np.uint8)
     starts.flags.writeable = False
     return starts
@@ -397,7 +407,7 @@ def _starts_of_vocabulary(file: Path, tokenizer: Mapping[str, Any]) -> list[int]
     if isinstance(pieces, list):  # of a Unigram model: pieces and their scores
         pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
     if not isinstance(pieces, Mapping) or not pieces:
-        raise ValueError(f"words = {str(file)!r}: not a tokenizer.json: it does not contain model.vocab")
+        raise ConfigError(f"objective: words = {str(file)!r}: not a tokenizer.json: it does not contain model.vocab")
     ids = {text: int(number) for text, number in pieces.items()}
     added = {str(entry["content"]): int(entry["id"]) for entry in tokenizer.get("added_tokens", ())}
     starts = [1] * (max((*ids.values(), *added.values())) + 1)

@@ -30,15 +30,11 @@ class Draws:
 
     def u32(self, stream: int = 0) -> Array:
         """A new uint32 (R, T) of uniform numbers; those of two streams do not depend on each other. Does not block."""
-        return keyed_draws(_contiguous(self._keys), self._seq_len, stream)
+        return keyed_draws(self._keys, self._seq_len, stream)
 
     def of_rows(self, stream: int = 0) -> Array:
         """The same, one for each row: (R,)."""
-        return self.u32(stream)[:, 0]
-
-
-def _contiguous(column: Array) -> Array:
-    return column.copy()
+        return keyed_draws(self._keys, 1, stream)[:, 0]
 
 
 def load_function(entry: Users) -> Callable[..., None]:

@@ -1,7 +1,9 @@
 """Objectives on a GPU: every placement gives the batches of the CPU, bit for bit."""
 
 import itertools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gpu_stand_in
@@ -9,6 +11,7 @@ import pytest
 from oracle import same
 
 from dali_pipes import TokenLoader
+from dali_pipes.operators import keyed_draws
 from dali_pipes.placement.selection import GPU_PLACEMENTS
 
 MLM: dict[str, Any] = {"kind": "mlm", "mask_id": 200, "rate": 0.4, "special_ids": [5, 8]}
@@ -50,3 +53,26 @@ def test_a_gpu_gives_the_batches_of_the_cpu(
         for _ in range(2):
             for batch, expected in itertools.zip_longest(loader, on_cpu):
                 assert same(batch, {name: values.numpy() for name, values in expected.items()})
+
+
+CALLS: list[tuple[Any, Any]] = []
+
+
+def remember(batch: dict[str, Any], draws: Any) -> None:
+    assert all(isinstance(array, sys.modules["cupy"].ndarray) for array in batch.values())
+    CALLS.append((draws._keys, draws.u32(3)))
+
+
+def test_a_function_of_the_users_gets_arrays_of_the_gpu(
+    counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    CALLS.clear()
+    settings: dict[str, Any] = {"dtype": "uint32", "batch_size": 3, "seq_len": 8, "batches_per_run": 2}
+    with gpu_stand_in.installed("early"):
+        kind = {"kind": f"{__name__}:remember"}
+        with TokenLoader(counting(130).pattern, **settings, device="cuda", objective=kind) as loader:
+            next(iter(loader))
+        keys, draws = CALLS[0][0].get(), CALLS[0][1].get()
+    assert len(set(keys.tolist())) == len(keys) == 6
+    assert draws.tolist() == keyed_draws(keys, 8, 3).tolist()

@@ -498,7 +498,6 @@ def test_a_function_of_the_users(corpus: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"objective": [GOLDFISH], "label_shift": False}, ["label_shift"]),
         ({"objective": [DIFFUSION]}, ["noisy_ids"]),
         ({"outputs": ["input_ids", "prefix_lengths"]}, ["prefix_lengths", "prefix"]),
-        ({"objective": [{**MLM, "words": "/not/there.json"}]}, ["/not/there.json"]),
         ({"objective": [{**MLM, "random": 0.6, "keep": 0.6}]}, ["random", "keep"]),
         ({"objective": [{"kind": "prefix", "shortest": 0.6, "longest": 0.5}]}, ["shortest", "longest"]),
     ],
@@ -516,6 +515,15 @@ def test_settings_are_written_and_read_again() -> None:
     assert LoaderConfig(**tomllib.loads(config.to_toml())) == config
     assert config.replace(seed=1).objective == config.objective
     assert hash(config.replace(seed=0)) == hash(config)
+
+
+@pytest.mark.parametrize("content", [None, "[0, 2]", "{}", "[[1]]", "no JSON"])
+def test_wrong_tables_of_words_are_refused(corpus: Path, tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "words.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=r"words.*words\.json"):
+        TokenLoader(corpus, **{**settings_of("mlm"), "objective": [{**MLM, "words": str(path)}]})
 
 
 def test_reports_show_what_is_learned(corpus: Path) -> None:
@@ -537,3 +545,11 @@ def test_reports_show_what_is_learned(corpus: Path) -> None:
     plain = LoaderConfig(corpus=str(corpus), rank=0, world_size=1, **without(settings_of("mlm")))
     assert explain_step(plain, 0, all_ranks=True, most=2).objective is None
     assert "objective" not in preview_batch(plain, 0, rows=1, tokens=T).as_dict()
+
+
+@pytest.mark.parametrize("kind", ["mlm", "diffusion"])
+def test_dali_hands_out_the_same(corpus: Path, kind: str) -> None:
+    settings = settings_of(kind, world_size=3, rank=2)
+    with TokenLoader(corpus, **settings, engine="dali") as dali, TokenLoader(corpus, **settings) as direct:
+        for batch, expected in zip(dali, direct, strict=True):
+            assert all(torch.equal(batch[name], value) for name, value in expected.items())

@@ -156,9 +156,12 @@ def test_wrong_arrays_are_refused(xp: Backend) -> None:
     keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4),
     seq_len=st.integers(1, 300),
     stream=st.integers(0, 2**32 - 1),
+    is_column=st.booleans(),
 )
-def test_draws_equal_those_of_python(xp: Backend, keys: list[int], seq_len: int, stream: int) -> None:
-    draws = keyed_draws(xp.array(np.array(keys, np.int64)), seq_len, stream)
+def test_draws_equal_those_of_python(xp: Backend, keys: list[int], seq_len: int, stream: int, is_column: bool) -> None:
+    table = np.array([[key, 7] for key in keys], np.int64).reshape(-1, 2)
+    column = xp.array(table)[:, 0] if is_column else xp.array(table[:, 0].copy())
+    draws = keyed_draws(column, seq_len, stream)
     seeds = [splitmix64(key % WORD, 2**63 + stream) for key in keys]
     expected = [[splitmix64(seed, t + 1) >> 32 for t in range(seq_len)] for seed in seeds]
     assert draws.dtype == np.uint32

@@ -360,8 +360,12 @@ def objective_line(of_sources: Mapping[str, Sequence[Objective]]) -> str | None:
 
 def _entry_text(entry: Objective) -> str:
     settings = {name: value for name, value in entry.plain().items() if name not in ("kind", "validation")}
-    shown_settings = ", ".join(f"{name} = {value}" for name, value in settings.items())
-    return entry.kind + (f" ({shown_settings})" if settings else "")
+    return entry.kind + (f" ({_settings_text(settings)})" if settings else "")
+
+
+def _settings_text(settings: Mapping[str, Any]) -> str:
+    texts = {name: f"{{{_settings_text(v)}}}" if isinstance(v, Mapping) else v for name, v in settings.items()}
+    return ", ".join(f"{name} = {text}" for name, text in texts.items())
 
 
 def threshold(share: Fraction) -> int:

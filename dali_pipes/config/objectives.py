@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -209,14 +210,31 @@ class Goldfish(Objective):
     h: int = Field(13, ge=1, le=256, description="Ids before a label, in its document, that decide whether it is.")
 
 
+def _token(value: Any) -> int | str:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ValueError(f"must be an id, or a string of the vocabulary, found {shown(value)}")
+    return value
+
+
+Token = Annotated[int | str, PlainValidator(_token)]
+
+
+def _table(value: Any) -> Any:
+    if not isinstance(value, Mapping | BaseModel):
+        raise ValueError(f"expected a table with prefix, middle and suffix, found {shown(value)}")
+    return value
+
+
 class FimTokens(BaseModel):
     """The sentinels of `Fim`: ids, or what the tokenizer calls them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
-    prefix: Id | str = Field(description="Before the prefix: an id, or a string of the vocabulary.")
-    middle: Id | str = Field(description="Before the middle.")
-    suffix: Id | str = Field(description="Before the suffix.")
+    prefix: Token
+    middle: Token
+    suffix: Token
 
 
 class Fim(Objective):
@@ -227,7 +245,7 @@ class Fim(Objective):
     spm: Share = Field(
         Fraction(1, 2), description="Share of these in which the suffix comes before the prefix (SPM), not after (PSM)."
     )
-    tokens: FimTokens = Field(
+    tokens: Annotated[FimTokens, BeforeValidator(_table)] = Field(
         description="Sentinels before the parts: a table with `prefix`, `middle` and `suffix`, each an id or a string."
     )
     level: Literal["piece", "document"] = Field(

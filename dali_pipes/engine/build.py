@@ -204,7 +204,8 @@ class BuiltSource:
             narrow = self.engine == "dali"
             on_cpu = CpuPlacement(self.rows, self.schedule, self.outputs, vocab_size=config.id_limit, narrow=narrow)
             return "host", self.device_reason, on_cpu
-        corpus_bytes = self.rows.rows.span * self.rows.token_bytes
+        is_hashed = self.outputs.goldfish is not None  # which keeps a byte for each token, too
+        corpus_bytes = self.rows.rows.span * (self.rows.token_bytes + is_hashed)
         name, reason = choose_placement(config.placement, self.device, corpus_bytes, config.max_device_bytes)
         placement = GPU_PLACEMENTS[name](
             self.rows,

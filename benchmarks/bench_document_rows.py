@@ -55,7 +55,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
         os.environ["DALI_PIPES_CACHE"] = cache  # of the documents found; gone with the corpus
         path = Path(folder) / "tokens.bin"
-        documents = _write(path, num_tokens, 10.0 if quick else median)
+        documents = write_documents(path, num_tokens, 10.0 if quick else median)
         shared: dict[str, Any] = {"corpus": str(path), "dtype": "uint16", "batch_size": batch_size, "seq_len": seq_len}
         shared |= {"eos_id": _END_ID, "device": "cpu", "repeat": True, "batches_per_run": 2 if quick else None}
         samples = _measure(shared, batches, 2 if quick else rounds)
@@ -78,7 +78,7 @@ def main(
     print(json.dumps({"benchmark": "document_rows", "machine": about, "entries": entries}))
 
 
-def _write(path: Path, num_tokens: int, median: float) -> int:
+def write_documents(path: Path, num_tokens: int, median: float) -> int:
     """Random ids, with an end id after each document of log-normal length; returns the number of documents."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, _END_ID, num_tokens, np.uint16)

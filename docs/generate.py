@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from dali_pipes import LoaderConfig
 from dali_pipes.config.aliases import alias_rows
 from dali_pipes.config.mixture import OVERRIDES, SourceSettings, Stage
+from dali_pipes.config.objectives import KINDS, plain_default
 from dali_pipes.tools.cli import app
 
 HERE = Path(__file__).parent
@@ -28,7 +29,7 @@ SETTINGS = {
         "window_documents"
     ),
     "order": "shuffle order shuffle_window seed drop_last repeat skip_steps on_change",
-    "outputs": "outputs index_dtype mask_dtype label_shift mask_boundaries pad_id mtp",
+    "outputs": "outputs index_dtype mask_dtype label_shift mask_boundaries pad_id mtp objective",
     "ranks": "rank world_size context_parallel context_split",
     "device": "device placement max_device_bytes static_buffers",
     "reading": (
@@ -46,6 +47,18 @@ def settings_table(names: Iterable[str], table: type[BaseModel]) -> str:
     for name in names:
         field = table.model_fields[name]
         default = "required" if field.is_required() else f"`{_as_code(field.default)}`"
+        lines.append(f"| `{name}` | {default} | {_cell(field.description or '')} |")
+    return "\n".join(lines)
+
+
+def kind_table(kind: str) -> str:
+    """The settings of one kind of `objective`."""
+    model = KINDS[kind]
+    lines = [f"| setting of `{kind}` | default | meaning |", "| --- | --- | --- |"]
+    for name, field in model.model_fields.items():
+        if name in ("kind", "validation"):
+            continue
+        default = "required" if field.is_required() else f"`{_as_code(plain_default(model, name))}`"
         lines.append(f"| `{name}` | {default} | {_cell(field.description or '')} |")
     return "\n".join(lines)
 
@@ -125,6 +138,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "settings of a stage": partial(settings_table, tuple(Stage.model_fields), Stage),
         "aliases": aliases_table,
     },
+    "objectives.md": {f"settings of {kind}": partial(kind_table, kind) for kind in KINDS},
     "cli.md": {"commands": commands, "exit status": exit_status},
 }
 

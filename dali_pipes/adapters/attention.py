@@ -7,7 +7,9 @@
                                                            . . . # # .
                                                            . . . . . #
 
-Positions are separate: pass `position_ids` to the model, or it counts a document's tokens from the start of the row.
+With `prefix_lengths`, from an objective of kind `prefix`, every token also sees the prefix of its row, as far as it is
+in the same segment. Positions are separate: pass `position_ids` to the model, or it counts a document's tokens from the
+start of the row.
 """
 
 from collections.abc import Mapping
@@ -30,20 +32,27 @@ class VarlenArguments(TypedDict):
 
 
 def block_mask(batch: Mapping[str, Any], *, block_size: int | tuple[int, int] = 128) -> BlockMask:
-    """The mask for `flex_attention` of queries and keys (B, H, T, D), from `segment_ids` (B, T), on their device.
+    """The mask for `flex_attention` of queries and keys (B, H, T, D), on the device of the batch.
 
-    The result equals that of `create_block_mask`, which first builds a mask of all T x T pairs; here the largest tensor
-    has one entry per pair of blocks. `block_size`, in tokens, is for queries and keys, or (queries, keys).
+    From `segment_ids` (B, T), from `prefix_lengths` (B,), or both. Without `segment_ids` a row is one segment; without
+    `prefix_lengths`, attention is causal. The result equals that of `create_block_mask`, which first builds a mask of
+    all T x T pairs; here the largest tensor has one entry per pair of blocks. `block_size`, in tokens, is for queries
+    and keys, or (queries, keys).
 
-    Does not block. The mask reads `segment_ids` when it is used, so with `static_buffers` it is valid only as long as
-    the batch. Raises `ConfigError` if the batch does not contain `segment_ids`.
+    Does not block. The mask reads the fields when it is used, so with `static_buffers` it is valid only as long as the
+    batch. Raises `ConfigError` if the batch contains neither of the two.
     """
-    segment_ids: Tensor = field_of(batch, "segment_ids")
+    prefixes: Tensor | None = batch.get("prefix_lengths")
+    if prefixes is not None and "segment_ids" not in batch:
+        segment_ids = torch.ones_like(field_of(batch, "input_ids"))
+    else:
+        segment_ids = field_of(batch, "segment_ids")
     query_size, key_size = (block_size, block_size) if isinstance(block_size, int) else block_size
     seq_len = segment_ids.shape[1]
 
     def same_segment(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (segment_ids[row, query] == segment_ids[row, key])
+        is_seen = query >= key if prefixes is None else (query >= key) | (key < prefixes[row])
+        return is_seen & (segment_ids[row, query] == segment_ids[row, key])
 
     first_query, query_end = _blocks(seq_len, query_size, segment_ids.device)
     first_key, key_end = _blocks(seq_len, key_size, segment_ids.device)
@@ -54,8 +63,19 @@ def block_mask(batch: Mapping[str, Any], *, block_size: int | tuple[int, int] = 
     last_key = torch.minimum(query_end, key_end) - 1  # that a query of the block may see
     nearest_query = torch.maximum(first_query, last_key)
     some = (last_key >= first_key) & (segment_ids[:, nearest_query] == segment_ids[:, last_key])
-    whole = (query_end - first_query == query_size) & (key_end - first_key == key_size) & (key_end - 1 <= first_query)
+    is_full = (query_end - first_query == query_size) & (key_end - first_key == key_size)
+    whole = is_full & (key_end - 1 <= first_query)
     every = whole & (segment_ids[:, first_key] == segment_ids[:, query_end - 1])
+    if prefixes is not None:
+        of_rows = prefixes[:, None, None]
+        numbers = torch.where(segment_ids == 0, seq_len + 1, segment_ids)  # rising along a row
+        last_in_prefix = torch.minimum(key_end.expand_as(some), of_rows) - 1
+        rows = torch.arange(len(numbers), device=numbers.device)[:, None, None]
+        last_number = numbers[rows, last_in_prefix.clamp(min=0)]
+        meets = (numbers[:, first_key] <= numbers[:, query_end - 1]) & (last_number >= numbers[:, first_query])
+        some |= (last_in_prefix >= first_key) & meets
+        first, last = torch.minimum(first_query, first_key), torch.maximum(query_end, key_end) - 1
+        every |= is_full & (key_end <= of_rows) & (numbers[:, first] == numbers[:, last])
 
     mask: BlockMask = BlockMask.from_kv_blocks(
         *_ordered(some & ~every),

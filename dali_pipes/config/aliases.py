@@ -64,6 +64,17 @@ ALIASES = (
         "train_data_path train_file train_files file_pattern local remote",
     ),
     _alias(
+        "objective",
+        'a list of tables with kind, such as [{kind = "mlm", rate = 0.15, mask_id = 103}]',
+        "mlm mlm_probability mlm_prob masked_lm_prob whole_word_mask prefix_lm goldfish_loss objectives",
+    ),
+    _alias(
+        "objective",
+        'a list of tables with kind, such as [{kind = "fim", rate = 0.5, spm = 0.5, tokens = {prefix = 50257, middle = '
+        "50258, suffix = 50259}}]",
+        "fim fim_data fim_rate fim_spm_rate fim_extra_tokens",
+    ),
+    _alias(
         "mixture",
         "a table for each source, with its corpus, its weight and, if it is limited, max_epochs",
         "blend data_blend data_mix data_mixture mix mixtures streams weights data_weights train_weights "
@@ -228,11 +239,6 @@ ALIASES = (
         "call load_state_dict() to resume where a state was saved; the manual explains how to start after a number of "
         "rows",
         "consumed_samples consumed_train_samples start_step skip_batches skip_first_batches",
-    ),
-    _alias(
-        NOT_SUPPORTED,
-        "fill-in-the-middle moves text within documents; apply it before or during tokenization",
-        "fim fim_rate fim_spm_rate",
     ),
     _alias(
         NOT_SUPPORTED,

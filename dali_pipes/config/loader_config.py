@@ -11,6 +11,7 @@ the setting with a similar spelling, or what a name from another loader is calle
 """
 
 import itertools
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -42,7 +43,8 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
-from dali_pipes.config.outputs import OUTPUT_NAMES, OUTPUTS
+from dali_pipes.config.objectives import FEWEST_FIM_POSITIONS, Fim, Goldfish, Mlm, Objective, Objectives, objective_line
+from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
     Source,
@@ -262,7 +264,9 @@ class LoaderConfig(BaseModel):
         "`mixture`: with other sources or weights, continue every source where it was.",
     )
     outputs: tuple[str, ...] = Field(
-        ("input_ids", "labels"), description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}."
+        ("input_ids", "labels"),
+        description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}. With `objective` also "
+        f"{', '.join(f'`{name}`' for name in OBJECTIVE_OUTPUTS)}.",
     )
     index_dtype: Literal["int64", "int32"] = Field(
         "int64",
@@ -277,6 +281,12 @@ class LoaderConfig(BaseModel):
         True,
         description="Shift labels by one token: `labels[t]` is the token after `input_ids[t]`. False: labels equal "
         "inputs, for models that shift them; rows are the same.",
+    )
+
+    objective: Objectives = Field(
+        (),
+        description="What is learned of a row, such as masked tokens: a list of tables with `kind`, see Training "
+        "objectives. []: the next token.",
     )
 
     rank: int | None = Field(
@@ -456,10 +466,11 @@ class LoaderConfig(BaseModel):
             )
         if self.split == "validation" and self.skip_steps:
             raise ValueError('skip_steps applies to training only: set skip_steps = [] with split = "validation"')
-        unknown = [name for name in self.outputs if name not in OUTPUT_NAMES]
+        known = (*OUTPUT_NAMES, *OBJECTIVE_OUTPUTS)
+        unknown = [name for name in self.outputs if name not in known]
         if unknown or not self.outputs or len(set(self.outputs)) != len(self.outputs):
             raise ValueError(
-                f"outputs = {list(self.outputs)}: expected one or more distinct names from {', '.join(OUTPUT_NAMES)}"
+                f"outputs = {list(self.outputs)}: expected one or more distinct names from {', '.join(known)}"
                 + (f"; {unknown[0]!r} is not one of them" if unknown else "")
             )
         if self.vocab_size is not None and self._row_modes != {"stream"} and self.pad_id >= self.vocab_size:
@@ -500,6 +511,7 @@ class LoaderConfig(BaseModel):
                 "label_shift = False copies the inputs, but documents, masks and mtp need shifted labels: set "
                 "label_shift = True"
             )
+        self._check_objective()
         if self.placement not in ("auto", "host") and self.device == "cpu":
             raise ValueError(f'placement = "{self.placement}" needs device = "cuda", but device is "cpu"')
         if self.placement == "pool":
@@ -515,6 +527,7 @@ class LoaderConfig(BaseModel):
             f'rows is "{self.rows}"': self.rows != "stream",
             "a mixture has windows of each source": self.mixture is not None,
             "seq_len is a list": self.changes_length,
+            "objective is set": bool(self.objective),
         }
         found = next((reason for reason, is_so in reasons.items() if is_so), None)
         if found is not None:
@@ -536,6 +549,82 @@ class LoaderConfig(BaseModel):
             raise ValueError(
                 f'reads = "mapped" reads from the files themselves, and not through cache_dir = '
                 f"{shown(self.cache_dir)}: remove one of the two"
+            )
+
+    def _check_objective(self) -> None:
+        """What goes with `objective` and what does not."""
+        own = {name: source.objective for name, source in (self.mixture or {}).items() if source.objective is not None}
+        kinds = {entry.kind for entries in (self.objective, *own.values()) for entry in entries}
+        for name in self.outputs:
+            needed = OUTPUTS[name].needs_objective if name in OUTPUTS else ""
+            if needed and needed not in kinds:
+                raise ValueError(
+                    f'outputs: {name} needs an objective of kind = "{needed}", found '
+                    f"{', '.join(sorted(kinds)) or 'none'}; add the objective, or remove {name}"
+                )
+        users = [entry.kind for entries in (self.objective, *own.values()) for entry in entries if ":" in entry.kind]
+        if users and own:
+            raise ValueError(
+                f'objective: kind = "{users[0]}" is for all sources together, but mixture.{next(iter(own))} has an '
+                "objective to itself; use one or the other"
+            )
+        if len(self._goldfishes) > 1:
+            raise ValueError(
+                'objective: kind = "goldfish" has different k or h in sources of the mixture; use the same in all'
+            )
+        for goldfish in self._goldfishes:
+            if self.mtp > goldfish.h:
+                raise ValueError(
+                    f'objective: kind = "goldfish" has h = {goldfish.h}, which must be at least mtp = {self.mtp}'
+                )
+        if "diffusion" in {entry.kind for entry in self.objectives} and "noisy_ids" not in self.outputs:
+            raise ValueError(
+                'objective: kind = "diffusion" writes its inputs to "noisy_ids", which is not in outputs; add it'
+            )
+        for entry in self.objective:
+            if isinstance(entry, Fim) and self.mixture is None:  # else in the configuration of each source
+                self._check_fim(entry)
+            if entry.has_own_labels and self.mtp:
+                raise ValueError(
+                    f'objective: kind = "{entry.kind}" learns the ids at their own positions, so it does not work with '
+                    f"mtp = {self.mtp}; remove one of them"
+                )
+            mask_id = getattr(entry, "mask_id", getattr(entry, "drop_id", 0))
+            if self.vocab_size is not None and mask_id >= self.vocab_size:
+                raise ValueError(
+                    f'objective: kind = "{entry.kind}" inserts id {mask_id:,}, which must be below vocab_size = '
+                    f"{self.vocab_size:,}, the size of the model's vocabulary"
+                )
+            if isinstance(entry, Mlm) and entry.random and self.vocab_size is None:
+                raise ValueError(
+                    'objective: kind = "mlm" draws random ids, which needs vocab_size; set it, or random = 0'
+                )
+
+    def _check_fim(self, entry: Fim) -> None:
+        if self.rows == "stream":
+            raise ValueError(
+                'objective: kind = "fim" rearranges whole documents, but rows = "stream" cuts the corpus into windows '
+                'that begin and end anywhere in a document; set rows = "pack" or "pad"'
+            )
+        shortest = min(values(steps_of(self.seq_len)))
+        if shortest < FEWEST_FIM_POSITIONS:
+            raise ValueError(
+                f'objective: kind = "fim" needs rows of {FEWEST_FIM_POSITIONS} positions or more, because three of '
+                f"them are sentinels; seq_len = {shortest} is too short"
+            )
+        if any(isinstance(other, Goldfish) for other in self.objective):
+            raise ValueError(
+                'objective: kind = "goldfish" hashes the ids before a label in its document, which kind = "fim" moves; '
+                "use one of them"
+            )
+        try:
+            ids = entry.ids(self.tokenizer)
+        except ValueError as error:
+            raise ValueError(f'objective: kind = "fim": {error}') from None
+        if self.vocab_size is not None and max(ids) >= self.vocab_size:
+            raise ValueError(
+                f'objective: kind = "fim" inserts id {max(ids):,}, which must be below vocab_size = '
+                f"{self.vocab_size:,}, the size of the model's vocabulary"
             )
 
     def _check_mixture(self) -> None:
@@ -731,6 +820,7 @@ class LoaderConfig(BaseModel):
             kind = tuple(overrides.items())
             if kind not in checked:
                 settings = {**shared, **overrides, **data}
+                settings["outputs"] = _outputs_of(settings["outputs"], settings["objective"])
                 if settings["rows"] != "stream":
                     settings |= {"stride": None, "random_offset": False}
                 try:
@@ -739,6 +829,22 @@ class LoaderConfig(BaseModel):
                     raise ConfigError(f"{_place(('mixture', name))}: {error}") from None
             sources[name] = checked[kind].model_copy(update=data)
         return sources
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The entries of `objective` that this split uses."""
+        return tuple(entry for entry in self.objective if self.split == "train" or entry.validation)
+
+    @property
+    def objective_line(self) -> str | None:
+        """What this split learns, of each source of a mixture; None: the next token."""
+        own = self.sources or {"": self}
+        return objective_line({name: config.objectives for name, config in own.items()})
+
+    @property
+    def goldfish(self) -> Goldfish | None:
+        """The entry of `objective` of this kind, if this split uses it."""
+        return next((entry for entry in self.objectives if isinstance(entry, Goldfish)), None)
 
     @property
     def weights(self) -> dict[str, Fraction | Literal["size"]]:
@@ -751,11 +857,20 @@ class LoaderConfig(BaseModel):
         return {self.rows} if self.mixture is None else {source.rows or self.rows for source in self.mixture.values()}
 
     @property
+    def _goldfishes(self) -> set[Goldfish]:
+        """The different entries of this kind, of all sources of a mixture."""
+        given = [source.objective for source in (self.mixture or {}).values()]
+        entries = [self.objective if own is None else own for own in given] if given else [self.objective]
+        found = [entry for own in entries for entry in own if isinstance(entry, Goldfish)]
+        return {entry for entry in found if self.split == "train" or entry.validation}
+
+    @property
     def uses_documents(self) -> bool:
         """Whether rows, labels or outputs depend on where documents begin and end; of any source of a mixture."""
         return (
             self._row_modes != {"stream"}
             or self.masks_boundaries
+            or bool(self._goldfishes)
             or any(OUTPUTS[name].tells_documents for name in self.outputs)
         )
 
@@ -852,7 +967,7 @@ class LoaderConfig(BaseModel):
         for name, field in type(self).model_fields.items():
             value = self.__dict__.get(name)
             if field.is_required() or value != field.default:
-                if name in ("mixture", "seq_len", "global_batch", *MIXTURE_FIELDS):
+                if name in ("mixture", "seq_len", "global_batch", "objective", *MIXTURE_FIELDS):
                     value = self._plain(name)
                 yield name, value[0] if name == "corpus" and value is not None and len(value) == 1 else Shown(value)
 
@@ -878,6 +993,8 @@ class LoaderConfig(BaseModel):
                 del settings["documents_end_at_files"]
         if self.bucket_widths is not None:
             settings["length_buckets"] = list(self.bucket_widths)
+        if self.objectives and self.mixture is None:
+            settings["objective"] = json.dumps([entry.identity() for entry in self.objectives], sort_keys=True)
         return settings
 
     def to_toml(self) -> str:
@@ -905,6 +1022,12 @@ _WORDS = {
 
 _LONGEST_PLACE = 200
 """Letters of a name in the place of an error."""
+
+
+def _outputs_of(names: tuple[str, ...], objective: tuple[Objective, ...]) -> tuple[str, ...]:
+    """The outputs of a mixture that a source with this objective could have alone."""
+    made = {"", *(entry.kind for entry in objective)}
+    return tuple(name for name in names if name not in OUTPUTS or OUTPUTS[name].needs_objective in made) or names[:1]
 
 
 def _refuse_unknown(settings: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, field_validator
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
+from dali_pipes.config.objectives import Objectives
 from dali_pipes.config.validators import PathText, as_value_error, parse_dtype, parse_paths, refuse_huge_number, shown
 from dali_pipes.errors import ConfigError
 from dali_pipes.uris import is_uri
@@ -98,6 +99,7 @@ class SourceSettings(BaseModel):
     rows: Literal["stream", "pack", "pad"] | None = None
     long_documents: Literal["split", "truncate", "drop"] | None = None
     window_documents: int | None = Field(None, gt=0)
+    objective: Objectives | None = None
 
     _in_range = field_validator("*", mode="before")(refuse_huge_number)
     _dtype_as_name = field_validator("dtype", mode="before")(parse_dtype)

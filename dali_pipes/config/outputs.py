@@ -22,6 +22,7 @@ class Axes(Enum):
     POSITIONS = "one entry per position of each row"
     SEGMENT_BOUNDS = "one entry per segment of the batch, in an array of fixed length"
     ROWS = "one entry per row"
+    ROW_TABLE = "one line per row, which only kernels read"
     NUMBER = "one integer, on the host"
 
 
@@ -35,6 +36,7 @@ class OutputSpec:
     needs_pieces:    whether rows have to be cut into pieces of documents for it
     has_labels_axis: whether it has an axis more with multi-token prediction, one entry for each token ahead
     with_field:      the field that it accompanies, and without which it is not delivered; "": it is requested by name
+    needs_objective: the kind of `objective` that makes it; "": it does not need one
     """
 
     name: str
@@ -46,11 +48,12 @@ class OutputSpec:
     needs_pieces: bool = False
     has_labels_axis: bool = False
     with_field: str = ""
+    needs_objective: str = ""
 
     @property
     def from_plan(self) -> bool:
         """Whether no kernel makes it: it is known as soon as the rows are planned."""
-        return self.axes in (Axes.ROWS, Axes.NUMBER)
+        return self.axes in (Axes.ROWS, Axes.ROW_TABLE, Axes.NUMBER)
 
     def shape(self, rows: int, width: int, batch_size: int, mtp: int) -> tuple[int, ...]:
         """Shape of the array for `rows` rows of `width` positions, in batches of which the last may be partial.
@@ -59,6 +62,8 @@ class OutputSpec:
         """
         if self.axes is Axes.ROWS:
             return (rows,)
+        if self.axes is Axes.ROW_TABLE:
+            return (rows, ROW_COLUMNS)
         if self.axes is Axes.SEGMENT_BOUNDS:
             return -(-rows // batch_size), batch_size * width + 1
         assert self.axes is Axes.POSITIONS, f"{self.name} is not an array"
@@ -66,6 +71,12 @@ class OutputSpec:
 
 
 _INT64 = np.dtype(np.int64)
+
+ROW_COLUMNS = 5
+"""Of the table that `noised_rows` reads."""
+
+ROW_TABLE = "row_table"
+"""The name of that table, which is not a field of a batch."""
 
 OUTPUTS = {
     spec.name: spec
@@ -120,6 +131,33 @@ OUTPUTS = {
             _INT64,
         ),
         OutputSpec(
+            "noisy_ids",
+            Axes.POSITIONS,
+            "with `objective` of kind `diffusion`: `input_ids` with the masked ones replaced",
+            needs_objective="diffusion",
+        ),
+        OutputSpec(
+            "masked",
+            Axes.POSITIONS,
+            "with `diffusion`: 1 where `noisy_ids` is masked, else 0",
+            is_mask=True,
+            needs_objective="diffusion",
+        ),
+        OutputSpec(
+            "p_mask",
+            Axes.ROWS,
+            "with `diffusion`: the chance of each token of the row to be masked, float32",
+            np.dtype(np.float32),
+            needs_objective="diffusion",
+        ),
+        OutputSpec(
+            "prefix_lengths",
+            Axes.ROWS,
+            "with `objective` of kind `prefix`: tokens in the prefix of each row",
+            _INT64,
+            needs_objective="prefix",
+        ),
+        OutputSpec(
             "num_segments",
             Axes.NUMBER,
             "documents in the batch, including the padding of rows",
@@ -127,12 +165,16 @@ OUTPUTS = {
             needs_pieces=True,
             with_field="cu_seqlens",
         ),
+        OutputSpec(ROW_TABLE, Axes.ROW_TABLE, "keys, lengths and rates of rows", _INT64, with_field=ROW_TABLE),
     )
 }
 """By name, in the order in which messages list them."""
 
-OUTPUT_NAMES = tuple(name for name, spec in OUTPUTS.items() if not spec.with_field)
+OUTPUT_NAMES = tuple(name for name, spec in OUTPUTS.items() if not spec.with_field and not spec.needs_objective)
 """Names that the setting `outputs` accepts."""
+
+OBJECTIVE_OUTPUTS = tuple(name for name, spec in OUTPUTS.items() if spec.needs_objective)
+"""Names that it accepts with the setting `objective`."""
 
 
 def on_host(name: str) -> bool:

@@ -27,6 +27,18 @@ class Pieces(NamedTuple):
     """(P,): tokens in each piece."""
     document_ends: Int64Array
     """(P,): position after the last token of the piece's document, wherever the window ends."""
+    lookback: Int64Array | None = None
+    """(P, 3): tokens before each piece that are read with it, and how far its labels go: as `goldfish` takes it."""
+
+    def chosen(self, row_offsets: Int64Array, at: slice | Int64Array) -> "Pieces":
+        """Some of the pieces, in other windows."""
+        lookback = None if self.lookback is None else self.lookback[at]
+        return Pieces(row_offsets, self.starts[at], self.lengths[at], self.document_ends[at], lookback)
+
+    @property
+    def tokens_before(self) -> Int64Array:
+        """(P,): tokens before each piece that are read with it."""
+        return np.zeros_like(self.lengths) if self.lookback is None else self.lookback[:, 0]
 
 
 def pieces_of_windows(offsets: Int64Array, starts: npt.ArrayLike, length: int) -> Pieces:
@@ -66,16 +78,20 @@ def pieces_of_windows(offsets: Int64Array, starts: npt.ArrayLike, length: int) -
 def some_rows(pieces: Pieces, begin: int, end: int) -> Pieces:
     """The pieces of rows begin ... end - 1."""
     first, last = int(pieces.row_offsets[begin]), int(pieces.row_offsets[end])
-    return Pieces(pieces.row_offsets[begin : end + 1] - first, *(column[first:last] for column in pieces[1:]))
+    return pieces.chosen(pieces.row_offsets[begin : end + 1] - first, slice(first, last))
 
 
 def chosen_rows(pieces: Pieces, rows: Int64Array) -> Pieces:
     """The pieces of some rows, in the order of `rows`: (R,) row numbers."""
+    return pieces.chosen(*numbers_of(pieces, rows))
+
+
+def numbers_of(pieces: Pieces, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Which pieces some rows have, in the order of `rows`: where those of each begin, (R + 1,), and their numbers."""
     firsts = pieces.row_offsets[rows]
     counts = pieces.row_offsets[rows + 1] - firsts
     offsets = np.concatenate(([0], np.cumsum(counts)))
-    at = np.repeat(firsts - offsets[:-1], counts) + np.arange(offsets[-1])
-    return Pieces(offsets, *(column[at] for column in pieces[1:]))
+    return offsets, np.repeat(firsts - offsets[:-1], counts) + np.arange(offsets[-1])
 
 
 def staged(pieces: Pieces, row_begins: Int64Array) -> Pieces:
@@ -84,7 +100,8 @@ def staged(pieces: Pieces, row_begins: Int64Array) -> Pieces:
     row_begins: (R,) or longer
     """
     rows = np.repeat(np.arange(len(pieces.row_offsets) - 1), np.diff(pieces.row_offsets))
-    before = np.cumsum(pieces.lengths) - pieces.lengths
-    in_row = before - np.concatenate((before, [0]))[pieces.row_offsets[:-1]][rows]
-    starts = row_begins[rows] + in_row
-    return Pieces(pieces.row_offsets, starts, pieces.lengths, starts + (pieces.document_ends - pieces.starts))
+    ends = np.cumsum(pieces.lengths if pieces.lookback is None else pieces.lengths + pieces.tokens_before)
+    begins = ends - pieces.lengths
+    first_begins = np.concatenate(([0], ends))[pieces.row_offsets[:-1]]
+    starts = row_begins[rows] + begins - first_begins[rows]
+    return pieces._replace(starts=starts, document_ends=starts + (pieces.document_ends - pieces.starts))

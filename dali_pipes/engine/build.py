@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dali_pipes.config import LoaderConfig
+from dali_pipes.config.objectives import Users
 from dali_pipes.config.outputs import OUTPUTS, arrays_of
 from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.corpus import Corpus
@@ -18,11 +19,13 @@ from dali_pipes.engine.profiling import open_ranges
 from dali_pipes.engine.read_ahead import Autotune, choose_read_ahead
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.monitoring.stats import BlockLimits
+from dali_pipes.objectives import RowDraws, SourceObjectives, Transforms
 from dali_pipes.placement.base import Placement
 from dali_pipes.placement.cpu import CpuPlacement
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.placement.pool_order import PoolOrder
 from dali_pipes.placement.selection import GPU_PLACEMENTS, choose_device, choose_placement, require_pool
+from dali_pipes.rows.base import key_names, order_key
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.make import make_rows
 from dali_pipes.rows.outputs import Outputs
@@ -96,7 +99,7 @@ class BuiltSource:
             self._caching.begin(self.schedule, rows if self.mixture is None else self.mixture)
             if self.mixture is not None and config.on_change != "mixture":  # else a state may come with other weights
                 self.mixture.check_caps(self.mixture.total)
-            self.outputs = make_outputs(config, in_pieces=in_pieces)
+            self.outputs = make_outputs(config, self.schedule, self.mixture, self.rows, in_pieces=in_pieces)
             self.device, self.device_reason = choose_device(
                 config.device, environment_number("LOCAL_RANK"), gpu_problem
             )
@@ -212,7 +215,8 @@ class BuiltSource:
         if config.placement == "pool" and config.split == "validation":
             name, reason = "host", 'placement = "pool" is for shuffled rows, and those of validation are not'
         else:
-            corpus_bytes = self.rows.rows.span * self.rows.token_bytes
+            is_hashed = self.outputs.goldfish is not None  # which keeps a byte for each token, too
+            corpus_bytes = self.rows.rows.span * (self.rows.token_bytes + is_hashed)
             name, reason = choose_placement(config.placement, self.device, corpus_bytes, config.max_device_bytes)
         if name == "pool":
             order = PoolOrder(self.schedule, self.rows)
@@ -279,8 +283,55 @@ def make_schedule(config: LoaderConfig, interleave: Interleave) -> Schedule:
     )
 
 
-def make_outputs(config: LoaderConfig, *, in_pieces: bool) -> Outputs:
+def make_objectives(
+    config: LoaderConfig, schedule: Schedule, mixture: MixedRows | None
+) -> tuple[RowDraws | None, Transforms | None]:
+    """What is drawn for rows, and what is done to them. None, None where that is nothing."""
+    if mixture is None:
+        sources = [SourceObjectives(None, config.objective, config.objectives)]
+    else:
+        bases = mixture.bases.tolist()
+        sources = [
+            SourceObjectives(name, own.objective, own.objectives, bases[number])
+            for number, (name, own) in enumerate(config.sources.items())
+        ]
+    if not any(source.active for source in sources) and not any(
+        OUTPUTS[name].needs_objective for name in config.outputs
+    ):
+        return None, None
+    users = [entry for entry in config.objectives if isinstance(entry, Users)]
+    transforms = Transforms.of(sources, users, config.vocab_size)
+    if transforms is None:
+        return None, None
+    tokens_before = None
+    if mixture is not None and not config.changes_length:
+        tokens_before = partial(_tokens_of_mixture, mixture, config.row_len)
+    elif schedule.interleave.is_uniform and not config.changes_length:
+        tokens_before = partial(int.__mul__, schedule.interleave.count(0) * config.row_len)
+    draws = RowDraws(
+        sources,
+        transforms.numbers,
+        key=partial(_objective_key, config.seed),
+        strata_key=partial(order_key, "objective strata", config.seed),
+        row_len=config.row_len,
+        tokens_before=tokens_before,
+    )
+    return draws, transforms
+
+
+def _objective_key(seed: int, name: str | None, pass_number: int) -> int:
+    return order_key("objective", seed, *key_names(name), pass_number)
+
+
+def _tokens_of_mixture(mixture: MixedRows, row_len: int, epoch: int) -> int:
+    return mixture.first_place(epoch) * row_len
+
+
+def make_outputs(
+    config: LoaderConfig, schedule: Schedule, mixture: MixedRows | None, source: Source, *, in_pieces: bool
+) -> Outputs:
     """The fields of a batch, and how they are made from tokens."""
+    draws, transforms = make_objectives(config, schedule, mixture)
     return Outputs(
         config.batch_names,
         config.batch_size,
@@ -292,6 +343,10 @@ def make_outputs(config: LoaderConfig, *, in_pieces: bool) -> Outputs:
         mask_boundaries=config.masks_boundaries,
         index_dtype=np.dtype(config.index_dtype),
         mask_dtype=np.dtype(config.mask_dtype or config.index_dtype),
+        draws=draws,
+        transforms=transforms,
+        has_loss_mask=source.has_loss_mask,
+        goldfish=next((own.goldfish for own in config.sources.values() or (config,) if own.goldfish is not None), None),
     )
 
 

@@ -44,6 +44,7 @@ def loader_table(
             for name, corpus in corpora.items()
         ),
         (f"epoch{split}", steps_text(config, schedule, epoch)),
+        *((("objective", config.objective_line),) if config.objective_line is not None else ()),
         ("next batch", f"the first of the next epoch; epoch {epoch} was left at step {step:,}" if was_left else where),
         ("device", f"{built.device_name}, placement {built.placement}"),
     ]

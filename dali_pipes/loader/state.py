@@ -58,7 +58,7 @@ _MAY_BE_MISSING = (
     "mixture",
     "curriculum",
 )  # entries of one kind of rows, and those older states lack
-_OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS)
+_OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS, "objective")
 """Settings that each source of a mixture has for itself, of those that a state records."""
 _LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False, "order": "rows"}
 """Values of settings whose entries are missing from a state."""

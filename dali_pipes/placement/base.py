@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dali_pipes.config.loader_config import INT32_IDS
 from dali_pipes.errors import TokenRangeError
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
+from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule import Schedule, StepRange
 from dali_pipes.schedule.plans import Plan, steps_reading
@@ -30,6 +31,8 @@ class Slot:
     """Rows of the block, where the placement wants them planned."""
     num_pieces: int = 0
     """In all rows of the block, where they are put together from pieces."""
+    num_runs: int = 0
+    """Of tokens that a GPU gathers, where pieces are rearranged."""
 
 
 class Placement(Protocol):
@@ -61,6 +64,12 @@ class Placement(Protocol):
 
     def close(self) -> None:
         """Release device memory; idempotent."""
+
+
+def fields_of(plan: Plan, outputs: Outputs) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of `outputs.from_plan`, by name."""
+    drawn = outputs.drawn(plan.steps.epoch, plan.row_ids, plan.rows, plan.widths)
+    return {name: drawn[name] if name in drawn else plan.field(name) for name in outputs.from_plan}
 
 
 def range_error(

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.config.outputs import OUTPUTS, Axes, arrays_of, made_from_plans
+from dali_pipes.config.outputs import OUTPUTS, ROW_TABLE, Axes, arrays_of
 from dali_pipes.documents import Pieces, some_rows, staged
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.placement.base import Slot, refuse_bad_id
+from dali_pipes.placement.base import Slot, fields_of, refuse_bad_id
 from dali_pipes.placement.buffers import Buffers, Layout, layout_of
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
@@ -45,9 +45,9 @@ class CpuPlacement:
         self, source: Source, schedule: Schedule, outputs: Outputs, *, vocab_size: int | None, narrow: bool
     ) -> None:
         self._source, self._schedule, self._outputs, self._vocab_size = source, schedule, outputs, vocab_size
-        self._row_tokens = source.rows.row_tokens
-        self._dtypes = {name: outputs.dtype(name) for name in (*outputs.from_tokens, *made_from_plans(outputs.names))}
-        if narrow and not outputs.in_pieces:
+        self._row_tokens = source.rows.row_tokens + source.rows.lookback
+        self._dtypes = {name: outputs.dtype(name) for name in (*outputs.from_tokens, *outputs.from_plan)}
+        if narrow and not outputs.in_pieces and outputs.transforms is None:
             signed = np.dtype(np.int32 if np.can_cast(source.dtype, np.int32) else np.int64)
             self._dtypes |= dict.fromkeys(outputs.from_tokens, signed if schedule.pads else source.dtype)
         self._buffers = Buffers()
@@ -100,16 +100,18 @@ class CpuPlacement:
         else:
             parts = {name: outputs.unfolded(name, lines[name], runs) for name in outputs.from_tokens}
         pieces = None if plan.pieces is None else staged(plan.pieces, row_begins)
+        loss_mask = outputs.learned(tokens, pieces, loss_mask)
         row = 0
+        for name, values in fields_of(plan, outputs).items():
+            lines[name][:] = values
         for number, (count, width) in enumerate(runs):
             batches = max(1, _PART_TOKENS // (outputs.batch_size * width))
             for first in range(0, count, batches * outputs.batch_size):
                 end = min(first + batches * outputs.batch_size, count)
                 out = {name: part[number][_lines(name, first, end, outputs)] for name, part in parts.items()}
-                self._fill(plan, row + first, row + end, row_begins, tokens, pieces, out, width, loss_mask)
+                table = lines[ROW_TABLE][row + first : row + end] if ROW_TABLE in lines else None
+                self._fill(plan, row + first, row + end, row_begins, tokens, pieces, out, width, loss_mask, table)
             row += count
-        for name in lines.keys() - parts.keys():
-            lines[name][:] = plan.field(name)
         return lines
 
     def _fill(
@@ -123,11 +125,13 @@ class CpuPlacement:
         out: dict[str, Array],
         width: int,
         loss_mask: Array | None,
+        row_table: Array | None,
     ) -> None:
+        how: dict[str, Any] = {"width": width, "row_table": row_table}
         if pieces is not None:
-            self._outputs.fill(tokens, some_rows(pieces, first, end), out, width=width, loss_mask=loss_mask)
+            self._outputs.fill(tokens, some_rows(pieces, first, end), out, loss_mask=loss_mask, **how)
             return
-        self._outputs.fill(tokens[row_begins[first] : row_begins[end]], None, out, width=width)
+        self._outputs.fill(tokens[row_begins[first] : row_begins[end]], None, out, **how)
         row_ids = plan.row_ids[first:end]
         if row_ids[-1] == PADDING:  # pieces leave such a row empty
             out["labels"][row_ids == PADDING] = IGNORE_INDEX
@@ -138,7 +142,10 @@ def _layout(
 ) -> Layout:
     """The fields of a block of rows: how many of which width follow one another. is_flat: in one line each."""
     if is_flat:
-        return layout_of({name: ((outputs.size(name, runs),), dtype) for name, dtype in dtypes.items()})
+        rows = sum(count for count, _ in runs)
+        flat: dict[str, tuple[int, ...]] = {name: (outputs.size(name, runs),) for name in dtypes}
+        flat |= {name: outputs.shape(name, rows) for name in outputs.from_plan}
+        return layout_of({name: (flat[name], dtype) for name, dtype in dtypes.items()})
     ((count, width),) = runs
     return layout_of({name: (outputs.shape(name, count, width), dtype) for name, dtype in dtypes.items()})
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.documents import Pieces
+from dali_pipes.documents import staged
 from dali_pipes.monitoring.stats import BlockTimes
-from dali_pipes.operators import shuffled_rows
+from dali_pipes.operators import gather_runs, shuffled_rows
 from dali_pipes.placement.base import Slot
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.placement.gpu import GpuPlacement
@@ -19,6 +19,7 @@ from dali_pipes.rows.source import Source
 from dali_pipes.runtime.progress import progress_bar
 from dali_pipes.runtime.threads import ReaderThreads
 from dali_pipes.schedule import Schedule, StepRange
+from dali_pipes.schedule.plans import Plan
 
 Array = Any
 
@@ -32,6 +33,7 @@ class DevicePlacement(GpuPlacement):
     """What rows read of the corpus in GPU memory. Where rows are a formula, a block costs the host one launch."""
 
     keeps_corpus = True
+    _gathered: "_Gathered | None" = None
 
     def __init__(
         self,
@@ -49,7 +51,12 @@ class DevicePlacement(GpuPlacement):
         self.plans_rows = not by_formula or bool({*self._from_plan} - {"row_ids"})
         if self.plans_rows and not outputs.in_pieces:
             self._starts = gpu.empty((max_rows,), np.int64)
+        if source.rows.rearranges:
+            self._gathered = _Gathered(gpu, max_rows * self._row_tokens, source)
         self._hold_corpus()
+        if outputs.goldfish is not None:
+            size = max_rows * self._row_tokens if source.rows.rearranges else 0
+            self._learned = gpu.empty((max(source.rows.span, size),), np.uint8)
 
     def _hold_corpus(self) -> None:
         """Put what rows read of the corpus where kernels can read it, as `_tokens` and `_loss_mask`. Blocks."""
@@ -75,15 +82,25 @@ class DevicePlacement(GpuPlacement):
         self.gpu.wait(slot.arrays["copied"])
         if plan.pieces is None:
             slot.arrays["starts"][: len(plan.starts)] = plan.starts - first
+        elif plan.rows.fim is not None:
+            row_begins = plan.row_begins(self._source.rows)
+            reads = self._source.rows.reads(plan.rows, row_begins[:-1], np.diff(row_begins))
+            starts = np.where(reads.starts < 0, reads.starts, reads.starts - first)
+            slot.num_runs = len(starts)
+            self._stage(slot, "runs", np.concatenate([starts, reads.lengths, reads.targets]))
+            self._stage_tables(slot, staged(plan.pieces, row_begins))
         else:
-            offsets, starts, lengths, ends = plan.pieces
-            self._stage_tables(slot, Pieces(offsets, starts - first, lengths, ends - first))
+            starts, ends = plan.pieces.starts - first, plan.pieces.document_ends - first
+            self._stage_tables(slot, plan.pieces._replace(starts=starts, document_ends=ends))
         self._stage_from_plan(slot)
 
     def _fill(self, slot: Slot, steps: StepRange, arrays: dict[str, Array]) -> None:
         plan, schedule = slot.plan, self._schedule
         if plan is not None:
             self._send_from_plan(slot, arrays)
+            if plan.rows.fim is not None:
+                self._fill_from_pieces(slot, *self._gather(slot, plan), arrays)
+                return
             if plan.pieces is not None:
                 self._fill_from_pieces(slot, self._tokens, self._loss_mask, arrays)
                 return
@@ -110,6 +127,35 @@ class DevicePlacement(GpuPlacement):
             vocab_size=self._vocab_size,
             bad=self._bad,
         )
+
+    def _gather(self, slot: Slot, plan: Plan) -> tuple[Array, Array]:
+        """Queue what puts the tokens of a block together, and their loss mask, row after row."""
+        assert self._gathered is not None
+        gathered, size = self._gathered, int(plan.row_begins(self._source.rows)[-1])
+        tokens = gathered.tokens[:size]
+        loss_mask = None if gathered.loss_mask is None else gathered.loss_mask[:size]
+        table = gathered.runs[: 3 * slot.num_runs]
+        self.gpu.copy(table, slot.arrays["runs"])
+        starts, lengths, targets = (table[at * slot.num_runs : (at + 1) * slot.num_runs] for at in range(3))
+        masks = {"loss_mask": self._loss_mask, "out_mask": loss_mask}
+        gather_runs(self._tokens, starts, lengths, targets, tokens, longest=self._row_tokens, **masks)
+        return tokens, loss_mask
+
+    def _forget_memory(self) -> None:
+        super()._forget_memory()
+        self._gathered = None
+
+
+class _Gathered:
+    """Tokens of one block, put together on the device, and the table of the runs that they come from.
+
+    A run may be at every position, so that a card that is full later on ends no run.
+    """
+
+    def __init__(self, gpu: Gpu, size: int, source: Source) -> None:
+        self.tokens = gpu.empty((size,), source.dtype)
+        self.loss_mask = gpu.empty((size,), np.uint8) if source.has_loss_mask else None
+        self.runs = gpu.empty((3 * size,), np.int64)
 
 
 def load_tokens(source: Source, target: Array, gpu: Gpu, *, of_loss_mask: bool = False) -> None:

@@ -16,12 +16,13 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from dali_pipes.config.outputs import arrays_of, made_from_plans
+from dali_pipes.config.outputs import ROW_TABLE, arrays_of
 from dali_pipes.documents import Pieces
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.placement.base import Slot, range_error, refuse_bad_id
+from dali_pipes.placement.base import Slot, fields_of, range_error, refuse_bad_id
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
@@ -71,19 +72,27 @@ class GpuPlacement:
         self._work: Array = None
         self.gpu, self._source, self._schedule = gpu, source, schedule
         self._vocab_size, self._outputs = vocab_size, outputs
-        self._seq_len, self._row_tokens = outputs.seq_len, source.rows.row_tokens
-        self._from_plan = made_from_plans(outputs.names)
+        self._seq_len, self._row_tokens = outputs.seq_len, source.rows.row_tokens + source.rows.lookback
+        self._from_plan = outputs.from_plan
+        self._scratch: dict[str, Array] = {}
+        self._tables: list[Array] | None = None
         for name in (*outputs.from_tokens, *self._from_plan):
             self._arrays[name] = gpu.empty(outputs.shape(name, max_rows), outputs.dtype(name))
         if outputs.in_pieces:  # for a piece at every position, so that a card that is full later on ends no run
-            self._table = gpu.empty((max_rows + 1 + 3 * max_rows * self._seq_len,), np.int64)
+            columns = 3 if outputs.goldfish is None else 6
+            self._table = gpu.empty((max_rows + 1 + columns * max_rows * self._seq_len,), np.int64)
             self._work = gpu.empty((outputs.work_size(max_rows),), np.int64)
         else:
             self._ignored = gpu.empty_pinned((self._seq_len,), outputs.dtype("labels"))
             self._ignored[:] = IGNORE_INDEX
+        for name in outputs.scratch:
+            self._scratch[name] = gpu.empty((max_rows, self._seq_len), outputs.index_dtype)
+        if outputs.transforms is not None:
+            self._tables = [None if table is None else self._on_device(table) for table in outputs.transforms.tables]
         self._bad = gpu.empty((2,), np.int64)
         self._tokens: Array = None
         self._loss_mask: Array = None
+        self._learned: Array = None  # for objectives, which labels are learned, at the places of their tokens
         self._no_bad_id = gpu.empty_pinned((2,), np.int64)
         self._no_bad_id[:] = _NO_BAD_ID
         self._unused += [_Readback(gpu) for _ in range(_READBACKS)]
@@ -129,10 +138,27 @@ class GpuPlacement:
         self._slots.append(slot)
         return slot
 
+    def _on_device(self, table: npt.NDArray[np.uint8]) -> Array:
+        """A copy of a small table, for good. Blocks."""
+        pinned, array = self.gpu.empty_pinned(table.shape, table.dtype), self.gpu.empty(table.shape, table.dtype)
+        pinned[:] = table
+        with self.gpu.current():
+            self.gpu.copy(array, pinned)
+        self.gpu.wait_for_all()
+        return array
+
+    def _objective(self, arrays: dict[str, Array], first: int, end: int, width: int) -> dict[str, Any]:
+        """What `Outputs.fill` needs for the objectives of rows first ... end - 1 of a block."""
+        if self._tables is None:
+            return {}
+        size, shape = (end - first) * width, (end - first, width)
+        scratch = {name: array.reshape(-1)[:size].reshape(*shape) for name, array in self._scratch.items()}
+        return {"row_table": arrays[ROW_TABLE][first:end], "scratch": scratch, "tables": self._tables}
+
     def _stage_from_plan(self, slot: Slot) -> None:
         assert slot.plan is not None
-        for name in self._from_plan:
-            slot.arrays[name][: len(slot.plan.row_ids)] = slot.plan.field(name)
+        for name, values in fields_of(slot.plan, self._outputs).items():
+            slot.arrays[name][: len(values)] = values
 
     def _send_from_plan(self, slot: Slot, arrays: dict[str, Array]) -> None:
         for name in self._from_plan:
@@ -144,20 +170,24 @@ class GpuPlacement:
         The pinned memory has room for twice the pieces of the slot's first block. Blocks of more are copied from
         pageable memory, which costs the trainer's thread a copy; more pinned memory would cost everybody.
         """
-        table = np.concatenate(pieces)
         slot.num_pieces = len(pieces.starts)
-        if "pinned table" not in slot.arrays:
-            slot.arrays["pinned table"] = self.gpu.empty_pinned((2 * len(table) + 1024,), np.int64)
-        pinned = slot.arrays["pinned table"][: len(table)]
+        self._stage(slot, "table", np.concatenate([column.reshape(-1) for column in pieces if column is not None]))
+
+    def _stage(self, slot: Slot, name: str, table: Array) -> None:
+        if f"pinned {name}" not in slot.arrays:
+            slot.arrays[f"pinned {name}"] = self.gpu.empty_pinned((2 * len(table) + 1024,), np.int64)
+        pinned = slot.arrays[f"pinned {name}"][: len(table)]
         if len(pinned) == len(table):
             pinned[:] = table
             table = pinned
-        slot.arrays["table"] = table
+        slot.arrays[name] = table
 
     def _fill_from_pieces(self, slot: Slot, tokens: Array, loss_mask: Array, arrays: dict[str, Array]) -> None:
         """Send the tables of a block, whose tokens are on the device, and queue its kernels, for each width of rows."""
         assert slot.plan is not None
-        sizes = len(slot.plan.row_ids) + 1, *[slot.num_pieces] * 3
+        sizes = [len(slot.plan.row_ids) + 1, *[slot.num_pieces] * 3]
+        if self._outputs.goldfish is not None:
+            sizes.append(3 * slot.num_pieces)
         size = sum(sizes)
         self.gpu.copy(self._table[:size], slot.arrays["table"])
         self.gpu.record(slot.arrays["copied"])
@@ -166,23 +196,28 @@ class GpuPlacement:
             columns.append(self._table[end : end + column])
             end += column
         offsets, *tables = columns
+        if self._outputs.goldfish is not None:
+            whole = Pieces(offsets, *tables[:3])._replace(lookback=tables[3].reshape(slot.num_pieces, 3))
+            loss_mask = self._outputs.learned(tokens, whole, loss_mask, self._learned[: len(tokens)])
         runs, row = slot.plan.runs(self._seq_len), 0
         names = self._outputs.from_tokens
         parts = {name: self._outputs.unfolded(name, arrays[name].reshape(-1), runs) for name in names}
         check = {"vocab_size": self._vocab_size, "bad": self._bad, "work": self._work}
         for number, (count, width) in enumerate(runs):
-            pieces = Pieces(offsets[row : row + count + 1], *tables)
+            pieces = Pieces(offsets[row : row + count + 1], *tables[:3])
             out = {name: part[number] for name, part in parts.items()}
-            self._outputs.fill(tokens, pieces, out, width=width, loss_mask=loss_mask, **check)
+            own = self._objective(arrays, row, row + count, width)
+            self._outputs.fill(tokens, pieces, out, width=width, loss_mask=loss_mask, **check, **own)
             row += count
 
     def _fill_from_runs(self, plan: Plan, tokens: Array, starts: Array, arrays: dict[str, Array]) -> None:
         """Queue the kernel of rows that are runs of tokens, at `starts` in `tokens`; None: one after another."""
-        ((_, width),) = runs = plan.runs(self._seq_len)
+        ((count, width),) = runs = plan.runs(self._seq_len)
         names = self._outputs.from_tokens
         out = {name: self._outputs.unfolded(name, arrays[name].reshape(-1), runs)[0] for name in names}
         check = {"vocab_size": self._vocab_size, "bad": self._bad}
-        self._outputs.fill(tokens, None, out, starts=starts, width=width, **check)
+        own = self._objective(arrays, 0, count, width)
+        self._outputs.fill(tokens, None, out, starts=starts, width=width, **check, **own)
         if plan.row_ids[-1] == PADDING:  # a rank gets at most one such row, at the end of an epoch
             self.gpu.copy(arrays["labels"][len(plan.row_ids) - 1], self._ignored)
 
@@ -260,6 +295,8 @@ class GpuPlacement:
 
     def _forget_memory(self) -> None:
         """Drop what copies and kernels used, after the last of them."""
-        self._bad = self._tokens = self._loss_mask = self._table = self._work = None
+        self._bad = self._tokens = self._loss_mask = self._learned = self._table = self._work = None
+        self._tables = None
+        self._scratch.clear()
         self._arrays.clear()
         self._slots.clear()

@@ -38,6 +38,8 @@ class HostPlacement(GpuPlacement):
         super().__init__(source, schedule, outputs, gpu, max_rows=max_rows, vocab_size=vocab_size)
         size = (max_rows * self._row_tokens,)
         self._buffers.extend(_TokenBuffer(gpu, size, source) for _ in range(_BUFFERS))
+        if outputs.goldfish is not None:
+            self._learned = gpu.empty(size, np.uint8)
 
     def new_slot(self, max_rows: int) -> Slot:
         self.gpu.adopt_thread()

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.documents import Pieces
+from dali_pipes.objectives.fim import FimPieces, Runs, runs_of
 from dali_pipes.rows.item_order import ItemOrder
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
@@ -56,6 +57,15 @@ class Rows(NamedTuple):
     """The pieces that rows are put together from; None where each row is one run of tokens."""
     sources: Int64Array | None = None
     """(R,): number of the source of each row, -1 for padding; None: all are of the only one."""
+    passes: Int64Array | None = None
+    """(R,): the pass that each row is of; None: that of the epoch."""
+    fim: FimPieces | None = None
+    """How the pieces are rearranged: they hold sentinels, too, and start at the first of their tokens from the corpus;
+    None: every piece is one run of tokens."""
+
+    def runs(self) -> Runs | None:
+        """What the pieces consist of, where some are rearranged."""
+        return None if self.fim is None or self.pieces is None else runs_of(self.fim, self.pieces.lengths)
 
 
 class Parts(NamedTuple):
@@ -68,7 +78,10 @@ class Parts(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Runs of tokens to be read, (P,) each: where they are in the corpus, how many, and where they go in a buffer."""
+    """Runs of tokens to be read, (P,) each: where they are in the corpus, how many, and where they go in a buffer.
+
+    A start below 0 is an id that the corpus does not have there, -1 - id, for one place of the buffer.
+    """
 
     starts: Int64Array
     lengths: Int64Array
@@ -95,8 +108,10 @@ class ReadableRows(Protocol):
 
     seq_len: int
     row_tokens: int
+    lookback: int
     first_token: int
     span: int
+    rearranges: bool
 
     def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array, /) -> Reads:
         """What to read for planned rows."""
@@ -107,18 +122,21 @@ class RowSource(Protocol):
 
     seq_len:      positions of a row (T)
     row_tokens:   tokens that a row takes in a buffer: its own, and those that are labels alone
+    lookback:     and at most so many before its pieces, where an objective reads those
     stride:       tokens of the corpus from a row to the next, on average where rows hold documents
     num_tokens:   tokens of the split
     first_token, span: the tokens that rows and their labels read are first_token ... first_token + span - 1
     in_pieces:    whether rows are put together from pieces
     is_uniform:   whether every pass has the same number of rows, known without planning
     order_name:   name of the order of rows, kept in states: another order needs another name
+    rearranges:   whether pieces may be rearranged, so that rows have a `fim`
     most_planned: rows, over all ranks, that may be planned together; None: any number, as planning is arithmetic
     order:        of the items, windows or documents, that rows are made of
     """
 
     seq_len: int
     row_tokens: int
+    lookback: int
     stride: int
     num_tokens: int
     first_token: int
@@ -126,6 +144,7 @@ class RowSource(Protocol):
     in_pieces: bool
     is_uniform: bool
     order_name: str
+    rearranges: bool
     most_planned: int | None
     order: ItemOrder
 

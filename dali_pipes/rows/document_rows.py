@@ -24,8 +24,10 @@ import numpy.typing as npt
 from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
+from dali_pipes.objectives.fim import ORDER_NAME, FillInMiddle, FimPieces, first_tokens, joined
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.fim_pieces import pieces_with_sentinels
 from dali_pipes.rows.item_order import BlockShape, ItemOrder
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
@@ -36,6 +38,7 @@ from dali_pipes.rows.packing import (
     left_out,
     narrow,
     pack,
+    pack_pieces,
     rows_of_documents,
 )
 from dali_pipes.rows.pass_begins import PassBegin, PassBegins
@@ -68,6 +71,7 @@ class PlanReport:
     documents: int
     """Including empty ones."""
     tokens: int
+    """Those that fill-in-the-middle adds, too."""
     rows: int
     padding_tokens: int
     fill: float
@@ -105,6 +109,8 @@ class DocumentRows:
     in a fixed order, the same in every pass, but not in that of the corpus.
     num_documents: those that are kept.
     blocks: makes orders, and a share, of blocks of documents; None: of single documents.
+    fim: rearranges documents, whose pieces are then planned with their sentinels; None: no document.
+    lookback: tokens of its document before a piece that are read with it, if the piece has as many; see `WindowCuts`.
     """
 
     in_pieces = True
@@ -128,7 +134,10 @@ class DocumentRows:
         name: str | None = None,
         share: Fraction | None = None,
         blocks: BlockShape | None = None,
+        fim: FillInMiddle | None = None,
+        lookback: int | None = None,
     ) -> None:
+        self._lookback, self.lookback = lookback, seq_len if lookback else 0
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
@@ -148,6 +157,9 @@ class DocumentRows:
             self.order_name += f", {LENGTHS_NAME}"
         self.num_windows = -(-self.num_documents // window_documents)
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
+        self._fim, self.rearranges = fim, fim is not None
+        if fim is not None:
+            self.order_name += f", {ORDER_NAME}"
         self._counts = WindowCounts()
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
@@ -253,7 +265,8 @@ class DocumentRows:
         """Rows (rising; -1, at the end, is a row without pieces) of an epoch. Plans their windows, which blocks."""
         assert parts is None, "rows of documents are not cut into parts"
         real = row_ids[row_ids >= 0]
-        planned: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        planned: list[tuple[Int64Array, Int64Array, Int64Array, Int64Array]] = []
+        rearranged: list[FimPieces] = []
         counts: list[Int64Array] = []
         if len(real):
             self._keep(epoch, int(real[0]), int(real[-1]))
@@ -271,25 +284,44 @@ class DocumentRows:
             first = packing.row_offsets[rows].astype(np.int64)
             size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
-            starts = self.offsets[packing.piece_documents[at]] + packing.piece_begins[at]
+            begins = packing.piece_begins[at].astype(np.int64)
             lengths = packing.piece_lengths[at].astype(np.int64)
-            planned.append((starts, lengths, starts + lengths))
+            if self._fim is None:
+                starts = self.offsets[packing.piece_documents[at]] + begins
+            else:
+                rearranged.append(self._rearranged(self._fim, packing, at, epoch, mark.window))
+                starts = first_tokens(rearranged[-1], lengths)
+            planned.append((starts, lengths, starts + lengths, begins))
             counts.append(size)
         counts.append(np.zeros(len(row_ids) - len(real), np.int64))
         row_offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
         empty = np.zeros(0, np.int64)
-        columns = (
-            [np.concatenate(column) for column in zip(*planned, strict=True)] if planned else [empty, empty, empty]
-        )
-        pieces = Pieces(row_offsets, *columns)
+        columns = [np.concatenate(column) for column in zip(*planned, strict=True)] if planned else [empty] * 4
+        pieces = Pieces(row_offsets, *columns[:3])
+        if self._lookback is not None:
+            pieces = pieces._replace(lookback=self._lookback_of(pieces.lengths, columns[3]))
         starts = np.full(len(row_ids), -1)
         starts[: len(real)] = pieces.starts[row_offsets[: len(real)]]
-        return Rows(starts, pieces)
+        return Rows(starts, pieces, fim=None if self._fim is None else joined(rearranged))
+
+    def _lookback_of(self, lengths: Int64Array, begins: Int64Array) -> Int64Array:
+        """(P, 3) of pieces that begin so many tokens after their documents' first: see `Pieces.lookback`."""
+        if not self._lookback:
+            return np.stack((np.zeros_like(lengths), np.zeros_like(lengths), lengths), 1)
+        before = np.minimum(begins, self._lookback)
+        before[before > lengths] = 0  # so that what is read is at most twice the row
+        return np.stack((before, lengths, lengths), 1)
 
     def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array) -> Reads:
-        """Each piece is read separately; the pieces of a row follow one another."""
-        assert rows.pieces is not None
-        return Reads(rows.pieces.starts, rows.pieces.lengths, staged(rows.pieces, begins).starts)
+        """Each piece, or run of a rearranged one, is read separately; the pieces of a row follow one another."""
+        pieces, runs = rows.pieces, rows.runs()
+        assert pieces is not None
+        starts, lengths, targets = pieces.starts, pieces.lengths, staged(pieces, begins).starts
+        before = pieces.tokens_before
+        if runs is not None:
+            starts, lengths, targets = runs.starts, runs.lengths, targets[runs.pieces] + runs.begins
+            before = before[runs.pieces] * (runs.begins == 0)
+        return Reads(starts - before, lengths + before, targets - before)
 
     def key(self, epoch: int) -> int | None:
         return self._key("order", epoch) if self._shuffle else None
@@ -431,7 +463,9 @@ class DocumentRows:
             documents, tokens, looked_at = documents + more, tokens + lost, looked_at + int(lengths.sum())
         share = tokens / looked_at if looked_at else 0.0
         if run == count:
-            return LeftOut(documents, tokens, share, True)
+            # A document that is truncated and rearranged loses three tokens more, in some passes.
+            is_exact = self._fim is None or self._long_documents != "truncate"
+            return LeftOut(documents, tokens, share, is_exact)
         total = looked_at * count // run if not self.keeps_all else int(self.offsets[-1] - self.offsets[0])
         return LeftOut(documents * count // (runs * run), round(share * total), share, False)
 
@@ -468,8 +502,8 @@ class DocumentRows:
         return counted.next_window >= self.num_windows
 
     def _numbered(self, epoch: int) -> int:
-        """The number that an epoch's plan is known by: without a shuffle all epochs are one, unless rows grow."""
-        return epoch if self._shuffle or self.lengths is not None else 0
+        """The number that an epoch's plan is known by: without a shuffle all are one, unless rows grow or change."""
+        return epoch if self._shuffle or self.lengths is not None or self._fim is not None else 0
 
     def _pass_of(self, begins: PassBegins, row: int) -> PassBegin:
         """The pass that holds the source's row `row`, not before the first of `begins`. Counts passes up to it."""
@@ -551,20 +585,36 @@ class DocumentRows:
         begin = window * self._window_documents
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
         documents = self.order.numbers(documents, self.key(epoch))
-        seq_len = self.seq_len if self.lengths is None else self.lengths.of(epoch, window)
-        packing = self._ordered(self._pack(self._lengths(documents), seq_len), epoch, window)
+        packing = self._ordered(self._pack(documents, epoch, self._row_len(epoch, window)), epoch, window)
         whose = narrow(documents, len(self.offsets) - 1)[packing.piece_documents]
         return packing._replace(piece_documents=whose)
 
     def _lengths(self, documents: Int64Array) -> Int64Array:
         return self.offsets[documents + 1] - self.offsets[documents]
 
-    def _pack(self, lengths: Int64Array, seq_len: int) -> Packing:
-        if self._mode == "pack":
+    def _row_len(self, epoch: int, window: int) -> int:
+        return self.seq_len if self.lengths is None else self.lengths.of(epoch, window)
+
+    def _pack(self, documents: Int64Array, epoch: int, seq_len: int) -> Packing:
+        lengths = self._lengths(documents)
+        if self._fim is not None:
+            key = self._key("fim", epoch)
+            pieces = pieces_with_sentinels(self._fim, key, documents, lengths, seq_len, self._long_documents)
+            if self._mode == "pack":
+                return pack_pieces(pieces, seq_len)
+        elif self._mode == "pack":
             return pack(lengths, seq_len, self._long_documents)
-        pieces = rows_of_documents(lengths, seq_len, self._long_documents)
+        else:
+            pieces = rows_of_documents(lengths, seq_len, self._long_documents)
         rows = len(pieces.piece_documents)
         return Packing(narrow(np.arange(rows + 1), rows), *pieces)
+
+    def _rearranged(self, fim: FillInMiddle, packing: Packing, at: Int64Array, epoch: int, window: int) -> FimPieces:
+        """How some pieces of a window come about."""
+        documents = packing.piece_documents[at].astype(np.int64)
+        begins, lengths = packing.piece_begins[at].astype(np.int64), packing.piece_lengths[at].astype(np.int64)
+        offsets = self.offsets[documents], self.offsets[documents + 1]
+        return fim.pieces(self._key("fim", epoch), documents, begins, lengths, offsets, self._row_len(epoch, window))
 
     def _ordered(self, packing: Packing, epoch: int, window: int) -> Packing:
         """With buckets, the rows in the order of the epoch; without, `pieces` puts them in that."""

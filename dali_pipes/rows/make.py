@@ -8,9 +8,11 @@ import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.curriculum import steps_of
+from dali_pipes.config.objectives import Fim, threshold
 from dali_pipes.corpus import Corpus
-from dali_pipes.documents import find_documents
+from dali_pipes.documents import Documents, are_delimited, find_documents
 from dali_pipes.errors import ConfigError
+from dali_pipes.objectives.fim import FillInMiddle
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.block_order import BLOCK_TOKENS
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
@@ -27,6 +29,8 @@ class Named(NamedTuple):
     """Of its rows or documents; None: all."""
     in_pieces: bool
     """Whether rows of any source are put together from pieces: then those of all are."""
+    looks_back: bool = False
+    """Whether rows of any source read tokens before their own."""
 
 
 def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None) -> tuple[RowSource, str | None]:
@@ -46,14 +50,15 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
             "with eos_id; leave it out"
         )
     _check_cache(config, corpus)
-    offsets, warning = None, None
+    found, warning = None, None
     if config.uses_documents:
         found = find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
-        offsets, warning = found.offsets, found.warning
+        warning = found.warning
     warning = "\n".join(filter(None, (warning, _too_wide(config, corpus)))) or None
     if config.rows == "stream":
-        return _window_rows(config, corpus, offsets, source), warning
-    return _document_rows(config, offsets, source), warning
+        return _window_rows(config, corpus, None if found is None else found.offsets, source), warning
+    assert found is not None
+    return _document_rows(config, found.offsets, source, _fim(config, corpus, found)), warning
 
 
 def _window_rows(
@@ -63,7 +68,8 @@ def _window_rows(
     cuts = None
     if config.uses_pieces or corpus.loss_mask is not None or (source is not None and source.in_pieces):
         limit = windows.first + windows.num_tokens
-        cuts = WindowCuts(offsets, max(1, config.mtp), limit, config.masks_boundaries)
+        lookback = _lookback(config, source)
+        cuts = WindowCuts(offsets, max(1, config.mtp), limit, config.masks_boundaries, lookback, windows.first)
     return WindowRows(
         windows,
         shuffle=_shuffles(config),
@@ -77,8 +83,9 @@ def _window_rows(
     )
 
 
-def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, source: Named | None) -> RowSource:
-    assert offsets is not None
+def _document_rows(
+    config: LoaderConfig, offsets: npt.NDArray[np.int64], source: Named | None, fim: FillInMiddle | None
+) -> RowSource:
     assert config.rows != "stream"
     return DocumentRows(
         split_documents(offsets, config.split, config.validation_fraction),
@@ -93,7 +100,38 @@ def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, 
         name=None if source is None else source.name,
         share=None if source is None else source.share,
         blocks=_blocks(config),
+        lookback=_lookback(config, source),
+        fim=fim,
     )
+
+
+def _fim(config: LoaderConfig, corpus: Corpus, documents: Documents) -> FillInMiddle | None:
+    """What is rearranged, if anything is. Blocks to look at the ids that begin and end some documents."""
+    entry = next((entry for entry in config.objectives if isinstance(entry, Fim)), None)
+    if entry is None:
+        return None
+    ids = entry.ids(config.tokenizer)
+    most = np.iinfo(corpus.dtype).max
+    if max(ids) > most:
+        raise ConfigError(
+            f'objective: kind = "fim" inserts id {max(ids):,}, but the ids of {corpus.files[0]} are {corpus.dtype}, at '
+            f"most {most:,}; use smaller ids, or tokenize to uint32"
+        )
+    return FillInMiddle(
+        threshold(entry.rate),
+        threshold(entry.spm),
+        *ids,
+        by_piece=entry.level == "piece",
+        keeps_first=int(are_delimited(corpus, documents.offsets, config.document_start_id, at_end=False)),
+        keeps_last=int(are_delimited(corpus, documents.offsets, corpus.eos_id, at_end=True)),
+    )
+
+
+def _lookback(config: LoaderConfig, source: Named | None) -> int | None:
+    """Tokens before a row that are read with it; None where that is nothing for any source."""
+    if config.goldfish is not None:
+        return config.goldfish.h
+    return 0 if source is not None and source.looks_back else None
 
 
 def _blocks(config: LoaderConfig) -> BlockShape | None:

@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.config.outputs import OUTPUTS, made_by_kernels, on_host
+from dali_pipes.config.objectives import Goldfish
+from dali_pipes.config.outputs import OUTPUTS, ROW_TABLE, made_by_kernels, made_from_plans, on_host
 from dali_pipes.documents import Pieces
-from dali_pipes.operators import rows, segments
+from dali_pipes.objectives import RowDraws, Transforms
+from dali_pipes.operators import goldfish, rows, segments
 from dali_pipes.operators.segments import work_size
+from dali_pipes.rows.base import Rows
 
 Array = Any  # NumPy's or CuPy's
 
@@ -27,6 +30,9 @@ class Outputs:
     names:    fields in their order, arrays and numbers
     in_pieces: whether rows are put together from pieces
     index_dtype, mask_dtype: of arrays with a value for each position
+    draws, transforms: what is drawn for each row, and done with it, where `objective` is set
+    has_loss_mask: whether some ids are not learned
+    goldfish: which labels are never learned, of the pieces that say so
     """
 
     names: tuple[str, ...]
@@ -39,11 +45,48 @@ class Outputs:
     mask_boundaries: bool = True
     index_dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009 - immutable
     mask_dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009
+    draws: RowDraws | None = None
+    transforms: Transforms | None = None
+    has_loss_mask: bool = False
+    goldfish: Goldfish | None = None
 
     @property
     def from_tokens(self) -> tuple[str, ...]:
         """Arrays that a kernel fills. Runs of tokens give both inputs and labels, whether both are asked for or not."""
-        return made_by_kernels(self.names) if self.in_pieces else ("input_ids", "labels")
+        wanted = made_by_kernels(self.names)
+        if self.in_pieces and self.transforms is None:
+            return wanted
+        made = tuple(name for name in wanted if self.in_pieces or OUTPUTS[name].needs_objective)
+        return tuple(dict.fromkeys(("input_ids", "labels", *made)))
+
+    @property
+    def from_plan(self) -> tuple[str, ...]:
+        """Arrays that plans have, for batches and for kernels."""
+        return made_from_plans(self.names) + ((ROW_TABLE,) if self.transforms is not None else ())
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """What objectives need beside the fields, of the `index_dtype` and (R, T): on a GPU it is given to `fill`."""
+        transforms = self.transforms
+        if transforms is None:
+            return ()
+        learn = ("learn",) if self.has_loss_mask and transforms.reads_learn else ()
+        return (("ids",) if transforms.reads_ids else ()) + learn
+
+    def drawn(self, epoch: int, row_ids: Array, rows: Rows, widths: Array) -> dict[str, Array]:
+        """What is drawn for planned rows of an epoch, by field; empty without an objective.
+
+        widths: positions of each; None: `seq_len`
+        """
+        if self.draws is None:
+            return {}
+        if rows.pieces is None:
+            lengths = np.where(row_ids < 0, 0, self.seq_len if widths is None else widths)
+        else:
+            totals = np.concatenate(([0], rows.pieces.lengths.cumsum()))[rows.pieces.row_offsets]
+            lengths = totals[1:] - totals[:-1]
+        drawn = self.draws.draw(epoch, row_ids, rows.starts, lengths, rows.sources, rows.passes)
+        return {ROW_TABLE: drawn.rows, "prefix_lengths": drawn.prefix_lengths, "p_mask": drawn.p_mask}
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Of one array."""
@@ -80,10 +123,13 @@ class Outputs:
         vocab_size: int | None = None,
         bad: Array = None,
         work: Array = None,
+        row_table: Array = None,
+        scratch: Mapping[str, Array] | None = None,
+        tables: Sequence[Array] | None = None,
     ) -> None:
         """Fill the arrays of a block of batches, the last of which may have fewer rows.
 
-        On a GPU this queues one launch, or two with pieces, whatever the number of batches.
+        On a GPU this queues one launch, or two with pieces, whatever the number of batches, and those of objectives.
 
         tokens: (N,), rows one after another, unless `pieces` or `starts` say where they are
         pieces: by their places in `tokens`; None where rows are runs of tokens
@@ -92,7 +138,57 @@ class Outputs:
         width:  positions of a row, `seq_len` if not given
         loss_mask: uint8 (N,), 0 for tokens that are not a label; None: all are
         bad, vocab_size, work: as the operators take them
+        row_table, scratch, tables: of objectives: that of `drawn` for these rows, and on a GPU memory for what
+            `scratch` names, and `Transforms.tables`
         """
+        seq_len = self.seq_len if width is None else width
+        if self.transforms is not None:
+            made = {name: array for name, array in out.items() if not OUTPUTS[name].needs_objective}
+            if scratch is None:
+                scratch = {name: np.empty_like(out["input_ids"]) for name in self.scratch}
+            given = {**made, "input_ids": scratch.get("ids", out["input_ids"])}
+            whole = {"starts": starts, "width": width, "vocab_size": vocab_size, "bad": bad, "work": work}
+            self._fill_plain(tokens, pieces, given, loss_mask=loss_mask, **whole)
+            learn = scratch.get("learn")
+            if learn is not None and pieces is not None:
+                segments(
+                    loss_mask,
+                    *pieces[:4],
+                    seq_len,
+                    outputs=("input_ids",),
+                    out={"input_ids": learn},
+                    index_dtype=self.index_dtype,
+                    work=work,
+                )
+            ids, shift = given["input_ids"], self.label_shift
+            self.transforms.apply(ids, row_table, out, label_shift=shift, learn=learn, tables=tables)
+            return
+        self._fill_plain(
+            tokens,
+            pieces,
+            out,
+            starts=starts,
+            width=width,
+            loss_mask=loss_mask,
+            vocab_size=vocab_size,
+            bad=bad,
+            work=work,
+        )
+
+    def _fill_plain(
+        self,
+        tokens: Array,
+        pieces: Pieces | None,
+        out: Mapping[str, Array],
+        *,
+        starts: Array,
+        width: int | None,
+        loss_mask: Array,
+        vocab_size: int | None,
+        bad: Array,
+        work: Array,
+    ) -> None:
+        """The same without objectives."""
         seq_len = self.seq_len if width is None else width
         if pieces is None:
             inputs, labels = out["input_ids"], out["labels"]
@@ -102,7 +198,7 @@ class Outputs:
             return
         segments(
             tokens,
-            *pieces,
+            *pieces[:4],
             seq_len,
             outputs=tuple(out),
             pad_id=self.pad_id,
@@ -117,6 +213,20 @@ class Outputs:
             bad=bad,
             work=work,
         )
+
+    def learned(self, tokens: Array, pieces: Pieces | None, loss_mask: Array, out: Array = None) -> Array:
+        """The loss mask that `fill` takes: `loss_mask`, or where some labels are never learned, one that says so, too.
+
+        tokens, pieces, loss_mask: as `fill` takes them, of a whole block. out: uint8 (N,), on a GPU.
+        """
+        if self.goldfish is None:
+            return loss_mask
+        assert pieces is not None
+        assert pieces.lookback is not None
+        out = np.empty(len(tokens), np.uint8) if out is None else out
+        k, h = self.goldfish.k, self.goldfish.h
+        goldfish(tokens, pieces.starts, pieces.lookback, out, h=h, k=k, loss_mask=loss_mask)
+        return out
 
     def work_size(self, max_rows: int) -> int:
         """Elements of int64 memory that `fill` needs on a GPU for up to `max_rows` rows."""

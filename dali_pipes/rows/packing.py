@@ -97,7 +97,11 @@ def pack(lengths: Int64Array, seq_len: int, long_documents: LongDocuments) -> Pa
 
     lengths: int64 (n,), tokens of each document; 0 is allowed and gets no piece. Costs O(P log P) for P pieces.
     """
-    pieces = rows_of_documents(lengths, seq_len, long_documents)
+    return pack_pieces(rows_of_documents(lengths, seq_len, long_documents), seq_len)
+
+
+def pack_pieces(pieces: DocumentPieces, seq_len: int) -> Packing:
+    """The same for pieces of at most `seq_len` tokens, which stay whole."""
     decreasing = _stable_order(seq_len - pieces.piece_lengths, seq_len - 1)
     ordered = pieces.piece_lengths[decreasing]
     begins_run = np.diff(ordered, prepend=0) != 0  # where a new length begins
@@ -114,10 +118,13 @@ def pack(lengths: Int64Array, seq_len: int, long_documents: LongDocuments) -> Pa
     )
 
 
-def rows_of_documents(lengths: Int64Array, seq_len: int, long_documents: LongDocuments) -> DocumentPieces:
+def rows_of_documents(
+    lengths: Int64Array, seq_len: int, long_documents: LongDocuments, part_tokens: int | None = None
+) -> DocumentPieces:
     """The pieces of all documents, in document order: what `pack` packs, and the rows of `rows = "pad"`.
 
     lengths: int64 (n,), tokens of each document; 0 is allowed and gets no piece.
+    part_tokens: of the parts of a split document, `seq_len` if not given.
     """
     _check(lengths, seq_len, long_documents)
     is_long = lengths > seq_len
@@ -126,16 +133,18 @@ def rows_of_documents(lengths: Int64Array, seq_len: int, long_documents: LongDoc
         kept = np.minimum(lengths, seq_len)
     elif long_documents == "drop":
         kept = np.where(is_long, 0, lengths)
-    offsets = _offsets(-(-kept // seq_len))
+    part = seq_len if part_tokens is None else np.where(kept > seq_len, part_tokens, seq_len)
+    offsets = _offsets(-(-kept // part))
     documents = np.repeat(np.arange(lengths.size), np.diff(offsets))
-    begins = (np.arange(documents.size) - offsets[documents]) * seq_len
+    part = part if isinstance(part, int) else part[documents]
+    begins = (np.arange(documents.size) - offsets[documents]) * part
     counts = PackingCounts(
         dropped_documents=num_long if long_documents == "drop" else 0,
         dropped_tokens=int(lengths.sum() - kept.sum()),
         split_documents=num_long if long_documents == "split" else 0,
         truncated_documents=num_long if long_documents == "truncate" else 0,
     )
-    piece_lengths = np.minimum(kept[documents] - begins, seq_len)
+    piece_lengths = np.minimum(kept[documents] - begins, part)
     return DocumentPieces(
         narrow(documents, lengths.size),
         narrow(begins, int(begins.max(initial=0))),

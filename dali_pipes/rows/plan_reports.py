@@ -128,7 +128,7 @@ class PlanReports:
         return (
             report.epoch == epoch
             and report.documents == documents.num_documents
-            and (report.tokens == documents.offsets[-1] - documents.offsets[0] or not documents.keeps_all)
+            and (report.tokens == documents.num_tokens or not documents.keeps_all or documents.rearranges)
             and report.rows <= in_rows <= report.tokens
             and 0 <= report.padding_tokens <= most_padding
             and (report.padding_tokens == most_padding or documents.buckets is not None)

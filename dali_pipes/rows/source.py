@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from dali_pipes.corpus import Corpus, TokenLocation
 from dali_pipes.corpus.joined import JoinedCorpora
-from dali_pipes.rows.base import ReadableRows, Rows
+from dali_pipes.rows.base import ReadableRows, Reads, Rows
 
 
 class Source:
@@ -53,6 +53,8 @@ class Source:
             begins = np.append(0, reads.targets + reads.lengths)  # of the gaps; targets rise
             ends = np.append(reads.targets, len(tokens))
             gaps = list(map(slice, begins[begins < ends].tolist(), ends[begins < ends].tolist()))
+        if rows.fim is not None:
+            reads = _without_sentinels(reads, tokens, loss_mask)
         for reader, array in ((self.corpus, tokens), (self.corpus.loss_mask, loss_mask)):
             if reader is not None and array is not None:
                 for gap in gaps:
@@ -87,3 +89,13 @@ class Source:
     def close(self) -> None:
         """Let the files go. Idempotent."""
         self.corpus.close()
+
+
+def _without_sentinels(reads: Reads, tokens: npt.NDArray[Any], loss_mask: npt.NDArray[np.uint8] | None) -> Reads:
+    """What the corpus has of some reads; the other ids are put into their places, and are learned."""
+    is_sentinel = reads.starts < 0
+    places = reads.targets[is_sentinel]
+    tokens[places] = -1 - reads.starts[is_sentinel]
+    if loss_mask is not None:
+        loss_mask[places] = 1
+    return Reads(*(column[~is_sentinel] for column in reads))

@@ -89,6 +89,11 @@ class WindowCuts:
     limit: int
     mask_boundaries: bool
     """Whether labels end with their document; else they go on as the stream does."""
+    lookback: int | None = None
+    """Tokens before a row that are read with it, if they are of the document that it begins in: what `goldfish` hashes.
+    0: none, but other sources have some. None: none."""
+    first: int = 0
+    """First token of the split, from which on they are."""
 
     def pieces(self, starts: Int64Array, is_real: npt.NDArray[np.bool_], seq_len: int) -> Pieces:
         """Pieces of the windows that begin at `starts`; rows that are not real have none."""
@@ -99,10 +104,25 @@ class WindowCuts:
             cut = pieces_of_windows(self.offsets, starts[is_real], seq_len)
         counts = np.zeros(len(starts), np.int64)
         counts[is_real] = np.diff(cut.row_offsets)
-        ends = np.minimum(np.repeat(starts, counts) + seq_len + self.lookahead, self.limit)
-        if self.mask_boundaries:
-            ends = np.minimum(ends, cut.document_ends)
-        return Pieces(np.concatenate(([0], np.cumsum(counts))), cut.starts, cut.lengths, ends)
+        row_ends = np.minimum(np.repeat(starts, counts) + seq_len + self.lookahead, self.limit)
+        inside = np.minimum(row_ends, cut.document_ends)
+        ends = inside if self.mask_boundaries else row_ends
+        pieces = Pieces(np.concatenate(([0], np.cumsum(counts))), cut.starts, cut.lengths, ends)
+        return pieces if self.lookback is None else pieces._replace(lookback=self._lookback(pieces, inside))
+
+    def _lookback(self, pieces: Pieces, inside: Int64Array) -> Int64Array:
+        """Of each piece: tokens before it, and its labels' tokens, those in its document and all."""
+        lookback = np.zeros((len(pieces.starts), 3), np.int64)
+        is_last = np.zeros(len(pieces.starts), np.bool_)
+        is_last[pieces.row_offsets[1:][np.diff(pieces.row_offsets) > 0] - 1] = True
+        # Tokens of later pieces in the row are those pieces' own.
+        lookback[:, 2] = np.where(is_last, pieces.document_ends - pieces.starts, pieces.lengths)
+        if self.lookback:
+            assert self.offsets is not None, "documents say which tokens come before"
+            begins = self.offsets[np.searchsorted(self.offsets, pieces.starts, side="right") - 1]
+            lookback[:, 0] = np.minimum(pieces.starts - np.maximum(begins, self.first), self.lookback)
+            lookback[:, 1] = np.minimum(inside - pieces.starts, lookback[:, 2])
+        return lookback
 
 
 class WindowRows:
@@ -121,6 +141,7 @@ class WindowRows:
 
     is_uniform = True
     most_planned: int | None = None
+    rearranges = False
 
     def __init__(
         self,
@@ -140,6 +161,7 @@ class WindowRows:
         self.seq_len, self.stride = windows.seq_len, windows.stride
         self.num_tokens, self.first_token = windows.num_tokens, windows.first
         self.row_tokens = windows.seq_len + (label_shift if cuts is None else cuts.lookahead)
+        self.lookback = 0 if cuts is None else cuts.lookback or 0
         self.span, num_windows = windows.span, windows.count
         if random_offset:
             num_windows = _windows_at_any_offset(windows)
@@ -223,11 +245,15 @@ class WindowRows:
         return [place for place in places if place is not None]
 
     def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array) -> Reads:
-        lengths = sizes
+        starts, lengths = rows.starts, sizes
         if self._cuts is not None and rows.pieces is not None:
-            lengths = np.minimum(lengths, self._cuts.limit - rows.starts)
-            lengths[np.diff(rows.pieces.row_offsets) == 0] = 0
-        return Reads(rows.starts, lengths, begins)
+            has_pieces = np.diff(rows.pieces.row_offsets) > 0
+            if rows.pieces.lookback is not None:  # only a row's first piece begins within a document
+                starts = starts.copy()
+                starts[has_pieces] -= rows.pieces.tokens_before[rows.pieces.row_offsets[:-1][has_pieces]]
+            lengths = np.minimum(lengths, self._cuts.limit - starts)
+            lengths[~has_pieces] = 0
+        return Reads(starts, lengths, begins)
 
     def mark(self, pass_number: int, place: int) -> WindowMark | None:
         return None

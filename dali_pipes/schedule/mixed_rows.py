@@ -16,8 +16,9 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.documents import Pieces, chosen_rows
+from dali_pipes.documents import Pieces, chosen_rows, numbers_of
 from dali_pipes.errors import ConfigError
+from dali_pipes.objectives.fim import FimPieces, as_they_are
 from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Reads, Rows, RowSource
 from dali_pipes.rows.grouping import divided, in_groups
 from dali_pipes.rows.item_order import numbers_each
@@ -60,9 +61,11 @@ class MixedRows:
         first = self.sources[0]
         self.seq_len = self.stride = first.seq_len
         self.row_tokens = max(source.row_tokens for source in self.sources)
+        self.lookback = max(source.lookback for source in self.sources)
         self.num_tokens = sum(source.num_tokens for source in self.sources)
         self.first_token, self.span = 0, int(bases[-1])
         self.in_pieces = first.in_pieces
+        self.rearranges = any(source.rearranges for source in self.sources)
         assert all(source.in_pieces == self.in_pieces for source in self.sources), "rows of pieces beside others"
         self.order_name = f"{MIXTURE_ORDER_NAME}, {first.order_name}"
         planned = [source.most_planned for source in self.sources if source.most_planned is not None]
@@ -150,25 +153,31 @@ class MixedRows:
         self._source(int(numbers.max(initial=0)))
         sources = np.full(len(places), PADDING)
         sources[:num_real] = numbers
+        passes = np.zeros(len(places), np.int64)
         if not self._by_formula:
-            starts, pieces = self._planned(len(places), numbers, counts, parts)
-            return Rows(starts, pieces, sources)
+            starts, pieces, fim = self._planned(len(places), numbers, counts, parts, passes)
+            return Rows(starts, pieces, sources, passes, fim)
+        passes[:num_real] = counts // self._pass_rows[numbers]
         starts = np.zeros(len(places), np.int64)
         if num_real:
             starts[:num_real] = self._starts_by_formula(numbers, counts)
             if parts is not None:
                 starts[:num_real] += parts.numbers[:num_real] * parts.seq_len
-        return Rows(starts, None, sources)
+        return Rows(starts, None, sources, passes)
 
     def _planned(
-        self, num_rows: int, numbers: Int64Array, counts: Int64Array, parts: Parts | None
-    ) -> tuple[Int64Array, Pieces | None]:
-        """First tokens and pieces of rows of sources whose passes have to be planned, and of padding after them."""
+        self, num_rows: int, numbers: Int64Array, counts: Int64Array, parts: Parts | None, all_passes: Int64Array
+    ) -> tuple[Int64Array, Pieces | None, FimPieces | None]:
+        """First tokens and pieces of rows of sources whose passes have to be planned, and of padding after them.
+
+        all_passes: (num_rows,), is filled with the pass of each row
+        """
         starts = np.full(num_rows, -1 if self.in_pieces else 0)
-        pieces_of: list[tuple[Int64Array, Pieces]] = []
+        pieces_of: list[tuple[Int64Array, Pieces, FimPieces | None]] = []
         for number, whose in _groups(numbers):
             rows, base = self._source(number), int(self.bases[number])
             passes, own_places = rows.at(counts[whose])
+            all_passes[whose] = passes
             for pass_number, same in _groups(passes):
                 rising = same[np.argsort(own_places[same], kind="stable")]
                 at = whose[rising]
@@ -176,10 +185,9 @@ class MixedRows:
                 planned = rows.plan(pass_number, own_places[rising], of_rows)
                 starts[at], pieces = planned.starts + base, planned.pieces
                 if pieces is not None:
-                    pieces_of.append(
-                        (at, pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base))
-                    )
-        return starts, _merged(num_rows, pieces_of) if self.in_pieces else None
+                    fim = None if planned.fim is None else planned.fim.moved_by(base)
+                    pieces_of.append((at, _moved(pieces, base), fim))
+        return starts, *(_merged(num_rows, pieces_of, self.lookback > 0) if self.in_pieces else (None, None))
 
     def _starts_by_formula(self, sources: Int64Array, counts: Int64Array) -> Int64Array:
         """First tokens of rows, at least one, of sources whose passes are formulas. All are permuted together."""
@@ -257,13 +265,12 @@ class MixedRows:
             if number == PADDING:
                 continue
             base = int(self.bases[number])
-            pieces = chosen_rows(rows.pieces, whose)
-            own = Rows(
-                rows.starts[whose] - base,
-                pieces._replace(starts=pieces.starts - base, document_ends=pieces.document_ends - base),
-            )
+            fim = rows.fim
+            if fim is not None:
+                fim = fim.chosen(numbers_of(rows.pieces, whose)[1]).moved_by(-base)
+            own = Rows(rows.starts[whose] - base, _moved(chosen_rows(rows.pieces, whose), -base), fim=fim)
             starts, lengths, targets = self._source(number).reads(own, begins[whose], sizes[whose])
-            parts.append((starts + base, lengths, targets))
+            parts.append((starts + base * (starts >= 0), lengths, targets))
         empty = np.zeros(0, np.int64)
         starts, lengths, targets = (
             [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [empty, empty, empty]
@@ -365,16 +372,31 @@ def _groups(values: Int64Array) -> Iterator[tuple[int, Int64Array]]:
         yield int(values[order[first]]), order[first : first + size]
 
 
-def _merged(num_rows: int, parts: Sequence[tuple[Int64Array, Pieces]]) -> Pieces:
+def _moved(pieces: Pieces, base: int) -> Pieces:
+    return pieces._replace(starts=pieces.starts + base, document_ends=pieces.document_ends + base)
+
+
+def _merged(
+    num_rows: int, parts: Sequence[tuple[Int64Array, Pieces, FimPieces | None]], looks_back: bool
+) -> tuple[Pieces, FimPieces | None]:
     """The pieces of rows that were planned in parts: for each part, which rows it has, and their pieces."""
     counts = np.zeros(num_rows, np.int64)
-    for at, pieces in parts:
+    for at, pieces, _ in parts:
         counts[at] = np.diff(pieces.row_offsets)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     columns = [np.empty(int(offsets[-1]), np.int64) for _ in range(3)]
-    for at, pieces in parts:
+    lookback = np.empty((len(columns[0]), 3), np.int64) if looks_back else None
+    merged = as_they_are(*columns[:2]) if any(fim is not None for _, _, fim in parts) else None
+    for at, pieces, fim in parts:
         sizes = np.diff(pieces.row_offsets)
         targets = np.repeat(offsets[at] - pieces.row_offsets[:-1], sizes) + np.arange(len(pieces.starts))
-        for column, values in zip(columns, pieces[1:], strict=True):
+        for column, values in zip(columns, pieces[1:4], strict=True):
             column[targets] = values
-    return Pieces(offsets, *columns)
+        if lookback is not None:
+            assert pieces.lookback is not None, "sources that look back beside others"
+            lookback[targets] = pieces.lookback
+        if merged is not None:
+            fim = as_they_are(pieces.starts, pieces.lengths) if fim is None else fim
+            for whole, part in zip(merged, fim, strict=True):
+                whole[targets] = part
+    return Pieces(offsets, *columns)._replace(lookback=lookback), merged

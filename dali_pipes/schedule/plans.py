@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, some_rows
 from dali_pipes.errors import ConfigError
+from dali_pipes.objectives.fim import runs_of
 from dali_pipes.rows.base import PADDING, ReadableRows, Rows
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule.schedule import Schedule, StepRange
@@ -64,7 +65,9 @@ class Plan:
 
     def protect(self) -> None:
         """Make the arrays read-only: callers may hold views of them."""
-        for array in (self.row_ids, self.starts, self.widths, self.rows.sources, *(self.pieces or ())):
+        rows = self.rows
+        columns = (*rows._replace(pieces=None, fim=None), *(rows.pieces or ()), *(rows.fim or ()))
+        for array in (self.row_ids, self.widths, *columns):
             if array is not None:
                 array.flags.writeable = False
 
@@ -72,8 +75,14 @@ class Plan:
         """The plan of rows begin ... end - 1, which are those of `steps`."""
         pieces = None if self.pieces is None else some_rows(self.pieces, begin, end)
         widths = None if self.widths is None else self.widths[begin:end]
-        sources = None if self.rows.sources is None else self.rows.sources[begin:end]
-        return Plan(steps, self.row_ids[begin:end], Rows(self.starts[begin:end], pieces, sources), widths)
+        sources, passes = (
+            None if column is None else column[begin:end] for column in (self.rows.sources, self.rows.passes)
+        )
+        fim = self.rows.fim
+        if fim is not None and self.pieces is not None:
+            fim = fim.chosen(slice(*self.pieces.row_offsets[[begin, end]].tolist()))
+        rows = Rows(self.starts[begin:end], pieces, sources, passes, fim)
+        return Plan(steps, self.row_ids[begin:end], rows, widths)
 
     def width(self, seq_len: int) -> int:
         """Positions of the first row; `seq_len`: of all, where they do not differ."""
@@ -89,22 +98,41 @@ class Plan:
     def row_begins(self, rows: ReadableRows) -> Int64Array:
         """Where each row begins in a buffer, and the end of the last: (R + 1,).
 
-        A row takes the tokens of its positions there, and those that are labels alone.
+        A row takes the tokens of its positions there, those that are labels alone, and those before its pieces.
         """
+        extra = rows.row_tokens - rows.seq_len
+        if self.pieces is not None and self.pieces.lookback is not None:
+            sizes = np.full(len(self.row_ids), rows.row_tokens) if self.widths is None else self.widths + extra
+            before = np.concatenate(([0], np.cumsum(self.pieces.tokens_before)))[self.pieces.row_offsets]
+            return np.concatenate(([0], np.cumsum(sizes + np.diff(before))))
         if self.widths is None:
             return _even_begins(len(self.row_ids), rows.row_tokens)
-        return np.concatenate(([0], np.cumsum(self.widths + (rows.row_tokens - rows.seq_len))))
+        return np.concatenate(([0], np.cumsum(self.widths + extra)))
 
     def position(self, row: int, column: int) -> int:
-        """Where in the corpus the token at `column` of a row comes from."""
+        """Where in the corpus the token at `column` of what is read for a row comes from; below 0 for a sentinel."""
         if self.pieces is None or self.starts[row] < 0:
             return int(self.starts[row]) + column
-        piece = int(self.pieces.row_offsets[row])
-        last = int(self.pieces.row_offsets[row + 1]) - 1
-        while piece < last and column >= self.pieces.lengths[piece]:
-            column -= int(self.pieces.lengths[piece])
-            piece += 1
-        return int(self.pieces.starts[piece]) + column
+        starts, lengths = self.runs_of_row(row, as_read=True)
+        run, last = 0, len(starts) - 1
+        while run < last and column >= lengths[run]:
+            column -= int(lengths[run])
+            run += 1
+        return int(starts[run]) + column
+
+    def runs_of_row(self, row: int, *, as_read: bool = False) -> tuple[Int64Array, Int64Array]:
+        """What a row of pieces consists of: where each run of tokens begins in the corpus, and its length.
+
+        A start below 0 is a sentinel, as in `Runs`. as_read: with the tokens before its pieces that are read, too
+        """
+        assert self.pieces is not None
+        part = slice(*self.pieces.row_offsets[row : row + 2].tolist())
+        starts, lengths = self.pieces.starts[part], self.pieces.lengths[part]
+        before = self.pieces.tokens_before[part] if as_read else np.zeros_like(lengths)
+        if self.rows.fim is not None:
+            runs = runs_of(self.rows.fim.chosen(part), lengths)
+            starts, lengths, before = runs.starts, runs.lengths, before[runs.pieces] * (runs.begins == 0)
+        return starts - before, lengths + before
 
 
 @lru_cache(16)

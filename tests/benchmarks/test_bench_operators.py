@@ -11,6 +11,7 @@ import bench_document_rows
 import bench_permute
 import bench_rows
 import bench_segments
+import fim
 import numpy as np
 import operator_timing
 import pytest
@@ -46,6 +47,16 @@ def test_segments(capsys: pytest.CaptureFixture[str]) -> None:
         *("segments, all outputs", "segments, all, int32 and bool", "segments, inputs and labels", "rows") * 2
     ]
     assert all(entry["pieces"] > entry["rows"] == 3 and entry["baseline"] == "rows" for entry in on_cpu)
+
+
+@pytest.mark.slow
+def test_fim(tmp_path: Path) -> None:
+    command = [sys.executable, fim.__file__, "--quick"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    plain, *others = json.loads(done.stdout.splitlines()[-1])["entries"]
+    assert plain["high"]["time_ratio"] == plain["high"]["cpu_ratio"] == 1
+    assert [entry["name"] for entry in others] == ["fim", "fim, all documents", "Megatron's rule, NumPy"]
 
 
 @pytest.mark.slow

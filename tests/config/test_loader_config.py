@@ -260,7 +260,6 @@ def test_what_is_not_close_to_any_setting_is_not_taken_for_one(name: str) -> Non
 
 
 MEANT = {
-    "fim_rate": "not supported: fill-in-the-middle",
     "transform": "change batches in the training loop",
     "augment": "change batches in the training loop",
     "replacement": "repeat = true",

@@ -19,6 +19,7 @@ from dali_pipes.config import DOCUMENT_ORDER_FIELDS, ORDER_FIELDS, LoaderConfig
 from dali_pipes.config.amounts import parse_fraction, plain_fraction
 from dali_pipes.config.loader_config import MIXTURE_FIELDS
 from dali_pipes.config.mixture import OVERRIDES, SourceSettings
+from dali_pipes.config.objectives import parse_objectives
 from dali_pipes.config.outputs import OUTPUTS, Axes
 from dali_pipes.config.settings_files import Source
 from dali_pipes.config.validators import shown
@@ -394,6 +395,7 @@ OVERRIDING: dict[str, Any] = {
     "rows": "pack",
     "long_documents": "drop",
     "window_documents": 7,
+    "objective": parse_objectives([{"kind": "prefix"}]),
 }
 
 

@@ -48,13 +48,23 @@ def segments_dtypes() -> list[tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]]
     return [*most, (np.dtype(np.uint16), wide, masks), (np.dtype(np.uint16), narrow, narrow)]
 
 
+def noised_dtypes() -> list[tuple[np.dtype[Any], np.dtype[Any]]]:
+    """Index and mask dtypes of `noised_rows`."""
+    wide, narrow, masks = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.bool_)
+    return [(wide, wide), (wide, masks), (narrow, narrow), (narrow, masks)]
+
+
 def kernel_names() -> dict[str, list[str]]:
     """Operator -> the C++ name of every kernel that can be asked of its `.cu` file."""
     return {
         "permute": ["permute"],
+        "goldfish": [_kernel.expression("goldfish", dtype) for dtype in TOKEN_DTYPES],
+        "keyed_draws": ["keyed_draws"],
+        "noised_rows": [_kernel.expression("noised_rows", *pair) for pair in noised_dtypes()],
         **{
             name: [_kernel.expression(name, *pair) for pair in rows_dtype_pairs()] for name in ("rows", "shuffled_rows")
         },
+        "gather_runs": [_kernel.expression("gather_runs", dtype) for dtype in TOKEN_DTYPES],
         "segments": [*(_kernel.expression("segments", *dtypes) for dtypes in segments_dtypes()), "piece_begins"],
     }
 

@@ -5,7 +5,7 @@ from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
 from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus
 from dali_pipes.tools.reports.document_lengths import LengthReport
 from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plot_mixture
-from dali_pipes.tools.reports.preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
+from dali_pipes.tools.reports.preview import BatchPreview, PreviewPiece, PreviewRow, Run, preview_batch
 from dali_pipes.tools.reports.problem import Problem
 from dali_pipes.tools.reports.samples_preview import SamplesPreview, names_loader, preview_samples
 from dali_pipes.tools.reports.shuffle_figures import OrderFigures
@@ -26,6 +26,7 @@ __all__ = [
     "PreviewRow",
     "Problem",
     "RowOrigin",
+    "Run",
     "SamplesPreview",
     "ShuffleReport",
     "StepReport",

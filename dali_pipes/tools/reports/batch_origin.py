@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
+from dali_pipes.config.objectives import Fim
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents, pieces_of_windows
 from dali_pipes.engine.block_source import Batches
@@ -33,12 +34,16 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PieceOrigin:
-    """Consecutive tokens of one file and, where documents are known, of one document."""
+    """Consecutive tokens of one file and, where documents are known, of one document; or a sentinel, which is of none.
+
+    A document that fill-in-the-middle rearranged is several of these.
+    """
 
     column: int
     """Of the first token, in the row."""
     length: int
-    file: FilePath
+    file: FilePath | None
+    """None for a sentinel, whose `offset` and `position` mean nothing."""
     offset: int
     """Of the first token, in tokens from the start of the file's data."""
     position: int
@@ -47,10 +52,16 @@ class PieceOrigin:
     document_offset: int | None = None
     """Of the first token, in its document."""
     document_length: int | None = None
+    sentinel: str | None = None
+    """"prefix", "middle" or "suffix"."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {**asdict(self), "file": str(self.file)}
+        """JSON-able; `sentinel` only of one."""
+        if self.file is None:
+            return {"column": self.column, "length": self.length, "sentinel": self.sentinel}
+        about = {**asdict(self), "file": str(self.file)}
+        del about["sentinel"]
+        return about
 
 
 @dataclass(frozen=True)
@@ -71,12 +82,17 @@ class RowOrigin:
         """Whether it only fills up the batch."""
         return self.row_id == PADDING
 
+    @property
+    def first(self) -> PieceOrigin | None:
+        """The first piece that is from a file; None for a padding row."""
+        return next((piece for piece in self.pieces if piece.file is not None), None)
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able. `file`, `offset` and `position` are those of the first token, None for a padding row.
 
         `source_name` only with a mixture.
         """
-        first = self.pieces[0] if self.pieces else None
+        first = self.first
         is_mixture = self.source_name is not None or self.source is None
         return {
             "row": self.row,
@@ -178,6 +194,13 @@ def one_row(origin: BatchOrigin, row: int) -> RowOrigin:
     return origin.rows[row]
 
 
+def sentinels_of(config: LoaderConfig) -> dict[int, str]:
+    """What the sentinels are called, by id; empty without fill-in-the-middle."""
+    entry = next((entry for entry in config.objectives if isinstance(entry, Fim)), None)
+    names = ("prefix", "middle", "suffix")
+    return {} if entry is None else dict(zip(entry.ids(config.tokenizer), names, strict=True))
+
+
 class RowCutters:
     """The origins of the rows of plans: each row is cut in the corpus of its source.
 
@@ -190,7 +213,8 @@ class RowCutters:
         self.corpora = [built.corpora[name] for name in self.names]
         self.bases = [0] if built.mixture is None else built.mixture.bases.tolist()
         self.offsets = [known_offsets(built.corpora[name], own) for name, own in configs.items()]
-        self._cutters = list(map(RowCutter, self.corpora, self.offsets))
+        self.sentinels = list(map(sentinels_of, configs.values()))
+        self._cutters = list(map(RowCutter, self.corpora, self.offsets, self.sentinels))
         self._seq_len, self._is_mixture = config.row_len, built.mixture is not None
 
     def origin(self, plan: Plan, number: int, row: int) -> RowOrigin:
@@ -205,20 +229,23 @@ class RowCutters:
 class RowCutter:
     """Cuts a row into pieces at the ends of documents and files."""
 
-    def __init__(self, corpus: Corpus, offsets: Int64Array | None) -> None:
-        self._corpus, self._offsets = corpus, offsets
+    def __init__(self, corpus: Corpus, offsets: Int64Array | None, sentinels: Mapping[int, str]) -> None:
+        self._corpus, self._offsets, self._sentinels = corpus, offsets, sentinels
         self._extents, _ = corpus.extents
 
     def row(self, plan: Plan, row: int, seq_len: int, base: int) -> Iterator[PieceOrigin]:
         """The pieces of one row of a plan, in which the first token of this corpus is at position `base`."""
         spans = [(int(plan.starts[row]), seq_len)]
         if plan.pieces is not None:
-            part = slice(*plan.pieces.row_offsets[row : row + 2].tolist())
-            spans = list(zip(plan.pieces.starts[part].tolist(), plan.pieces.lengths[part].tolist(), strict=True))
+            starts, lengths = plan.runs_of_row(row)
+            spans = list(zip(starts.tolist(), lengths.tolist(), strict=True))
         column = 0
         for start, length in spans:
-            for piece in self._in_documents(start - base, length):
-                yield replace(piece, column=column + piece.column)
+            if start < 0:
+                yield PieceOrigin(column, length, None, -1, -1, sentinel=self._sentinels[-1 - start])
+            else:
+                for piece in self._in_documents(start - base, length):
+                    yield replace(piece, column=column + piece.column)
             column += length
 
     def _in_documents(self, start: int, length: int) -> Iterator[PieceOrigin]:

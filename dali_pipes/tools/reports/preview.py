@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.context_parallel import shared_ranges
+from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUTS, Axes
 from dali_pipes.engine.block_stream import BlockStream
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.schedule import Position
@@ -28,6 +29,7 @@ from dali_pipes.tools.reports.batch_origin import (
     batch_origin,
     built_on_cpu,
     counted_from,
+    sentinels_of,
     source_configs,
 )
 from dali_pipes.tools.reports.token_text import TokenText
@@ -44,6 +46,9 @@ class Run(NamedTuple):
     """Whether the labels at these tokens are ignored."""
     ids: list[int]
     text: str | None
+    own_labels: list[int] | None = None
+    """Their labels, where an objective learns the ids at their own places."""
+    own_text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,16 @@ class PreviewRow:
     """Columns without a token; all of them in a padding row."""
     masked: int
     """Columns whose label is ignored, including padding and columns that are not shown."""
+    drawn: dict[str, float]
+    """What an objective has drawn for the row, by output: `prefix_lengths`, `p_mask`."""
+    sentinels_in_data: int
+    """Ids of the row's documents that a model cannot tell from sentinels of fill-in-the-middle."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        own = {"padding": self.padding, "masked": self.masked, **self.outputs}
+        own = {"padding": self.padding, "masked": self.masked, **self.drawn, **self.outputs}
+        if self.sentinels_in_data:
+            own["sentinels_in_data"] = self.sentinels_in_data
         return {**self.origin.as_dict(), **own, "pieces": [piece.as_dict() for piece in self.pieces]}
 
 
@@ -101,6 +112,8 @@ class BatchPreview:
     context_split: str
     ranges: Ranges
     """The positions of the columns, in order."""
+    objective: str | None = None
+    """What is learned; None: the next token."""
 
     @property
     def columns(self) -> int:
@@ -111,6 +124,7 @@ class BatchPreview:
         """JSON-able. `row_positions`: the positions of the shown columns in the row; None for whole rows."""
         about = {name: value for name, value in vars(self.batch).items() if name != "rows"}
         about |= {"row_mode": self.row_mode, "batch_rows": len(self.batch.rows), "tokens": self.tokens}
+        about |= {} if self.objective is None else {"objective": self.objective}
         about |= {"width": self.width, "columns": self.columns, "context_parallel": self.context_parallel}
         is_whole = self.context_parallel is None
         positions = [position for first, end in self.ranges for position in range(first, end)]
@@ -154,18 +168,22 @@ def preview_batch(
             for name, own in configs.items()
         ]
         row_mode = ", ".join(dict.fromkeys(own.rows for own in configs.values()))
-        writer = _RowWriter(
-            delimiters, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer
-        )
+        sentinels = [list(sentinels_of(own)) for own in configs.values()]
+        has_own = [any(entry.has_own_labels for entry in own.objectives) for own in configs.values()]
+        arrays = {name: block.arrays[name] for name in config.outputs}
+        writer = _RowWriter(delimiters, sentinels, has_own, arrays, ranges, tokens, tokenizer)
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
         how = config.context_parallel, config.context_split
-        return BatchPreview(batch, row_mode, shown, tokens, built.warning, width, *how, ranges)
+        return BatchPreview(batch, row_mode, shown, tokens, built.warning, width, *how, ranges, config.objective_line)
 
 
 def _outputs_shown(config: LoaderConfig) -> tuple[str, ...]:
     """The most informative outputs, and the masks that the trainer gets for each position."""
     base = ("input_ids", "labels", *(("position_ids", "segment_ids") if config.uses_documents else ()))
-    return base + tuple(name for name in ("attention_mask", "loss_mask") if name in config.outputs)
+    masks = tuple(name for name in ("attention_mask", "loss_mask") if name in config.outputs)
+    own = config.sources.values() or (config,)
+    kinds = {entry.kind for source in own for entry in source.objective}
+    return base + masks + tuple(name for name in OBJECTIVE_OUTPUTS if OUTPUTS[name].needs_objective in kinds)
 
 
 def _in_share(piece: PieceOrigin, ranges: Ranges) -> Iterator[PieceOrigin]:
@@ -206,19 +224,28 @@ class _RowWriter:
     """Describes rows of a batch, whose outputs are in `arrays`, for whole rows.
 
     delimiters: of each source, the ids that end and that start a document
+    sentinels: of each source, the ids that fill-in-the-middle inserts
+    has_own_labels: of each source, whether labels are the ids at their own places
     """
 
     def __init__(
         self,
         delimiters: Sequence[tuple[int | None, int | None]],
+        sentinels: Sequence[Sequence[int]],
+        has_own_labels: Sequence[bool],
         arrays: dict[str, Int64Array],
         ranges: Ranges,
         tokens: int,
         tokenizer: TokenText | None,
     ) -> None:
         self._delimiters, self._ranges, self._tokens, self._tokenizer = delimiters, ranges, tokens, tokenizer
+        self._sentinels = sentinels
+        self._has_own_labels = has_own_labels
+        self._of_rows = {name: array for name, array in arrays.items() if OUTPUTS[name].axes is Axes.ROWS}
         self._arrays = {
-            name: np.concatenate([array[:, first:end] for first, end in ranges], 1) for name, array in arrays.items()
+            name: np.concatenate([array[:, first:end] for first, end in ranges], 1)
+            for name, array in arrays.items()
+            if name not in self._of_rows
         }
 
     def row(self, origin: RowOrigin) -> PreviewRow:
@@ -230,35 +257,47 @@ class _RowWriter:
         )
         ids, delimiters = arrays["input_ids"], self._delimiters[origin.source or 0]
         pieces = [part for piece in shared for part in _at_delimiters(piece, ids, *delimiters)]
+        used = sum(piece.length for piece in pieces)
+        are_sentinels = np.isin(ids[:used], self._sentinels[origin.source or 0])
         return PreviewRow(
             replace(origin, pieces=tuple(shared)),
-            tuple(self._piece(piece, arrays, is_masked) for piece in pieces),
+            tuple(self._piece(piece, arrays, is_masked, self._has_own_labels[origin.source or 0]) for piece in pieces),
             {name: array[: self._tokens].tolist() for name, array in arrays.items()},
-            len(labels) - sum(piece.length for piece in pieces),
+            len(labels) - used,
             int(np.count_nonzero(is_masked)),
+            {name: array[origin.row].item() for name, array in self._of_rows.items()},
+            int(np.count_nonzero(are_sentinels)) - sum(piece.sentinel is not None for piece in pieces),
         )
 
     def _piece(
-        self, origin: PieceOrigin, arrays: dict[str, Int64Array], is_masked: npt.NDArray[np.bool_]
+        self,
+        origin: PieceOrigin,
+        arrays: dict[str, Int64Array],
+        is_masked: npt.NDArray[np.bool_],
+        has_own_labels: bool,
     ) -> PreviewPiece:
         first, last = origin.column, origin.column + origin.length - 1
         end = min(last + 1, self._tokens)
         positions, segments = arrays.get("position_ids"), arrays.get("segment_ids")
-        ids = arrays["input_ids"][first:end].tolist()
+        ids = arrays.get("noisy_ids", arrays["input_ids"])[first:end].tolist()
+        labels = arrays["labels"][first:end].tolist() if has_own_labels else None
         return PreviewPiece(
             origin,
             None if segments is None else int(segments[first]),
             None if positions is None else (int(positions[first]), int(positions[last])),
-            tuple(self._runs(ids, is_masked[first:end])),
+            tuple(self._runs(ids, is_masked[first:end], labels)),
             self._text(ids),
         )
 
-    def _runs(self, ids: list[int], is_masked: npt.NDArray[np.bool_]) -> Iterator[Run]:
+    def _runs(self, ids: list[int], is_masked: npt.NDArray[np.bool_], labels: list[int] | None) -> Iterator[Run]:
         if not ids:
             return
         borders = [0, *(np.flatnonzero(np.diff(is_masked)) + 1).tolist(), len(ids)]
         for begin, end in pairwise(borders):
-            yield Run(bool(is_masked[begin]), ids[begin:end], self._text(ids[begin:end]))
+            run = Run(bool(is_masked[begin]), ids[begin:end], self._text(ids[begin:end]))
+            if labels is not None and not run.is_masked:
+                run = run._replace(own_labels=labels[begin:end], own_text=self._text(labels[begin:end]))
+            yield run
 
     def _text(self, ids: list[int]) -> str | None:
         return None if self._tokenizer is None else self._tokenizer.decode(ids)

@@ -41,6 +41,7 @@ class StepReport:
     width: int
     """Positions per row."""
     tokens: int
+    """Sentinels of fill-in-the-middle among them."""
     padding: int
     """Positions without a token, including those of padding rows."""
     row_ids: tuple[int, int]
@@ -52,6 +53,8 @@ class StepReport:
     """The first files with a token in the step."""
     rows: tuple[tuple[int, RowOrigin], ...]
     """The first rows, each with its rank."""
+    objective: str | None = None
+    """What is learned of them; None: the next token."""
 
     @property
     def rows_left_out(self) -> int:
@@ -99,7 +102,7 @@ def _step_report(
     for number in range(min(rows, most)):
         rank, row = (number % own.world_size, number // own.world_size) if all_ranks else (own.rank, number)
         shown.append((rank, cutters.origin(plan, number, row)))
-    tokens = int(lengths.sum())
+    tokens = int((lengths if plan.pieces is None else plan.pieces.lengths).sum())
     left_out = in_steps(config.skip_steps, own.global_rows, config.row_len, start=(epoch, base))
     return StepReport(
         epoch,
@@ -117,13 +120,17 @@ def _step_report(
         num_files=len(files),
         files=tuple(files[:most]),
         rows=tuple(shown),
+        objective=config.objective_line,
     )
 
 
 def _spans(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:
     """First token and number of tokens of each span that the rows of a plan contain."""
     if plan.pieces is not None:
-        return plan.pieces.starts, plan.pieces.lengths
+        runs = plan.rows.runs()
+        if runs is None:
+            return plan.pieces.starts, plan.pieces.lengths
+        return runs.starts[runs.starts >= 0], runs.lengths[runs.starts >= 0]
     starts = plan.starts[plan.row_ids != PADDING]
     return starts, np.full(len(starts), seq_len)
 

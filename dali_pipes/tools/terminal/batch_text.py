@@ -10,6 +10,7 @@ from dali_pipes.tools.reports import (
     PreviewPiece,
     PreviewRow,
     RowOrigin,
+    Run,
     SamplesPreview,
     StepReport,
 )
@@ -37,6 +38,8 @@ def show_step(step: StepReport) -> None:
         "documents": "not loaded: these rows do not use them" if step.documents is None else f"{step.documents:,}",
         "files": f"{step.num_files:,}: {files}{', ...' if step.num_files > len(step.files) else ''}",
     }
+    if step.objective is not None:
+        facts["objective"] = printable(step.objective)
     for name, value in facts.items():
         console.print(Text(f"{name:<9} {value}"), soft_wrap=True)
     for rank, row in step.rows:
@@ -52,7 +55,7 @@ def show_step(step: StepReport) -> None:
 
 def show_row(row: RowOrigin) -> None:
     """One line per fact, and one per piece if there are several."""
-    first = row.pieces[0]
+    first = row.first or row.pieces[0]
     facts = {
         "file": str(first.file),
         "offset": f"{first.offset:,}",
@@ -97,6 +100,8 @@ def show_preview(preview: BatchPreview) -> None:
     )
     if preview.context_parallel is not None:
         console.print(Text(_share(preview)), soft_wrap=True)
+    if preview.objective is not None:
+        console.print(Text(f"objective: {printable(preview.objective)}"), soft_wrap=True)
     console.print(Text("labels at ").append(f"{opening}marked tokens{closing}", style="red").append(" are ignored"))
     for row in preview.rows:
         _show_row(console, preview, row)
@@ -108,6 +113,9 @@ def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
     about = (
         f"row {row.origin.row}, row id {row.origin.row_id:,}{source}: {row.masked} of {preview.columns} labels ignored"
     )
+    if row.sentinels_in_data:
+        about += f", {counted(row.sentinels_in_data, 'sentinel')} of fim in the data itself"
+    about += "".join(f", {name} {value:.4g}" for name, value in row.drawn.items())
     console.print(Text(about, style="bold"))
     for piece in row.pieces:
         about = _piece(piece.origin)
@@ -125,10 +133,19 @@ def _tokens(console: Console, piece: PreviewPiece) -> Text:
     parts = Text(" " if piece.text is None else "").join(
         Text(f"{opening}{shown}{closing}", style="red") if run.is_masked else Text(shown)
         for run in piece.runs
-        for shown in [_lines(console, run.text) if run.text is not None else " ".join(map(str, run.ids))]
+        for shown in [_run(console, run)]
     )
     hidden = piece.origin.length - sum(len(run.ids) for run in piece.runs)
     return parts.append(f" ... {counted(hidden, 'more token')}", style="dim") if hidden else parts
+
+
+def _run(console: Console, run: Run) -> str:
+    """The tokens, and after an arrow the labels at their places if these are not the next tokens."""
+    shown = _lines(console, run.text) if run.text is not None else " ".join(map(str, run.ids))
+    if run.own_labels is None:
+        return shown
+    labels = _lines(console, run.own_text) if run.own_text is not None else " ".join(map(str, run.own_labels))
+    return f"{shown}{'->' if console.options.ascii_only else '→'}{labels}"
 
 
 def _lines(console: Console, text: str) -> str:
@@ -155,6 +172,8 @@ def _share(preview: BatchPreview) -> str:
 
 
 def _piece(piece: PieceOrigin) -> str:
+    if piece.file is None:
+        return f"column {piece.column}: sentinel before the {piece.sentinel}"
     columns = f"columns {piece.column} to {piece.column + piece.length - 1}"
     document = "" if piece.document is None else f"document {_document(piece)}, "
     return f"{columns}: {document}{printable(str(piece.file))} token {piece.offset:,}"

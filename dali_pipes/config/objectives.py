@@ -1,0 +1,440 @@
+"""What is learned of a row: the setting `objective`, a list of tables by `kind`, for the run or a source of a mixture.
+
+objective = [{kind = "mlm", rate = 0.15, mask_id = 103}]
+objective = [{kind = "prefix"}, {kind = "goldfish", k = 4, h = 13}]
+objective = [{kind = "my_module:shuffled_spans", options = {rate = 0.1}}]
+
+Shares are exact, as weights are: 0.15 is 15/100, and a draw of 32 bits is compared with floor(share * 2**32). A new
+kind is a class here, in `KINDS`.
+"""
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
+
+from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
+from dali_pipes.config.validators import as_value_error, shown
+from dali_pipes.config.vocabulary import id_of
+from dali_pipes.errors import ConfigError
+
+WHOLE = 2**32
+"""The threshold that every draw of 32 bits is below."""
+
+FEWEST_FIM_POSITIONS = 8
+"""Of a row: three sentinels, three tokens, and the ids that begin and end a document."""
+
+_USERS_KIND = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_EXPECTED = 'expected a list of tables with kind, such as [{kind = "mlm", mask_id = 103}]'
+
+
+def _share(value: Any) -> Fraction:
+    number: Fraction = parse_fraction(value)
+    if not 0 <= number <= 1:
+        raise ValueError(f"must be at least 0 and at most 1, found {shown(value)}")
+    return number
+
+
+Share = Annotated[Fraction, PlainValidator(_share), PlainSerializer(plain_fraction)]
+"""From 0 to 1, exact."""
+
+RateSteps = tuple[tuple[int, Fraction], ...]
+"""(tokens of the run, share): from when on each share holds. The first is at 0, and the tokens rise."""
+
+
+@as_value_error
+def _rates(value: Any) -> RateSteps:
+    if not isinstance(value, list | tuple):
+        return ((0, _share(value)),)
+    steps: list[tuple[int, Fraction]] = []
+    for entry in value:
+        if not isinstance(entry, list | tuple) or len(entry) != 2:
+            raise ValueError(f'expected a list of [tokens, rate], such as [[0, 0.3], ["10B", 0.15]]; found {entry!r}')
+        at = parse_count(entry[0])
+        if isinstance(at, bool) or not isinstance(at, int) or at < 0 or (at <= steps[-1][0] if steps else at > 0):
+            raise ValueError(
+                f"{shown(entry)}: expected tokens that rise from 0 in the first entry, found {shown(entry[0])}"
+            )
+        steps.append((at, _share(entry[1])))
+    if not steps:
+        raise ValueError('expected a list of [tokens, rate], such as [[0, 0.3], ["10B", 0.15]]; found an empty list')
+    return tuple(steps)
+
+
+def _plain_rates(steps: RateSteps) -> Any:
+    if len(steps) == 1:
+        return plain_fraction(steps[0][1])
+    return [[at, plain_fraction(share)] for at, share in steps]
+
+
+Rates = Annotated[RateSteps, PlainValidator(_rates), PlainSerializer(_plain_rates, return_type=Any)]
+"""A share, or a list of [tokens, share] by the tokens of the run."""
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Objective(BaseModel):
+    """One entry of `objective`. A subclass for each kind has its own settings.
+
+    changes_inputs: whether it replaces ids, so that it does not go with another that does
+    has_own_labels: whether labels are the ids at their own positions, and not those of the next tokens
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    changes_inputs: ClassVar[bool] = False
+    has_own_labels: ClassVar[bool] = False
+
+    kind: str
+    validation: bool = Field(False, description='Apply it with `split = "validation"`, too.')
+
+    def plain(self) -> dict[str, Any]:
+        """As a configuration spells it, without defaults: JSON-serializable."""
+        given = self.model_dump(mode="json")
+        defaults = {
+            name: field.get_default() for name, field in type(self).model_fields.items() if not field.is_required()
+        }
+        return {
+            name: value
+            for name, value in given.items()
+            if name == "kind" or name not in defaults or getattr(self, name) != defaults[name]
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What a state says of it: all that decides what it does."""
+        return {name: value for name, value in self.plain().items() if name != "validation"}
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self.plain().items())
+
+
+class _Masking(Objective):
+    """What hides ids behind one for a mask, and learns them."""
+
+    changes_inputs = has_own_labels = True
+
+    mask_id: Id = Field(description="Id that replaces a masked one. It is never chosen where it is in the data.")
+    special_ids: tuple[Id, ...] = Field((), description="Ids that are never chosen, such as those around documents.")
+
+
+class Mlm(_Masking):
+    """Masked language modeling: Devlin et al., "BERT", 2018."""
+
+    kind: Literal["mlm"]
+    rate: Rates = Field(
+        ((0, Fraction(3, 20)),),
+        description="Share of the tokens that are chosen, or a list of [tokens of the run, share].",
+    )
+    random: Share = Field(Fraction(1, 10), description="Share of the chosen ones that become a random id.")
+    keep: Share = Field(Fraction(1, 10), description="Share of the chosen ones that stay as they are.")
+    words: str | None = Field(
+        None,
+        description="Choose whole words: a `tokenizer.json`, or a `.npy` or `.json` file with 1 for each id that "
+        "begins a word, else 0.",
+    )
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        if self.random + self.keep > 1:
+            raise ValueError(
+                f"random = {plain_fraction(self.random)} and keep = {plain_fraction(self.keep)} add up to more than 1"
+            )
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        if self.words is None:
+            return super().identity()
+        table = read_word_starts(self.words)
+        return {**super().identity(), "words": hashlib.sha256(table.tobytes()).hexdigest()[:16]}
+
+
+class Diffusion(_Masking):
+    """Masked diffusion: Sahoo et al., "MDLM", 2024; Nie et al., "Large Language Diffusion Models", 2025."""
+
+    kind: Literal["diffusion"]
+    min_rate: Share = Field(
+        Fraction(1, 1000), description="Smallest share of masked tokens in a row; the largest is 1."
+    )
+
+
+class Drop(Objective):
+    """Word dropout: Bowman et al., "Generating Sentences from a Continuous Space", 2016."""
+
+    changes_inputs = True
+
+    kind: Literal["drop"]
+    rate: Rates = Field(description="Share of the inputs that are replaced, or a list of [tokens of the run, share].")
+    drop_id: Id = Field(description="Id that replaces a dropped one, such as that for unknown text. Labels stay.")
+    special_ids: tuple[Id, ...] = Field((), description="Ids that are never dropped.")
+
+
+class Prefix(Objective):
+    """Prefix language modeling: Raffel et al., "T5", 2019."""
+
+    kind: Literal["prefix"]
+    shortest: Share = Field(Fraction(0), description="Shortest prefix, as a share of the tokens in a row.")
+    longest: Share = Field(Fraction(1), description="Longest prefix, as a share of the tokens in a row.")
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.shortest > self.longest:
+            raise ValueError(
+                f"shortest = {plain_fraction(self.shortest)} is above longest = {plain_fraction(self.longest)}"
+            )
+        return self
+
+
+class Goldfish(Objective):
+    """Labels that are never learned, so that text cannot be recited: Hans et al., "Goldfish Loss", 2024."""
+
+    kind: Literal["goldfish"]
+    k: int = Field(4, ge=2, lt=2**31, description="One label in k is ignored.")
+    h: int = Field(13, ge=1, le=256, description="Ids before a label, in its document, that decide whether it is.")
+
+
+def _token(value: Any) -> int | str:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ValueError(f"must be an id, or a string of the vocabulary, found {shown(value)}")
+    return value
+
+
+Token = Annotated[int | str, PlainValidator(_token)]
+
+
+def _table(value: Any) -> Any:
+    if not isinstance(value, Mapping | BaseModel):
+        raise ValueError(f"expected a table with prefix, middle and suffix, found {shown(value)}")
+    return value
+
+
+class FimTokens(BaseModel):
+    """The sentinels of `Fim`: ids, or what the tokenizer calls them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    prefix: Token
+    middle: Token
+    suffix: Token
+
+
+class Fim(Objective):
+    """Fill in the middle: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", 2022."""
+
+    kind: Literal["fim"]
+    rate: Share = Field(Fraction(1, 2), description="Share of the documents that are rearranged.")
+    spm: Share = Field(
+        Fraction(1, 2), description="Share of these in which the suffix comes before the prefix (SPM), not after (PSM)."
+    )
+    tokens: Annotated[FimTokens, BeforeValidator(_table)] = Field(
+        description="Sentinels before the parts: a table with `prefix`, `middle` and `suffix`, each an id or a string."
+    )
+    level: Literal["piece", "document"] = Field(
+        "piece",
+        description="What is rearranged of a document that is split. `piece`: each of its pieces apart; `document`: "
+        "the whole document, before it is split.",
+    )
+    tokenizer: str | None = Field(
+        None, description="A `tokenizer.json` with the strings in `tokens`. None: the `tokenizer` of the loader."
+    )
+
+    def ids(self, tokenizer: str | None) -> tuple[int, int, int]:
+        """Ids of the sentinels before prefix, middle and suffix. Reads the tokenizer, this one if none is set here.
+
+        ValueError for a string that is not in its vocabulary, and for ids that are not distinct.
+        """
+        given = self.tokens.prefix, self.tokens.middle, self.tokens.suffix
+        path = self.tokenizer or tokenizer
+        prefix, middle, suffix = (token if isinstance(token, int) else id_of(token, path) for token in given)
+        if len({prefix, middle, suffix}) < 3:
+            raise ValueError(
+                f"tokens: prefix, middle and suffix have ids {prefix}, {middle} and {suffix}; all must differ"
+            )
+        return prefix, middle, suffix
+
+    def identity(self) -> dict[str, Any]:
+        about = super().identity()
+        if about.pop("tokenizer", None) is not None:
+            about["tokens"] = dict(zip(("prefix", "middle", "suffix"), self.ids(None), strict=True))
+        return about
+
+
+class Users(Objective):
+    """A function of the user's."""
+
+    kind: str = Field(pattern=_USERS_KIND)
+    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.validation, json.dumps(self.options, sort_keys=True, default=str)))
+
+
+KINDS: dict[str, type[Objective]] = {
+    "mlm": Mlm,
+    "diffusion": Diffusion,
+    "drop": Drop,
+    "prefix": Prefix,
+    "goldfish": Goldfish,
+    "fim": Fim,
+}
+"""By the value of `kind`; others are functions, "module:function"."""
+
+Objectives = Annotated[
+    tuple[SerializeAsAny[Objective], ...],
+    PlainValidator(lambda value: parse_objectives(value)),
+    PlainSerializer(lambda entries: [entry.plain() for entry in entries], return_type=list[dict[str, Any]]),
+]
+"""The setting `objective`."""
+
+
+@as_value_error
+def parse_objectives(value: Any) -> tuple[Objective, ...]:
+    """The entries of `objective`. ValueError for a wrong kind or setting, and for kinds that do not go together."""
+    if isinstance(value, Mapping | Objective):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{_EXPECTED}; found {shown(value)}")
+    entries = tuple(map(_parsed, value))
+    for number, entry in enumerate(entries):
+        if any(entry.kind == other.kind for other in entries[:number]):
+            raise ValueError(f'kind = "{entry.kind}" is listed twice; list each kind once')
+    alone = next((entry for entry in entries if entry.has_own_labels), None)
+    changing = [entry for entry in entries if entry.changes_inputs]
+    labels = [entry for entry in entries if isinstance(entry, Prefix | Goldfish)]
+    other = next((entry for entry in (*changing, *labels) if entry is not alone), None)
+    if alone is not None and other is not None:
+        raise ValueError(
+            f'kind = "{alone.kind}" sets the labels of a row, so it does not go with kind = "{other.kind}"; use one of '
+            "the two"
+        )
+    return entries
+
+
+def _parsed(entry: Any) -> Objective:
+    if isinstance(entry, Objective):
+        return entry
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("kind"), str):
+        raise ValueError(f"{_EXPECTED}; found {shown(entry)}")
+    kind = entry["kind"]
+    model = KINDS.get(kind, Users if _USERS_KIND.fullmatch(kind) else None)
+    if model is None:
+        raise ValueError(
+            f"kind = {shown(kind)} is not known; expected one of {', '.join(KINDS)}, or a function of yours as "
+            '"module:function"'
+        )
+    try:
+        return model(**entry)
+    except ValidationError as error:
+        found = error.errors()[0]
+        name = ".".join(map(str, found["loc"]))
+        if found["type"] == "extra_forbidden":
+            known = ", ".join(name for name in model.model_fields if name != "kind")
+            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"; it has {known}') from None
+        text = str(found["msg"]).removeprefix("Value error, ")
+        if found["type"] == "missing":
+            raise ValueError(f'kind = "{kind}" needs {name}') from None
+        where = f'kind = "{kind}"' + f": {name}" * bool(name)
+        is_ours = found["type"] == "value_error"
+        raise ValueError(f"{where}: {text}" + f", found {shown(found['input'])}" * (not is_ours)) from None
+
+
+def plain_default(model: type[Objective], name: str) -> Any:
+    """The default of a setting, as a configuration spells it."""
+    default = model.model_fields[name].default
+    if isinstance(default, Fraction):
+        return plain_fraction(default)
+    is_rates = isinstance(default, tuple) and default and isinstance(default[0], tuple)
+    return _plain_rates(default) if is_rates else default
+
+
+def objective_line(of_sources: Mapping[str, Sequence[Objective]]) -> str | None:
+    """What is learned, for a report: of each source by name, or of the only one, "". None: the next token in all."""
+    texts = {name: ", ".join(map(_entry_text, entries)) for name, entries in of_sources.items()}
+    if not any(texts.values()):
+        return None
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{name}: {text or 'next token'}" for name, text in texts.items())
+
+
+def _entry_text(entry: Objective) -> str:
+    settings = {name: value for name, value in entry.plain().items() if name not in ("kind", "validation")}
+    return entry.kind + (f" ({_settings_text(settings)})" if settings else "")
+
+
+def _settings_text(settings: Mapping[str, Any]) -> str:
+    texts = {name: f"{{{_settings_text(v)}}}" if isinstance(v, Mapping) else v for name, v in settings.items()}
+    return ", ".join(f"{name} = {text}" for name, text in texts.items())
+
+
+def threshold(share: Fraction) -> int:
+    """A draw of 32 bits is below it with this chance, rounded down to a multiple of 2**-32."""
+    return share.numerator * WHOLE // share.denominator
+
+
+def read_word_starts(path: str) -> npt.NDArray[np.uint8]:
+    """uint8 (V,): 1 for each id that begins a word. Blocks; `ConfigError` for a file that does not say so.
+
+    path: an array in `.npy`, a list in `.json`, or a `tokenizer.json`, whose pieces of a word begin with "##"
+          (WordPiece), or whose words begin with "Ġ" or "▁" (byte-level BPE, SentencePiece).
+    """
+    file = Path(path)
+    try:
+        about = file.stat()
+        return _word_starts(file, about.st_mtime_ns, about.st_size)
+    except OSError as error:
+        raise ConfigError(f"objective: words = {path!r}: cannot read the file: {error.strerror}") from error
+
+
+@functools.lru_cache(8)
+def _word_starts(file: Path, changed_ns: int, size: int) -> npt.NDArray[np.uint8]:
+    try:
+        table = np.load(file) if file.suffix == ".npy" else json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"objective: words = {str(file)!r}: not a valid {file.suffix} file: {error}") from error
+    if isinstance(table, dict):
+        table = _starts_of_vocabulary(file, table)
+    array = np.asarray(table)
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
+        raise ConfigError(
+            f"objective: words = {str(file)!r}: expected a list of 0 and 1, one for each id of the vocabulary"
+        )
+    starts = array.astype(np.uint8)
+    starts.flags.writeable = False
+    return starts
+
+
+def _starts_of_vocabulary(file: Path, tokenizer: Mapping[str, Any]) -> list[int]:
+    model = tokenizer.get("model")
+    pieces = model.get("vocab") if isinstance(model, Mapping) else None
+    if isinstance(pieces, list):  # of a Unigram model: pieces and their scores
+        pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
+    if not isinstance(pieces, Mapping) or not pieces:
+        raise ConfigError(f"objective: words = {str(file)!r}: not a tokenizer.json: it does not contain model.vocab")
+    ids = {text: int(number) for text, number in pieces.items()}
+    added = {str(entry["content"]): int(entry["id"]) for entry in tokenizer.get("added_tokens", ())}
+    starts = [1] * (max((*ids.values(), *added.values())) + 1)
+    marks = tuple(mark for mark in ("Ġ", "▁") if any(text.startswith(mark) for text in ids))
+    for text, number in ids.items():
+        if text not in added:
+            starts[number] = int(text.startswith(marks) if marks else not text.startswith("##"))
+    return starts

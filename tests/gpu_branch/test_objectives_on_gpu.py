@@ -1,0 +1,78 @@
+"""Objectives on a GPU: every placement gives the batches of the CPU, bit for bit."""
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gpu_stand_in
+import pytest
+from oracle import same
+
+from dali_pipes import TokenLoader
+from dali_pipes.operators import keyed_draws
+from dali_pipes.placement.selection import GPU_PLACEMENTS
+
+MLM: dict[str, Any] = {"kind": "mlm", "mask_id": 200, "rate": 0.4, "special_ids": [5, 8]}
+DIFFUSION: dict[str, Any] = {"kind": "diffusion", "mask_id": 7}
+GOLDFISH: dict[str, Any] = {"kind": "goldfish", "h": 3, "k": 3}
+BASE = ("input_ids", "labels", "row_ids")
+KINDS: dict[str, dict[str, Any]] = {
+    "mlm": {"objective": [MLM]},
+    "mlm in pieces": {"objective": [MLM], "rows": "pack", "outputs": (*BASE, "loss_mask", "segment_ids")},
+    "mlm in buckets": {"objective": [MLM], "rows": "pad", "length_buckets": (2, 4)},
+    "diffusion": {"objective": [DIFFUSION], "outputs": (*BASE, "noisy_ids", "masked", "p_mask"), "mask_dtype": "bool"},
+    "prefix": {"objective": [{"kind": "prefix"}], "outputs": (*BASE, "prefix_lengths"), "mtp": 2},
+    "goldfish": {"objective": [GOLDFISH], "outputs": (*BASE, "loss_mask"), "stride": 5},
+    "goldfish in documents": {"objective": [GOLDFISH], "rows": "pack", "mtp": 2},
+    "drop": {"objective": [{"kind": "drop", "rate": 0.3, "drop_id": 9}], "index_dtype": "int32"},
+}
+
+
+FEW = [("mlm", "device"), ("diffusion", "host"), ("goldfish in documents", "host"), ("goldfish", "device")]
+CASES = [
+    pytest.param(kind, placement, marks=() if (kind, placement) in FEW else pytest.mark.slow)
+    for kind in KINDS
+    for placement in GPU_PLACEMENTS
+]
+
+
+@pytest.mark.parametrize(("kind", "placement"), CASES)
+def test_a_gpu_gives_the_batches_of_the_cpu(
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], placement: str, kind: str
+) -> None:
+    corpus = counting(130, 271)
+    common: dict[str, Any] = {"corpus": corpus.pattern, "dtype": "uint32", "eos_id": 5, "vocab_size": 500}
+    common |= {"batch_size": 3, "seq_len": 8, "rank": 1, "world_size": 2, "drop_last": False, "outputs": BASE}
+    common |= KINDS[kind]
+    with (
+        TokenLoader(**common, device="cuda", placement=placement, batches_per_run=2) as loader,
+        TokenLoader(**common, device="cpu", batches_per_run=3) as on_cpu,
+    ):
+        for _ in range(2):
+            for batch, expected in itertools.zip_longest(loader, on_cpu):
+                assert same(batch, {name: values.numpy() for name, values in expected.items()})
+
+
+CALLS: list[tuple[Any, Any]] = []
+
+
+def remember(batch: dict[str, Any], draws: Any) -> None:
+    assert all(isinstance(array, sys.modules["cupy"].ndarray) for array in batch.values())
+    CALLS.append((draws._keys.get(), draws.u32(3).get()))  # the stand-in has run what was queued
+
+
+def test_a_function_of_the_users_gets_arrays_of_the_gpu(
+    counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    CALLS.clear()
+    settings: dict[str, Any] = {"dtype": "uint32", "batch_size": 3, "seq_len": 8, "batches_per_run": 2}
+    with gpu_stand_in.installed("early"):
+        kind = {"kind": f"{__name__}:remember"}
+        with TokenLoader(counting(130).pattern, **settings, device="cuda", objective=kind) as loader:
+            next(iter(loader))
+    keys, draws = CALLS[0]
+    assert len(set(keys.tolist())) == len(keys) == 6
+    assert draws.tolist() == keyed_draws(keys, 8, 3).tolist()

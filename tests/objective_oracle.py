@@ -1,0 +1,106 @@
+"""The rules of objectives for one row, by plain loops over Python's integers: slow, and written apart from the code."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dali_pipes.operators import permute
+
+WORD = 2**64
+BASE = 0x9E3779B97F4A7C15
+
+
+def splitmix64(seed: int, number: int) -> int:
+    """Output `number`, counted from 1."""
+    word = (seed + number * 0x9E3779B97F4A7C15) % WORD
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % WORD
+    return word ^ word >> 31
+
+
+def key_of(*words: object) -> int:
+    text = " ".join(map(str, ("dali_pipes", *words)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def is_dropped(before: Sequence[int], k: int) -> bool:
+    """Whether goldfish drops a token, by the tokens before it, the nearest last."""
+    total = sum(splitmix64(token % WORD, 1) * pow(BASE, i, WORD) for i, token in enumerate(reversed(before), 1))
+    return splitmix64(total % WORD, 1) >> 32 < 2**32 // k
+
+
+class Row(NamedTuple):
+    """A row without an objective, and where it is."""
+
+    ids: list[int]
+    labels: list[int]
+    length: int
+    """Tokens; the rest is padding."""
+    start: int
+    """Of its first token in its source."""
+    place: int
+    """In its epoch."""
+    epoch: int
+    number_of_pass: int
+    seed: int = 0
+    source: str | None = None
+
+    @property
+    def key(self) -> int:
+        names = () if self.source is None else (json.dumps(self.source),)
+        return splitmix64(key_of("objective", self.seed, *names, self.number_of_pass), self.start + 1)
+
+
+def mlm(row: Row, entry: Mapping[str, Any], rate: int, vocab_size: int) -> dict[str, list[int]]:
+    """rate: of 2**32."""
+    inputs, labels = [*row.ids], [-100] * len(row.ids)
+    special = {*entry.get("special_ids", ()), entry["mask_id"]}
+    for t, token in enumerate(row.ids[: row.length]):
+        first, word = t, splitmix64(row.key, 2 * t + 1)
+        starts: list[int] | None = entry.get("starts")
+        while starts and first and not (starts[row.ids[first]] or {row.ids[first], row.ids[first - 1]} & special):
+            first -= 1
+        if token in special or splitmix64(row.key, 2 * first + 1) >> 32 >= rate:
+            continue
+        labels[t] = token
+        share = word % 2**32 * 10
+        if share >= 2 * 2**32 // 10 * 10:
+            inputs[t] = entry["mask_id"]
+        elif word % 2**32 < 2**32 // 10:
+            inputs[t] = (splitmix64(row.key, 2 * t + 2) >> 32) * vocab_size >> 32
+    return {"input_ids": inputs, "labels": labels}
+
+
+def diffusion(row: Row, entry: Mapping[str, Any]) -> dict[str, Any]:
+    group, inside = divmod(row.place, 64)
+    strata_key = splitmix64(key_of("objective strata", row.seed, row.epoch), group + 1)
+    stratum = int(permute(np.array([inside]), 64, strata_key)[0])
+    share = (stratum << 26) + (splitmix64(row.key, 2**62 + 1) >> 38)
+    least = 2**32 // 1000
+    rate = least + (share * (2**32 - least) >> 32)
+    special = {*entry.get("special_ids", ()), entry["mask_id"]}
+    masked = [
+        int(t < row.length and token not in special and splitmix64(row.key, 2 * t + 1) >> 32 < rate)
+        for t, token in enumerate(row.ids)
+    ]
+    noisy = [entry["mask_id"] if hidden else token for token, hidden in zip(row.ids, masked, strict=True)]
+    labels = [token if hidden else -100 for token, hidden in zip(row.ids, masked, strict=True)]
+    p_mask = float(np.float32(rate / 2**32))
+    return {"input_ids": row.ids, "noisy_ids": noisy, "masked": masked, "labels": labels, "p_mask": p_mask}
+
+
+def prefix(row: Row) -> dict[str, Any]:
+    length = (splitmix64(row.key, 2**62 + 2) >> 32) * (row.length + 1) >> 32
+    labels = [-100 if t + 1 < length else label for t, label in enumerate(row.labels)]
+    return {"input_ids": row.ids, "labels": labels, "prefix_lengths": length}
+
+
+def drop(row: Row, entry: Mapping[str, Any], rate: int) -> dict[str, list[int]]:
+    inputs = [
+        entry["drop_id"] if t < row.length and splitmix64(row.key, 2 * t + 1) >> 32 < rate else token
+        for t, token in enumerate(row.ids)
+    ]
+    return {"input_ids": inputs, "labels": row.labels}

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 SETTINGS = {
     "corpus": "corpus format dtype token_column vocab_size loss_masks tokenizer text_key split validation_fraction",
     "mixture": "mixture total_tokens total_rows total_steps temperature on_exhausted proxy stages",
-    "documents": "eos_id document_start_id documents_end_at_files",
+    "documents": "eos_id document_start_id documents_end_at_files keep",
     "rows": (
         "batch_size seq_len order_len global_batch stride random_offset rows long_documents length_buckets "
         "window_documents"

@@ -60,6 +60,7 @@ from dali_pipes.config.validators import (
     parse_device,
     parse_dtype,
     parse_list,
+    parse_path,
     parse_paths,
     refuse_as_corpus,
     refuse_huge_number,
@@ -134,6 +135,11 @@ class LoaderConfig(BaseModel):
         None,
         description="Files, folders or globs of loss masks, one for each data file. None: `FILE.loss` next to the data "
         "file, if it exists. []: no loss masks.",
+    )
+    keep: PathText | None = Field(
+        None,
+        description='File with a number for each document, which says how often `rows = "pack"` or `"pad"` read it: 0 '
+        "drops it. A `.npy` array, or text with an integer in each line. None: each document once.",
     )
     vocab_size: int | None = Field(
         None, gt=0, description="Size of the vocabulary. A token id at or above it raises an error when it is read."
@@ -382,6 +388,11 @@ class LoaderConfig(BaseModel):
     def _paths_as_tuple(cls, value: Any, info: ValidationInfo) -> Any:
         return None if value is None else parse_paths(value, str(info.field_name))
 
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _keep_as_path(cls, value: Any) -> Any:
+        return None if value is None else parse_path(value, "keep")
+
     _in_range = field_validator("*", mode="before")(refuse_huge_number)
     _finite_lists = field_validator(
         "outputs", "length_buckets", "context_parallel", "seq_len", "global_batch", mode="before"
@@ -460,6 +471,11 @@ class LoaderConfig(BaseModel):
             for name in ("stride", "random_offset"):
                 if value := getattr(self, name):
                     raise ValueError(f'{name} = {value} applies to rows = "stream" only; remove it with rows = {modes}')
+        if self.keep is not None and self.mixture is None and self.rows == "stream":
+            raise ValueError(
+                f'keep = {shown(str(self.keep))} drops and repeats whole documents, but rows = "stream" cuts rows from '
+                'the stream of tokens, across documents: set rows = "pack" or "pad"'
+            )
         if self.order == "rows" and self.shuffle_window != type(self).model_fields["shuffle_window"].default:
             raise ValueError(
                 f'shuffle_window = {self.shuffle_window:,} applies to order = "blocks" only: remove it, or set order = '
@@ -519,6 +535,11 @@ class LoaderConfig(BaseModel):
             )
         if self.length_buckets is not None:
             raise ValueError("length_buckets does not work with mixture, whose batches all have one width: remove it")
+        if self.keep is not None:
+            raise ValueError(
+                f"keep = {shown(str(self.keep))} does not say which source it belongs to: set keep in the sources of "
+                "mixture"
+            )
         if self.loss_masks:
             raise ValueError(
                 f"loss_masks = {shown(list(self.loss_masks))} does not say which source it belongs to: set loss_masks "

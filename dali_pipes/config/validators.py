@@ -126,6 +126,14 @@ def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
     return entries
 
 
+def parse_path(value: Any, setting: str) -> str:
+    """The one path that `keep` names."""
+    paths = parse_paths(value, setting)
+    if len(paths) != 1:
+        raise ValueError(f"expected one path, found {len(paths):,}")
+    return paths[0]
+
+
 @as_value_error
 def parse_list(value: Any) -> Any:
     """A list of numbers or names, also from an array. Anything else that can be iterated is rejected."""

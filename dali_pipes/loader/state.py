@@ -414,6 +414,7 @@ def about_corpus(corpus: Corpus) -> dict[str, Any]:
         "files": len(corpus.files),
         "digests": " ".join(corpus.file_digests),
         **({"loss_masks": " ".join(corpus.mask_digests)} if corpus.loss_mask is not None else {}),
+        **({"keep": corpus.keep.digest.hex()[:8]} if corpus.keep is not None else {}),
     }
 
 
@@ -521,6 +522,9 @@ def _corpus_differences(saved: Mapping[str, Any], now: Mapping[str, Any], corpus
             for number in range(len(new))
             if old[number] != new[number]
         ]
+    if saved.get("keep") != now.get("keep"):
+        file = "" if corpus.keep is None else f" ({corpus.keep.path})"
+        lines.append(f"corpus keep{file}: saved {_shown('keep', saved)}, now {_shown('keep', now)}")
     if tuple(old) == new:
         lines += _mask_differences(saved.get("loss_masks"), now.get("loss_masks"), names)
     return lines or ["corpus: the same files in a different order"]

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus.keep import Copies
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
@@ -28,6 +29,7 @@ from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names
 from dali_pipes.rows.item_order import BlockShape, ItemOrder
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
+    IntArray,
     LeftOut,
     LongDocuments,
     Packing,
@@ -65,7 +67,7 @@ class PlanReport:
 
     epoch: int
     documents: int
-    """Including empty ones."""
+    """Including empty ones, and every copy that `keep` makes of one."""
     tokens: int
     rows: int
     padding_tokens: int
@@ -77,6 +79,10 @@ class PlanReport:
     """Tokens of dropped documents, and the cut ends of truncated ones."""
     split_documents: int
     truncated_documents: int
+    removed_documents: int = 0
+    """Documents that `keep` drops; no other figure counts them."""
+    extra_copies: int = 0
+    """Copies that `keep` adds; every other figure counts each copy."""
 
 
 def split_documents(offsets: Int64Array, split: str, validation_fraction: float) -> Int64Array:
@@ -102,7 +108,9 @@ class DocumentRows:
     name: makes the orders of this source its own; None: those of a corpus without a name.
     share: keeps floor(share * D) documents, at least one, which depend on the name alone. Without a shuffle they come
     in a fixed order, the same in every pass, but not in that of the corpus.
-    num_documents: those that are kept.
+    copies: uint8 (D,), how often a pass reads each document; None: once. A share is then one of the documents that are
+            read at all.
+    num_documents: those that are kept, every copy counted.
     blocks: makes orders, and a share, of blocks of documents; None: of single documents.
     """
 
@@ -127,6 +135,7 @@ class DocumentRows:
         name: str | None = None,
         share: Fraction | None = None,
         blocks: BlockShape | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
         self.row_tokens = self.stride = seq_len
@@ -134,14 +143,16 @@ class DocumentRows:
         self.num_tokens = self.span
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed, self._names = shuffle, seed, key_names(name)
-        count, num_kept = len(offsets) - 1, kept(share, len(offsets) - 1)
-        kept_key = None if num_kept is None else order_key("share", *self._names)
-        self.num_documents = count if num_kept is None else num_kept
-        self.keeps_all = num_kept is None
-        block_items, window_blocks = (
-            (None, 1) if blocks is None else (blocks.items(count, self.span), blocks.window_blocks)
-        )
-        self.order = ItemOrder(count, self.num_documents, kept_key, block_items, window_blocks)
+        self._repeated: IntArray | None = None
+        self.removed_documents = self.extra_copies = 0
+        if copies is None:
+            self.order = self._item_order(len(offsets) - 1, share, blocks)
+        else:
+            self.num_tokens = int((np.diff(offsets) * copies).sum())
+            self._repeated = self._repeat(copies, share, blocks)
+            self.order = self._item_order(len(self._repeated), None, blocks)
+        self.num_documents = self.order.count
+        self.keeps_all = share is None or share == 1
         self.order_name = self.order.name(shuffle)
         if lengths:
             self.order_name += f", {LENGTHS_NAME}"
@@ -153,6 +164,28 @@ class DocumentRows:
         self._windows_kept = _FEWEST_WINDOWS_KEPT
         self._lock = threading.Lock()  # of the counts and plans; never held while a window is planned
         self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
+
+    def _item_order(self, count: int, share: Fraction | None, blocks: BlockShape | None) -> ItemOrder:
+        num_kept = kept(share, count)
+        kept_key = None if num_kept is None else order_key("share", *self._names)
+        block_items, window_blocks = (
+            (None, 1) if blocks is None else (blocks.items(count, self.num_tokens), blocks.window_blocks)
+        )
+        return ItemOrder(count, count if num_kept is None else num_kept, kept_key, block_items, window_blocks)
+
+    def _repeat(self, copies: Copies, share: Fraction | None, blocks: BlockShape | None) -> IntArray:
+        """The document of each place that the order permutes. Copies of a document follow one another."""
+        read = np.flatnonzero(copies)
+        order = self._item_order(len(read), share, blocks)
+        documents = read[order.numbers(np.arange(order.count), None)]
+        repeated = np.repeat(documents, copies[documents])
+        self.removed_documents, self.extra_copies = len(copies) - len(read), len(repeated) - len(documents)
+        return narrow(repeated, len(copies))
+
+    def _documents(self, places: Int64Array, key: int | None) -> Int64Array:
+        """Documents of the split at places of the order of a key; of None, that without a shuffle."""
+        numbers = self.order.numbers(places, key)
+        return numbers if self._repeated is None else self._repeated[numbers].astype(np.int64)
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch that are known, at least `at_least` if it has that many; None: all of them."""
@@ -410,16 +443,16 @@ class DocumentRows:
         firsts = [number * (count - run) // max(1, runs - 1) for number in range(1 if run == count else runs)]
         documents = tokens = looked_at = 0
         for first in firsts:
-            if self.keeps_all:
+            if self.keeps_all and self._repeated is None:
                 lengths = np.diff(self.offsets[first : first + run + 1])
             else:
-                lengths = self._lengths(self.order.numbers(np.arange(first, first + run), None))
+                lengths = self._lengths(self._documents(np.arange(first, first + run), None))
             more, lost = left_out(lengths, self.seq_len, self._long_documents)
             documents, tokens, looked_at = documents + more, tokens + lost, looked_at + int(lengths.sum())
         share = tokens / looked_at if looked_at else 0.0
         if run == count:
             return LeftOut(documents, tokens, share, True)
-        total = looked_at * count // run if not self.keeps_all else int(self.offsets[-1] - self.offsets[0])
+        total = looked_at * count // run if not self.keeps_all else self.num_tokens
         return LeftOut(documents * count // (runs * run), round(share * total), share, False)
 
     def plan_bytes(self) -> int:
@@ -448,6 +481,8 @@ class DocumentRows:
             rows=rows,
             padding_tokens=places - pieces_tokens,
             fill=pieces_tokens / places if places else 0.0,
+            removed_documents=self.removed_documents,
+            extra_copies=self.extra_copies,
             **counts._asdict(),
         )
 
@@ -537,7 +572,7 @@ class DocumentRows:
     def _make_plan(self, epoch: int, window: int) -> Packing:
         begin = window * self._window_documents
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
-        documents = self.order.numbers(documents, self._key("order", epoch) if self._shuffle else None)
+        documents = self._documents(documents, self._key("order", epoch) if self._shuffle else None)
         seq_len = self.seq_len if self.lengths is None else self.lengths.of(epoch, window)
         packing = self._ordered(self._pack(self._lengths(documents), seq_len), epoch, window)
         whose = narrow(documents, len(self.offsets) - 1)[packing.piece_documents]

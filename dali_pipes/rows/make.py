@@ -9,6 +9,7 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.curriculum import steps_of
 from dali_pipes.corpus import Corpus
+from dali_pipes.corpus.keep import Copies, Keep
 from dali_pipes.documents import find_documents
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import RowSource
@@ -17,6 +18,8 @@ from dali_pipes.rows.document_rows import DocumentRows, split_documents
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
+
+Int64Array = npt.NDArray[np.int64]
 
 
 class Named(NamedTuple):
@@ -52,7 +55,7 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
     warning = "\n".join(filter(None, (warning, _too_wide(config, corpus)))) or None
     if config.rows == "stream":
         return _window_rows(config, corpus, offsets, source), warning
-    return _document_rows(config, offsets, source), warning
+    return _document_rows(config, corpus, offsets, source), warning
 
 
 def _window_rows(
@@ -76,11 +79,14 @@ def _window_rows(
     )
 
 
-def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, source: Named | None) -> RowSource:
+def _document_rows(
+    config: LoaderConfig, corpus: Corpus, offsets: npt.NDArray[np.int64] | None, source: Named | None
+) -> RowSource:
     assert offsets is not None
     assert config.rows != "stream"
+    part = split_documents(offsets, config.split, config.validation_fraction)
     return DocumentRows(
-        split_documents(offsets, config.split, config.validation_fraction),
+        part,
         config.row_len,
         mode=config.rows,
         long_documents=config.long_documents,
@@ -92,7 +98,21 @@ def _document_rows(config: LoaderConfig, offsets: npt.NDArray[np.int64] | None, 
         name=None if source is None else source.name,
         share=None if source is None else source.share,
         blocks=_blocks(config),
+        copies=None if corpus.keep is None else _copies(config, corpus.keep, offsets, part),
     )
+
+
+def _copies(config: LoaderConfig, keep: Keep, offsets: Int64Array, part: Int64Array) -> Copies:
+    """How often each document of the split is read."""
+    keep.check_length(len(offsets) - 1)
+    first = 0 if config.split == "train" else len(offsets) - len(part)
+    copies = keep.copies[first : first + len(part) - 1]
+    if not (np.diff(part) * copies).any():
+        raise ConfigError(
+            f"keep: {keep.path} drops every document of the {config.split} split that has tokens "
+            f"({len(copies):,} documents); keep at least one of them"
+        )
+    return copies
 
 
 def _blocks(config: LoaderConfig) -> BlockShape | None:

@@ -43,7 +43,8 @@ class PlanReports:
     def __init__(self, documents: DocumentRows, corpus: Corpus, settings: Mapping[str, Any]) -> None:
         self._documents, self._files = documents, corpus.files
         given = json.dumps(settings, sort_keys=True)
-        self._about = f"dali_pipes plan {_FORMAT_VERSION} {ORDER_NAME} {corpus.content_key} {given}"
+        of_keep = "" if corpus.keep is None else f" keep {corpus.keep.digest.hex()}"
+        self._about = f"dali_pipes plan {_FORMAT_VERSION} {ORDER_NAME} {corpus.content_key} {given}{of_keep}"
         self._known: dict[int, PlanReport | None] = {}
 
     def known(self, epoch: int) -> PlanReport | None:
@@ -128,7 +129,9 @@ class PlanReports:
         return (
             report.epoch == epoch
             and report.documents == documents.num_documents
-            and (report.tokens == documents.offsets[-1] - documents.offsets[0] or not documents.keeps_all)
+            and report.removed_documents == documents.removed_documents
+            and report.extra_copies == documents.extra_copies
+            and (report.tokens == documents.num_tokens or not documents.keeps_all)
             and report.rows <= in_rows <= report.tokens
             and 0 <= report.padding_tokens <= most_padding
             and (report.padding_tokens == most_padding or documents.buckets is not None)

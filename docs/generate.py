@@ -25,7 +25,7 @@ SETTINGS = {
     "documents": "eos_id document_start_id documents_end_at_files keep",
     "rows": (
         "batch_size seq_len order_len global_batch stride random_offset rows long_documents length_buckets "
-        "window_documents"
+        "window_documents balance balance_cost hidden_size num_layers"
     ),
     "order": "shuffle order shuffle_window seed drop_last repeat skip_steps on_change",
     "outputs": "outputs index_dtype mask_dtype label_shift mask_boundaries pad_id mtp",

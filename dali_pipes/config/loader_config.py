@@ -221,6 +221,20 @@ class LoaderConfig(BaseModel):
         description='Increasing row widths for `rows = "pad"`: each batch has the smallest width that fits its rows. '
         "None: always `seq_len`.",
     )
+    balance: Literal["cost"] | None = Field(
+        None,
+        description='Balance the work of ranks with `rows = "pack"` or `"pad"`. `cost`: rows of about equal cost '
+        "follow one another, so that each step costs about the same on every rank. A document of L tokens costs a L + b L^2.",
+    )
+    balance_cost: tuple[int, int] | None = Field(
+        None,
+        description='`[a, b]` of `balance = "cost"`, integers: cost of a token, and of a pair of tokens of a document. '
+        "None: from `hidden_size`, `num_layers` and `vocab_size`.",
+    )
+    hidden_size: int | None = Field(
+        None, gt=0, lt=2**31, description="Width of the model, with `num_layers` instead of `balance_cost`."
+    )
+    num_layers: int | None = Field(None, gt=0, lt=2**31, description="Layers of the model.")
     window_documents: int = Field(
         65536, gt=0, description="Number of documents in a packing window. Documents are packed within their window."
     )
@@ -395,7 +409,7 @@ class LoaderConfig(BaseModel):
 
     _in_range = field_validator("*", mode="before")(refuse_huge_number)
     _finite_lists = field_validator(
-        "outputs", "length_buckets", "context_parallel", "seq_len", "global_batch", mode="before"
+        "outputs", "length_buckets", "balance_cost", "context_parallel", "seq_len", "global_batch", mode="before"
     )(parse_list)
     _auto_or_number = field_validator("prefetch_queue_depth", "num_threads", "batches_per_run", mode="before")(
         parse_auto
@@ -491,6 +505,7 @@ class LoaderConfig(BaseModel):
             )
         if self.length_buckets is not None:
             self._check_buckets(self.length_buckets)
+        self._check_balance()
         if not self.label_shift and self.uses_pieces:
             raise ValueError(
                 "label_shift = False copies the inputs, but documents, masks and mtp need shifted labels: set "
@@ -535,6 +550,10 @@ class LoaderConfig(BaseModel):
             )
         if self.length_buckets is not None:
             raise ValueError("length_buckets does not work with mixture, whose batches all have one width: remove it")
+        if self.balance is not None:
+            raise ValueError(
+                "balance does not work with mixture, which draws the rows of a step from several sources: remove it"
+            )
         if self.keep is not None:
             raise ValueError(
                 f"keep = {shown(str(self.keep))} does not say which source it belongs to: set keep in the sources of "
@@ -554,6 +573,39 @@ class LoaderConfig(BaseModel):
             raise ValueError(
                 f"length_buckets = {list(widths)}: expected one or more increasing widths from 1 to seq_len = "
                 f"{self.row_len}"
+            )
+
+    def _check_balance(self) -> None:
+        """What goes with `balance`."""
+        of_cost = {name: getattr(self, name) for name in ("balance_cost", "hidden_size", "num_layers")}
+        given = [f"{name} = {shown(value)}" for name, value in of_cost.items() if value is not None]
+        if self.balance is None:
+            if given:
+                raise ValueError(f'{given[0]} applies to balance = "cost" only: remove it, or set balance = "cost"')
+            return
+        conflicts = {
+            f'rows = "{self.rows}"': self.rows == "stream"
+            and 'whose rows differ little in cost: set rows = "pack" or "pad"',
+            f"length_buckets = {shown(self.length_buckets)}": self.length_buckets is not None
+            and "which decides the order of rows too: remove one of them",
+            "a seq_len list": self.changes_length and "whose windows have rows of several lengths: remove one of them",
+            "shuffle = False": not self.shuffle and "because it decides the order of rows: remove one of them",
+        }
+        for setting, why in conflicts.items():
+            if why:
+                raise ValueError(f'balance = "cost" does not work with {setting}, {why}')
+        if (self.balance_cost is None) != (self.hidden_size is not None and self.num_layers is not None) or (
+            self.balance_cost is not None and len(given) > 1
+        ):
+            raise ValueError(
+                'balance = "cost" needs the cost of a document: set hidden_size and num_layers of the model, or '
+                f"balance_cost = [a, b]; found {' and '.join(given) or 'none of them'}"
+            )
+        a, b = self._cost
+        if min(a, b) < 0 or a + b == 0 or (a + b * self.row_len) * self.row_len >= 2**62:
+            raise ValueError(
+                f"balance_cost = {[a, b]}: expected integers of at least 0, not both 0, such that one document in a "
+                f"row ({self.row_len:,} tokens) costs less than 2^62"
             )
 
     def _check_curriculum(self) -> None:
@@ -645,6 +697,22 @@ class LoaderConfig(BaseModel):
         if self.length_buckets is None:
             return None
         return self.length_buckets + ((self.row_len,) if self.length_buckets[-1] < self.row_len else ())
+
+    @property
+    def cost_weights(self) -> tuple[int, int] | None:
+        """Cost of a token, and of a pair of tokens of a document, which decide the order; None if they do not.
+
+        A training step of a decoder with n layers of width h, feed-forward layers of 4 h and a vocabulary of V takes
+        6 h ((12 n h + V) L + n L^2) operations for a document of L tokens: forward and backward, attention causal.
+        """
+        return None if self.balance is None or self.split == "validation" else self._cost
+
+    @property
+    def _cost(self) -> tuple[int, int]:
+        if self.balance_cost is not None:
+            return self.balance_cost
+        layers = self.num_layers or 0
+        return 12 * layers * (self.hidden_size or 0) + (self.vocab_size or 0), layers
 
     @property
     def row_len(self) -> int:
@@ -846,6 +914,8 @@ class LoaderConfig(BaseModel):
                 del settings["documents_end_at_files"]
         if self.bucket_widths is not None:
             settings["length_buckets"] = list(self.bucket_widths)
+        if self.cost_weights is not None:  # states of releases without this setting leave it out
+            settings["balance_cost"] = list(self.cost_weights)
         return settings
 
     def to_toml(self) -> str:

@@ -124,7 +124,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             self._states = States(config, built.corpora, self._schedule, built.mixture)
             parallel = config.context_parallel
             order = config.order_settings() if built.mixture is not None else order_settings(config, self.corpus)
-            self._reports = reports_of(built.rows, order)
+            self._reports = reports_of(built.rows, order, (self._schedule.world_size, config.batch_size))
             self._share = None if parallel is None else RowShare(*parallel, config.context_split)
             self._context_size = 1 if self._share is None else self._share.size
             self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None

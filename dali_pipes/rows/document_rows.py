@@ -26,6 +26,7 @@ from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.cost_balance import BALANCE_NAME, BalanceReport, CostBalance, rows_at
 from dali_pipes.rows.item_order import BlockShape, ItemOrder
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
@@ -83,6 +84,14 @@ class PlanReport:
     """Documents that `keep` drops; no other figure counts them."""
     extra_copies: int = 0
     """Copies that `keep` adds; every other figure counts each copy."""
+    cost_ratio: float | None = None
+    """With `balance`: cost of the rank that has most in each step, by the mean over the ranks; the sums over all whole
+    steps, so 1.04 is a loss of 4 %."""
+    worst_cost_ratio: float | None = None
+    """The same of the worst step."""
+    unbalanced_cost_ratio: float | None = None
+    """`cost_ratio` of the same rows in a random order."""
+    unbalanced_worst_cost_ratio: float | None = None
 
 
 def split_documents(offsets: Int64Array, split: str, validation_fraction: float) -> Int64Array:
@@ -110,6 +119,7 @@ class DocumentRows:
     in a fixed order, the same in every pass, but not in that of the corpus.
     copies: uint8 (D,), how often a pass reads each document; None: once. A share is then one of the documents that are
             read at all.
+    balance: puts rows of about equal cost next to one another; not with buckets or lengths, nor without a shuffle.
     num_documents: those that are kept, every copy counted.
     blocks: makes orders, and a share, of blocks of documents; None: of single documents.
     """
@@ -136,8 +146,11 @@ class DocumentRows:
         share: Fraction | None = None,
         blocks: BlockShape | None = None,
         copies: Copies | None = None,
+        balance: CostBalance | None = None,
     ) -> None:
+        assert balance is None or (shuffle and buckets is None and not lengths), "one of them decides the order"
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
+        self.balance = balance
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
         self.num_tokens = self.span
@@ -156,6 +169,8 @@ class DocumentRows:
         self.order_name = self.order.name(shuffle)
         if lengths:
             self.order_name += f", {LENGTHS_NAME}"
+        if self.balance is not None:
+            self.order_name += f", {BALANCE_NAME}"
         self.num_windows = -(-self.num_documents // window_documents)
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
         self._counts = WindowCounts()
@@ -298,8 +313,7 @@ class DocumentRows:
             if not len(here):  # another thread's epochs have pushed this one's count out: it is planned and counted now
                 continue
             done += len(here)
-            is_ordered = self.buckets is not None or not self._shuffle
-            rows = here if is_ordered else permute(here, num_rows, self._key("window", epoch, mark.window))
+            rows = self._rows_at(here, num_rows, epoch, mark)
             first = packing.row_offsets[rows].astype(np.int64)
             size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
@@ -460,14 +474,27 @@ class DocumentRows:
         with self._lock:
             return sum(packing.nbytes for packing in self._plans.values())
 
-    def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
-        """Plan a whole epoch and sum it up. Blocks only this thread; `advance(1)` is called after each window."""
+    def report(
+        self, epoch: int, advance: Callable[[int], None] | None = None, step_shape: tuple[int, int] | None = None
+    ) -> PlanReport:
+        """Plan a whole epoch and sum it up. Blocks only this thread; `advance(1)` is called after each window.
+
+        step_shape: ranks, and rows of each in a step, where rows are balanced
+        """
         rows = places = pieces_tokens = 0
+        steps = None if step_shape is None or self.balance is None else BalanceReport(self.balance, *step_shape)
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
             packing = self._kept_plan(self._numbered(epoch), window) or self._make_plan(epoch, window)
             with self._lock:
                 self._counts.note(self._numbered(epoch), window, packing.num_rows)
+            if steps is not None:
+                random = permute(np.arange(packing.num_rows), packing.num_rows, self._key("window", epoch, window))
+                steps.add(
+                    packing,
+                    self._rows_at(np.arange(packing.num_rows), packing.num_rows, epoch, WindowMark(window, rows)),
+                    random,
+                )
             rows += packing.num_rows
             places += self._places(packing, epoch, window)
             pieces_tokens += int(packing.piece_lengths.sum())
@@ -483,6 +510,7 @@ class DocumentRows:
             fill=pieces_tokens / places if places else 0.0,
             removed_documents=self.removed_documents,
             extra_copies=self.extra_copies,
+            **({} if steps is None else steps.figures()),
             **counts._asdict(),
         )
 
@@ -588,8 +616,17 @@ class DocumentRows:
         rows = len(pieces.piece_documents)
         return Packing(narrow(np.arange(rows + 1), rows), *pieces)
 
+    def _rows_at(self, places: Int64Array, num_rows: int, epoch: int, mark: WindowMark) -> Int64Array:
+        """The rows of the plan of a window at places of it."""
+        if self.balance is not None:
+            return rows_at(places, num_rows, mark.rows_before, self._key("balance", epoch, mark.window, "runs"))
+        is_ordered = self.buckets is not None or not self._shuffle
+        return places if is_ordered else permute(places, num_rows, self._key("window", epoch, mark.window))
+
     def _ordered(self, packing: Packing, epoch: int, window: int) -> Packing:
-        """With buckets, the rows in the order of the epoch; without, `pieces` puts them in that."""
+        """With buckets, the rows in the order of the epoch; else `_rows_at` puts them in that."""
+        if self.balance is not None:
+            return self.balance.by_cost(packing, partial(self._key, "balance", epoch, window))
         if self.buckets is None or not self._shuffle:
             return packing
         order = self.buckets.order(packing.piece_lengths, partial(self._key, "bucket", epoch, window))

@@ -14,6 +14,7 @@ from dali_pipes.documents import find_documents
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.block_order import BLOCK_TOKENS
+from dali_pipes.rows.cost_balance import CostBalance
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.length_buckets import LengthBuckets
@@ -98,6 +99,7 @@ def _document_rows(
         name=None if source is None else source.name,
         share=None if source is None else source.share,
         blocks=_blocks(config),
+        balance=None if config.cost_weights is None else CostBalance(*config.cost_weights),
         copies=None if corpus.keep is None else _copies(config, corpus.keep, offsets, part),
     )
 

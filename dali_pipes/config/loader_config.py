@@ -224,7 +224,8 @@ class LoaderConfig(BaseModel):
     balance: Literal["cost"] | None = Field(
         None,
         description='Balance the work of ranks with `rows = "pack"` or `"pad"`. `cost`: rows of about equal cost '
-        "follow one another, so that each step costs about the same on every rank. A document of L tokens costs a L + b L^2.",
+        "follow one another, so that a step costs about the same on every rank. A document of L tokens costs "
+        "a L + b L^2.",
     )
     balance_cost: tuple[int, int] | None = Field(
         None,

@@ -30,11 +30,14 @@ BALANCE_NAME = "balance-v1"
 """Added to the name of the order. A change of any constant here needs another name."""
 
 MOST_RUN_ROWS, FEWEST_RUN_ROWS = 4096, 1024
-"""Rows of a run, if a window has 16 times as many. The number of ranks mostly divides it; else the steps that a run ends
-in are few."""
+"""Rows of a run, if a window has 16 times as many. The number of ranks mostly divides it; else few steps contain the
+end of a run."""
 
 _STRATA = 64
 """Strata from a cost to twice the cost: rows of one stratum differ by at most 1.6 %."""
+
+EVEN = 1.05
+"""Cost of the rank that has most in a step, by the mean of all: what counts as even in reports."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class StepCosts:
     def __init__(self, world_size: int, batch_size: int) -> None:
         self._shape, self._rest = (batch_size, world_size), np.zeros(0)
         self._most = self._mean = 0.0
+        self._steps = self._even_steps = 0
         self.worst = 1.0
 
     def add(self, costs: Int64Array) -> None:
@@ -106,12 +110,19 @@ class StepCosts:
         if whole:
             most, mean = of_ranks.max(axis=1), of_ranks.mean(axis=1)
             self.worst = max(self.worst, float((most / mean).max()))
+            self._steps += len(mean)
+            self._even_steps += int(np.count_nonzero(most <= EVEN * mean))
             self._most, self._mean = self._most + float(most.sum()), self._mean + float(mean.sum())
 
     @property
     def ratio(self) -> float:
         """Of all steps together, each with its weight in cost; 1.0 without a whole step."""
         return self._most / self._mean if self._mean else 1.0
+
+    @property
+    def even_steps(self) -> float:
+        """Share of the steps whose ratio is at most `EVEN`, 0 to 1."""
+        return self._even_steps / self._steps if self._steps else 1.0
 
 
 class BalanceReport:
@@ -132,8 +143,10 @@ class BalanceReport:
         return {
             "cost_ratio": self._balanced.ratio,
             "worst_cost_ratio": self._balanced.worst,
+            "even_steps": self._balanced.even_steps,
             "unbalanced_cost_ratio": self._random.ratio,
             "unbalanced_worst_cost_ratio": self._random.worst,
+            "unbalanced_even_steps": self._random.even_steps,
         }
 
 

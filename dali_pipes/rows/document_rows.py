@@ -89,9 +89,12 @@ class PlanReport:
     steps, so 1.04 is a loss of 4 %."""
     worst_cost_ratio: float | None = None
     """The same of the worst step."""
+    even_steps: float | None = None
+    """Share of the whole steps in which that ratio is at most 1.05, 0 to 1."""
     unbalanced_cost_ratio: float | None = None
-    """`cost_ratio` of the same rows in a random order."""
+    """`cost_ratio` of the same rows in a random order; so the other two."""
     unbalanced_worst_cost_ratio: float | None = None
+    unbalanced_even_steps: float | None = None
 
 
 def split_documents(offsets: Int64Array, split: str, validation_fraction: float) -> Int64Array:

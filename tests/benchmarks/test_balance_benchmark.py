@@ -18,6 +18,19 @@ def run(folder: Path) -> None:
     balance.main(4096, ranks=8, batch_size=2, seq_len=1024, hidden_size=64, num_layers=2, rounds=1, seed=0, out=folder)
 
 
+@pytest.mark.slow
+def test_it_draws_a_chart(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run(tmp_path)
+    assert (tmp_path / "balance.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.fixture
+def without_chart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balance, "_save_chart", lambda *arguments: None)
+
+
+@pytest.mark.usefixtures("without_chart")
 def test_it_compares_all_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -34,6 +47,7 @@ def test_it_compares_all_methods(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert entry["speed"][balance.OURS]["median"] > 0
 
 
+@pytest.mark.usefixtures("without_chart")
 def test_lost_tokens_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = balance.by_differencing
 

@@ -257,8 +257,8 @@ def _speed(lengths: Int64Array, mode: Mode, seq_len: int, balance: CostBalance, 
 def _table(entry: dict[str, Any]) -> Table:
     speed = entry["speed"]
     grid = Table(
-        title=f"{entry['corpus']}, {entry['rows']}: {speed['none']['median']:.1f} million documents planned per CPU second, "
-        f"{speed[OURS]['median']:.1f} ({speed[OURS]['low']:.1f} to {speed[OURS]['high']:.1f}) if balanced"
+        title=f"{entry['corpus']}, {entry['rows']}: {speed['none']['median']:.1f} million documents planned per CPU "
+        f"second, {speed[OURS]['median']:.1f} ({speed[OURS]['low']:.1f} to {speed[OURS]['high']:.1f}) if balanced"
     )
     for heading in ("method", "most / mean", "worst step", "steps up to 1.05", "ms a step"):
         grid.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)

@@ -128,7 +128,7 @@ def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
 
 def parse_path(value: Any, setting: str) -> str:
     """The one path that `keep` names."""
-    paths = parse_paths(value, setting)
+    paths: tuple[str, ...] = parse_paths(value, setting)
     if len(paths) != 1:
         raise ValueError(f"expected one path, found {len(paths):,}")
     return paths[0]

@@ -96,7 +96,8 @@ class StepCosts:
     """
 
     def __init__(self, world_size: int, batch_size: int) -> None:
-        self._shape, self._rest = (batch_size, world_size), np.zeros(0)
+        self._shape = batch_size, world_size
+        self._rest: npt.NDArray[np.float64] = np.zeros(0)
         self._most = self._mean = 0.0
         self._steps = self._even_steps = 0
         self.worst = 1.0

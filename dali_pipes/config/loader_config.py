@@ -181,7 +181,18 @@ class LoaderConfig(BaseModel):
         (), description="Weights that change during the run: a list of tables with `at` and `weights`. See below."
     )
 
-    batch_size: int = Field(gt=0, description="Rows in a batch of one rank (B).")
+    batch_size: int = Field(gt=0, description="Rows in a batch of one rank (B). Left out with `batch_tokens`.")
+    batch_tokens: int | None = Field(
+        None,
+        gt=0,
+        description='With `rows = "pad"`, instead of `batch_size`: most tokens in a batch of one rank, padding included. '
+        "Rows of similar length form batches of different shapes. States and `skip_steps` then count batches.",
+    )
+    batch_shapes: tuple[tuple[int, int], ...] | None = Field(
+        None,
+        description="`[rows, width]` pairs with increasing widths up to `seq_len`: the only shapes of batches with "
+        "`batch_tokens`, for compiled models. None: any shape.",
+    )
     seq_len: Scheduled = Field(
         description="Tokens in a row (T). A row reads T + 1 tokens from the corpus to shift the labels. A list of "
         '[tokens, T], such as `[[0, 2048], ["20B", 8192]]`, changes the length during the run and needs '
@@ -384,6 +395,8 @@ class LoaderConfig(BaseModel):
 
     def __init__(self, **settings: Any) -> None:
         _refuse_unknown(settings)
+        if settings.get("batch_tokens") is not None:  # a place of the order is then a batch
+            settings.setdefault("batch_size", 1)
         try:
             super().__init__(**settings)
         except ValidationError as error:
@@ -410,7 +423,14 @@ class LoaderConfig(BaseModel):
 
     _in_range = field_validator("*", mode="before")(refuse_huge_number)
     _finite_lists = field_validator(
-        "outputs", "length_buckets", "balance_cost", "context_parallel", "seq_len", "global_batch", mode="before"
+        "outputs",
+        "length_buckets",
+        "balance_cost",
+        "batch_shapes",
+        "context_parallel",
+        "seq_len",
+        "global_batch",
+        mode="before",
     )(parse_list)
     _auto_or_number = field_validator("prefetch_queue_depth", "num_threads", "batches_per_run", mode="before")(
         parse_auto
@@ -506,6 +526,7 @@ class LoaderConfig(BaseModel):
             )
         if self.length_buckets is not None:
             self._check_buckets(self.length_buckets)
+        self._check_batch_tokens()
         self._check_balance()
         if not self.label_shift and self.uses_pieces:
             raise ValueError(
@@ -575,6 +596,52 @@ class LoaderConfig(BaseModel):
                 f"length_buckets = {list(widths)}: expected one or more increasing widths from 1 to seq_len = "
                 f"{self.row_len}"
             )
+
+    def _check_batch_tokens(self) -> None:
+        """What goes with `batch_tokens`."""
+        if self.batch_tokens is None:
+            if self.batch_shapes is not None:
+                raise ValueError(
+                    f"batch_shapes = {shown(self._shapes)} applies to batch_tokens only: remove it, or set batch_tokens"
+                )
+            return
+        conflicts = {
+            f"batch_size = {self.batch_size}": self.batch_size != 1,
+            "mixture": self.mixture is not None,
+            f'rows = "{self.rows}"': self.rows != "pad",
+            "length_buckets": self.length_buckets is not None,
+            "balance": self.balance is not None,
+            "global_batch": self.global_batch is not None,
+            "context_parallel": self.context_parallel is not None,
+            "static_buffers": self.static_buffers,
+            'on_change = "nearest"': self.on_change == "nearest",
+            "skip_steps in tokens": any(skipped.unit == "tokens" for skipped in self.skip_steps),
+        }
+        if found := next((setting for setting, is_set in conflicts.items() if is_set), None):
+            advice = 'set rows = "pad"' if found.startswith("rows") else "remove one of them"
+            raise ValueError(f"batch_tokens = {self.batch_tokens:,} does not work with {found}: {advice}")
+        if self.batch_tokens < self.row_len:
+            raise ValueError(
+                f"batch_tokens = {self.batch_tokens:,} is less than a row of seq_len = {self.row_len:,} tokens: use a "
+                "larger batch_tokens, or a smaller seq_len"
+            )
+        widths = [width for _, width in self._shapes]
+        rising = all(low < high for low, high in itertools.pairwise([0, *widths]))
+        fits = all(rows > 0 and rows * width <= self.batch_tokens for rows, width in self._shapes)
+        if self.batch_shapes is not None and not (widths and rising and fits and widths[-1] == self.row_len):
+            raise ValueError(
+                f"batch_shapes = {shown(self._shapes)}: expected [rows, width] pairs of at most batch_tokens = "
+                f"{self.batch_tokens:,} tokens, with increasing widths, the last of them seq_len = {self.row_len:,}"
+            )
+
+    @property
+    def _shapes(self) -> list[list[int]]:
+        return [list(shape) for shape in self.batch_shapes or ()]
+
+    @property
+    def place_tokens(self) -> int:
+        """Most tokens at a place of the order, which is a row, or with `batch_tokens` a batch."""
+        return self.row_len if self.batch_tokens is None else self.batch_tokens
 
     def _check_balance(self) -> None:
         """What goes with `balance`."""
@@ -728,7 +795,7 @@ class LoaderConfig(BaseModel):
     @property
     def varies_width(self) -> bool:
         """Whether batches may have different widths."""
-        return self.length_buckets is not None or self.changes_length
+        return self.length_buckets is not None or self.changes_length or self.batch_tokens is not None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -915,6 +982,8 @@ class LoaderConfig(BaseModel):
                 del settings["documents_end_at_files"]
         if self.bucket_widths is not None:
             settings["length_buckets"] = list(self.bucket_widths)
+        if self.batch_tokens is not None:  # the same
+            settings |= {"batch_tokens": self.batch_tokens, "batch_shapes": self._shapes}
         if self.cost_weights is not None:  # states of releases without this setting leave it out
             settings["balance_cost"] = list(self.cost_weights)
         return settings

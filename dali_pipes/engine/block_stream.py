@@ -139,7 +139,7 @@ class BlockStream:
         if cut is None:
             if self._loans is not None and self._built.gpu is not None:
                 assert stream is not None, "a GPU's blocks are taken for a stream"
-                size = self._built.block_bytes(batches.widths)
+                size = self._built.block_bytes(batches.sizes, batches.widths)
                 arrays, self._loan = self._loans.lend(arrays, size, self._built.gpu, stream)
             named = dict(zip(self._built.source.arrays, arrays, strict=True))
             assert self._built.cut is not None, "a stream is of a loader"

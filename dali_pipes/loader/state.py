@@ -60,7 +60,7 @@ _MAY_BE_MISSING = (
 )  # entries of one kind of rows, and those older states lack
 _OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS)
 """Settings that each source of a mixture has for itself, of those that a state records."""
-_LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False, "order": "rows"}
+_LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False, "order": "rows", "batch_shapes": []}
 """Values of settings whose entries are missing from a state."""
 
 
@@ -86,8 +86,8 @@ class States:
         mixture: MixedRows | None = None,
     ) -> None:
         self._corpora, self._schedule, self._mixture, self._on_change = corpora, schedule, mixture, config.on_change
-        self._changes_length = config.changes_length
-        self._skip_steps, self._seq_len = config.skip_steps, config.row_len
+        self._changes_length = config.changes_length or config.batch_tokens is not None
+        self._skip_steps, self._seq_len = config.skip_steps, config.place_tokens
         self._order = schedule.interleave.order_name
         if mixture is None:
             corpus = corpora[""]

@@ -210,7 +210,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             return self._built.mixture.place(epoch, rows) * self.config.row_len
         interleave = self._schedule.interleave
         whole = epoch * interleave.count(0) if interleave.is_uniform else sum(map(interleave.count, range(epoch)))
-        return (whole + rows) * self.config.row_len
+        return (whole + rows) * self.config.place_tokens
 
     def __len__(self) -> int:
         """Batches in the epoch of the next batch, without those of `skip_steps`: exact, and the same on every rank.

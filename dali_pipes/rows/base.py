@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces
 from dali_pipes.rows.packing import LeftOut
 from dali_pipes.rows.window_counts import WindowMark
+
+if TYPE_CHECKING:
+    from dali_pipes.rows.token_batches import TokenBatches
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -126,6 +129,10 @@ class RowSource(Protocol):
     is_uniform: bool
     order_name: str
     most_planned: int | None
+
+    @property
+    def token_batches(self) -> "TokenBatches | None":
+        """None: a place is a row. Else places are batches, whose rows `plan` returns as pieces of one row."""
 
     def count(self, pass_number: int, at_least: int | None = None, /) -> int:
         """Rows known of a pass: all, or at least `at_least` of them if it has that many. May plan documents."""

@@ -41,6 +41,7 @@ from dali_pipes.rows.packing import (
     rows_of_documents,
 )
 from dali_pipes.rows.pass_begins import PassBegin, PassBegins
+from dali_pipes.rows.token_batches import TOKEN_BATCHES_NAME, TokenBatches
 from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
 from dali_pipes.rows.window_lengths import Lengths, WindowLengths
 
@@ -54,6 +55,9 @@ _MOST_KEPT_LENGTHS = 1 << 16
 
 LENGTHS_NAME = "window-lengths-v1"
 """Added to the name of the order where rows grow."""
+
+_MOST_BATCHES_PLANNED = 1 << 12
+"""`DocumentRows.most_planned` where a place is a batch of several documents."""
 
 _FEWEST_WINDOWS_KEPT = 6
 """Plans of windows kept, and more where a step spans more: each is needed to count its rows, and again to find them."""
@@ -71,6 +75,7 @@ class PlanReport:
     """Including empty ones, and every copy that `keep` makes of one."""
     tokens: int
     rows: int
+    """With `batch_tokens`, batches."""
     padding_tokens: int
     fill: float
     """Fraction of the positions that hold tokens, 0 to 1. With length buckets, each row counts the width of its own
@@ -123,6 +128,8 @@ class DocumentRows:
     copies: uint8 (D,), how often a pass reads each document; None: once. A share is then one of the documents that are
             read at all.
     balance: puts rows of about equal cost next to one another; not with buckets or lengths, nor without a shuffle.
+    token_batches: makes each place a batch of several rows, which `plan` then returns as a row of several pieces; with
+            mode "pad", and without buckets, lengths or balance.
     num_documents: those that are kept, every copy counted.
     blocks: makes orders, and a share, of blocks of documents; None: of single documents.
     """
@@ -150,10 +157,14 @@ class DocumentRows:
         blocks: BlockShape | None = None,
         copies: Copies | None = None,
         balance: CostBalance | None = None,
+        token_batches: TokenBatches | None = None,
     ) -> None:
         assert balance is None or (shuffle and buckets is None and not lengths), "one of them decides the order"
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
-        self.balance = balance
+        assert token_batches is None or (mode == "pad" and balance is None and buckets is None and not lengths), mode
+        self.balance, self.token_batches = balance, token_batches
+        if token_batches is not None:
+            self.most_planned = _MOST_BATCHES_PLANNED
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
         self.num_tokens = self.span
@@ -174,6 +185,8 @@ class DocumentRows:
             self.order_name += f", {LENGTHS_NAME}"
         if self.balance is not None:
             self.order_name += f", {BALANCE_NAME}"
+        if token_batches is not None:
+            self.order_name += f", {TOKEN_BATCHES_NAME}"
         self.num_windows = -(-self.num_documents // window_documents)
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
         self._counts = WindowCounts()
@@ -630,6 +643,8 @@ class DocumentRows:
         """With buckets, the rows in the order of the epoch; else `_rows_at` puts them in that."""
         if self.balance is not None:
             return self.balance.by_cost(packing, partial(self._key, "balance", epoch, window))
+        if self.token_batches is not None:
+            return self.token_batches.cut(packing, self._key("batches", epoch, window) if self._shuffle else None)
         if self.buckets is None or not self._shuffle:
             return packing
         order = self.buckets.order(packing.piece_lengths, partial(self._key, "bucket", epoch, window))
@@ -643,6 +658,8 @@ class DocumentRows:
         """Positions in the rows of a window, each as wide as it has to be."""
         if self.lengths is not None:
             return packing.num_rows * self.lengths.of(epoch, window)
+        if self.token_batches is not None:
+            return self.token_batches.padded_tokens(packing)
         if self.buckets is None:
             return packing.num_rows * self.seq_len
         return int(self.buckets.widths(packing.piece_lengths).sum())

@@ -18,6 +18,7 @@ from dali_pipes.rows.cost_balance import CostBalance
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.length_buckets import LengthBuckets
+from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
 
 Int64Array = npt.NDArray[np.int64]
@@ -100,6 +101,9 @@ def _document_rows(
         share=None if source is None else source.share,
         blocks=_blocks(config),
         balance=None if config.cost_weights is None else CostBalance(*config.cost_weights),
+        token_batches=None
+        if config.batch_tokens is None
+        else TokenBatches(config.batch_tokens, config.row_len, config.batch_shapes or ()),
         copies=None if corpus.keep is None else _copies(config, corpus.keep, offsets, part),
     )
 

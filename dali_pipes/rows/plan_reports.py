@@ -137,7 +137,8 @@ class PlanReports:
         if documents.is_counted(epoch) and documents.count(epoch) != report.rows:
             return False
         in_rows = report.tokens - report.dropped_tokens
-        most_padding = report.rows * documents.seq_len - in_rows
+        batches = documents.token_batches
+        most_padding = report.rows * (documents.seq_len if batches is None else batches.tokens) - in_rows
         return (
             report.epoch == epoch
             and report.documents == documents.num_documents
@@ -146,5 +147,5 @@ class PlanReports:
             and (report.tokens == documents.num_tokens or not documents.keeps_all)
             and report.rows <= in_rows <= report.tokens
             and 0 <= report.padding_tokens <= most_padding
-            and (report.padding_tokens == most_padding or documents.buckets is not None)
+            and (report.padding_tokens == most_padding or not (documents.buckets is None and batches is None))
         )

@@ -144,10 +144,20 @@ def _copy(tensor: Any, device: Any) -> Any:
         return jax.device_put(jax.dlpack.from_dlpack(tensor), device, may_alias=False)
 
 
+def refuse_token_batches(config: LoaderConfig) -> None:
+    """Raise `ConfigError` for batches whose shapes may differ between the data shards of a step."""
+    if config.batch_tokens is not None:
+        raise ConfigError(
+            f"batch_tokens = {config.batch_tokens:,}: batches of a step may have different shapes, but a JAX array has "
+            "equal parts; set batch_size instead, with length_buckets to save padding"
+        )
+
+
 def opened(config: LoaderConfig, feeds: Sequence[Feed], devices: Sequence[str]) -> "list[TokenLoader]":
     """A loader for each feed; if one cannot be opened, none stays open."""
     from dali_pipes.loader.token_loader import TokenLoader
 
+    refuse_token_batches(config)
     loaders: list[TokenLoader] = []
     try:
         for number, (feed, device) in enumerate(zip(feeds, devices, strict=True)):
@@ -205,6 +215,7 @@ def _host(shards: DataShards, config: LoaderConfig) -> HostPlacement:
 def _refuse_other_loaders(shards: DataShards, placement: Placement, loader: "TokenLoader", *, on_gpu: bool) -> None:
     """Raise `ConfigError` for a loader that does not deliver the rows of this process, or not as JAX needs them."""
     config, feed = loader.config, placement.feeds[0]
+    refuse_token_batches(config)
     if config.index_dtype != "int32":
         raise ConfigError(
             f'the loader has index_dtype = "{config.index_dtype}", but JAX arrays are int32; build it with '

@@ -186,7 +186,7 @@ class LoaderConfig(BaseModel):
         None,
         gt=0,
         description='With `rows = "pad"`, instead of `batch_size`: most tokens in a batch of one rank, padding '
-        "included. Rows of similar length form batches of different shapes. States and `skip_steps` then count batches.",
+        "included. Rows of similar length form batches of different shapes. States and `skip_steps` count batches.",
     )
     batch_shapes: tuple[tuple[int, int], ...] | None = Field(
         None,

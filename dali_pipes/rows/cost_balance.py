@@ -57,6 +57,8 @@ class CostBalance:
 
     def by_cost(self, packing: Packing, key: Callable[..., int]) -> Packing:
         """The rows of a window by rising cost, those of a stratum shuffled."""
+        if not packing.num_rows:
+            return packing
         rows = permute(np.arange(packing.num_rows), packing.num_rows, key("rows"))
         fraction, exponent = np.frexp(self.costs(packing).astype(np.float64))
         strata = exponent * _STRATA + (fraction * (2 * _STRATA)).astype(np.int64) - _STRATA

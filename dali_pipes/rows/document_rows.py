@@ -504,7 +504,7 @@ class DocumentRows:
             packing = self._kept_plan(self._numbered(epoch), window) or self._make_plan(epoch, window)
             with self._lock:
                 self._counts.note(self._numbered(epoch), window, packing.num_rows)
-            if steps is not None:
+            if steps is not None and packing.num_rows:
                 random = permute(np.arange(packing.num_rows), packing.num_rows, self._key("window", epoch, window))
                 steps.add(
                     packing,

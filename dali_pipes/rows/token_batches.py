@@ -57,7 +57,7 @@ class TokenBatches:
     def cut(self, rows: Packing, key: int | None) -> Packing:
         """The rows of a window, one piece each, as batches of several. key: of the shuffle; None: in their order."""
         lengths, count = rows.piece_lengths, rows.num_rows
-        if key is None:
+        if key is None or not count:
             order, ends = np.arange(count), list(self._ends_in_order(lengths.tolist()))
         else:
             order = permute(np.arange(count), count, key)

@@ -140,6 +140,15 @@ def test_step_costs_equal_the_oracle(parts: list[list[int]], world_size: int, ba
 
 
 @pytest.mark.parametrize("mode", ["pack", "pad"])
+def test_windows_without_rows_are_passed_over(mode: str) -> None:
+    lengths = [3, 9, 0, 5, 12, 1]
+    options: dict[str, Any] = {"mode": mode, "long_documents": "drop", "window_documents": 1}
+    rows = document_rows(lengths, **options, balance=CostBalance(1, 1))
+    assert sorted(tokens_of(rows, 0)) == sorted(tokens_of(document_rows(lengths, **options), 0))
+    assert len(tokens_of(rows, 0)) == rows.report(0, None, (1, 1)).rows == 3
+
+
+@pytest.mark.parametrize("mode", ["pack", "pad"])
 @pytest.mark.parametrize("seq_len", [2048, 8192])
 def test_steps_of_a_long_tailed_corpus_are_even(mode: Any, seq_len: int) -> None:
     """Whatever the number of ranks: all steps together within 5 %, and nearly every one by itself."""

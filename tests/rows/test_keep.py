@@ -169,7 +169,10 @@ def test_files_of_any_type_say_the_same(corpus: str, tmp_path: Path) -> None:
         (lambda path: np.save(path, np.zeros(40, int)), ConfigError, ["train", "40 documents"]),
         (lambda path: None, CorpusReadError, []),
     ],
-    ids=str,
+    ids=[
+        *("length", "negative", "many", "huge", "floats", "objects", "blank line", "fraction", "negative line"),
+        *("empty", "none kept", "missing"),
+    ],
 )
 def test_bad_files_are_refused(corpus: str, tmp_path: Path, write: Any, error: Any, parts: list[str]) -> None:
     path = tmp_path / "bad.npy"

@@ -87,7 +87,7 @@ def read_keep(path: str | os.PathLike[str]) -> Keep:
         copies = _of_array(file) if is_array else _of_text(file)
         path = file.path
     copies.flags.writeable = False
-    return Keep(path, copies, hashlib.sha256(copies).digest())
+    return Keep(path, copies, hashlib.sha256(copies.data).digest())
 
 
 def _of_array(file: ByteFile) -> Copies:

@@ -63,8 +63,7 @@ class BlockStream:
         held, queue = self._built.source.placement.memory(), self._queue
         if self._loans is None or queue is None:
             return held
-        block_bytes = self._built.block_bytes([self._config.row_len] * self._built.source.batches_per_run)
-        return replace(held, dali_bytes=queue.in_flight * block_bytes + self._loans.bytes_held)
+        return replace(held, dali_bytes=queue.in_flight * self._built.whole_block_bytes + self._loans.bytes_held)
 
     def seek(self, position: Position) -> None:
         """Make `position` the start of the next block. Free when the stream stands there already."""

@@ -153,6 +153,11 @@ class BuiltSource:
             for rows, width in zip(sizes, widths, strict=True)
         )
 
+    @property
+    def whole_block_bytes(self) -> int:
+        """Bytes of a delivered block in which every position is used."""
+        return self.block_bytes([block_rows(self._config, self.batches_per_run)], [self._config.row_len])
+
     def axes(self, name: str) -> int:
         """Axes of an array of a block, as DALI sees it."""
         if self._config.varies_width and not OUTPUTS[name].from_plan:
@@ -183,9 +188,8 @@ class BuiltSource:
 
     def _read_ahead(self, cpus: set[int]) -> Autotune:
         config = self._config
-        max_rows = block_rows(config, self.batches_per_run)
-        delivered_bytes = self.block_bytes([max_rows], [config.row_len])
-        staged_bytes = max_rows * self.rows.rows.row_tokens * self.rows.token_bytes
+        delivered_bytes = self.whole_block_bytes
+        staged_bytes = block_rows(config, self.batches_per_run) * self.rows.rows.row_tokens * self.rows.token_bytes
         return choose_read_ahead(
             config,
             cpus=cpus_of_a_rank(cpus, environment_number("LOCAL_WORLD_SIZE") or 1, self.numa_node),

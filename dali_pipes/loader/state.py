@@ -60,7 +60,12 @@ _MAY_BE_MISSING = (
 )  # entries of one kind of rows, and those older states lack
 _OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS)
 """Settings that each source of a mixture has for itself, of those that a state records."""
-_LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False, "order": "rows", "batch_shapes": []}
+_LEFT_OUT: dict[str, Any] = {
+    "length_buckets": None,
+    "documents_end_at_files": False,
+    "order": "rows",
+    "batch_shapes": [],
+}
 """Values of settings whose entries are missing from a state."""
 
 

@@ -17,6 +17,7 @@ depends on lengths, a, b, keys and the place of the window alone, never on batch
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +100,7 @@ class StepCosts:
 
     def __init__(self, world_size: int, batch_size: int) -> None:
         self._shape = batch_size, world_size
-        self._rest: npt.NDArray[np.float64] = np.zeros(0)
+        self._rest: npt.NDArray[Any] = np.zeros(0)
         self._most = self._mean = 0.0
         self._steps = self._even_steps = 0
         self.worst = 1.0
@@ -141,7 +142,7 @@ class BalanceReport:
         self._balanced.add(costs[balanced])
         self._random.add(costs[random])
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
         """Fields of a `PlanReport`."""
         return {
             "cost_ratio": self._balanced.ratio,

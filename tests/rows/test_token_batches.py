@@ -182,6 +182,25 @@ def test_every_batch_equals_the_oracle(tmp_path_factory: pytest.TempPathFactory,
             loader.close()
 
 
+@pytest.mark.parametrize("place", ["dali", "host", "device", "pinned"])
+@pytest.mark.parametrize("shapes", [None, [[8, 5], [2, 16]]], ids=["any", "fixed"])
+def test_all_engines_and_placements_deliver_the_same(corpus: str, place: str, shapes: Any) -> None:
+    """And the memory that they report is at least what the allocator gave."""
+    settings = common(corpus, batch_shapes=shapes, batches_per_run=5, prefetch_queue_depth=1)
+    with TokenLoader(**settings) as loader:
+        expected = [shown(batch) for batch in loader]
+    how = {"engine": "dali"} if place == "dali" else DEVICES[place]
+    with on("cpu" if place == "dali" else place) as gpu:
+        before = 0 if gpu is None else gpu.allocated
+        with TokenLoader(**settings | how) as loader:
+            found = []
+            for batch in loader:
+                memory = loader.stats().memory
+                assert gpu is None or memory.device_bytes + memory.dali_bytes >= gpu.allocated - before
+                found.append(shown(batch))
+    assert found == expected
+
+
 def test_a_batch_written_out(tmp_path: Path) -> None:
     write_documents(tmp_path / "corpus", [[1, 2, END], [3, END], [4, 5, 6, 7, END], [8, END]])
     settings = common(tmp_path / "corpus", shuffle=False, seq_len=8, batch_tokens=10, outputs=("input_ids", "labels"))

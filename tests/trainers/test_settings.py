@@ -144,6 +144,15 @@ class TestHuggingFace:
         with pytest.raises(ConfigError, match='index_dtype = "int32"'):
             Run(tmp_path, corpus.pattern).start(source)
 
+    def test_batches_of_differing_numbers_of_rows_are_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        source = changed(
+            recipe("huggingface"),
+            "TokenLoader(**settings),",
+            'TokenLoader(**{**settings, "batch_size": 1}, rows="pad", eos_id=61, batch_tokens=4096),',
+        )
+        with pytest.raises(ConfigError, match=r"batch_tokens = 4,096.*batch_size"):
+            Run(tmp_path, corpus.pattern).start(source)
+
     def test_other_data_sets_are_left_to_trainer(self, tmp_path: Path) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 

@@ -144,20 +144,10 @@ def _copy(tensor: Any, device: Any) -> Any:
         return jax.device_put(jax.dlpack.from_dlpack(tensor), device, may_alias=False)
 
 
-def refuse_token_batches(config: LoaderConfig) -> None:
-    """Raise `ConfigError` for batches whose shapes may differ between the data shards of a step."""
-    if config.batch_tokens is not None:
-        raise ConfigError(
-            f"batch_tokens = {config.batch_tokens:,}: batches of a step may have different shapes, but a JAX array has "
-            "equal parts; set batch_size instead, with length_buckets to save padding"
-        )
-
-
 def opened(config: LoaderConfig, feeds: Sequence[Feed], devices: Sequence[str]) -> "list[TokenLoader]":
     """A loader for each feed; if one cannot be opened, none stays open."""
     from dali_pipes.loader.token_loader import TokenLoader
 
-    refuse_token_batches(config)
     loaders: list[TokenLoader] = []
     try:
         for number, (feed, device) in enumerate(zip(feeds, devices, strict=True)):
@@ -181,11 +171,12 @@ def placement_for(shards: DataShards, config: LoaderConfig, loader: "TokenLoader
     """The placement for a configuration, or for a loader that was built from it. Raises `ConfigError`."""
     import torch
 
-    for name in ("context_parallel", "static_buffers"):
+    for name in ("context_parallel", "static_buffers", "batch_tokens"):
         if getattr(config, name):
             reason = {
                 "context_parallel": "rows are delivered whole; shard their positions with jax.device_put or jax.jit",
                 "static_buffers": "JAX arrays must not change when the next batch arrives",
+                "batch_tokens": "its batches may differ between the shards of a step; set batch_size",
             }[name]
             raise ConfigError(f"{name} = {getattr(config, name)} is not supported by jax_batches, remove it: {reason}")
     on_gpu = all(device.platform == "gpu" for device in shards.of_device)
@@ -215,7 +206,6 @@ def _host(shards: DataShards, config: LoaderConfig) -> HostPlacement:
 def _refuse_other_loaders(shards: DataShards, placement: Placement, loader: "TokenLoader", *, on_gpu: bool) -> None:
     """Raise `ConfigError` for a loader that does not deliver the rows of this process, or not as JAX needs them."""
     config, feed = loader.config, placement.feeds[0]
-    refuse_token_batches(config)
     if config.index_dtype != "int32":
         raise ConfigError(
             f'the loader has index_dtype = "{config.index_dtype}", but JAX arrays are int32; build it with '

@@ -237,7 +237,7 @@ def test_the_rows_are_those_without_it(corpus: str) -> None:
 
 
 def test_reports_are_kept_for_each_shape_of_a_step(corpus: str) -> None:
-    reports = {}
+    reports: dict[int, Any] = {}
     for world_size in (1, 2, 4, 2):
         with TokenLoader(**settings_of(corpus, rank=0, world_size=world_size)) as loader:
             report = loader.plan_report()
@@ -262,7 +262,7 @@ def test_a_state_says_what_a_row_costs(corpus: str) -> None:
 
 def test_validation_is_in_corpus_order(corpus: str) -> None:
     """With the settings of training, as a validation loader has them."""
-    found = []
+    found: list[Any] = []
     for changes in ({}, {"balance": None, "balance_cost": None}):
         settings = settings_of(corpus, split="validation", validation_fraction=0.4, **changes)
         with TokenLoader(**settings) as loader:

@@ -10,17 +10,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.documents import Pieces
 from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.window_counts import WindowMark
-
-if TYPE_CHECKING:
-    from dali_pipes.rows.token_batches import TokenBatches
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -131,7 +129,7 @@ class RowSource(Protocol):
     most_planned: int | None
 
     @property
-    def token_batches(self) -> "TokenBatches | None":
+    def token_batches(self) -> TokenBatches | None:
         """None: a place is a row. Else places are batches, whose rows `plan` returns as pieces of one row."""
 
     def count(self, pass_number: int, at_least: int | None = None, /) -> int:

@@ -11,32 +11,17 @@ would make it too large. The cut depends on lengths, N, shapes and keys alone, n
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.documents import Pieces
 from dali_pipes.operators import permute
-from dali_pipes.rows.base import PADDING, Rows
 from dali_pipes.rows.packing import Packing, narrow
 
 Int64Array = npt.NDArray[np.int64]
 
 TOKEN_BATCHES_NAME = "token-batches-v1"
 """Added to the name of the order. A change of the cut needs another name."""
-
-
-class BatchRows(NamedTuple):
-    """The R rows of K batches, batch after batch."""
-
-    row_ids: Int64Array
-    """(R,): place of the row's batch; `PADDING` for a row without tokens."""
-    rows: Rows
-    sizes: Int64Array
-    """(K,): rows of each batch."""
-    widths: Int64Array
-    """(K,): positions of each of its rows."""
 
 
 @dataclass(frozen=True)
@@ -107,21 +92,3 @@ class TokenBatches:
         longest = np.maximum.reduceat(batches.piece_lengths, batches.row_offsets[:-1]) if len(counts) else counts
         sizes, widths = self.shapes_of(counts, longest.astype(np.int64))
         return int((sizes * widths).sum())
-
-    def rows_of(self, places: Int64Array, planned: Rows) -> BatchRows:
-        """The rows of batches at places (K,), which were planned as rows of several pieces; `PADDING` has none."""
-        pieces = planned.pieces
-        assert pieces is not None, "batches are made of documents"
-        counts = np.diff(pieces.row_offsets)
-        longest = np.zeros(len(counts), np.int64)
-        if counts.any():
-            longest[counts > 0] = np.maximum.reduceat(pieces.lengths, pieces.row_offsets[:-1][counts > 0])
-        sizes, widths = self.shapes_of(counts, longest)
-        batch = np.repeat(np.arange(len(sizes)), sizes)
-        within = np.arange(len(batch)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        has_tokens = within < counts[batch]
-        starts = np.full(len(batch), -1)
-        starts[has_tokens] = pieces.starts
-        offsets = np.concatenate(([0], np.cumsum(has_tokens)))
-        row_ids = np.where(has_tokens, places[batch], PADDING)
-        return BatchRows(row_ids, Rows(starts, Pieces(offsets, *pieces[1:])), sizes, widths)

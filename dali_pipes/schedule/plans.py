@@ -11,6 +11,7 @@ import numpy.typing as npt
 from dali_pipes.documents import Pieces, some_rows
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import PADDING, ReadableRows, Rows
+from dali_pipes.rows.batch_rows import rows_of_batches
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule.schedule import Schedule, StepRange
 from dali_pipes.uris import FilePath
@@ -140,7 +141,7 @@ def plan_steps(schedule: Schedule, steps: StepRange) -> Plan:
     row_ids, interleave = schedule.rows(steps), schedule.interleave
     rows = interleave.plan(steps.epoch, row_ids)
     if interleave.token_batches is not None:
-        batches = interleave.token_batches.rows_of(row_ids, rows)
+        batches = rows_of_batches(interleave.token_batches, row_ids, rows)
         return Plan(steps, batches.row_ids, batches.rows, np.repeat(batches.widths, batches.sizes), batches.sizes)
     if not len(row_ids):
         return Plan(steps, row_ids, rows)

@@ -207,7 +207,7 @@ def shown(batch: Any) -> list[Any]:
     return [row for row in zip(*(tensor.tolist() for tensor in batch.values()), strict=True) if row[2] >= 0]
 
 
-@pytest.mark.parametrize("rows", ["pack", "pad"])
+@pytest.mark.parametrize("rows", ["pack", pytest.param("pad", marks=pytest.mark.slow)])
 def test_a_resume_at_every_step_on_other_ranks(corpus: str, rows: str) -> None:
     with TokenLoader(**settings_of(corpus, rows=rows, rank=0, world_size=1)) as loader:
         expected = [shown(batch) for batch in take(loader_stream(loader), len(loader) + 2)]

@@ -236,7 +236,8 @@ class TestLightning:
                 seen.append((self.current_epoch, int(batch["row_ids"][0])))
                 logits, labels = self.layers(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
                 loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-                return loss / (labels != -100).sum().clamp(min=1)
+                mean: torch.Tensor = loss / (labels != -100).sum().clamp(min=1)
+                return mean
 
             def configure_optimizers(self) -> torch.optim.Optimizer:
                 return torch.optim.SGD(self.parameters())

@@ -2,11 +2,11 @@
 
     {"version": 1, "order": "philox24-v1", "config": {...}, "corpus": {...}, "epoch": 3, "rows": 40960, "step_rows": 64}
 
-`rows` counts the rows of the epoch that all ranks together have consumed, so a run may resume with another number of
-ranks or another batch size. `step_rows` is the number of rows in a step: where it differs from that of the resuming
-run, ranges of `skip_steps` that are given in steps are ambiguous.
-A state is under 1 KB for any number of files, apart from digests of loss masks (a few hundred bytes at most) and
-`length_buckets`, which are written out. Rows made from documents add two entries:
+`rows` counts the rows of the epoch that all ranks together have consumed (batches, with `batch_tokens`), so a run may
+resume with another number of ranks or another batch size. `step_rows` is the number of rows in a step: where it differs
+from that of the resuming run, ranges of `skip_steps` that are given in steps are ambiguous.
+A state is under 1 KB for any number of files, apart from digests of loss masks (a few hundred bytes at most),
+`length_buckets` and `batch_shapes`, which are written out. Rows made from documents add two entries:
 
     "window": [11, 40712], "check": "5d0c9a42"
 

@@ -62,7 +62,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     Batches are dicts of contiguous tensors (B, T) on `loader.device`: int64, or int32 with `index_dtype = "int32"`,
     where PyTorch's `cross_entropy` needs `labels.long()`. `row_ids` is int64 (B,). With `length_buckets` T
-    is the width of the batch, the same on all ranks at the same step. Batches are views of a block of several batches,
+    is the width of the batch, the same on all ranks at the same step; with `batch_tokens` both B and T are those of the
+    batch, and may differ between ranks. Batches are views of a block of several batches,
     which stays in memory, unchanged, while any of them is held; `clone()` a batch that you keep for long.
 
     Leaving a `for` early ends that epoch for this object: the next `for` is the next epoch. `state_dict()` still points

@@ -37,6 +37,7 @@ def open_corpus(
     read_requests: int = DEFAULT_REQUESTS,
     reads: Reads = "calls",
     vocab_size: int | None = None,
+    keep: str | os.PathLike[str] | None = None,
 ) -> Corpus:
     """Open token files, or text files with a `tokenizer`, as one stream of ids, read-only.
 
@@ -71,6 +72,7 @@ def open_corpus(
             read_requests=read_requests,
             reads=reads,
             vocab_size=vocab_size,
+            keep=keep,
         )
         if tokenizer is not None and corpus.is_synthetic:
             raise ConfigError(
@@ -98,7 +100,7 @@ def open_corpus(
     made_by = f"dali_pipes {__version__}"
     notes: list[str] = []
     folder, end = cached_tokens(find_text_files(paths, notes), tokenizer, eos_id, text_key or "text", made_by)
-    return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries, reads=reads, notes=notes)
+    return token_files.open_corpus(folder, eos_id=end, read_retries=read_retries, reads=reads, notes=notes, keep=keep)
 
 
 def _are_text(

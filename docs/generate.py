@@ -23,10 +23,10 @@ HERE = Path(__file__).parent
 SETTINGS = {
     "corpus": "corpus format dtype token_column vocab_size loss_masks tokenizer text_key split validation_fraction",
     "mixture": "mixture total_tokens total_rows total_steps temperature on_exhausted proxy stages",
-    "documents": "eos_id document_start_id documents_end_at_files",
+    "documents": "eos_id document_start_id documents_end_at_files keep",
     "rows": (
-        "batch_size seq_len order_len global_batch stride random_offset rows long_documents length_buckets "
-        "window_documents"
+        "batch_size batch_tokens batch_shapes seq_len order_len global_batch stride random_offset rows long_documents "
+        "length_buckets window_documents balance balance_cost hidden_size num_layers"
     ),
     "order": "shuffle order shuffle_window seed drop_last repeat skip_steps on_change",
     "outputs": "outputs index_dtype mask_dtype label_shift mask_boundaries pad_id mtp objective",

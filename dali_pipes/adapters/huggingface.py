@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from dali_pipes.adapters.attention import varlen_args
-from dali_pipes.adapters.trainer_settings import refuse_hook, refuse_loss, refuse_old_liger, refuse_settings
+from dali_pipes.adapters.trainer_settings import (
+    refuse_hook,
+    refuse_loss,
+    refuse_old_liger,
+    refuse_settings,
+    refuse_token_batches,
+)
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.announcements import speaks_for_all
@@ -218,6 +224,7 @@ def loader_trainer(trainer: "type[AnyTrainer]") -> "type[AnyTrainer]":
         return whole(Batches(loader))
 
     def refuse_labels(own: Any, loader: TokenLoader) -> None:
+        refuse_token_batches(loader.config)
         refuse_loss(own, loader.config, own.model, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
     class LoaderTrainer(trainer):  # type: ignore[misc, valid-type]

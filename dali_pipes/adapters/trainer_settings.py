@@ -81,6 +81,15 @@ def _refuse_shared_rows(trainer: Any, config: LoaderConfig) -> None:
         )
 
 
+def refuse_token_batches(config: LoaderConfig) -> None:
+    """Raise `ConfigError` for batches of differing numbers of rows, which `Trainer` takes to be equal."""
+    if config.batch_tokens is not None:
+        raise ConfigError(
+            f"batch_tokens = {config.batch_tokens:,}: Trainer counts samples and epochs by one number of rows in every "
+            "batch; set batch_size instead, with length_buckets to save padding, or use your own training loop"
+        )
+
+
 def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: Any) -> None:
     """Raise `ConfigError` if `Trainer` or the model would shift labels twice, or not at all.
 

@@ -64,6 +64,7 @@ from dali_pipes.config.validators import (
     parse_dtype,
     parse_folder,
     parse_list,
+    parse_path,
     parse_paths,
     refuse_as_corpus,
     refuse_huge_number,
@@ -139,6 +140,11 @@ class LoaderConfig(BaseModel):
         description="Files, folders or globs of loss masks, one for each data file. None: `FILE.loss` next to the data "
         "file, if it exists. []: no loss masks.",
     )
+    keep: PathText | None = Field(
+        None,
+        description='File with a number for each document, which says how often `rows = "pack"` or `"pad"` read it: 0 '
+        "drops it. A `.npy` array, or text with an integer in each line. None: each document once.",
+    )
     vocab_size: int | None = Field(
         None, gt=0, description="Size of the vocabulary. A token id at or above it raises an error when it is read."
     )
@@ -179,7 +185,18 @@ class LoaderConfig(BaseModel):
         (), description="Weights that change during the run: a list of tables with `at` and `weights`. See below."
     )
 
-    batch_size: int = Field(gt=0, description="Rows in a batch of one rank (B).")
+    batch_size: int = Field(gt=0, description="Rows in a batch of one rank (B). Left out with `batch_tokens`.")
+    batch_tokens: int | None = Field(
+        None,
+        gt=0,
+        description='With `rows = "pad"`, instead of `batch_size`: most tokens in a batch of one rank, padding '
+        "included. Rows of similar length form batches of different shapes. States and `skip_steps` count batches.",
+    )
+    batch_shapes: tuple[tuple[int, int], ...] | None = Field(
+        None,
+        description="`[rows, width]` pairs with increasing widths up to `seq_len`: the only shapes of batches with "
+        "`batch_tokens`, for compiled models. None: any shape.",
+    )
     seq_len: Scheduled = Field(
         description="Tokens in a row (T). A row reads T + 1 tokens from the corpus to shift the labels. A list of "
         '[tokens, T], such as `[[0, 2048], ["20B", 8192]]`, changes the length during the run and needs '
@@ -219,6 +236,21 @@ class LoaderConfig(BaseModel):
         description='Increasing row widths for `rows = "pad"`: each batch has the smallest width that fits its rows. '
         "None: always `seq_len`.",
     )
+    balance: Literal["cost"] | None = Field(
+        None,
+        description='Balance the work of ranks with `rows = "pack"` or `"pad"`. `cost`: rows of about equal cost '
+        "follow one another, so that a step costs about the same on every rank. A document of L tokens costs "
+        "a L + b L^2.",
+    )
+    balance_cost: tuple[int, int] | None = Field(
+        None,
+        description='`[a, b]` of `balance = "cost"`, integers: cost of a token, and of a pair of tokens of a document. '
+        "None: from `hidden_size`, `num_layers` and `vocab_size`.",
+    )
+    hidden_size: int | None = Field(
+        None, gt=0, lt=2**31, description="Width of the model, with `num_layers` instead of `balance_cost`."
+    )
+    num_layers: int | None = Field(None, gt=0, lt=2**31, description="Layers of the model.")
     window_documents: int = Field(
         65536, gt=0, description="Number of documents in a packing window. Documents are packed within their window."
     )
@@ -389,6 +421,8 @@ class LoaderConfig(BaseModel):
 
     def __init__(self, **settings: Any) -> None:
         _refuse_unknown(settings)
+        if settings.get("batch_tokens") is not None:  # a place of the order is then a batch
+            settings.setdefault("batch_size", 1)
         try:
             super().__init__(**settings)
         except ValidationError as error:
@@ -408,9 +442,21 @@ class LoaderConfig(BaseModel):
     def _paths_as_tuple(cls, value: Any, info: ValidationInfo) -> Any:
         return None if value is None else parse_paths(value, str(info.field_name))
 
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _keep_as_path(cls, value: Any) -> Any:
+        return None if value is None else parse_path(value, "keep")
+
     _in_range = field_validator("*", mode="before")(refuse_huge_number)
     _finite_lists = field_validator(
-        "outputs", "length_buckets", "context_parallel", "seq_len", "global_batch", mode="before"
+        "outputs",
+        "length_buckets",
+        "balance_cost",
+        "batch_shapes",
+        "context_parallel",
+        "seq_len",
+        "global_batch",
+        mode="before",
     )(parse_list)
     _auto_or_number = field_validator("prefetch_queue_depth", "num_threads", "batches_per_run", mode="before")(
         parse_auto
@@ -490,6 +536,11 @@ class LoaderConfig(BaseModel):
             for name in ("stride", "random_offset"):
                 if value := getattr(self, name):
                     raise ValueError(f'{name} = {value} applies to rows = "stream" only; remove it with rows = {modes}')
+        if self.keep is not None and self.mixture is None and self.rows == "stream":
+            raise ValueError(
+                f'keep = {shown(str(self.keep))} drops and repeats whole documents, but rows = "stream" cuts rows from '
+                'the stream of tokens, across documents: set rows = "pack" or "pad"'
+            )
         if self.order == "rows" and self.shuffle_window != type(self).model_fields["shuffle_window"].default:
             raise ValueError(
                 f'shuffle_window = {self.shuffle_window:,} applies to order = "blocks" only: remove it, or set order = '
@@ -506,6 +557,8 @@ class LoaderConfig(BaseModel):
             )
         if self.length_buckets is not None:
             self._check_buckets(self.length_buckets)
+        self._check_batch_tokens()
+        self._check_balance()
         if not self.label_shift and self.uses_pieces:
             raise ValueError(
                 "label_shift = False copies the inputs, but documents, masks and mtp need shifted labels: set "
@@ -661,6 +714,15 @@ class LoaderConfig(BaseModel):
             )
         if self.length_buckets is not None:
             raise ValueError("length_buckets does not work with mixture, whose batches all have one width: remove it")
+        if self.balance is not None:
+            raise ValueError(
+                "balance does not work with mixture, which draws the rows of a step from several sources: remove it"
+            )
+        if self.keep is not None:
+            raise ValueError(
+                f"keep = {shown(str(self.keep))} does not say which source it belongs to: set keep in the sources of "
+                "mixture"
+            )
         if self.loss_masks:
             raise ValueError(
                 f"loss_masks = {shown(list(self.loss_masks))} does not say which source it belongs to: set loss_masks "
@@ -675,6 +737,85 @@ class LoaderConfig(BaseModel):
             raise ValueError(
                 f"length_buckets = {list(widths)}: expected one or more increasing widths from 1 to seq_len = "
                 f"{self.row_len}"
+            )
+
+    def _check_batch_tokens(self) -> None:
+        """What goes with `batch_tokens`."""
+        if self.batch_tokens is None:
+            if self.batch_shapes is not None:
+                raise ValueError(
+                    f"batch_shapes = {shown(self._shapes)} applies to batch_tokens only: remove it, or set batch_tokens"
+                )
+            return
+        conflicts = {
+            f"batch_size = {self.batch_size}": self.batch_size != 1,
+            "mixture": self.mixture is not None,
+            f'rows = "{self.rows}"': self.rows != "pad",
+            "length_buckets": self.length_buckets is not None,
+            "balance": self.balance is not None,
+            "global_batch": self.global_batch is not None,
+            "context_parallel": self.context_parallel is not None,
+            "static_buffers": self.static_buffers,
+            'on_change = "nearest"': self.on_change == "nearest",
+            "skip_steps in tokens": any(skipped.unit == "tokens" for skipped in self.skip_steps),
+        }
+        if found := next((setting for setting, is_set in conflicts.items() if is_set), None):
+            advice = 'set rows = "pad"' if found.startswith("rows") else "remove one of them"
+            raise ValueError(f"batch_tokens = {self.batch_tokens:,} does not work with {found}: {advice}")
+        if self.batch_tokens < self.row_len:
+            raise ValueError(
+                f"batch_tokens = {self.batch_tokens:,} is less than a row of seq_len = {self.row_len:,} tokens: use a "
+                "larger batch_tokens, or a smaller seq_len"
+            )
+        widths = [width for _, width in self._shapes]
+        rising = all(low < high for low, high in itertools.pairwise([0, *widths]))
+        fits = all(rows > 0 and rows * width <= self.batch_tokens for rows, width in self._shapes)
+        if self.batch_shapes is not None and not (widths and rising and fits and widths[-1] == self.row_len):
+            raise ValueError(
+                f"batch_shapes = {shown(self._shapes)}: expected [rows, width] pairs of at most batch_tokens = "
+                f"{self.batch_tokens:,} tokens, with increasing widths, the last of them seq_len = {self.row_len:,}"
+            )
+
+    @property
+    def _shapes(self) -> list[list[int]]:
+        return [list(shape) for shape in self.batch_shapes or ()]
+
+    @property
+    def place_tokens(self) -> int:
+        """Most tokens at a place of the order, which is a row, or with `batch_tokens` a batch."""
+        return self.row_len if self.batch_tokens is None else self.batch_tokens
+
+    def _check_balance(self) -> None:
+        """What goes with `balance`."""
+        of_cost = {name: getattr(self, name) for name in ("balance_cost", "hidden_size", "num_layers")}
+        given = [f"{name} = {shown(value)}" for name, value in of_cost.items() if value is not None]
+        if self.balance is None:
+            if given:
+                raise ValueError(f'{given[0]} applies to balance = "cost" only: remove it, or set balance = "cost"')
+            return
+        conflicts = {
+            f'rows = "{self.rows}"': self.rows == "stream"
+            and 'whose rows differ little in cost: set rows = "pack" or "pad"',
+            f"length_buckets = {shown(self.length_buckets)}": self.length_buckets is not None
+            and "which decides the order of rows too: remove one of them",
+            "a seq_len list": self.changes_length and "whose windows have rows of several lengths: remove one of them",
+            "shuffle = False": not self.shuffle and "because it decides the order of rows: remove one of them",
+        }
+        for setting, why in conflicts.items():
+            if why:
+                raise ValueError(f'balance = "cost" does not work with {setting}, {why}')
+        if (self.balance_cost is None) != (self.hidden_size is not None and self.num_layers is not None) or (
+            self.balance_cost is not None and len(given) > 1
+        ):
+            raise ValueError(
+                'balance = "cost" needs the cost of a document: set hidden_size and num_layers of the model, or '
+                f"balance_cost = [a, b]; found {' and '.join(given) or 'none of them'}"
+            )
+        a, b = self._cost
+        if min(a, b) < 0 or a + b == 0 or (a + b * self.row_len) * self.row_len >= 2**62:
+            raise ValueError(
+                f"balance_cost = {[a, b]}: expected integers of at least 0, not both 0, such that one document in a "
+                f"row ({self.row_len:,} tokens) costs less than 2^62"
             )
 
     def _check_curriculum(self) -> None:
@@ -768,6 +909,22 @@ class LoaderConfig(BaseModel):
         return self.length_buckets + ((self.row_len,) if self.length_buckets[-1] < self.row_len else ())
 
     @property
+    def cost_weights(self) -> tuple[int, int] | None:
+        """Cost of a token, and of a pair of tokens of a document, which decide the order; None if they do not.
+
+        A training step of a decoder with n layers of width h, feed-forward layers of 4 h and a vocabulary of V takes
+        6 h ((12 n h + V) L + n L^2) operations for a document of L tokens: forward and backward, attention causal.
+        """
+        return None if self.balance is None or self.split == "validation" else self._cost
+
+    @property
+    def _cost(self) -> tuple[int, int]:
+        if self.balance_cost is not None:
+            return self.balance_cost
+        layers = self.num_layers or 0
+        return 12 * layers * (self.hidden_size or 0) + (self.vocab_size or 0), layers
+
+    @property
     def row_len(self) -> int:
         """Tokens of a row of the order: `seq_len`, or with a list the length that shorter rows are cut from."""
         return self.order_len or max(values(steps_of(self.seq_len)))
@@ -780,7 +937,7 @@ class LoaderConfig(BaseModel):
     @property
     def varies_width(self) -> bool:
         """Whether batches may have different widths."""
-        return self.length_buckets is not None or self.changes_length
+        return self.length_buckets is not None or self.changes_length or self.batch_tokens is not None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -995,6 +1152,10 @@ class LoaderConfig(BaseModel):
             settings["length_buckets"] = list(self.bucket_widths)
         if self.objectives and self.mixture is None:
             settings["objective"] = json.dumps([entry.identity() for entry in self.objectives], sort_keys=True)
+        if self.batch_tokens is not None:  # the same
+            settings |= {"batch_tokens": self.batch_tokens, "batch_shapes": self._shapes}
+        if self.cost_weights is not None:  # states of releases without this setting leave it out
+            settings["balance_cost"] = list(self.cost_weights)
         return settings
 
     def to_toml(self) -> str:

@@ -23,7 +23,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
 from dali_pipes.config.objectives import Objectives
-from dali_pipes.config.validators import PathText, as_value_error, parse_dtype, parse_paths, refuse_huge_number, shown
+from dali_pipes.config.validators import (
+    PathText,
+    as_value_error,
+    parse_dtype,
+    parse_path,
+    parse_paths,
+    refuse_huge_number,
+    shown,
+)
 from dali_pipes.errors import ConfigError
 from dali_pipes.uris import is_uri
 
@@ -96,6 +104,7 @@ class SourceSettings(BaseModel):
     tokenizer: str | None = None
     text_key: str | None = None
     loss_masks: tuple[PathText, ...] | None = None
+    keep: PathText | None = None
     rows: Literal["stream", "pack", "pad"] | None = None
     long_documents: Literal["split", "truncate", "drop"] | None = None
     window_documents: int | None = Field(None, gt=0)
@@ -108,6 +117,11 @@ class SourceSettings(BaseModel):
     @classmethod
     def _corpus_as_tuple(cls, value: Any) -> Any:
         return parse_paths(value, "corpus")
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _keep_as_path(cls, value: Any) -> Any:
+        return None if value is None else parse_path(value, "keep")
 
     @field_validator("loss_masks", mode="before")
     @classmethod

@@ -126,6 +126,14 @@ def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
     return entries
 
 
+def parse_path(value: Any, setting: str) -> str:
+    """The one path that `keep` names."""
+    paths: tuple[str, ...] = parse_paths(value, setting)
+    if len(paths) != 1:
+        raise ValueError(f"expected one path, found {len(paths):,}")
+    return paths[0]
+
+
 @as_value_error
 def parse_folder(value: Any) -> Any:
     """The path of a local folder, with `~` replaced; None stays."""

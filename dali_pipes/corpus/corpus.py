@@ -26,6 +26,7 @@ from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.discovery.manifests import StatedTokenizer
 from dali_pipes.corpus.eager_decoding import decode_all, decoded_bytes
 from dali_pipes.corpus.id_types import Reads, StoredType, stored_types
+from dali_pipes.corpus.keep import Keep
 from dali_pipes.corpus.notes import notes_on
 from dali_pipes.corpus.spans import cut_at, read_through
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
@@ -95,6 +96,7 @@ class Corpus:
     file_digests:  8 hex digits per file; for more than 24 files, a run of ceil(files / 24) consecutive ones
     loss_mask:     which ids are learned, None if all are; enters the fingerprint
     mask_digests:  as file_digests, of the files' masks, at most 12; empty without masks
+    keep:          how often each document is read, None: once; enters the fingerprint, not the content_key
     notes:         notes for the user: files that a folder or pattern skipped, columns that are used or ignored
 
     A context manager. Files are opened when they are needed and read with positioned reads, and memory-mapped only
@@ -112,6 +114,7 @@ class Corpus:
         eos_id_from: FilePath | None = None,
         tokenizers: Sequence[StatedTokenizer] = (),
         notes: Sequence[str] = (),
+        keep: Keep | None = None,
     ) -> None:
         # There may be as many extents as documents: 28 bytes for each, and no copies in the files.
         counts = [len(file.extents) for file in files]
@@ -158,12 +161,17 @@ class Corpus:
         self.extents: Final = (self._starts, self._file_numbers)
         self.loss_mask: Final = loss_mask
         self.ending_in_zeros: Final = tuple(number for number, file in enumerate(files) if file.zeros_last)
-        self.notes: Final = (*notes, *notes_on(files, self.dtype))
+        self.keep: Final = keep
+        of_keep = () if keep is None else (keep.note,)
+        self.notes: Final = (*notes, *notes_on(files, self.dtype), *of_keep)
         digests = [file.digest for file in files]
         id_type = self._types[0].native if len(self._types) == 1 else self.dtype
         of_masks = () if loss_mask is None else loss_mask.digests
-        self.fingerprint: Final = digest_corpus(self.format, id_type, [*digests, *of_masks])
-        self.content_key: Final = digest_content(self.fingerprint.encode(), [file.identity for file in files])
+        of_data = digest_corpus(self.format, id_type, [*digests, *of_masks])
+        self.fingerprint: Final = (
+            of_data if keep is None else digest_corpus(self.format, id_type, [*digests, *of_masks, keep.digest])
+        )
+        self.content_key: Final = digest_content(of_data.encode(), [file.identity for file in files])
         self._digests = digests
         self.file_digests: Final = short_digests(digests)
         self.mask_digests: Final = short_digests(of_masks, MOST_MASK_DIGESTS)

@@ -19,6 +19,7 @@ from dali_pipes.corpus.eager_decoding import decoded_bytes
 from dali_pipes.corpus.formats import huggingface, registry, synthetic
 from dali_pipes.corpus.formats.format import OpenOptions
 from dali_pipes.corpus.id_types import Reads
+from dali_pipes.corpus.keep import Keep, read_keep
 from dali_pipes.corpus.loss_mask import open_loss_mask
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 from dali_pipes.storage.byte_file import open_file
@@ -47,6 +48,7 @@ def open_corpus(
     reads: Reads = "calls",
     vocab_size: int | None = None,
     notes: Sequence[str] = (),
+    keep: str | os.PathLike[str] | None = None,
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
@@ -82,6 +84,7 @@ def open_corpus(
                   SIGBUS if a file shrinks or the disk fails. Formats that have to be decoded always use calls.
     vocab_size:   of a synthetic corpus, 50257 by default. Ids of files are not compared with it here.
     notes:        first notes of `Corpus.notes`, about the inputs of these files
+    keep:         file with the number of times that rows of documents read each one: see `dali_pipes.corpus.keep`
 
     uint64 ids are read only from formats that state the type, and served as int64 after a check that they fit. A flat
     file of 0 bytes holds 0 tokens. A corpus without any tokens is an error.
@@ -90,7 +93,7 @@ def open_corpus(
     files that are damaged, unsupported, or of different formats. Their id types may differ.
     """
     if synthetic.is_synthetic(paths, format):
-        return _open_synthetic(paths, vocab_size, dtype, eos_id, loss_masks, token_column, verify)
+        return _open_synthetic(paths, vocab_size, dtype, eos_id, loss_masks, token_column, keep, verify)
     with contextlib.ExitStack() as stack:
         stack.enter_context(ReadRetries(read_retries, read_requests).in_use())
         entries = entries_of(paths)
@@ -107,6 +110,7 @@ def open_corpus(
             eager=eager,
             verify=verify,
             reads=reads,
+            keep=None if keep is None else read_keep(keep),
         )
 
 
@@ -123,6 +127,7 @@ def _open_corpus(
     eager: bool,
     verify: bool,
     reads: Reads,
+    keep: Keep | None,
 ) -> Corpus:
     registry.check_name(format)
     id_type = None if dtype is None else _id_type(dtype, format)
@@ -167,6 +172,7 @@ def _open_corpus(
         eos_id_from=manifest,
         tokenizers=manifests.tokenizers(files),
         notes=notes,
+        keep=keep,
     )
     if eager:
         corpus.decode_all()
@@ -180,6 +186,7 @@ def _open_synthetic(
     eos_id: int | None,
     loss_masks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
     token_column: str | None,
+    keep: str | os.PathLike[str] | None,
     verify: bool,
 ) -> Corpus:
     of_files = {"loss_masks": loss_masks or None, "token_column": token_column, "verify_checksums": verify or None}
@@ -188,7 +195,7 @@ def _open_synthetic(
             raise ConfigError(f"{name} = {value!r} applies to files, not to a synthetic corpus. Leave it out.")
     id_type = None if dtype is None else _id_type(dtype, synthetic.FORMAT)
     file, end_id = synthetic.open_synthetic(paths, vocab_size, id_type, eos_id)
-    return Corpus([file], end_id)
+    return Corpus([file], end_id, keep=None if keep is None else read_keep(keep))
 
 
 def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:

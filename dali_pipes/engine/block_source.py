@@ -88,6 +88,7 @@ class BlockSource:
 
     endless:     blocks run on from epoch to epoch; else `StopIteration` ends each epoch, and DALI's `epoch_idx` tells
                  which one is meant
+    max_rows:    rows of `seq_len` positions that a block has room for
     autotune:    how many threads read, and how many blocks ahead; asked at every block
     keeps_blocks: whether what is known of each block that was handed out waits for `take_block`
     arrays:      which arrays of a block to hand out, in order
@@ -105,6 +106,7 @@ class BlockSource:
         *,
         arrays: tuple[str, ...],
         batches_per_run: int,
+        max_rows: int,
         autotune: Autotune,
         endless: bool,
         keeps_blocks: bool = False,
@@ -114,7 +116,7 @@ class BlockSource:
     ) -> None:
         self.rows, self.schedule, self.placement = rows, schedule, placement
         self.arrays, self.batches_per_run, self.endless = arrays, batches_per_run, endless
-        self._outputs = outputs
+        self._outputs, self._max_rows = outputs, max_rows
         self._keeps_blocks, self._cut, self._note = keeps_blocks, cut, note
         self._taken: dict[int, Block] = {}
         self._known_batches: dict[tuple[int, int], Batches] = {}
@@ -316,7 +318,7 @@ class BlockSource:
             self._free.append(slot)
 
     def _prepare(self, steps: StepRange, slot: Slot | None) -> tuple[Slot, Block]:
-        slot = self.placement.new_slot(self.batches_per_run * self.schedule.batch_size) if slot is None else slot
+        slot = self.placement.new_slot(self._max_rows) if slot is None else slot
         slot.steps = steps
         times = BlockTimes(blocks=1)
         self._note(steps)
@@ -350,8 +352,11 @@ class BlockSource:
 
     def _new_batches(self, steps: StepRange, plan: Plan | None) -> Batches:
         schedule, seq_len = self.schedule, self._outputs.seq_len
-        sizes = [schedule.batch_size] * (steps.num_steps - 1)
-        sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))
+        if plan is not None and plan.sizes is not None:
+            sizes = plan.sizes.tolist()
+        else:
+            sizes = [schedule.batch_size] * (steps.num_steps - 1)
+            sizes.append(schedule.step_rows(steps.base, steps.first_step + steps.num_steps - 1, steps.epoch))
         if plan is None or plan.widths is None:
             widths, is_flat = [seq_len] * len(sizes), False
         else:

@@ -63,8 +63,7 @@ class BlockStream:
         held, queue = self._built.source.placement.memory(), self._queue
         if self._loans is None or queue is None:
             return held
-        block_bytes = self._built.block_bytes([self._config.row_len] * self._built.source.batches_per_run)
-        return replace(held, dali_bytes=queue.in_flight * block_bytes + self._loans.bytes_held)
+        return replace(held, dali_bytes=queue.in_flight * self._built.whole_block_bytes + self._loans.bytes_held)
 
     def seek(self, position: Position) -> None:
         """Make `position` the start of the next block. Free when the stream stands there already."""
@@ -139,7 +138,7 @@ class BlockStream:
         if cut is None:
             if self._loans is not None and self._built.gpu is not None:
                 assert stream is not None, "a GPU's blocks are taken for a stream"
-                size = self._built.block_bytes(batches.widths)
+                size = self._built.block_bytes(batches.sizes, batches.widths)
                 arrays, self._loan = self._loans.lend(arrays, size, self._built.gpu, stream)
             named = dict(zip(self._built.source.arrays, arrays, strict=True))
             assert self._built.cut is not None, "a stream is of a loader"

@@ -74,7 +74,8 @@ class BuiltSource:
         gpu_problem: Callable[[], str | None] = lambda: None,
     ) -> None:
         if config.varies_width and (graph is not None or cut is None):
-            name = "a seq_len list" if config.length_buckets is None else "length_buckets"
+            others = "a seq_len list" if config.batch_tokens is None else "batch_tokens"
+            name = others if config.length_buckets is None else "length_buckets"
             raise ConfigError(
                 f"{name} yields batches of different widths, which a DALI pipeline does not support; remove it, or use "
                 "a TokenLoader without graph"
@@ -124,6 +125,7 @@ class BuiltSource:
             self.outputs,
             arrays=() if is_direct else arrays_of(config.outputs),
             batches_per_run=self.batches_per_run,
+            max_rows=block_rows(config, self.batches_per_run),
             autotune=self._read_ahead(cpus),
             endless=endless,
             keeps_blocks=cut is not None,
@@ -150,10 +152,20 @@ class BuiltSource:
         self._epoch_steps = self._epoch_steps or self._steps_known()
         return BlockLimits(self._epoch_steps, _counted_bytes(self._config), self._config.max_block_bytes)
 
-    def block_bytes(self, widths: Sequence[int]) -> int:
-        """Bytes of a delivered block of whole batches of these widths."""
-        rows, arrays = self._config.batch_size, arrays_of(self._config.outputs)
-        return sum(self.outputs.num_bytes(name, rows, width) for name in arrays for width in widths)
+    def block_bytes(self, sizes: Sequence[int], widths: Sequence[int]) -> int:
+        """Bytes of a delivered block of batches of so many rows of these widths, each as large as a whole one."""
+        arrays = arrays_of(self._config.outputs)
+        least = 0 if self._config.batch_tokens is not None else self._config.batch_size
+        return sum(
+            self.outputs.num_bytes(name, max(rows, least), width)
+            for name in arrays
+            for rows, width in zip(sizes, widths, strict=True)
+        )
+
+    @property
+    def whole_block_bytes(self) -> int:
+        """Bytes of a delivered block in which every position is used."""
+        return self.block_bytes([block_rows(self._config, self.batches_per_run)], [self._config.row_len])
 
     def axes(self, name: str) -> int:
         """Axes of an array of a block, as DALI sees it."""
@@ -187,8 +199,8 @@ class BuiltSource:
 
     def _read_ahead(self, cpus: set[int]) -> Autotune:
         config = self._config
-        delivered_bytes = self.block_bytes([config.row_len] * self.batches_per_run)
-        staged_bytes = self.batches_per_run * config.batch_size * self.rows.rows.row_tokens * self.rows.token_bytes
+        delivered_bytes = self.whole_block_bytes
+        staged_bytes = block_rows(config, self.batches_per_run) * self.rows.rows.row_tokens * self.rows.token_bytes
         return choose_read_ahead(
             config,
             cpus=cpus_of_a_rank(cpus, environment_number("LOCAL_WORLD_SIZE") or 1, self.numa_node),
@@ -228,7 +240,7 @@ class BuiltSource:
             self.schedule,
             self.outputs,
             Gpu(self.device),
-            max_rows=self.batches_per_run * config.batch_size,
+            max_rows=block_rows(config, self.batches_per_run),
             vocab_size=config.id_limit,
         )
         self.gpu = placement.gpu
@@ -279,7 +291,7 @@ def make_schedule(config: LoaderConfig, interleave: Interleave) -> Schedule:
         rank=config.rank or 0,
         world_size=world_size,
         drop_last=config.drop_last,
-        skip_steps=in_steps(config.skip_steps, config.batch_size * world_size, config.row_len),
+        skip_steps=in_steps(config.skip_steps, config.batch_size * world_size, config.place_tokens),
     )
 
 
@@ -334,7 +346,7 @@ def make_outputs(
     draws, transforms = make_objectives(config, schedule, mixture)
     return Outputs(
         config.batch_names,
-        config.batch_size,
+        config.batch_size if config.batch_tokens is None else None,
         config.row_len,
         in_pieces,
         label_shift=config.label_shift,
@@ -350,13 +362,20 @@ def make_outputs(
     )
 
 
+def block_rows(config: LoaderConfig, batches_per_run: int) -> int:
+    """Rows of `row_len` positions that a block of K batches has room for."""
+    if config.batch_tokens is None:
+        return batches_per_run * config.batch_size
+    return -(-batches_per_run * (config.batch_tokens + 1) // config.row_len)  # `cu_seqlens` has an entry more a batch
+
+
 def batches_per_run(config: LoaderConfig, schedule: Schedule, target_tokens: int) -> int:
     """Batches in a block (K): the user's, or as many as reach the target; both capped by max_block_bytes.
 
     Where documents have to be planned, the target is also one of rows, over all ranks, whose plan the first batch waits
     for.
     """
-    batch_tokens = config.batch_size * config.row_len
+    batch_tokens = config.batch_size * config.place_tokens
     wanted = target_tokens // batch_tokens
     if schedule.interleave.most_planned is not None:
         wanted = min(wanted, schedule.interleave.most_planned // schedule.global_rows)
@@ -367,4 +386,4 @@ def batches_per_run(config: LoaderConfig, schedule: Schedule, target_tokens: int
 
 def _counted_bytes(config: LoaderConfig) -> int:
     """What a batch counts for in max_block_bytes: inputs and labels."""
-    return config.batch_size * config.row_len * np.dtype(config.index_dtype).itemsize * 2
+    return config.batch_size * config.place_tokens * np.dtype(config.index_dtype).itemsize * 2

@@ -89,6 +89,7 @@ def _open(config: LoaderConfig) -> Corpus:
         read_requests=config.read_requests,
         reads=config.reads,
         vocab_size=config.vocab_size,
+        keep=config.keep,
     )
 
 

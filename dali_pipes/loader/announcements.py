@@ -127,12 +127,14 @@ def steps_text(config: LoaderConfig, schedule: Schedule, epoch: int) -> str:
     widths = config.widths if config.changes_length else (config.row_len,)
     length = str(widths[0]) if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
     shape = f"{ranks} x ({config.batch_size}, {length}{share})"
+    places = counted(rows, "row")
+    if config.batch_tokens is not None:
+        places = f"{rows:,} batch{'' if rows == 1 else 'es'}"
+        shape = f"{ranks} x up to {counted(config.batch_tokens, 'token')}"
     if not rows:
         return "not planned yet"
     about = "about " * (not is_exact)
-    return (
-        f"{about}{counted(rows, 'row')}, {counted(steps if is_exact else max(1, steps), 'step')}{left_out} of {shape}"
-    )
+    return f"{about}{places}, {counted(steps if is_exact else max(1, steps), 'step')}{left_out} of {shape}"
 
 
 def curriculum_text(schedule: Schedule, epoch: int) -> str:

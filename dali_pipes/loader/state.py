@@ -2,11 +2,11 @@
 
     {"version": 1, "order": "philox24-v1", "config": {...}, "corpus": {...}, "epoch": 3, "rows": 40960, "step_rows": 64}
 
-`rows` counts the rows of the epoch that all ranks together have consumed, so a run may resume with another number of
-ranks or another batch size. `step_rows` is the number of rows in a step: where it differs from that of the resuming
-run, ranges of `skip_steps` that are given in steps are ambiguous.
-A state is under 1 KB for any number of files, apart from digests of loss masks (a few hundred bytes at most) and
-`length_buckets`, which are written out. Rows made from documents add two entries:
+`rows` counts the rows of the epoch that all ranks together have consumed (batches, with `batch_tokens`), so a run may
+resume with another number of ranks or another batch size. `step_rows` is the number of rows in a step: where it differs
+from that of the resuming run, ranges of `skip_steps` that are given in steps are ambiguous.
+A state is under 1 KB for any number of files, apart from digests of loss masks (a few hundred bytes at most),
+`length_buckets` and `batch_shapes`, which are written out. Rows made from documents add two entries:
 
     "window": [11, 40712], "check": "5d0c9a42"
 
@@ -60,7 +60,12 @@ _MAY_BE_MISSING = (
 )  # entries of one kind of rows, and those older states lack
 _OF_A_SOURCE = ("rows", *DOCUMENT_ORDER_FIELDS, "objective")
 """Settings that each source of a mixture has for itself, of those that a state records."""
-_LEFT_OUT = {"length_buckets": None, "documents_end_at_files": False, "order": "rows"}
+_LEFT_OUT: dict[str, Any] = {
+    "length_buckets": None,
+    "documents_end_at_files": False,
+    "order": "rows",
+    "batch_shapes": [],
+}
 """Values of settings whose entries are missing from a state."""
 
 
@@ -86,8 +91,8 @@ class States:
         mixture: MixedRows | None = None,
     ) -> None:
         self._corpora, self._schedule, self._mixture, self._on_change = corpora, schedule, mixture, config.on_change
-        self._changes_length = config.changes_length
-        self._skip_steps, self._seq_len = config.skip_steps, config.row_len
+        self._changes_length = config.changes_length or config.batch_tokens is not None
+        self._skip_steps, self._seq_len = config.skip_steps, config.place_tokens
         self._order = schedule.interleave.order_name
         if mixture is None:
             corpus = corpora[""]
@@ -414,6 +419,7 @@ def about_corpus(corpus: Corpus) -> dict[str, Any]:
         "files": len(corpus.files),
         "digests": " ".join(corpus.file_digests),
         **({"loss_masks": " ".join(corpus.mask_digests)} if corpus.loss_mask is not None else {}),
+        **({"keep": corpus.keep.digest.hex()[:8]} if corpus.keep is not None else {}),
     }
 
 
@@ -521,6 +527,9 @@ def _corpus_differences(saved: Mapping[str, Any], now: Mapping[str, Any], corpus
             for number in range(len(new))
             if old[number] != new[number]
         ]
+    if saved.get("keep") != now.get("keep"):
+        file = "" if corpus.keep is None else f" ({corpus.keep.path})"
+        lines.append(f"corpus keep{file}: saved {_shown('keep', saved)}, now {_shown('keep', now)}")
     if tuple(old) == new:
         lines += _mask_differences(saved.get("loss_masks"), now.get("loss_masks"), names)
     return lines or ["corpus: the same files in a different order"]

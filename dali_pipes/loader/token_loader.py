@@ -62,7 +62,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     Batches are dicts of contiguous tensors (B, T) on `loader.device`: int64, or int32 with `index_dtype = "int32"`,
     where PyTorch's `cross_entropy` needs `labels.long()`. `row_ids` is int64 (B,). With `length_buckets` T
-    is the width of the batch, the same on all ranks at the same step. Batches are views of a block of several batches,
+    is the width of the batch, the same on all ranks at the same step; with `batch_tokens` both B and T are those of the
+    batch, and may differ between ranks. Batches are views of a block of several batches,
     which stays in memory, unchanged, while any of them is held; `clone()` a batch that you keep for long.
 
     Leaving a `for` early ends that epoch for this object: the next `for` is the next epoch. `state_dict()` still points
@@ -124,7 +125,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             self._states = States(config, built.corpora, self._schedule, built.mixture)
             parallel = config.context_parallel
             order = config.order_settings() if built.mixture is not None else order_settings(config, self.corpus)
-            self._reports = reports_of(built.rows, order)
+            self._reports = reports_of(built.rows, order, (self._schedule.world_size, config.batch_size))
             self._share = None if parallel is None else RowShare(*parallel, config.context_split)
             self._context_size = 1 if self._share is None else self._share.size
             self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
@@ -210,7 +211,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             return self._built.mixture.place(epoch, rows) * self.config.row_len
         interleave = self._schedule.interleave
         whole = epoch * interleave.count(0) if interleave.is_uniform else sum(map(interleave.count, range(epoch)))
-        return (whole + rows) * self.config.row_len
+        return (whole + rows) * self.config.place_tokens
 
     def __len__(self) -> int:
         """Batches in the epoch of the next batch, without those of `skip_steps`: exact, and the same on every rank.

@@ -78,7 +78,9 @@ def range_error(
     """The error for the id at `column` of a block's row `row`; reads it from the corpus again."""
     position = plan.position(row, column)
     token, place = source.token(position), source.locate(position)
-    found = plan.steps.first_step + -(-plan.steps.base // schedule.global_rows) + row // schedule.batch_size
+    found = (
+        plan.steps.first_step + -(-plan.steps.base // schedule.global_rows) + plan.batch_of(row, schedule.batch_size)
+    )
     others = steps_reading(schedule, plan.steps, position)
     steps = sorted({found, *(others or ())})
     expected, advice = "0 <= id < 2**63", "Check vocab_size, which must include added tokens, and"

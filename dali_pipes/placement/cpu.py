@@ -105,9 +105,10 @@ class CpuPlacement:
         for name, values in fields_of(plan, outputs).items():
             lines[name][:] = values
         for number, (count, width) in enumerate(runs):
-            batches = max(1, _PART_TOKENS // (outputs.batch_size * width))
-            for first in range(0, count, batches * outputs.batch_size):
-                end = min(first + batches * outputs.batch_size, count)
+            rows = count if outputs.batch_size is None else outputs.batch_size
+            at_once = rows * max(1, _PART_TOKENS // (rows * width))
+            for first in range(0, count, at_once):
+                end = min(first + at_once, count)
                 out = {name: part[number][_lines(name, first, end, outputs)] for name, part in parts.items()}
                 table = lines[ROW_TABLE][row + first : row + end] if ROW_TABLE in lines else None
                 self._fill(plan, row + first, row + end, row_begins, tokens, pieces, out, width, loss_mask, table)
@@ -153,6 +154,8 @@ def _layout(
 def _lines(name: str, first: int, end: int, outputs: Outputs) -> slice:
     """Where rows first ... end - 1, which are whole batches but for the last, are in the first axis of a field."""
     if OUTPUTS[name].axes is Axes.SEGMENT_BOUNDS:
+        if outputs.batch_size is None:
+            return slice(None)
         return slice(first // outputs.batch_size, -(-end // outputs.batch_size))
     return slice(first, end)
 

@@ -77,10 +77,12 @@ class GpuPlacement:
         self._scratch: dict[str, Array] = {}
         self._tables: list[Array] | None = None
         for name in (*outputs.from_tokens, *self._from_plan):
-            self._arrays[name] = gpu.empty(outputs.shape(name, max_rows), outputs.dtype(name))
+            rows = outputs.most_rows(max_rows) if name in self._from_plan else max_rows
+            self._arrays[name] = gpu.empty(outputs.shape(name, rows), outputs.dtype(name))
         if outputs.in_pieces:  # for a piece at every position, so that a card that is full later on ends no run
             columns = 3 if outputs.goldfish is None else 6
-            self._table = gpu.empty((max_rows + 1 + columns * max_rows * self._seq_len,), np.int64)
+            size = outputs.most_rows(max_rows) + 1 + columns * max_rows * self._seq_len
+            self._table = gpu.empty((size,), np.int64)
             self._work = gpu.empty((outputs.work_size(max_rows),), np.int64)
         else:
             self._ignored = gpu.empty_pinned((self._seq_len,), outputs.dtype("labels"))
@@ -100,7 +102,7 @@ class GpuPlacement:
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Any]:
         """Queue a block's work; its arrays, (1, R, T) each, in the order of the stream. Does not block."""
-        count = self._schedule.row_count(steps)
+        count = self._schedule.row_count(steps) if slot.plan is None else len(slot.plan.row_ids)
         arrays = {name: array[: self._outputs.shape(name, count)[0]] for name, array in self._arrays.items()}
         if slot.plan is not None and slot.plan.widths is not None:
             runs = slot.plan.runs(self._seq_len)
@@ -133,7 +135,8 @@ class GpuPlacement:
         """
         if self.plans_rows:
             for name in self._from_plan:
-                arrays[name] = self.gpu.empty_pinned(self._outputs.shape(name, max_rows), self._outputs.dtype(name))
+                shape = self._outputs.shape(name, self._outputs.most_rows(max_rows))
+                arrays[name] = self.gpu.empty_pinned(shape, self._outputs.dtype(name))
         slot = Slot({**arrays, "copied": self.gpu.event()})
         self._slots.append(slot)
         return slot

@@ -20,6 +20,7 @@ from dali_pipes.documents import Pieces
 from dali_pipes.objectives.fim import FimPieces, Runs, runs_of
 from dali_pipes.rows.item_order import ItemOrder
 from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
@@ -156,6 +157,10 @@ class RowSource(Protocol):
 
     def item_at(self, pass_number: int, place: int, /) -> int:
         """The first place in the order of the items that a row may be made of. Does not block for planned rows."""
+
+    @property
+    def token_batches(self) -> TokenBatches | None:
+        """None: a place is a row. Else places are batches, whose rows `plan` returns as pieces of one row."""
 
     def count(self, pass_number: int, at_least: int | None = None, /) -> int:
         """Rows known of a pass: all, or at least `at_least` of them if it has that many. May plan documents."""

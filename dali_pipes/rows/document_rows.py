@@ -22,15 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.block_grid import BlockGrid
+from dali_pipes.corpus.keep import Copies
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.objectives.fim import ORDER_NAME, FillInMiddle, FimPieces, first_tokens, joined
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
+from dali_pipes.rows.cost_balance import BALANCE_NAME, BalanceReport, CostBalance, rows_at
 from dali_pipes.rows.fim_pieces import pieces_with_sentinels
 from dali_pipes.rows.item_order import BlockShape, ItemOrder
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.packing import (
+    IntArray,
     LeftOut,
     LongDocuments,
     Packing,
@@ -42,6 +45,7 @@ from dali_pipes.rows.packing import (
     rows_of_documents,
 )
 from dali_pipes.rows.pass_begins import PassBegin, PassBegins
+from dali_pipes.rows.token_batches import TOKEN_BATCHES_NAME, TokenBatches
 from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
 from dali_pipes.rows.window_lengths import Lengths, WindowLengths
 
@@ -56,6 +60,9 @@ _MOST_KEPT_LENGTHS = 1 << 16
 LENGTHS_NAME = "window-lengths-v1"
 """Added to the name of the order where rows grow."""
 
+_MOST_BATCHES_PLANNED = 1 << 12
+"""`DocumentRows.most_planned` where a place is a batch of several documents."""
+
 _FEWEST_WINDOWS_KEPT = 6
 """Plans of windows kept, and more where a step spans more: each is needed to count its rows, and again to find them."""
 
@@ -69,10 +76,11 @@ class PlanReport:
 
     epoch: int
     documents: int
-    """Including empty ones."""
+    """Including empty ones, and every copy that `keep` makes of one."""
     tokens: int
     """Those that fill-in-the-middle adds, too."""
     rows: int
+    """With `batch_tokens`, batches."""
     padding_tokens: int
     fill: float
     """Fraction of the positions that hold tokens, 0 to 1. With length buckets, each row counts the width of its own
@@ -82,6 +90,21 @@ class PlanReport:
     """Tokens of dropped documents, and the cut ends of truncated ones."""
     split_documents: int
     truncated_documents: int
+    removed_documents: int = 0
+    """Documents that `keep` drops; no other figure counts them."""
+    extra_copies: int = 0
+    """Copies that `keep` adds; every other figure counts each copy."""
+    cost_ratio: float | None = None
+    """With `balance`: cost of the rank that has most in each step, by the mean over the ranks; the sums over all whole
+    steps, so 1.04 is a loss of 4 %."""
+    worst_cost_ratio: float | None = None
+    """The same of the worst step."""
+    even_steps: float | None = None
+    """Share of the whole steps in which that ratio is at most 1.05, 0 to 1."""
+    unbalanced_cost_ratio: float | None = None
+    """`cost_ratio` of the same rows in a random order; so the other two."""
+    unbalanced_worst_cost_ratio: float | None = None
+    unbalanced_even_steps: float | None = None
 
 
 def split_documents(offsets: Int64Array, split: str, validation_fraction: float) -> Int64Array:
@@ -107,7 +130,12 @@ class DocumentRows:
     name: makes the orders of this source its own; None: those of a corpus without a name.
     share: keeps floor(share * D) documents, at least one, which depend on the name alone. Without a shuffle they come
     in a fixed order, the same in every pass, but not in that of the corpus.
-    num_documents: those that are kept.
+    copies: uint8 (D,), how often a pass reads each document; None: once. A share is then one of the documents that are
+            read at all.
+    balance: puts rows of about equal cost next to one another; not with buckets or lengths, nor without a shuffle.
+    token_batches: makes each place a batch of several rows, which `plan` then returns as a row of several pieces; with
+            mode "pad", and without buckets, lengths or balance.
+    num_documents: those that are kept, every copy counted.
     blocks: makes orders, and a share, of blocks of documents; None: of single documents.
     fim: rearranges documents, whose pieces are then planned with their sentinels; None: no document.
     lookback: tokens of its document before a piece that are read with it, if the piece has as many; see `WindowCuts`.
@@ -134,27 +162,41 @@ class DocumentRows:
         name: str | None = None,
         share: Fraction | None = None,
         blocks: BlockShape | None = None,
+        copies: Copies | None = None,
+        balance: CostBalance | None = None,
+        token_batches: TokenBatches | None = None,
         fim: FillInMiddle | None = None,
         lookback: int | None = None,
     ) -> None:
+        assert balance is None or (shuffle and buckets is None and not lengths), "one of them decides the order"
         self._lookback, self.lookback = lookback, seq_len if lookback else 0
         self.offsets, self.seq_len, self.buckets = offsets, seq_len, buckets
+        assert token_batches is None or (mode == "pad" and balance is None and buckets is None and not lengths), mode
+        self.balance, self.token_batches = balance, token_batches
+        if token_batches is not None:
+            self.most_planned = _MOST_BATCHES_PLANNED
         self.row_tokens = self.stride = seq_len
         self.first_token, self.span = int(offsets[0]), int(offsets[-1] - offsets[0])
         self.num_tokens = self.span
         self._mode, self._long_documents, self._window_documents = mode, long_documents, window_documents
         self._shuffle, self._seed, self._names = shuffle, seed, key_names(name)
-        count, num_kept = len(offsets) - 1, kept(share, len(offsets) - 1)
-        kept_key = None if num_kept is None else order_key("share", *self._names)
-        self.num_documents = count if num_kept is None else num_kept
-        self.keeps_all = num_kept is None
-        block_items, window_blocks = (
-            (None, 1) if blocks is None else (blocks.items(count, self.span), blocks.window_blocks)
-        )
-        self.order = ItemOrder(count, self.num_documents, kept_key, block_items, window_blocks)
+        self._repeated: IntArray | None = None
+        self.removed_documents = self.extra_copies = 0
+        if copies is None:
+            self.order = self._item_order(len(offsets) - 1, share, blocks)
+        else:
+            self.num_tokens = int((np.diff(offsets) * copies).sum())
+            self._repeated = self._repeat(copies, share, blocks)
+            self.order = self._item_order(len(self._repeated), None, blocks)
+        self.num_documents = self.order.count
+        self.keeps_all = share is None or share == 1
         self.order_name = self.order.name(shuffle)
         if lengths:
             self.order_name += f", {LENGTHS_NAME}"
+        if self.balance is not None:
+            self.order_name += f", {BALANCE_NAME}"
+        if token_batches is not None:
+            self.order_name += f", {TOKEN_BATCHES_NAME}"
         self.num_windows = -(-self.num_documents // window_documents)
         self.lengths = WindowLengths(lengths, self.num_tokens, self.num_windows) if lengths else None
         self._fim, self.rearranges = fim, fim is not None
@@ -166,6 +208,28 @@ class DocumentRows:
         self._windows_kept = _FEWEST_WINDOWS_KEPT
         self._lock = threading.Lock()  # of the counts and plans; never held while a window is planned
         self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
+
+    def _item_order(self, count: int, share: Fraction | None, blocks: BlockShape | None) -> ItemOrder:
+        num_kept = kept(share, count)
+        kept_key = None if num_kept is None else order_key("share", *self._names)
+        block_items, window_blocks = (
+            (None, 1) if blocks is None else (blocks.items(count, self.num_tokens), blocks.window_blocks)
+        )
+        return ItemOrder(count, count if num_kept is None else num_kept, kept_key, block_items, window_blocks)
+
+    def _repeat(self, copies: Copies, share: Fraction | None, blocks: BlockShape | None) -> IntArray:
+        """The document of each place that the order permutes. Copies of a document follow one another."""
+        read = np.flatnonzero(copies)
+        order = self._item_order(len(read), share, blocks)
+        documents = read[order.numbers(np.arange(order.count), None)]
+        repeated = np.repeat(documents, copies[documents])
+        self.removed_documents, self.extra_copies = len(copies) - len(read), len(repeated) - len(documents)
+        return narrow(repeated, len(copies))
+
+    def _documents(self, places: Int64Array, key: int | None) -> Int64Array:
+        """Documents of the split at places of the order of a key; of None, that without a shuffle."""
+        numbers = self.order.numbers(places, key)
+        return numbers if self._repeated is None else self._repeated[numbers].astype(np.int64)
 
     def count(self, epoch: int, at_least: int | None = None) -> int:
         """Rows of an epoch that are known, at least `at_least` if it has that many; None: all of them."""
@@ -279,8 +343,7 @@ class DocumentRows:
             if not len(here):  # another thread's epochs have pushed this one's count out: it is planned and counted now
                 continue
             done += len(here)
-            is_ordered = self.buckets is not None or not self._shuffle
-            rows = here if is_ordered else permute(here, num_rows, self._key("window", epoch, mark.window))
+            rows = self._rows_at(here, num_rows, epoch, mark)
             first = packing.row_offsets[rows].astype(np.int64)
             size = packing.row_offsets[rows + 1] - first
             at = np.repeat(first - np.cumsum(size) + size, size) + np.arange(size.sum())
@@ -455,10 +518,10 @@ class DocumentRows:
         firsts = [number * (count - run) // max(1, runs - 1) for number in range(1 if run == count else runs)]
         documents = tokens = looked_at = 0
         for first in firsts:
-            if self.keeps_all:
+            if self.keeps_all and self._repeated is None:
                 lengths = np.diff(self.offsets[first : first + run + 1])
             else:
-                lengths = self._lengths(self.order.numbers(np.arange(first, first + run), None))
+                lengths = self._lengths(self._documents(np.arange(first, first + run), None))
             more, lost = left_out(lengths, self.seq_len, self._long_documents)
             documents, tokens, looked_at = documents + more, tokens + lost, looked_at + int(lengths.sum())
         share = tokens / looked_at if looked_at else 0.0
@@ -466,7 +529,7 @@ class DocumentRows:
             # A document that is truncated and rearranged loses three tokens more, in some passes.
             is_exact = self._fim is None or self._long_documents != "truncate"
             return LeftOut(documents, tokens, share, is_exact)
-        total = looked_at * count // run if not self.keeps_all else int(self.offsets[-1] - self.offsets[0])
+        total = looked_at * count // run if not self.keeps_all else self.num_tokens
         return LeftOut(documents * count // (runs * run), round(share * total), share, False)
 
     def plan_bytes(self) -> int:
@@ -474,14 +537,27 @@ class DocumentRows:
         with self._lock:
             return sum(packing.nbytes for packing in self._plans.values())
 
-    def report(self, epoch: int, advance: Callable[[int], None] | None = None) -> PlanReport:
-        """Plan a whole epoch and sum it up. Blocks only this thread; `advance(1)` is called after each window."""
+    def report(
+        self, epoch: int, advance: Callable[[int], None] | None = None, step_shape: tuple[int, int] | None = None
+    ) -> PlanReport:
+        """Plan a whole epoch and sum it up. Blocks only this thread; `advance(1)` is called after each window.
+
+        step_shape: ranks, and rows of each in a step, where rows are balanced
+        """
         rows = places = pieces_tokens = 0
+        steps = None if step_shape is None or self.balance is None else BalanceReport(self.balance, *step_shape)
         counts = PackingCounts(0, 0, 0, 0)
         for window in range(self.num_windows):
             packing = self._kept_plan(self._numbered(epoch), window) or self._make_plan(epoch, window)
             with self._lock:
                 self._counts.note(self._numbered(epoch), window, packing.num_rows)
+            if steps is not None and packing.num_rows:
+                random = permute(np.arange(packing.num_rows), packing.num_rows, self._key("window", epoch, window))
+                steps.add(
+                    packing,
+                    self._rows_at(np.arange(packing.num_rows), packing.num_rows, epoch, WindowMark(window, rows)),
+                    random,
+                )
             rows += packing.num_rows
             places += self._places(packing, epoch, window)
             pieces_tokens += int(packing.piece_lengths.sum())
@@ -495,6 +571,9 @@ class DocumentRows:
             rows=rows,
             padding_tokens=places - pieces_tokens,
             fill=pieces_tokens / places if places else 0.0,
+            removed_documents=self.removed_documents,
+            extra_copies=self.extra_copies,
+            **({} if steps is None else steps.figures()),
             **counts._asdict(),
         )
 
@@ -584,7 +663,7 @@ class DocumentRows:
     def _make_plan(self, epoch: int, window: int) -> Packing:
         begin = window * self._window_documents
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
-        documents = self.order.numbers(documents, self.key(epoch))
+        documents = self._documents(documents, self.key(epoch))
         packing = self._ordered(self._pack(documents, epoch, self._row_len(epoch, window)), epoch, window)
         whose = narrow(documents, len(self.offsets) - 1)[packing.piece_documents]
         return packing._replace(piece_documents=whose)
@@ -616,8 +695,19 @@ class DocumentRows:
         offsets = self.offsets[documents], self.offsets[documents + 1]
         return fim.pieces(self._key("fim", epoch), documents, begins, lengths, offsets, self._row_len(epoch, window))
 
+    def _rows_at(self, places: Int64Array, num_rows: int, epoch: int, mark: WindowMark) -> Int64Array:
+        """The rows of the plan of a window at places of it."""
+        if self.balance is not None:
+            return rows_at(places, num_rows, mark.rows_before, self._key("balance", epoch, mark.window, "runs"))
+        is_ordered = self.buckets is not None or not self._shuffle
+        return places if is_ordered else permute(places, num_rows, self._key("window", epoch, mark.window))
+
     def _ordered(self, packing: Packing, epoch: int, window: int) -> Packing:
-        """With buckets, the rows in the order of the epoch; without, `pieces` puts them in that."""
+        """With buckets, the rows in the order of the epoch; else `_rows_at` puts them in that."""
+        if self.balance is not None:
+            return self.balance.by_cost(packing, partial(self._key, "balance", epoch, window))
+        if self.token_batches is not None:
+            return self.token_batches.cut(packing, self._key("batches", epoch, window) if self._shuffle else None)
         if self.buckets is None or not self._shuffle:
             return packing
         order = self.buckets.order(packing.piece_lengths, partial(self._key, "bucket", epoch, window))
@@ -631,6 +721,8 @@ class DocumentRows:
         """Positions in the rows of a window, each as wide as it has to be."""
         if self.lengths is not None:
             return packing.num_rows * self.lengths.of(epoch, window)
+        if self.token_batches is not None:
+            return self.token_batches.padded_tokens(packing)
         if self.buckets is None:
             return packing.num_rows * self.seq_len
         return int(self.buckets.widths(packing.piece_lengths).sum())

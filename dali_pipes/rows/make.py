@@ -10,15 +10,20 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.config.curriculum import steps_of
 from dali_pipes.config.objectives import Fim, threshold
 from dali_pipes.corpus import Corpus
+from dali_pipes.corpus.keep import Copies, Keep
 from dali_pipes.documents import Documents, are_delimited, find_documents
 from dali_pipes.errors import ConfigError
 from dali_pipes.objectives.fim import FillInMiddle
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.block_order import BLOCK_TOKENS
+from dali_pipes.rows.cost_balance import CostBalance
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.length_buckets import LengthBuckets
+from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
+
+Int64Array = npt.NDArray[np.int64]
 
 
 class Named(NamedTuple):
@@ -58,7 +63,7 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
     if config.rows == "stream":
         return _window_rows(config, corpus, None if found is None else found.offsets, source), warning
     assert found is not None
-    return _document_rows(config, found.offsets, source, _fim(config, corpus, found)), warning
+    return _document_rows(config, corpus, found.offsets, source, _fim(config, corpus, found)), warning
 
 
 def _window_rows(
@@ -84,11 +89,12 @@ def _window_rows(
 
 
 def _document_rows(
-    config: LoaderConfig, offsets: npt.NDArray[np.int64], source: Named | None, fim: FillInMiddle | None
+    config: LoaderConfig, corpus: Corpus, offsets: Int64Array, source: Named | None, fim: FillInMiddle | None
 ) -> RowSource:
     assert config.rows != "stream"
+    part = split_documents(offsets, config.split, config.validation_fraction)
     return DocumentRows(
-        split_documents(offsets, config.split, config.validation_fraction),
+        part,
         config.row_len,
         mode=config.rows,
         long_documents=config.long_documents,
@@ -100,6 +106,11 @@ def _document_rows(
         name=None if source is None else source.name,
         share=None if source is None else source.share,
         blocks=_blocks(config),
+        balance=None if config.cost_weights is None else CostBalance(*config.cost_weights),
+        token_batches=None
+        if config.batch_tokens is None
+        else TokenBatches(config.batch_tokens, config.row_len, config.batch_shapes or ()),
+        copies=None if corpus.keep is None else _copies(config, corpus.keep, offsets, part),
         lookback=_lookback(config, source),
         fim=fim,
     )
@@ -132,6 +143,19 @@ def _lookback(config: LoaderConfig, source: Named | None) -> int | None:
     if config.goldfish is not None:
         return config.goldfish.h
     return 0 if source is not None and source.looks_back else None
+
+
+def _copies(config: LoaderConfig, keep: Keep, offsets: Int64Array, part: Int64Array) -> Copies:
+    """How often each document of the split is read."""
+    keep.check_length(len(offsets) - 1)
+    first = 0 if config.split == "train" else len(offsets) - len(part)
+    copies = keep.copies[first : first + len(part) - 1]
+    if not (np.diff(part) * copies).any():
+        raise ConfigError(
+            f"keep: {keep.path} drops every document of the {config.split} split that has tokens "
+            f"({len(copies):,} documents); keep at least one of them"
+        )
+    return copies
 
 
 def _blocks(config: LoaderConfig) -> BlockShape | None:

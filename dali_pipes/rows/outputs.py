@@ -28,6 +28,7 @@ class Outputs:
     """Which fields a batch has, and how they are made from its tokens.
 
     names:    fields in their order, arrays and numbers
+    batch_size: rows of a batch; None: batches differ, and each is one part of a block
     in_pieces: whether rows are put together from pieces
     index_dtype, mask_dtype: of arrays with a value for each position
     draws, transforms: what is drawn for each row, and done with it, where `objective` is set
@@ -36,7 +37,7 @@ class Outputs:
     """
 
     names: tuple[str, ...]
-    batch_size: int
+    batch_size: int | None
     seq_len: int
     in_pieces: bool
     label_shift: bool = True
@@ -95,7 +96,12 @@ class Outputs:
 
     def shape(self, name: str, rows: int, width: int | None = None) -> tuple[int, ...]:
         """Shape of one array of some rows of `width` positions (`seq_len`); the last batch may be partial."""
-        return OUTPUTS[name].shape(rows, self.seq_len if width is None else width, self.batch_size, self.mtp)
+        batch_size = max(1, rows) if self.batch_size is None else self.batch_size
+        return OUTPUTS[name].shape(rows, self.seq_len if width is None else width, batch_size, self.mtp)
+
+    def most_rows(self, rows: int) -> int:
+        """Rows in the positions of `rows` whole ones, if batches differ in width; a row has one position at least."""
+        return rows * self.seq_len if self.batch_size is None else rows
 
     def num_bytes(self, name: str, rows: int, width: int | None = None) -> int:
         """Bytes of one array of some rows, as `shape`."""
@@ -127,7 +133,7 @@ class Outputs:
         scratch: Mapping[str, Array] | None = None,
         tables: Sequence[Array] | None = None,
     ) -> None:
-        """Fill the arrays of a block of batches, the last of which may have fewer rows.
+        """Fill the arrays of a block of batches, the last of which may have fewer rows; without a batch_size, of one.
 
         On a GPU this queues one launch, or two with pieces, whatever the number of batches, and those of objectives.
 
@@ -205,7 +211,7 @@ class Outputs:
             mtp=self.mtp,
             mask_boundaries=self.mask_boundaries,
             loss_mask=loss_mask,
-            batch_rows=self.batch_size,
+            batch_rows=max(1, len(pieces.row_offsets) - 1) if self.batch_size is None else self.batch_size,
             out=out,
             index_dtype=self.index_dtype,
             mask_dtype=self.mask_dtype,
@@ -230,7 +236,7 @@ class Outputs:
 
     def work_size(self, max_rows: int) -> int:
         """Elements of int64 memory that `fill` needs on a GPU for up to `max_rows` rows."""
-        return work_size(max_rows * self.seq_len, max_rows, self.batch_size) if self.in_pieces else 0
+        return work_size(max_rows * self.seq_len, self.most_rows(max_rows), self.batch_size) if self.in_pieces else 0
 
     def host_values(self, pieces: Pieces | None, sizes: Sequence[int], widths: Sequence[int]) -> list[dict[str, int]]:
         """The numbers of each batch of a block. The padding of a row is its last segment.

@@ -29,21 +29,34 @@ _FORMAT_VERSION = 1
 _MOST_BYTES = 1 << 16
 
 
-def reports_of(source: Source, settings: Mapping[str, Any]) -> "PlanReports | None":
-    """The reports of a source whose rows are planned; None where rows are a formula. `settings`: see `PlanReports`."""
+def reports_of(
+    source: Source, settings: Mapping[str, Any], step_shape: tuple[int, int] | None = None
+) -> "PlanReports | None":
+    """The reports of a source whose rows are planned; None where rows are a formula. The rest: see `PlanReports`."""
     rows, corpus = source.rows, source.corpus
-    return (
-        PlanReports(rows, corpus, settings) if isinstance(rows, DocumentRows) and isinstance(corpus, Corpus) else None
-    )
+    if not (isinstance(rows, DocumentRows) and isinstance(corpus, Corpus)):
+        return None
+    return PlanReports(rows, corpus, settings, step_shape)
 
 
 class PlanReports:
-    """The reports of one split, by epoch. `settings`: all that decides the order, as in a state."""
+    """The reports of one split, by epoch. `settings`: all that decides the order, as in a state.
 
-    def __init__(self, documents: DocumentRows, corpus: Corpus, settings: Mapping[str, Any]) -> None:
-        self._documents, self._files = documents, corpus.files
-        given = json.dumps(settings, sort_keys=True)
-        self._about = f"dali_pipes plan {_FORMAT_VERSION} {ORDER_NAME} {corpus.content_key} {given}"
+    step_shape: ranks, and rows of each in a step, which balanced rows are reported for
+    """
+
+    def __init__(
+        self,
+        documents: DocumentRows,
+        corpus: Corpus,
+        settings: Mapping[str, Any],
+        step_shape: tuple[int, int] | None = None,
+    ) -> None:
+        self._documents, self._files, self._step_shape = documents, corpus.files, step_shape
+        of_steps = {} if documents.balance is None else {"step_shape": step_shape}
+        given = json.dumps({**settings, **of_steps}, sort_keys=True)
+        of_keep = "" if corpus.keep is None else f" keep {corpus.keep.digest.hex()}"
+        self._about = f"dali_pipes plan {_FORMAT_VERSION} {ORDER_NAME} {corpus.content_key} {given}{of_keep}"
         self._known: dict[int, PlanReport | None] = {}
 
     def known(self, epoch: int) -> PlanReport | None:
@@ -91,7 +104,7 @@ class PlanReports:
 
     def _make(self, epoch: int) -> PlanReport:
         with progress_bar(f"planning epoch {epoch}", self._documents.num_windows) as advance:
-            return self._documents.report(epoch, advance)
+            return self._documents.report(epoch, advance, self._step_shape)
 
     def _name(self, epoch: int) -> str:
         return kept_name("plan", self._about_epoch(epoch).encode(), ".json")
@@ -124,12 +137,15 @@ class PlanReports:
         if documents.is_counted(epoch) and documents.count(epoch) != report.rows:
             return False
         in_rows = report.tokens - report.dropped_tokens
-        most_padding = report.rows * documents.seq_len - in_rows
+        batches = documents.token_batches
+        most_padding = report.rows * (documents.seq_len if batches is None else batches.tokens) - in_rows
         return (
             report.epoch == epoch
             and report.documents == documents.num_documents
+            and report.removed_documents == documents.removed_documents
+            and report.extra_copies == documents.extra_copies
             and (report.tokens == documents.num_tokens or not documents.keeps_all or documents.rearranges)
             and report.rows <= in_rows <= report.tokens
             and 0 <= report.padding_tokens <= most_padding
-            and (report.padding_tokens == most_padding or documents.buckets is not None)
+            and (report.padding_tokens == most_padding or not (documents.buckets is None and batches is None))
         )

@@ -22,6 +22,7 @@ from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
 from dali_pipes.rows.item_order import BlockShape, ItemOrder
 from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
@@ -142,6 +143,7 @@ class WindowRows:
     is_uniform = True
     most_planned: int | None = None
     rearranges = False
+    token_batches: TokenBatches | None = None
 
     def __init__(
         self,

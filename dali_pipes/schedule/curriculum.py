@@ -28,6 +28,7 @@ from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Rows, order_key
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.item_order import SEQUENTIAL
 from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.rows.window_lengths import Lengths, WindowLengths
 from dali_pipes.runtime.messages import counted
@@ -61,6 +62,7 @@ class Curriculum:
     """
 
     is_uniform = False
+    token_batches: TokenBatches | None = None
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dali_pipes.rows.base import KeyedRange, Parts, Rows, RowSource
 from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
@@ -40,6 +41,10 @@ class Interleave(Counted, Protocol):
     num_tokens: int
     order_name: str
     most_planned: int | None
+
+    @property
+    def token_batches(self) -> TokenBatches | None:
+        """As of `RowSource`."""
 
     def count_by_now(self, epoch: int, /) -> tuple[int, bool]:
         """Rows of an epoch by what has been counted, and whether that is exact. Does not wait."""

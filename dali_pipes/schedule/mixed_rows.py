@@ -23,6 +23,7 @@ from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Reads, Rows, RowSou
 from dali_pipes.rows.grouping import divided, in_groups
 from dali_pipes.rows.item_order import numbers_each
 from dali_pipes.rows.packing import LeftOut
+from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.schedule.mixture import MIXTURE_ORDER_NAME, STRATUM, MixtureOrder
 
@@ -43,6 +44,8 @@ class MixedRows:
     given:          the stages of the configuration: first place, and weights in rows
     keeps_caps:     whether an epoch that needs more rows than the caps allow is an error; else the order ends before
     """
+
+    token_batches: TokenBatches | None = None
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from dali_pipes.documents import Pieces, some_rows
 from dali_pipes.errors import ConfigError
 from dali_pipes.objectives.fim import runs_of
 from dali_pipes.rows.base import PADDING, ReadableRows, Rows
+from dali_pipes.rows.batch_rows import rows_of_batches
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule.schedule import Schedule, StepRange
 from dali_pipes.uris import FilePath
@@ -45,7 +46,9 @@ class Plan:
     row_ids: Int64Array
     rows: Rows
     widths: Int64Array | None = None
-    """(R,): positions of each row, where they differ: the same for all rows of a step, on every rank."""
+    """(R,): positions of each row, where they differ: the same for all rows of a step, and mostly on every rank."""
+    sizes: Int64Array | None = None
+    """(K,): rows of each batch, where a place of the order is a batch; None: `batch_size`, the last maybe fewer."""
 
     @property
     def starts(self) -> Int64Array:
@@ -67,12 +70,19 @@ class Plan:
         """Make the arrays read-only: callers may hold views of them."""
         rows = self.rows
         columns = (*rows._replace(pieces=None, fim=None), *(rows.pieces or ()), *(rows.fim or ()))
-        for array in (self.row_ids, self.widths, *columns):
+        for array in (self.row_ids, self.widths, self.sizes, *columns):
             if array is not None:
                 array.flags.writeable = False
 
-    def part(self, steps: StepRange, begin: int, end: int) -> "Plan":
-        """The plan of rows begin ... end - 1, which are those of `steps`."""
+    def part(self, steps: StepRange, first: int, batch_size: int) -> "Plan":
+        """The plan of some of its steps, from the step that is number `first` here."""
+        end_step, sizes = first + steps.num_steps, None
+        if self.sizes is None:  # the last step of an epoch may have fewer rows
+            begin, end = first * batch_size, min(end_step * batch_size, len(self.row_ids))
+        else:
+            sizes = self.sizes[first:end_step]
+            begin = int(self.sizes[:first].sum())
+            end = begin + int(sizes.sum())
         pieces = None if self.pieces is None else some_rows(self.pieces, begin, end)
         widths = None if self.widths is None else self.widths[begin:end]
         sources, passes = (
@@ -82,16 +92,28 @@ class Plan:
         if fim is not None and self.pieces is not None:
             fim = fim.chosen(slice(*self.pieces.row_offsets[[begin, end]].tolist()))
         rows = Rows(self.starts[begin:end], pieces, sources, passes, fim)
-        return Plan(steps, self.row_ids[begin:end], rows, widths)
+        return Plan(steps, self.row_ids[begin:end], rows, widths, sizes)
+
+    def batch_of(self, row: int, batch_size: int) -> int:
+        """The batch that a row is in, counted from the first of the plan."""
+        if self.sizes is None:
+            return row // batch_size
+        return int(np.searchsorted(np.cumsum(self.sizes), row, side="right"))
 
     def width(self, seq_len: int) -> int:
         """Positions of the first row; `seq_len`: of all, where they do not differ."""
         return seq_len if self.widths is None else int(self.widths[0])
 
     def runs(self, seq_len: int) -> list[tuple[int, int]]:
-        """How many rows of one width follow one another, and that width, from the first row to the last."""
+        """How many rows of one width follow one another, and that width, from the first row to the last.
+
+        Where a place is a batch, those of each batch.
+        """
         if self.widths is None:
             return [(len(self.row_ids), seq_len)]
+        if self.sizes is not None:
+            ends = np.cumsum(self.sizes)
+            return list(zip(self.sizes.tolist(), self.widths[ends - 1].tolist(), strict=True))
         firsts = np.flatnonzero(np.diff(self.widths, prepend=0))
         return list(zip(np.diff(firsts, append=len(self.widths)).tolist(), self.widths[firsts].tolist(), strict=True))
 
@@ -146,6 +168,9 @@ def plan_steps(schedule: Schedule, steps: StepRange) -> Plan:
     """The rows of this rank in a range of steps. Where rows are a formula, the cost depends on their number alone."""
     row_ids, interleave = schedule.rows(steps), schedule.interleave
     rows = interleave.plan(steps.epoch, row_ids)
+    if interleave.token_batches is not None:
+        batches = rows_of_batches(interleave.token_batches, row_ids, rows)
+        return Plan(steps, batches.row_ids, batches.rows, np.repeat(batches.widths, batches.sizes), batches.sizes)
     if not len(row_ids):
         return Plan(steps, row_ids, rows)
     first = steps.base + steps.first_step * schedule.global_rows
@@ -242,9 +267,7 @@ class PlanCache:
         whole = self._plans.get(key)
         if whole is None:
             whole = self._whole_plan(key, steps)
-        begin = (steps.first_step - first_step) * self._schedule.batch_size
-        end = begin + steps.num_steps * self._schedule.batch_size  # or where a partial step ends, the last of an epoch
-        return whole.part(steps, begin, min(end, len(whole.row_ids)))
+        return whole.part(steps, steps.first_step - first_step, self._schedule.batch_size)
 
     def _whole_plan(self, key: tuple[int, int, int], steps: StepRange) -> Plan:
         with self._lock:

@@ -8,7 +8,7 @@ two ranks, an epoch of 10 rows is
     rank 1    1 3        5 7        9
 
 Row numbers are places in the epoch's order: what they hold, the interleave says. The schedule knows how many there are,
-and nothing of sources, tokens or documents.
+and nothing of sources, tokens or documents. With `batch_tokens` a place holds the rows of a batch, and batch_size is 1.
 
 A run that goes on with another world_size or batch_size counts its steps from the row where it stopped, so a range of
 steps always has a `base` row; it is 0 for a whole epoch.

@@ -588,6 +588,7 @@ def test_a_tensor_is_held_until_it_has_been_copied(config: LoaderConfig, monkeyp
         ({"rank": 1, "world_size": 4}, {}, ["rank = 1", "world_size = 4", "data: 4, model: 2"]),
         ({"context_parallel": [0, 2]}, {}, ["context_parallel"]),
         ({"static_buffers": True}, {}, ["static_buffers"]),
+        ({"batch_size": 1, "rows": "pad", "eos_id": 9, "batch_tokens": 2**20}, {}, ["batch_tokens", "batch_size"]),
         ({"device": "cuda"}, {}, ['device = "cuda"', "cpu", '"auto"']),
         ({"vocab_size": 2**31 + 1}, {}, ["vocab_size", "int32"]),
     ],

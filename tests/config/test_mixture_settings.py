@@ -392,6 +392,7 @@ OVERRIDING: dict[str, Any] = {
     "tokenizer": "t.json",
     "text_key": "t",
     "loss_masks": ("m.loss",),
+    "keep": "keep.npy",
     "rows": "pack",
     "long_documents": "drop",
     "window_documents": 7,
@@ -403,7 +404,7 @@ def test_every_override_is_that_of_the_source_alone() -> None:
     assert OVERRIDING.keys() == {*OVERRIDES}
     assert {*SourceSettings.model_fields} - {*OVERRIDES} == {"corpus", "weight", "max_epochs", "share"}
     for name, value in OVERRIDING.items():
-        sources = mixed({name: value}).sources
+        sources = mixed({name: value, **({"rows": "pad"} if name == "keep" else {})}).sources
         assert getattr(sources["web"], name) == value
         if name != "eos_id":
             assert getattr(sources["code"], name) == LoaderConfig.model_fields[name].default

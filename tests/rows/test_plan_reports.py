@@ -332,9 +332,9 @@ def test_of_several_that_ask_at_once_one_plans(corpus: str, monkeypatch: pytest.
     made: list[int] = []
     make = DocumentRows.report
 
-    def counting(self: DocumentRows, epoch: int, advance: Any = None) -> PlanReport:
+    def counting(self: DocumentRows, epoch: int, *options: Any) -> PlanReport:
         made.append(epoch)
-        return make(self, epoch, advance)
+        return make(self, epoch, *options)
 
     monkeypatch.setattr(DocumentRows, "report", counting)
     loaders = [load(corpus, rank=rank, world_size=4) for rank in range(4)]

@@ -144,6 +144,15 @@ class TestHuggingFace:
         with pytest.raises(ConfigError, match='index_dtype = "int32"'):
             Run(tmp_path, corpus.pattern).start(source)
 
+    def test_batches_of_differing_numbers_of_rows_are_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
+        source = changed(
+            recipe("huggingface"),
+            "TokenLoader(**settings),",
+            'TokenLoader(**{**settings, "batch_size": 1}, rows="pad", eos_id=61, batch_tokens=4096),',
+        )
+        with pytest.raises(ConfigError, match=r"batch_tokens = 4,096.*batch_size"):
+            Run(tmp_path, corpus.pattern).start(source)
+
     def test_other_data_sets_are_left_to_trainer(self, tmp_path: Path) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -205,6 +214,44 @@ class TestLightning:
                 for logits, labels in [(trainer.model.layers(batch["input_ids"]), batch["labels"])]
             )
         assert float(sums["loss"]) == pytest.approx(loss, rel=1e-5)
+
+    @pytest.mark.slow
+    def test_epochs_of_batches_by_tokens(self, tmp_path: Path) -> None:
+        """Epochs differ in their number of batches, and Lightning takes each one whole, in its order."""
+        import lightning
+
+        draw = np.random.default_rng(0)
+        ends = [*np.cumsum(draw.choice([1, 3, 5, 12, 25], 70)).tolist()]
+        tokens = np.ones(ends[-1], np.uint16)
+        tokens[np.array(ends) - 1] = END
+        tokens.tofile(tmp_path / "tokens.bin")
+        seen: list[tuple[int, int]] = []
+
+        class Model(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = torch.nn.Sequential(torch.nn.Embedding(64, 2), torch.nn.Linear(2, 64))
+
+            def training_step(self, batch: Any, number: int) -> torch.Tensor:
+                seen.append((self.current_epoch, int(batch["row_ids"][0])))
+                logits, labels = self.layers(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
+                loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+                mean: torch.Tensor = loss / (labels != -100).sum().clamp(min=1)
+                return mean
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters())
+
+        settings: dict[str, Any] = {"corpus": str(tmp_path / "tokens.bin"), "eos_id": END, "rows": "pad", "seq_len": 16}
+        settings |= {"batch_tokens": 40, "window_documents": 9, "outputs": ("input_ids", "labels", "row_ids")}
+        with TokenLoader(**settings, device="cpu", quiet=True) as loader:
+            counts = [loader._schedule.rows_known(epoch) for epoch in range(4)]
+            options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+            options["reload_dataloaders_every_n_epochs"] = 1
+            trainer = lightning.Trainer(max_epochs=4, accelerator="cpu", default_root_dir=tmp_path, **options)
+            trainer.fit(Model(), loader)
+        assert len(set(counts)) > 1
+        assert seen == [(epoch, place) for epoch, count in enumerate(counts) for place in range(count)]
 
     def test_accumulated_gradients_survive_a_stop(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         """10 batches in steps of 4, 4 and 2; the checkpoint is behind the second step of the second epoch."""

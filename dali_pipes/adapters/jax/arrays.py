@@ -171,11 +171,12 @@ def placement_for(shards: DataShards, config: LoaderConfig, loader: "TokenLoader
     """The placement for a configuration, or for a loader that was built from it. Raises `ConfigError`."""
     import torch
 
-    for name in ("context_parallel", "static_buffers"):
+    for name in ("context_parallel", "static_buffers", "batch_tokens"):
         if getattr(config, name):
             reason = {
                 "context_parallel": "rows are delivered whole; shard their positions with jax.device_put or jax.jit",
                 "static_buffers": "JAX arrays must not change when the next batch arrives",
+                "batch_tokens": "its batches may differ between the shards of a step; set batch_size",
             }[name]
             raise ConfigError(f"{name} = {getattr(config, name)} is not supported by jax_batches, remove it: {reason}")
     on_gpu = all(device.platform == "gpu" for device in shards.of_device)

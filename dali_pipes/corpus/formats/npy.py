@@ -25,6 +25,7 @@ MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000
 _INTEGER = re.compile(r"[<>|=]?[iu][1248]")
 _ONE_BYTE = re.compile(r"[<>|=]?[biu]1")
+_COUNT = re.compile(r"[<>|=]?(b1|[iu][1248])")
 
 
 def recognize(file: ByteFile, head: bytes) -> bool:
@@ -64,6 +65,15 @@ def parse_npy_mask(file: ByteFile) -> Layout:
             "astype('bool')."
         )
     return _layout(file, header["shape"], header["fortran_order"], np.dtype(np.uint8), data_offset)
+
+
+def parse_npy_counts(file: ByteFile) -> Layout:
+    """Where the numbers of documents are. Raises as `parse_npy`, and for other than integers or bool."""
+    header, data_offset = _read_header(file)
+    descr = header["descr"]
+    if not (isinstance(descr, str) and _COUNT.fullmatch(descr)):
+        raise CorpusFormatError(f"{file.path}: holds {descr!r} values; expected integers or bool, one a document")
+    return _layout(file, header["shape"], header["fortran_order"], np.dtype(descr), data_offset)
 
 
 def _layout(file: ByteFile, shape: Any, fortran_order: Any, stored: np.dtype[Any], data_offset: int) -> Layout:

@@ -37,6 +37,9 @@ def inspect(
     start_id: StartId = None,
     vocab_size: VocabSize = None,
     token_column: TokenColumn = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File with the number of times to read each document, as `keep`.")
+    ] = None,
     full: Annotated[
         bool,
         typer.Option("--full/--no-full", metavar=FLAG, show_default=False, help="Read all ids instead of a sample."),
@@ -53,6 +56,7 @@ def inspect(
             eos_id=eos,
             token_column=token_column,
             vocab_size=vocab_size,
+            keep=keep,
         ) as corpus,
     ):
         width = corpus.dtype.itemsize

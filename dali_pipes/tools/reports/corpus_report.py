@@ -50,6 +50,8 @@ class CorpusReport:
     documents_from: str | None
     """"index", "end id 50256" or "start id 1"; None if document boundaries are unknown."""
     lengths: LengthReport | None
+    keep: dict[str, int] | None
+    """Documents that a `keep` file keeps and drops, and copies that it adds; None without one."""
     loss_masks: int
     """Data files with a loss mask; in the others every token counts."""
     largest_id: int | None
@@ -99,6 +101,8 @@ def inspect_corpus(
     add_zero_problems(problems, corpus)
     add_file_problems(problems, corpus)
     if documents is not None:
+        if corpus.keep is not None:
+            corpus.keep.check_length(documents.num_documents)
         add_document_problems(problems, notes, corpus, documents, lengths)
     files = tuple(map(FileReport, corpus.files, tokens_in_files(corpus).tolist(), map(_size, corpus.files)))
     return CorpusReport(
@@ -111,6 +115,7 @@ def inspect_corpus(
         documents=None if documents is None else documents.num_documents,
         documents_from=None if documents is None else documents.source,
         lengths=lengths,
+        keep=None if corpus.keep is None else corpus.keep.as_dict(),
         loss_masks=0 if corpus.loss_mask is None else corpus.loss_mask.num_files,
         largest_id=scan.largest,
         ids_looked_at=scan.looked_at,

@@ -39,7 +39,7 @@ class StepReport:
     padding_rows: int
     """Rows that only fill up the batch, so that all ranks get equally many."""
     width: int
-    """Positions per row."""
+    """Positions per row; with `batch_tokens`, of the widest."""
     tokens: int
     """Sentinels of fill-in-the-middle among them."""
     padding: int
@@ -94,13 +94,18 @@ def _step_report(
     plan = plan_step(schedule, epoch, step, base)
     real = plan.row_ids[plan.row_ids != PADDING]
     rows = -(-len(real) // own.world_size) * own.world_size if all_ranks else len(plan.row_ids)
+    if plan.sizes is not None:
+        rows = len(plan.row_ids)
     cutters = RowCutters(built, config)
-    width = plan.width(config.row_len)
+    width = plan.width(config.row_len) if plan.sizes is None or plan.widths is None else int(plan.widths.max())
     starts, lengths = _spans(plan, width)
     files, documents = _files_and_documents(cutters, starts, lengths)
     shown = []
     for number in range(min(rows, most)):
         rank, row = (number % own.world_size, number // own.world_size) if all_ranks else (own.rank, number)
+        if all_ranks and plan.sizes is not None:  # the batch of one rank after another
+            rank = plan.batch_of(number, 1)
+            row = number - int(plan.sizes[:rank].sum())
         shown.append((rank, cutters.origin(plan, number, row)))
     tokens = int((lengths if plan.pieces is None else plan.pieces.lengths).sum())
     left_out = in_steps(config.skip_steps, own.global_rows, config.row_len, start=(epoch, base))
@@ -114,7 +119,7 @@ def _step_report(
         padding_rows=rows - len(real),
         width=width,
         tokens=tokens,
-        padding=rows * width - tokens,
+        padding=(rows * width if plan.sizes is None or plan.widths is None else int(plan.widths.sum())) - tokens,
         row_ids=(int(real[0]), int(real[-1])) if len(real) else (PADDING, PADDING),
         documents=documents,
         num_files=len(files),

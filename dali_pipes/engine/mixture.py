@@ -62,8 +62,7 @@ def open_corpora(config: LoaderConfig) -> dict[str, Corpus]:
 
 
 def _is_remote(config: LoaderConfig) -> bool:
-    named = config.corpus or ()
-    return any(map(is_uri, [named] if isinstance(named, str) else map(str, named)))
+    return any(map(is_uri, config.corpus or ()))
 
 
 def _close_opened(future: "Future[Corpus]") -> None:

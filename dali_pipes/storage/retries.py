@@ -121,7 +121,7 @@ class ReadRetries:
 
 
 def _wait_s(error: OSError, tries: int) -> float:
-    growth = _GROWTH ** (tries - 1)
+    growth = float(_GROWTH ** (tries - 1))
     wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * growth)
     if not isinstance(error, StoreError):
         return wait_s

@@ -753,6 +753,7 @@ class LoaderConfig(BaseModel):
             f'rows = "{self.rows}"': self.rows != "pad",
             "length_buckets": self.length_buckets is not None,
             "balance": self.balance is not None,
+            "objective": bool(self.objective),
             "global_batch": self.global_batch is not None,
             "context_parallel": self.context_parallel is not None,
             "static_buffers": self.static_buffers,

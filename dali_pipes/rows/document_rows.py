@@ -390,7 +390,7 @@ class DocumentRows:
         return self._key("order", epoch) if self._shuffle else None
 
     def block_grid(self) -> BlockGrid | None:
-        if self.order.blocks is None:
+        if self.order.blocks is None or self._repeated is not None:  # blocks of copies are not runs of the corpus
             return None
         bounds = np.append(self.offsets[: -1 : self.order.blocks.block_rows], self.offsets[-1])
         return BlockGrid(self.first_token, 0, len(bounds) - 1, 0, int(self.offsets[-1]), bounds)

@@ -164,7 +164,15 @@ def _blocks(config: LoaderConfig) -> BlockShape | None:
 
 def _check_cache(config: LoaderConfig, corpus: Corpus) -> None:
     """Raise `ConfigError` for single rows that a folder is to keep: they are all over the corpus, and read once."""
-    if config.cache_dir is None or config.order == "blocks" or corpus.needs_decoding or corpus.is_synthetic:
+    if config.cache_dir is None or corpus.needs_decoding or corpus.is_synthetic:
+        return
+    if corpus.keep is not None:
+        raise ConfigError(
+            f'cache_dir = "{config.cache_dir}" keeps whole blocks of the corpus, but with keep = "{corpus.keep.path}" '
+            "only some documents of a block are read: remove one of the two, or copy the corpus to this machine with "
+            "dali-pipes copy"
+        )
+    if config.order == "blocks":
         return
     raise ConfigError(
         f'cache_dir = "{config.cache_dir}" keeps whole blocks, but with order = "rows" single rows of the '

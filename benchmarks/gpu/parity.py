@@ -121,7 +121,14 @@ def rows_in_slots_equal_numpy(session: Session) -> None:
         slot_tokens = (slot_rows - 1) * stride + seq_len + 2
         slots = Slots(slot_rows, slot_tokens, slot_rows - missing if missing else num_rows, missing)
         tokens = random_ids(generator, "uint16", 3 + (num_rows + missing) // slot_rows * slot_tokens)
-        place = {"row_step": 2, "num_rows": num_rows, "key": key, "origin": 3, "stride": stride, "seq_len": seq_len}
+        place: dict[str, Any] = {
+            "row_step": 2,
+            "num_rows": num_rows,
+            "key": key,
+            "origin": 3,
+            "stride": stride,
+            "seq_len": seq_len,
+        }
         sides = []
         for array in (cupy.asarray, np.asarray):
             row_ids, bad = array(np.zeros(-(-num_rows // 2), np.int64)), array(np.array([0, _LARGEST]))

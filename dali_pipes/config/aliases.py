@@ -247,11 +247,6 @@ ALIASES = (
     ),
     _alias(
         NOT_SUPPORTED,
-        "labels are the next tokens; mask a copy of input_ids in the training loop",
-        "mlm mlm_prob mlm_probability mask_prob masked_lm_prob",
-    ),
-    _alias(
-        NOT_SUPPORTED,
         "rows are served as they are in the corpus; change batches in the training loop, or in the pipeline with "
         "TokenLoader(config, graph=...)",
         "transform transforms augment map map_fn operations preprocess",

@@ -35,6 +35,7 @@ CASES = [
     pytest.param(kind, placement, marks=() if (kind, placement) in FEW else pytest.mark.slow)
     for kind in KINDS
     for placement in GPU_PLACEMENTS
+    if placement != "pool"
 ]
 
 

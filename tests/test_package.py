@@ -37,13 +37,13 @@ PUBLIC_NAMES = [
     "keyed_noise",
     "open_corpus",
 ]
-OPERATORS = ["permute", "rows", "segments", "shuffled_rows"]
+OPERATORS = ["goldfish", "keyed_draws", "noised_rows", "permute", "rows", "segments", "shuffled_rows"]
 
 
 _LOADER_PACKAGES = {"annotated_types", "dali_pipes", "pydantic", "pydantic_core", "typing_inspection"}
 _LOADER_ROOMS = {
     *("config", "corpus", "corpus_or_text", "documents", "engine", "errors", "fields", "loader", "monitoring"),
-    *("operators", "placement", "rows", "runtime", "schedule", "storage", "uris"),
+    *("objectives", "operators", "placement", "rows", "runtime", "schedule", "storage", "uris"),
 }
 IMPORTS = {
     "import dali_pipes": ({"dali_pipes"}, set[str]()),

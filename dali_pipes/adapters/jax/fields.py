@@ -69,8 +69,8 @@ class Fields:
         learned = next((entry.kind for entry in config.all_objectives if entry.has_own_labels), None)
         if names == "maxtext" and learned is not None:
             raise ConfigError(
-                f'names = "maxtext" needs targets that are shifted by one token, but the objective "{learned}" learns ids '
-                "at their own positions; remove names"
+                f'names = "maxtext" needs targets that are shifted by one token, but the objective "{learned}" learns '
+                "ids at their own positions; remove names"
             )
         for name in outputs:
             if OUTPUTS[name].axes in (Axes.SEGMENT_BOUNDS, Axes.NUMBER) and shards.count > 1:

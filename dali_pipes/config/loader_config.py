@@ -994,6 +994,12 @@ class LoaderConfig(BaseModel):
         return tuple(entry for entry in self.objective if self.split == "train" or entry.validation)
 
     @property
+    def all_objectives(self) -> tuple[Objective, ...]:
+        """The entries of `objective` that this split uses, of any source of a mixture."""
+        own = self.sources.values() or (self,)
+        return tuple(entry for config in own for entry in config.objectives)
+
+    @property
     def objective_line(self) -> str | None:
         """What this split learns, of each source of a mixture; None: the next token."""
         own = self.sources or {"": self}

@@ -61,8 +61,8 @@ class Rows(NamedTuple):
     passes: Int64Array | None = None
     """(R,): the pass that each row is of; None: that of the epoch."""
     fim: FimPieces | None = None
-    """How the pieces are rearranged: they hold sentinels, too, and start at the first of their tokens from the corpus;
-    None: every piece is one run of tokens."""
+    """How the pieces are rearranged: they hold sentinels, too, and start where their units do; None: every piece is one
+    run of tokens."""
 
     def runs(self) -> Runs | None:
         """What the pieces consist of, where some are rearranged."""

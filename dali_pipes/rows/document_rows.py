@@ -353,7 +353,7 @@ class DocumentRows:
                 starts = self.offsets[packing.piece_documents[at]] + begins
             else:
                 rearranged.append(self._rearranged(self._fim, packing, at, epoch, mark.window))
-                starts = first_tokens(rearranged[-1], lengths)
+                starts = rearranged[-1].borders[:, 0]
             planned.append((starts, lengths, starts + lengths, begins))
             counts.append(size)
         counts.append(np.zeros(len(row_ids) - len(real), np.int64))
@@ -364,8 +364,13 @@ class DocumentRows:
         if self._lookback is not None:
             pieces = pieces._replace(lookback=self._lookback_of(pieces.lengths, columns[3]))
         starts = np.full(len(row_ids), -1)
-        starts[: len(real)] = pieces.starts[row_offsets[: len(real)]]
-        return Rows(starts, pieces, fim=None if self._fim is None else joined(rearranged))
+        firsts = row_offsets[: len(real)]
+        if self._fim is None:
+            starts[: len(real)] = pieces.starts[firsts]
+            return Rows(starts, pieces)
+        fim = joined(rearranged)
+        starts[: len(real)] = first_tokens(fim.chosen(firsts), pieces.lengths[firsts])
+        return Rows(starts, pieces, fim=fim)
 
     def _lookback_of(self, lengths: Int64Array, begins: Int64Array) -> Int64Array:
         """(P, 3) of pieces that begin so many tokens after their documents' first: see `Pieces.lookback`."""

@@ -66,6 +66,12 @@ class Fields:
             raise ConfigError(
                 f'names = "maxtext" needs targets that are shifted by one token, but {found}; remove this setting'
             )
+        learned = next((entry.kind for entry in config.all_objectives if entry.has_own_labels), None)
+        if names == "maxtext" and learned is not None:
+            raise ConfigError(
+                f'names = "maxtext" needs targets that are shifted by one token, but the objective "{learned}" learns '
+                "ids at their own positions; remove names"
+            )
         for name in outputs:
             if OUTPUTS[name].axes in (Axes.SEGMENT_BOUNDS, Axes.NUMBER) and shards.count > 1:
                 raise ConfigError(
@@ -86,7 +92,7 @@ class Fields:
         for name, values in batch.items():
             if name == "labels" and counts is not None:
                 arrays[name] = xp.where(counts, values, 0)
-            elif OUTPUTS[name].axes is Axes.ROWS:
+            elif OUTPUTS[name].axes is Axes.ROWS and OUTPUTS[name].dtype == "int64":
                 arrays[name] = _as_int32(name, values, xp)
             elif not isinstance(values, int) and values.dtype == xp.int64:
                 raise ConfigError(

@@ -66,7 +66,7 @@ ALIASES = (
     _alias(
         "objective",
         'a list of tables with kind, such as [{kind = "mlm", rate = 0.15, mask_id = 103}]',
-        "mlm mlm_probability mlm_prob masked_lm_prob whole_word_mask prefix_lm goldfish_loss objectives",
+        "mlm mlm_probability mlm_prob mask_prob masked_lm_prob whole_word_mask prefix_lm goldfish_loss objectives",
     ),
     _alias(
         "mixture",
@@ -238,11 +238,6 @@ ALIASES = (
         NOT_SUPPORTED,
         "fill-in-the-middle moves text within documents; apply it before or during tokenization",
         "fim fim_rate fim_spm_rate",
-    ),
-    _alias(
-        NOT_SUPPORTED,
-        "labels are the next tokens; mask a copy of input_ids in the training loop",
-        "mlm mlm_prob mlm_probability mask_prob masked_lm_prob",
     ),
     _alias(
         NOT_SUPPORTED,

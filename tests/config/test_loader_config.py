@@ -267,7 +267,6 @@ MEANT = {
     "sampler": "use shuffle, seed, drop_last and load_state_dict",
     "collate_fn": "listed in outputs",
     "worker_init_fn": "there are no worker processes",
-    "mlm_probability": 'kind = "mlm"',
     "max_epochs": "in a source of mixture",
     "num_epochs": "each `for` over the loader is one epoch",
     "mesh": "TokenLoader(config, mesh=...)",

@@ -83,11 +83,12 @@ def _cases(corpus: Path, batch_size: int, seq_len: int) -> tuple[dict[str, Case]
         cases[name] = _taking(iter(loaders[-1]), _as_it_is)
     loaders.append(TokenLoader(corpus, **shape))
     plain = iter(loaders[-1])
-    for name, change in {
+    changes: dict[str, Callable[[dict[str, Any]], object]] = {
         "mlm, torch": torch_mlm,
         "diffusion, torch": torch_diffusion,
         "goldfish, torch": torch_goldfish,
-    }.items():
+    }
+    for name, change in changes.items():
         cases[name] = _taking(plain, change)
     cases["mlm, transformers"] = _taking(plain, _collator())
     return cases, loaders

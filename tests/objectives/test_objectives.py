@@ -255,9 +255,14 @@ def test_sources_have_their_own(corpus: Path, tmp_path: Path) -> None:
         assert {name: fields[name] for name in expected} == expected
     assert (0, 1) in passes_seen
     with TokenLoader(**{**shared, "objective": []} | {"outputs": ("input_ids",)}, mixture=sources) as loader:
-        of_sources = loader.state_dict()["corpus"]["sources"]
+        state = loader.state_dict()
+        of_sources = state["corpus"]["sources"]
         assert "objective" in of_sources["big"]["rows"]
         assert "objective" not in of_sources["small"]["rows"]
+    sources["big"]["objective"] = [DROP]
+    changed = TokenLoader(**{**shared, "objective": []} | {"outputs": ("input_ids",)}, mixture=sources)
+    with changed, pytest.raises(StateError, match=r"mixture\.big: objective: saved .*mlm"):
+        changed.load_state_dict(state, on_change="mixture")
 
 
 def test_goldfish_in_one_source_alone(corpus: Path, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ SHARDS = {
     "mds/concat_bytes_i64",
     "mds/text",
     "mds/tokens_u16",
+    "mds/tokens_br",
+    "mds/tokens_snappy",
     "shard_truth",
     "tfrecord",
 }

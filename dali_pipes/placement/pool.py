@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dali_pipes.documents import Pieces
 from dali_pipes.monitoring.stats import BlockTimes
 from dali_pipes.operators import shuffled_rows
 from dali_pipes.placement.base import Slot
@@ -78,9 +77,9 @@ class PoolPlacement(GpuPlacement):
         if plan is None:
             return
         if plan.pieces is not None:
-            offsets, starts, lengths, ends = plan.pieces
-            moved = self._order.moved(plan, spans).repeat(np.diff(offsets))
-            self._stage_tables(slot, Pieces(offsets, starts + moved, lengths, ends + moved))
+            moved = self._order.moved(plan, spans).repeat(np.diff(plan.pieces.row_offsets))
+            starts, ends = plan.pieces.starts + moved, plan.pieces.document_ends + moved
+            self._stage_tables(slot, plan.pieces._replace(starts=starts, document_ends=ends))
         self._stage_from_plan(slot)
 
     def restart(self) -> None:

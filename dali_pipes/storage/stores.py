@@ -141,7 +141,7 @@ def put(uri: Uri, content: bytes | Path, *, new: bool = False) -> None:
     Raises OSError.
     """
     obstore, (store, key) = _obstore(uri), Place(_store(uri, _PUT_RETRIES), uri.path)
-    with failures_of(uri) as failures:
+    with failures_of(uri, STALL_S, _MOST_STALLS * STALL_S) as failures:
         obstore.put(store, key, content, mode="create" if new else "overwrite", use_multipart=False if new else None)
         return
     raise failures.error
@@ -152,7 +152,7 @@ def delete(uris: Sequence[Uri]) -> None:
     if not uris:
         return
     obstore = _obstore(uris[0])
-    with failures_of(uris[0]) as failures:
+    with failures_of(uris[0], STALL_S, _MOST_STALLS * STALL_S) as failures:
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(_store(uris[0], _PUT_RETRIES), [uri.path for uri in uris])
         return

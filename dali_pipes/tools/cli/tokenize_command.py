@@ -20,7 +20,7 @@ import typer
 from dali_pipes import __version__
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.fields import TEMPLATE_OWN
-from dali_pipes.runtime.messages import counted
+from dali_pipes.runtime.messages import counted, printable
 from dali_pipes.text import (
     Encoder,
     Job,
@@ -46,7 +46,6 @@ from dali_pipes.text.tokenize import SHARD_TOKENS
 from dali_pipes.text.tokenizer import LoadedTokenizer, end_of_text
 from dali_pipes.tools.cli.endings import INTERRUPTED, errors_as_one_line
 from dali_pipes.tools.cli.flags import FLAG
-from dali_pipes.tools.terminal import printable
 
 _NEWLINE = r"in a shell, write a newline as $'\n'"
 

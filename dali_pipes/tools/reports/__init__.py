@@ -1,17 +1,17 @@
 """Reports on corpora and batches, as plain data. They do not need a GPU or torch."""
 
-from dali_pipes.tools.reports.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, locate_batch, one_row
+from dali_pipes.loader.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, locate_batch, one_row
+from dali_pipes.loader.batch_preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
+from dali_pipes.text.token_text import TokenText
 from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
 from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus
 from dali_pipes.tools.reports.document_lengths import LengthReport
 from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plot_mixture
-from dali_pipes.tools.reports.preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
 from dali_pipes.tools.reports.problem import Problem
 from dali_pipes.tools.reports.samples_preview import SamplesPreview, names_loader, preview_samples
 from dali_pipes.tools.reports.shuffle_figures import OrderFigures
 from dali_pipes.tools.reports.shuffle_report import ShuffleReport, judge_shuffle, plot_shuffle
 from dali_pipes.tools.reports.step_report import StepReport, explain_step
-from dali_pipes.tools.reports.token_text import TokenText
 
 __all__ = [
     "BatchOrigin",

@@ -8,12 +8,12 @@ from typing import Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError
+from dali_pipes.loader.batch_origin import built_on_cpu
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.schedule.curriculum import Curriculum
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture import MOST_PLACES, Exhausted
 from dali_pipes.schedule.mixture_report import MixtureReport, mixture_report
-from dali_pipes.tools.reports.batch_origin import built_on_cpu
 
 _POINTS = 128
 """Places of a plot."""

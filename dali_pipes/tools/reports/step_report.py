@@ -15,9 +15,9 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.engine.build import BuiltSource
+from dali_pipes.loader.batch_origin import RowCutters, RowOrigin, built_on_cpu, counted_from
 from dali_pipes.schedule import PADDING
 from dali_pipes.schedule.plans import Plan, plan_step
-from dali_pipes.tools.reports.batch_origin import RowCutters, RowOrigin, built_on_cpu, counted_from
 from dali_pipes.uris import FilePath
 
 Int64Array = npt.NDArray[np.int64]

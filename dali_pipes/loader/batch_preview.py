@@ -19,9 +19,8 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.engine.block_stream import BlockStream
-from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.schedule import Position
-from dali_pipes.tools.reports.batch_origin import (
+from dali_pipes.engine.build import BuiltSource
+from dali_pipes.loader.batch_origin import (
     BatchOrigin,
     PieceOrigin,
     RowOrigin,
@@ -30,7 +29,9 @@ from dali_pipes.tools.reports.batch_origin import (
     counted_from,
     source_configs,
 )
-from dali_pipes.tools.reports.token_text import TokenText
+from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.schedule import Position
+from dali_pipes.text.token_text import TokenText
 
 Int64Array = npt.NDArray[np.int64]
 Ranges = tuple[tuple[int, int], ...]
@@ -44,6 +45,8 @@ class Run(NamedTuple):
     """Whether the labels at these tokens are ignored."""
     ids: list[int]
     text: str | None
+    texts: list[str] | None
+    """Of each token; "" after the first of several that are one character."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ class BatchPreview:
     context_split: str
     ranges: Ranges
     """The positions of the columns, in order."""
+    special_ids: frozenset[int]
+    """Ids that are not text: special tokens of the tokenizer, and ids that end or begin documents."""
 
     @property
     def columns(self) -> int:
@@ -135,37 +140,60 @@ def preview_batch(
     as for `locate_batch`. Blocks: reads this batch and a few after it. Raises as `TokenLoader`, including for ids of
     this batch that are out of range, and `ConfigError` for a step that does not exist.
     """
-    config = config.replace(outputs=_outputs_shown(config))
+    config = shown_outputs(config)
     built = built_on_cpu(config)
-    with closing(BlockStream(built, config)) as stream:
-        base, schedule = counted_from(state, config, built, epoch), built.schedule
+    with closing(BatchPreviewer(built, config, tokenizer)) as previewer:
+        base = counted_from(state, config, built, epoch)
+        return previewer.batch(step, epoch, base, rows=rows, tokens=tokens)
+
+
+class BatchPreviewer:
+    """Previews of one rank's batches, in any order.
+
+    built: for `config`, on the CPU and with one batch a block; `close` closes it. `config` comes from `shown_outputs`.
+    """
+
+    def __init__(self, built: BuiltSource, config: LoaderConfig, tokenizer: TokenText | None = None) -> None:
+        self._built, self._config, self._tokenizer = built, config, tokenizer
+        self._stream = BlockStream(built, config)
+        configs = source_configs(built, config)
+        # The user's start id separates documents, if there is one.
+        self._delimiters = [
+            (own.eos_id if own.document_start_id is not None else built.corpora[name].eos_id, own.document_start_id)
+            for name, own in configs.items()
+        ]
+        self._row_mode = ", ".join(dict.fromkeys(own.rows for own in configs.values()))
+        delimiters = {token for pair in self._delimiters for token in pair if token is not None}
+        self._special_ids = delimiters | (frozenset() if tokenizer is None else tokenizer.special_ids)
+
+    def batch(self, step: int, epoch: int = 0, base: int = 0, *, rows: int, tokens: int) -> BatchPreview:
+        """As `preview_batch`, with steps counted from row `base`."""
+        built, config, schedule = self._built, self._config, self._built.schedule
         batch = batch_origin(built, config, step, epoch, base)
         before = (step - schedule.step_number(base)) * schedule.global_rows
-        stream.seek(Position(epoch, base + before))
-        (block,), _ = stream.take()
+        self._stream.seek(Position(epoch, base + before))
+        (block,), _ = self._stream.take()
         (width,) = block.widths
         ranges: Ranges = ((0, width),)
         if config.context_parallel is not None:
             ranges = shared_ranges(width, *config.context_parallel, config.context_split)
-        configs = source_configs(built, config)
-        # The user's start id separates documents, if there is one.
-        delimiters = [
-            (own.eos_id if own.document_start_id is not None else built.corpora[name].eos_id, own.document_start_id)
-            for name, own in configs.items()
-        ]
-        row_mode = ", ".join(dict.fromkeys(own.rows for own in configs.values()))
-        writer = _RowWriter(
-            delimiters, {name: block.arrays[name] for name in config.outputs}, ranges, tokens, tokenizer
-        )
+        arrays = {name: block.arrays[name] for name in config.outputs}
+        writer = _RowWriter(self._delimiters, arrays, ranges, tokens, self._tokenizer)
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
         how = config.context_parallel, config.context_split
-        return BatchPreview(batch, row_mode, shown, tokens, built.warning, width, *how, ranges)
+        special = frozenset(self._special_ids)
+        return BatchPreview(batch, self._row_mode, shown, tokens, built.warning, width, *how, ranges, special)
+
+    def close(self) -> None:
+        """Stop reading and close what was built; idempotent."""
+        self._stream.close()
 
 
-def _outputs_shown(config: LoaderConfig) -> tuple[str, ...]:
-    """The most informative outputs, and the masks that the trainer gets for each position."""
+def shown_outputs(config: LoaderConfig) -> LoaderConfig:
+    """The configuration with the most informative outputs, and the masks that the trainer gets for each position."""
     base = ("input_ids", "labels", *(("position_ids", "segment_ids") if config.uses_documents else ()))
-    return base + tuple(name for name in ("attention_mask", "loss_mask") if name in config.outputs)
+    masks = tuple(name for name in ("attention_mask", "loss_mask") if name in config.outputs)
+    return config.replace(outputs=base + masks)
 
 
 def _in_share(piece: PieceOrigin, ranges: Ranges) -> Iterator[PieceOrigin]:
@@ -258,7 +286,9 @@ class _RowWriter:
             return
         borders = [0, *(np.flatnonzero(np.diff(is_masked)) + 1).tolist(), len(ids)]
         for begin, end in pairwise(borders):
-            yield Run(bool(is_masked[begin]), ids[begin:end], self._text(ids[begin:end]))
+            own = ids[begin:end]
+            each = None if self._tokenizer is None else self._tokenizer.each(own)
+            yield Run(bool(is_masked[begin]), own, self._text(own), each)
 
     def _text(self, ids: list[int]) -> str | None:
         return None if self._tokenizer is None else self._tokenizer.decode(ids)

@@ -30,7 +30,7 @@ def open_corpora(config: LoaderConfig) -> dict[str, Corpus]:
     try:
         for name, own in ({"": config} if config.mixture is None else config.sources).items():
             try:
-                corpora[name] = _open(own)
+                corpora[name] = open_source(own)
             except (ConfigError, CorpusError) as error:
                 if not name:
                     raise
@@ -44,7 +44,8 @@ def open_corpora(config: LoaderConfig) -> dict[str, Corpus]:
     return corpora
 
 
-def _open(config: LoaderConfig) -> Corpus:
+def open_source(config: LoaderConfig) -> Corpus:
+    """The corpus of a configuration, or of one source of a mixture. Blocks."""
     assert config.corpus is not None
     return open_corpus(
         config.corpus,

@@ -126,15 +126,14 @@ def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | 
     documents. Raises as `TokenLoader`, and `ConfigError` for a step that does not exist.
     """
     with closing(built_on_cpu(config)) as built:
-        return batch_origin(built, config, step, epoch, counted_from(state, config, built, epoch))
+        return batch_origin(built, RowCutters(built, config), step, epoch, counted_from(state, config, built, epoch))
 
 
-def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int, base: int) -> BatchOrigin:
-    """As `locate_batch`, of what has been built for `config`, with steps counted from row `base`."""
+def batch_origin(built: BuiltSource, cutters: "RowCutters", step: int, epoch: int, base: int) -> BatchOrigin:
+    """As `locate_batch`, of what has been built, with steps counted from row `base`."""
     plan = plan_step(built.schedule, epoch, step, base)
-    cutters = RowCutters(built, config)
     rows = tuple(cutters.origin(plan, row, row) for row in range(len(plan.row_ids)))
-    return BatchOrigin(epoch, step, built.schedule.rank, built.schedule.world_size, plan.width(config.row_len), rows)
+    return BatchOrigin(epoch, step, built.schedule.rank, built.schedule.world_size, plan.width(cutters.seq_len), rows)
 
 
 def source_configs(built: BuiltSource, config: LoaderConfig) -> Mapping[str, LoaderConfig]:
@@ -191,14 +190,14 @@ class RowCutters:
         self.bases = [0] if built.mixture is None else built.mixture.bases.tolist()
         self.offsets = [known_offsets(built.corpora[name], own) for name, own in configs.items()]
         self._cutters = list(map(RowCutter, self.corpora, self.offsets))
-        self._seq_len, self._is_mixture = config.row_len, built.mixture is not None
+        self.seq_len, self._is_mixture = config.row_len, built.mixture is not None
 
     def origin(self, plan: Plan, number: int, row: int) -> RowOrigin:
         """Where row `number` of a plan comes from, row `row` of its batch. Rows after the plan's are padding."""
         if number >= len(plan.row_ids) or plan.row_ids[number] == PADDING:
             return RowOrigin(row, PADDING, (), source=None if self._is_mixture else 0)
         source = 0 if plan.rows.sources is None else int(plan.rows.sources[number])
-        pieces = tuple(self._cutters[source].row(plan, number, plan.width(self._seq_len), self.bases[source]))
+        pieces = tuple(self._cutters[source].row(plan, number, plan.width(self.seq_len), self.bases[source]))
         return RowOrigin(row, int(plan.row_ids[number]), pieces, source, self.names[source] or None)
 
 

@@ -23,6 +23,7 @@ from dali_pipes.engine.build import BuiltSource
 from dali_pipes.loader.batch_origin import (
     BatchOrigin,
     PieceOrigin,
+    RowCutters,
     RowOrigin,
     batch_origin,
     built_on_cpu,
@@ -155,7 +156,7 @@ class BatchPreviewer:
 
     def __init__(self, built: BuiltSource, config: LoaderConfig, tokenizer: TokenText | None = None) -> None:
         self._built, self._config, self._tokenizer = built, config, tokenizer
-        self._stream = BlockStream(built, config)
+        self._stream, self._cutters = BlockStream(built, config), RowCutters(built, config)
         configs = source_configs(built, config)
         # The user's start id separates documents, if there is one.
         self._delimiters = [
@@ -169,7 +170,7 @@ class BatchPreviewer:
     def batch(self, step: int, epoch: int = 0, base: int = 0, *, rows: int, tokens: int) -> BatchPreview:
         """As `preview_batch`, with steps counted from row `base`."""
         built, config, schedule = self._built, self._config, self._built.schedule
-        batch = batch_origin(built, config, step, epoch, base)
+        batch = batch_origin(built, self._cutters, step, epoch, base)
         before = (step - schedule.step_number(base)) * schedule.global_rows
         self._stream.seek(Position(epoch, base + before))
         (block,), _ = self._stream.take()

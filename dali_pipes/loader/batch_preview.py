@@ -156,7 +156,7 @@ class BatchPreviewer:
 
     def __init__(self, built: BuiltSource, config: LoaderConfig, tokenizer: TokenText | None = None) -> None:
         self._built, self._config, self._tokenizer = built, config, tokenizer
-        self._stream, self._cutters = BlockStream(built, config), RowCutters(built, config)
+        self._stream, self.cutters = BlockStream(built, config), RowCutters(built, config)
         configs = source_configs(built, config)
         # The user's start id separates documents, if there is one.
         self._delimiters = [
@@ -170,7 +170,7 @@ class BatchPreviewer:
     def batch(self, step: int, epoch: int = 0, base: int = 0, *, rows: int, tokens: int) -> BatchPreview:
         """As `preview_batch`, with steps counted from row `base`."""
         built, config, schedule = self._built, self._config, self._built.schedule
-        batch = batch_origin(built, self._cutters, step, epoch, base)
+        batch = batch_origin(built, self.cutters, step, epoch, base)
         before = (step - schedule.step_number(base)) * schedule.global_rows
         self._stream.seek(Position(epoch, base + before))
         (block,), _ = self._stream.take()

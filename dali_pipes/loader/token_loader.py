@@ -24,7 +24,7 @@ from dali_pipes.config.validators import shown
 from dali_pipes.corpus import Corpus
 from dali_pipes.engine.block_stream import BlockStream
 from dali_pipes.engine.build import BuiltSource, Graph
-from dali_pipes.engine.mixture import in_rows, share_of
+from dali_pipes.engine.mixture import in_rows
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.loader.announcements import WaitWatch, say_resumed, say_start, start_text
 from dali_pipes.loader.batches import (
@@ -39,6 +39,7 @@ from dali_pipes.loader.batches import (
 from dali_pipes.loader.dataset_guards import DatasetGuards, refuse_workers
 from dali_pipes.loader.handout import Handout
 from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
+from dali_pipes.loader.plan_reports import plan_reports
 from dali_pipes.loader.ranks_agree import refuse_differing_ranks
 from dali_pipes.loader.state import OnChange, States, order_settings
 from dali_pipes.loader.state_change import StateChange
@@ -46,7 +47,6 @@ from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import CacheStats, LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.rows.plan_reports import reports_of
-from dali_pipes.rows.source import Source
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit, stop_with_process
 from dali_pipes.schedule import Position, StepRange
@@ -248,17 +248,15 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             if self._reports is None:
                 raise ConfigError('plan_report() applies to rows = "pack" and rows = "pad", but rows = "stream"')
             return self._reports.report(self.epoch)
-        mixture, corpora = self._built.mixture, self._built.corpora
+        mixture = self._built.mixture
         if source not in mixture.names:
             raise ConfigError(
                 f"plan_report({'' if source is None else repr(source)}) of a mixture needs the name of a source: "
                 f"expected one of {shown(list(mixture.names))}"
             )
-        number, own = mixture.names.index(source), self.config.sources[source]
-        settings = {**order_settings(own, corpora[source]), "source": source}
-        settings["share"] = str(share_of(self.config, source))
+        number = mixture.names.index(source)
         rows = mixture.sources[number]
-        reports = reports_of(Source(corpora[source], rows), settings)
+        reports = plan_reports(self._built, self.config).get(source)
         if reports is None:
             raise ConfigError(
                 f'plan_report({source!r}) applies to rows = "pack" and rows = "pad", but mixture.{source} has rows = '

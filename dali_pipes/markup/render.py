@@ -30,7 +30,7 @@ def source_of(name: str) -> str:
 def number(value: float | int | None) -> str:
     """`1,203,874`, `0.0123`, `12.5`; a dash for None."""
     if value is None:
-        return "–"
+        return "\N{EN DASH}"
     if isinstance(value, int):
         return f"{value:,}"
     if value == int(value) and abs(value) < 1e15:
@@ -41,7 +41,7 @@ def number(value: float | int | None) -> str:
 def percent(value: float | None) -> str:
     """`12.3%`, with more digits below 1%."""
     if value is None:
-        return "–"
+        return "\N{EN DASH}"
     return f"{value:.2%}" if 0 < abs(value) < 0.01 else f"{value:.1%}"
 
 
@@ -56,5 +56,10 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "percent": percent, "printable": printable}
+    environment.filters |= {
+        "number": number,
+        "printable": printable,
+        "lines": lambda text: "\n".join(map(printable, text.split("\n"))),
+        "filename": lambda path: path.rpartition("/")[2],
+    }
     return environment

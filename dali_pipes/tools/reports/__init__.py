@@ -7,6 +7,7 @@ from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
 from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus
 from dali_pipes.tools.reports.document_lengths import LengthReport
 from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plot_mixture
+from dali_pipes.tools.reports.page import DataPage, make_page
 from dali_pipes.tools.reports.problem import Problem
 from dali_pipes.tools.reports.samples_preview import SamplesPreview, names_loader, preview_samples
 from dali_pipes.tools.reports.shuffle_figures import OrderFigures
@@ -18,6 +19,7 @@ __all__ = [
     "BatchPreview",
     "CheckReport",
     "CorpusReport",
+    "DataPage",
     "LengthReport",
     "MixturePlan",
     "OrderFigures",
@@ -35,6 +37,7 @@ __all__ = [
     "inspect_corpus",
     "judge_shuffle",
     "locate_batch",
+    "make_page",
     "names_loader",
     "one_row",
     "plan_mixture",

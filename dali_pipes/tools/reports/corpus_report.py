@@ -84,7 +84,8 @@ def inspect_corpus(
     """Summarize a corpus. Blocks: reads its index and a sample of its ids, or all ids with `full`.
 
     Documents come from the index, or from the id that ends (`corpus.eos_id`) or begins (`start_id`) each of them, which
-    reads all ids the first time, unless `scan` is false. `advance(ids)` is called as ids are read. Raises as `find_documents`.
+    reads all ids the first time, unless `scan` is false. `advance(ids)` is called as ids are read. Raises as
+    `find_documents`.
     """
     problems = Problems()
     notes = [*corpus.notes]

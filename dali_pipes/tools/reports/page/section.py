@@ -23,7 +23,7 @@ class Value(NamedTuple):
     def text(self) -> str:
         """`1,203,874`, `12.3%`, or the text itself."""
         if self.unit == "text":
-            return "–" if self.raw is None else str(self.raw)
+            return "\N{EN DASH}" if self.raw is None else str(self.raw)
         return percent(self.raw) if self.unit == "share" else number(self.raw)
 
 

@@ -65,7 +65,7 @@ def bars(labels: Sequence[str], values: Sequence[float], *, xlabel: str, ylabel:
 
     def draw(axes: "Axes") -> None:
         axes.bar(range(len(values)), values, color=series(0), width=0.85)
-        every = -(-len(labels) // 7)
+        every = -(-len(labels) // 6)
         axes.set_xticks(range(0, len(labels), every), labels[::every])
         axes.grid(visible=False, axis="x")
         axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -73,8 +73,7 @@ def bars(labels: Sequence[str], values: Sequence[float], *, xlabel: str, ylabel:
             axes.set_yscale("log", nonpositive="clip")
             axes.set_ylim(bottom=0.5)
             axes.minorticks_off()
-        else:
-            axes.yaxis.set_major_formatter(short)
+        axes.yaxis.set_major_formatter(short)
 
     return _drawn(draw)
 

@@ -22,7 +22,7 @@ from dali_pipes.tools.reports.page.section import Chart, Column, DataTable, Fact
 from dali_pipes.tools.reports.problem import Problems
 
 _MOST_FILES = 12
-_MOST_IDS = 24
+_MOST_IDS = 12
 _MOST_PROBLEMS = 20
 _MOST_SOURCES = 12
 """Sources of a mixture that are described one by one; all of them are in the table."""
@@ -172,7 +172,7 @@ def _charts(config: LoaderConfig, corpus: Corpus, report: CorpusReport, sample: 
 
 def _histogram(buckets: Sequence[Bucket], *, is_sample: bool) -> Chart:
     most = max(buckets, key=lambda bucket: bucket.documents)
-    labels = [charts.short(bucket.shortest) for bucket in buckets]
+    labels = [f"{first:,}" if first < 10_000 else charts.short(first) for first, _, _ in buckets]
     values = [bucket.documents for bucket in buckets]
     whole = f" It shows documents that lie whole in runs of {RUN_IDS:,} ids, so longer ones are missing."
     return Chart(
@@ -196,7 +196,7 @@ def _frequent(sample: IdSample, tokenizer: TokenText | None) -> DataTable:
         for token, count in sample.most_frequent(_MOST_IDS)
     ]
     columns = _IDS if tokenizer is not None else tuple(column for column in _IDS if column.key != "text")
-    return table_of("frequent", "Most frequent ids", columns, rows, is_sample=not sample.is_all)
+    return table_of("frequent", "Most frequent ids", columns, rows, is_sample=not sample.is_all, is_narrow=True)
 
 
 _VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", " ": "␣"})

@@ -48,8 +48,9 @@ def mixture_section(run: OpenedRun) -> Section:
     if plan.exhausted:
         left = [{**source._asdict(), "tokens": source.place * plan.seq_len} for source in plan.exhausted]
         tables.append(table_of("exhausted", "Sources that reach max_epochs", _EXHAUSTED, left))
-    notes = () if all(use.is_exact for use in report.sources) else ("Tokens and passes of documents are estimates.",)
-    return Section("mixture", "Mixture", parts=(Part("", "", facts, _charts(plan), tuple(tables), notes),))
+    is_exact = all(use.is_exact for use in report.sources)
+    about = "" if is_exact else "Rows hold documents, so tokens and passes are estimates."
+    return Section("mixture", "Mixture", about, (Part("", "", facts, _charts(plan), tuple(tables)),))
 
 
 def _charts(plan: MixturePlan) -> tuple[Chart, ...]:

@@ -28,16 +28,14 @@ _RANKS = (Column("rank", "rank"), Column("rows", "rows"), Column("tokens", "toke
 
 def order_section(run: OpenedRun) -> Section:
     """Plans the first steps in each order; reads no tokens."""
-    parts, about = [], ""
     if run.config.split == "validation":
         about = "The validation split is always read in the order of the corpus."
-    else:
-        parts.append(_shuffle(shuffle_of(run.config, run.built.corpora, JUDGED_STEPS)))
-    parts.append(Part("ranks", tables=(_ranks(run),)))
-    return Section("order", "Order", about, tuple(parts))
+        return Section("order", "Order", about, (Part("", tables=(_ranks(run),)),))
+    report = shuffle_of(run.config, run.built.corpora, JUDGED_STEPS)
+    return Section("order", "Order", parts=(_shuffle(report, _ranks(run)),))
 
 
-def _shuffle(report: ShuffleReport) -> Part:
+def _shuffle(report: ShuffleReport, ranks: DataTable) -> Part:
     configured = next(figures for figures in report.orders if figures.is_configured)
     _, places, positions = next(course for course in report.courses if course[0] == configured.order)
     every = -(-len(places) // _POINTS)
@@ -62,7 +60,7 @@ def _shuffle(report: ShuffleReport) -> Part:
         Fact("corpus_blocks", "blocks of the corpus", Value(report.corpus_blocks)),
         Fact("largest_file", "largest file", Value(report.largest_file, "share")),
     )
-    return Part("shuffle", facts=facts, charts=(chart,), tables=(table,))
+    return Part("", facts=facts, charts=(chart,), tables=(ranks, table))
 
 
 def _ranks(run: OpenedRun) -> DataTable:
@@ -80,4 +78,4 @@ def _ranks(run: OpenedRun) -> DataTable:
         for rank, left in enumerate((positions - tokens).tolist())
     ]
     shown = ", ".join(f"{step:,}" for step in run.steps)
-    return table_of("ranks", f"Tokens of each rank in steps {shown}", _RANKS, records, most=_MOST_RANKS)
+    return table_of("ranks", f"Tokens of each rank in steps {shown}", _RANKS, records, most=_MOST_RANKS, is_narrow=True)

@@ -50,15 +50,16 @@ _PLAN: dict[str, tuple[str, Unit]] = {
 
 def rows_section(run: OpenedRun) -> Section:
     """Plans a sample of rows, and the whole epoch where its documents are not too many. Reads no tokens."""
-    return Section("rows", "Rows", parts=(_sample(run), *_plans(run), *_growth(run)))
-
-
-def _sample(run: OpenedRun) -> Part:
     schedule = run.built.schedule
     first = schedule.step_number(run.base)
-    steps = min(_MOST_STEPS, -(-_SAMPLE_ROWS // schedule.global_rows))
-    steps = schedule.steps(run.base, run.epoch, most=steps)
-    figures = joined([figures_of(run.plan(step), run.cutters) for step in range(first, first + steps)])
+    most = min(_MOST_STEPS, -(-_SAMPLE_ROWS // schedule.global_rows))
+    steps = range(first, first + schedule.steps(run.base, run.epoch, most=most))
+    about = f"The sample is the first {counted(len(steps), 'step')} of epoch {run.epoch}, on all ranks."
+    return Section("rows", "Rows", about, (_sample(run, steps), *_plans(run), *_growth(run)))
+
+
+def _sample(run: OpenedRun, steps: range) -> Part:
+    figures = joined([figures_of(run.plan(step), run.cutters) for step in steps])
     records = [
         step_report(run.built, run.config, run.cutters, step, run.epoch, run.base, all_ranks=True, most=0).as_dict()
         for step in run.steps
@@ -71,9 +72,8 @@ def _sample(run: OpenedRun) -> Part:
     ]
     if figures.documents is not None:
         facts.append(Fact("documents_a_row", "documents a row", Value(float(figures.documents.mean())), True))
-    about = f"Fill and documents are those of the first {counted(steps, 'step')} of epoch {run.epoch}, on all ranks."
     tables = (table_of("steps", "Steps, on all ranks", _STEPS, records),)
-    return Part("", facts=tuple(facts), charts=tuple(_charts(figures)), tables=tables, notes=(about,))
+    return Part("", facts=tuple(facts), charts=tuple(_charts(figures)), tables=tables)
 
 
 def _charts(figures: RowFigures) -> Iterator[Chart]:

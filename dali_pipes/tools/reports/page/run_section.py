@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from dali_pipes.markup import number
 from dali_pipes.runtime.messages import counted
 from dali_pipes.tools.reports.page import charts
 from dali_pipes.tools.reports.page.run_log import RunLog
-from dali_pipes.tools.reports.page.section import Chart, Fact, Legend, Part, Section, Value
+from dali_pipes.tools.reports.page.section import Chart, Fact, Legend, Part, Section, Unit, Value
 
 Course = tuple[list[float], list[float]]
 
@@ -21,6 +22,7 @@ _POINTS = 400
 class _Shown(NamedTuple):
     key: str
     title: str
+    last: str
     ylabel: str
     names: tuple[str, ...]
     """In order: the first that the log has is shown."""
@@ -29,13 +31,20 @@ class _Shown(NamedTuple):
 
 
 _SHOWN = (
-    _Shown("tokens_per_second", "Tokens per second", "tokens/s", ("tokens_per_second",)),
-    _Shown("data_wait_ratio", "Data wait", "share of the time", ("data_wait_ratio",), as_share=True),
-    _Shown("data_wait_s", "Data wait of a step", "seconds", ("data_wait_s",)),
-    _Shown("ready_blocks", "Queue depth", "blocks ready", ("ready_blocks", "queue_depth")),
-    _Shown("mfu", "MFU", "MFU", ("mfu", "MFU"), as_share=True),
-    _Shown("loss", "Loss", "loss", ("loss", "train_loss"), from_zero=False),
-    _Shown("val_loss", "Validation loss", "loss", ("val_loss", "eval_loss", "validation_loss"), from_zero=False),
+    _Shown("tokens_per_second", "Tokens per second", "tokens per second", "tokens/s", ("tokens_per_second",)),
+    _Shown("data_wait_ratio", "Data wait", "data wait", "share of the time", ("data_wait_ratio",), as_share=True),
+    _Shown("data_wait_s", "Data wait of a step", "data wait of a step, seconds", "seconds", ("data_wait_s",)),
+    _Shown("ready_blocks", "Queue depth", "queue depth", "blocks ready", ("ready_blocks", "queue_depth")),
+    _Shown("mfu", "MFU", "MFU", "MFU", ("mfu", "MFU"), as_share=True),
+    _Shown("loss", "Loss", "loss", "loss", ("loss", "train_loss"), from_zero=False),
+    _Shown(
+        "val_loss",
+        "Validation loss",
+        "validation loss",
+        "loss",
+        ("val_loss", "eval_loss", "validation_loss"),
+        from_zero=False,
+    ),
 )
 _OF_SOURCES = {
     "loss_by_source": ("Loss by source", ("loss_by_source/", "loss/")),
@@ -52,7 +61,8 @@ def run_section(log: RunLog) -> Section:
         course = _found(courses, shown.names)
         if course is not None:
             drawn.append(_chart(shown, course))
-            facts.append(Fact(shown.key, f"last {shown.title.lower()}", Value(course[1][-1])))
+            unit: Unit = "share" if shown.as_share else "number"
+            facts.append(Fact(shown.key, f"last {shown.last}", Value(course[1][-1], unit)))
     for key, (title, prefixes) in _OF_SOURCES.items():
         of_sources = dict(_by_source(courses, prefixes))
         if of_sources:
@@ -127,7 +137,7 @@ def _chart(shown: _Shown, course: Course) -> Chart:
             as_shares=shown.as_share,
             from_zero=shown.from_zero,
         ),
-        f"{shown.title} goes from {values[0]:.4g} to {values[-1]:.4g} over {counted(len(course[0]), 'line')}.",
+        f"{number(values[0])} at first and {number(values[-1])} at last, over {counted(len(course[0]), 'line')}.",
     )
 
 

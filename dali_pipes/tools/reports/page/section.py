@@ -53,6 +53,8 @@ class DataTable:
     is_sample: bool = False
     left_out: int = 0
     """Rows that are not shown."""
+    is_narrow: bool = False
+    """Whether it fits beside a chart."""
 
 
 def table_of(
@@ -63,10 +65,11 @@ def table_of(
     *,
     most: int = 64,
     is_sample: bool = False,
+    is_narrow: bool = False,
 ) -> DataTable:
     """A table of the first `most` of some records, in the order of the columns."""
     cells = tuple(tuple(Value(row[column.key], column.unit) for column in columns) for row in rows[:most])
-    return DataTable(key, caption, tuple(columns), cells, is_sample, max(0, len(rows) - most))
+    return DataTable(key, caption, tuple(columns), cells, is_sample, max(0, len(rows) - most), is_narrow)
 
 
 class Legend(NamedTuple):

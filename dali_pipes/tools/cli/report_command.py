@@ -15,7 +15,7 @@ from dali_pipes.runtime.user_cache import write_whole
 from dali_pipes.tools import reports, terminal
 from dali_pipes.tools.cli.endings import errors_as_one_line
 from dali_pipes.tools.cli.flags import Json
-from dali_pipes.tools.cli.loader_commands import Epoch, Rank, SavedState, WorldSize
+from dali_pipes.tools.cli.loader_commands import Epoch, SavedState, WorldSize
 from dali_pipes.tools.cli.settings import BatchSize, Given, SeqLen, Settings, of_one_rank, settings_given
 from dali_pipes.uris import without_secrets
 
@@ -25,7 +25,7 @@ def report(
     out: Annotated[Path, typer.Option(help="HTML file to write; an existing one is replaced.")] = Path("report.html"),
     steps: Annotated[str, typer.Option(metavar="STEPS", help="Steps to show as text, such as 0,100,1200.")] = "0",
     epoch: Epoch = 0,
-    rank: Rank = None,
+    rank: Annotated[int | None, typer.Option(help="Rank whose batches are shown; by default, 0.")] = None,
     world_size: WorldSize = None,
     rows: Annotated[int, typer.Option(min=1, help="Maximum number of rows of each step to show.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per row to show.")] = 1024,
@@ -49,6 +49,9 @@ def report(
     Reads the batches of the steps shown and a bounded sample of the corpus. Uses no GPU and no network.
     """
     with errors_as_one_line():
+        if not out.parent.is_dir():
+            raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it, or choose another")
+        rank = 0 if rank is None and world_size is not None else rank
         options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
         sources = settings_given(given, assignments, options, "report")
         config = of_one_rank(sources)

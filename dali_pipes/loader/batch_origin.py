@@ -114,8 +114,17 @@ def built_on_cpu(config: LoaderConfig) -> BuiltSource:
     """What a loader with these settings is built on, but on the CPU and one batch at a time, which does not change
     which token is where. Skipped steps are included. Raises as `TokenLoader`.
     """
+    return BuiltSource(_on_cpu(config).replace(skip_steps=()), endless=True, cut=_as_arrays)
+
+
+def beside_on_cpu(built: BuiltSource, config: LoaderConfig) -> BuiltSource:
+    """The same for what a loader has been built on, with the order that it has now; `config` may have other outputs."""
+    return built.on_cpu(_on_cpu(config), _as_arrays)
+
+
+def _on_cpu(config: LoaderConfig) -> LoaderConfig:
     on_cpu = {"device": "cpu", "placement": "host", "engine": "direct", "batches_per_run": 1, "num_threads": 1}
-    return BuiltSource(config.replace(**on_cpu, skip_steps=()), endless=True, cut=_as_arrays)
+    return config.replace(**on_cpu, prefetch_queue_depth=1)
 
 
 def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | None = None) -> BatchOrigin:

@@ -8,10 +8,10 @@ With `context_parallel` each rank gets a share of every row; here a row of eight
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.engine.block_stream import BlockStream
 from dali_pipes.engine.build import BuiltSource
 from dali_pipes.loader.batch_origin import (
-    BatchOrigin,
     PieceOrigin,
     RowCutters,
     RowOrigin,
@@ -30,99 +29,14 @@ from dali_pipes.loader.batch_origin import (
     counted_from,
     source_configs,
 )
+from dali_pipes.loader.batch_view import BatchPreview, PreviewPiece, PreviewRow, Ranges, Run
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
 from dali_pipes.schedule import Position
-from dali_pipes.text.token_text import TokenText
+
+if TYPE_CHECKING:
+    from dali_pipes.text.token_text import TokenText
 
 Int64Array = npt.NDArray[np.int64]
-Ranges = tuple[tuple[int, int], ...]
-"""Of positions in a row: first, and one past the last."""
-
-
-class Run(NamedTuple):
-    """Consecutive tokens of one piece, all with a label or all without."""
-
-    is_masked: bool
-    """Whether the labels at these tokens are ignored."""
-    ids: list[int]
-    text: str | None
-    texts: list[str] | None
-    """Of each token; "" after the first of several that are one character."""
-
-
-@dataclass(frozen=True)
-class PreviewPiece:
-    """A piece of a row with its shown tokens. `positions`: its first and last position id."""
-
-    origin: PieceOrigin
-    segment: int | None
-    positions: tuple[int, int] | None
-    runs: tuple[Run, ...]
-    text: str | None
-    """Of all shown tokens, decoded together."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {**self.origin.as_dict(), "segment": self.segment, "positions": self.positions, "text": self.text}
-
-
-@dataclass(frozen=True)
-class PreviewRow:
-    """A row, or this rank's share of it; columns in `origin` and `pieces` count within the share.
-
-    `outputs` are its outputs by name, (T,) ((T, k) for labels with mtp), cut to the shown tokens.
-    """
-
-    origin: RowOrigin
-    pieces: tuple[PreviewPiece, ...]
-    outputs: dict[str, Any]
-    padding: int
-    """Columns without a token; all of them in a padding row."""
-    masked: int
-    """Columns whose label is ignored, including padding and columns that are not shown."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        own = {"padding": self.padding, "masked": self.masked, **self.outputs}
-        return {**self.origin.as_dict(), **own, "pieces": [piece.as_dict() for piece in self.pieces]}
-
-
-@dataclass(frozen=True)
-class BatchPreview:
-    """The first rows of a batch, and the first tokens of each."""
-
-    batch: BatchOrigin
-    row_mode: str
-    rows: tuple[PreviewRow, ...]
-    tokens: int
-    """Maximum number of tokens shown per row."""
-    warning: str | None
-    """About the documents, as a loader prints it."""
-    width: int
-    """Positions per row; fewer than seq_len in a length bucket."""
-    context_parallel: tuple[int, int] | None
-    """Context-parallel rank and size; None: rows are whole."""
-    context_split: str
-    ranges: Ranges
-    """The positions of the columns, in order."""
-    special_ids: frozenset[int]
-    """Ids that are not text: special tokens of the tokenizer, and ids that end or begin documents."""
-
-    @property
-    def columns(self) -> int:
-        """Positions per row that this rank gets."""
-        return sum(end - first for first, end in self.ranges)
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able. `row_positions`: the positions of the shown columns in the row; None for whole rows."""
-        about = {name: value for name, value in vars(self.batch).items() if name != "rows"}
-        about |= {"row_mode": self.row_mode, "batch_rows": len(self.batch.rows), "tokens": self.tokens}
-        about |= {"width": self.width, "columns": self.columns, "context_parallel": self.context_parallel}
-        is_whole = self.context_parallel is None
-        positions = [position for first, end in self.ranges for position in range(first, end)]
-        about |= {"context_split": None if is_whole else self.context_split}
-        about |= {"row_positions": None if is_whole else positions[: self.tokens]}
-        return {**about, "warning": self.warning, "rows": [row.as_dict() for row in self.rows]}
 
 
 def preview_batch(
@@ -132,7 +46,7 @@ def preview_batch(
     *,
     rows: int,
     tokens: int,
-    tokenizer: TokenText | None = None,
+    tokenizer: "TokenText | None" = None,
     state: Path | None = None,
 ) -> BatchPreview:
     """The first `rows` rows of a rank's batch number `step`, and the first `tokens` tokens of each.
@@ -154,7 +68,7 @@ class BatchPreviewer:
     built: for `config`, on the CPU and with one batch a block; `close` closes it. `config` comes from `shown_outputs`.
     """
 
-    def __init__(self, built: BuiltSource, config: LoaderConfig, tokenizer: TokenText | None = None) -> None:
+    def __init__(self, built: BuiltSource, config: LoaderConfig, tokenizer: "TokenText | None" = None) -> None:
         self._built, self._config, self._tokenizer = built, config, tokenizer
         self._stream, self.cutters = BlockStream(built, config), RowCutters(built, config)
         configs = source_configs(built, config)
@@ -243,7 +157,7 @@ class _RowWriter:
         arrays: dict[str, Int64Array],
         ranges: Ranges,
         tokens: int,
-        tokenizer: TokenText | None,
+        tokenizer: "TokenText | None",
     ) -> None:
         self._delimiters, self._ranges, self._tokens, self._tokenizer = delimiters, ranges, tokens, tokenizer
         self._arrays = {

@@ -9,12 +9,14 @@ The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]`
 
 import inspect
 import itertools
+import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -53,6 +55,9 @@ from dali_pipes.schedule import Position, StepRange
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture_report import MixtureReport, mixture_report
 from dali_pipes.schedule.plans import RowLocation, locate_row, plan_step
+
+if TYPE_CHECKING:
+    from dali_pipes.loader.batch_view import BatchPreview
 
 _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
 
@@ -326,6 +331,43 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             epoch = self.epoch if self._last is None else self._last[0].epoch
         base = self._schedule.counted_from(self._resumed, epoch)
         return locate_row(self._built.rows, plan_step(self._schedule, epoch, step, base), step, row)
+
+    def preview(
+        self,
+        step: int | None = None,
+        *,
+        epoch: int | None = None,
+        rows: int = 4,
+        tokens: int = 256,
+        tokenizer: str | os.PathLike[str] | None = None,
+    ) -> "BatchPreview":
+        """This rank's batch number `step` as text, with documents, ignored labels, padding, and the origin of each row.
+
+        step, epoch: by default, those of the next batch
+        rows:        maximum number of rows to show
+        tokens:      maximum number of tokens per row to show
+        tokenizer:   `tokenizer.json` to decode ids with, or its folder. None: the one in `config`; else ids are shown
+
+        Show the result in a notebook, or print it. Reads the batch on the CPU with the order that the loader has now,
+        and does not change the position of the run. Blocks. Raises `ConfigError` for a step that does not exist and for
+        a tokenizer that cannot be loaded, and `CorpusError` for data that cannot be read.
+        """
+        self._check_open()
+        self._check_ranks()
+        position = self._next()
+        epoch = position.epoch if epoch is None else epoch
+        step = self._schedule.step_number(position.rows) if step is None else step
+        path = self.config.tokenizer if tokenizer is None else tokenizer
+        # Not needed to train: the start does not wait for these imports.
+        from dali_pipes.loader.batch_origin import beside_on_cpu
+        from dali_pipes.loader.batch_preview import BatchPreviewer, shown_outputs
+        from dali_pipes.text.token_text import TokenText
+
+        config = shown_outputs(self.config)
+        built = beside_on_cpu(self._built, config)
+        with closing(BatchPreviewer(built, config, None if path is None else TokenText(path))) as previewer:
+            base = self._schedule.counted_from(self._resumed, epoch)
+            return previewer.batch(step, epoch, base, rows=rows, tokens=tokens)
 
     def stats(self) -> LoaderStats:
         """The statistics so far. Does not block."""

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
+from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
 from dali_pipes.rows.item_order import BlockShape, ItemOrder
@@ -40,6 +41,7 @@ from dali_pipes.rows.packing import (
 from dali_pipes.rows.pass_begins import PassBegin, PassBegins
 from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
 from dali_pipes.rows.window_lengths import Lengths, WindowLengths
+from dali_pipes.runtime.messages import counted
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
@@ -56,8 +58,8 @@ _FEWEST_WINDOWS_KEPT = 6
 """Plans of windows kept, and more where a step spans more: each is needed to count its rows, and again to find them."""
 
 
-@dataclass(frozen=True)
-class PlanReport:
+@dataclass(frozen=True, repr=False)
+class PlanReport(ShownAsTable):
     """What an epoch's plan makes of the documents, over all ranks; every figure is exact.
 
     Tokens in rows and `dropped_tokens` add up to `tokens`.
@@ -77,6 +79,17 @@ class PlanReport:
     """Tokens of dropped documents, and the cut ends of truncated ones."""
     split_documents: int
     truncated_documents: int
+
+    def _table(self) -> Table:
+        dropped = f"{self.dropped_tokens:,} tokens, {counted(self.dropped_documents, 'document')}"
+        rows = [
+            ("rows", f"{self.rows:,}, {self.fill:.2%} full"),
+            ("documents", f"{self.documents:,}, {self.tokens:,} tokens"),
+            ("padding", f"{self.padding_tokens:,} tokens"),
+            ("dropped", dropped),
+            ("cut", f"{self.split_documents:,} split, {self.truncated_documents:,} truncated"),
+        ]
+        return Table(f"PlanReport of epoch {self.epoch:,}", rows)
 
 
 def split_documents(offsets: Int64Array, split: str, validation_fraction: float) -> Int64Array:

@@ -1,7 +1,8 @@
 """Reports on corpora and batches, as plain data. They do not need a GPU or torch."""
 
 from dali_pipes.loader.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, locate_batch, one_row
-from dali_pipes.loader.batch_preview import BatchPreview, PreviewPiece, PreviewRow, preview_batch
+from dali_pipes.loader.batch_preview import preview_batch
+from dali_pipes.loader.batch_view import BatchPreview, PreviewPiece, PreviewRow
 from dali_pipes.text.token_text import TokenText
 from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
 from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus

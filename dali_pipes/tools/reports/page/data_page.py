@@ -15,7 +15,6 @@ from typing import Any
 from dali_pipes import __version__
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError, CorpusError
-from dali_pipes.loader.batch_view import batch_as_html
 from dali_pipes.markup import rendered, source_of
 from dali_pipes.runtime.messages import counted
 from dali_pipes.text.token_text import TokenText
@@ -114,7 +113,7 @@ def _batches_section(run: OpenedRun, *, rows: int, tokens: int) -> Section:
         except CorpusError as error:
             missing.append(f"step {step:,}: {error}")
         else:
-            batches.append(batch_as_html(preview))
+            batches.append(preview.as_html())
     cut = f" At most {shown:,} tokens of a row are shown." * (shown < run.config.row_len)
     about = f"Rows as the trainer of rank {run.config.rank} gets them.{cut}"
     return Section("batches", "Batches", about, missing=tuple(missing), batches=tuple(batches))

@@ -114,7 +114,7 @@ class BuiltSource:
         self._epoch_steps = self._steps_known()
 
     def on_cpu(self, config: LoaderConfig, cut: Cut) -> "BuiltSource":
-        """The same corpora and rows in the same order, skipped steps included, delivered to the CPU one batch at a time.
+        """The same rows in the same order, skipped steps included, delivered to the CPU one batch at a time.
 
         config: with other outputs, or other settings of reading. Closing the result leaves the corpora open.
         """

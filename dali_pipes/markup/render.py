@@ -37,7 +37,7 @@ def number(value: float | int | None) -> str:
         return f"{int(value):,}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:

@@ -131,7 +131,7 @@ def _document_facts(config: LoaderConfig, corpus: Corpus, report: CorpusReport, 
     if report.lengths is not None:
         yield Fact("documents", "documents", Value(report.documents))
         for key in ("shortest", "median", "mean", "longest"):
-            yield Fact(f"lengths.{key}", f"{key} document, tokens", Value(getattr(report.lengths, key)))
+            yield Fact(f"lengths.{key}", f"{key} document", Value(getattr(report.lengths, key)))
         yield Fact("lengths.empty", "empty documents", Value(report.lengths.empty))
         return
     mark = _delimiter(config, corpus)

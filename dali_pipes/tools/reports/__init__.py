@@ -7,6 +7,7 @@ from dali_pipes.text.token_text import TokenText
 from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
 from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus
 from dali_pipes.tools.reports.document_lengths import LengthReport
+from dali_pipes.tools.reports.followed_log import FollowedLog, RunNow
 from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plot_mixture
 from dali_pipes.tools.reports.page import DataPage, make_page
 from dali_pipes.tools.reports.problem import Problem
@@ -21,6 +22,7 @@ __all__ = [
     "CheckReport",
     "CorpusReport",
     "DataPage",
+    "FollowedLog",
     "LengthReport",
     "MixturePlan",
     "OrderFigures",
@@ -29,6 +31,7 @@ __all__ = [
     "PreviewRow",
     "Problem",
     "RowOrigin",
+    "RunNow",
     "SamplesPreview",
     "ShuffleReport",
     "StepReport",

@@ -170,8 +170,9 @@ def test_json_says_what_is_in_the_page(folder: Path, config: Path, page: ParsedP
     assert again.rows[0]["tokens"] == again.rows[0]["data-ids"].split(), "without a tokenizer, ids are the text"
 
 
-def test_the_page_stays_small(folder: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight steps of long rows of a corpus of any size; each token is asked for once."""
+@pytest.mark.slow
+def test_the_page_stays_small(folder: Path) -> None:
+    """Eight steps of long rows: fewer tokens of each are shown."""
     out = folder / "large.html"
     arguments = ["--batch-size", 64, "--seq-len", 8192, "--rows", 64, "--tokens", 8192, "--steps", "0,1,2,3,4,5,6,7"]
     told = run_json("report", "synthetic:200M", *arguments, "--out", out, "--set", "vocab_size=50257")

@@ -62,10 +62,18 @@ def test_new_lines_are_read_as_they_come(log: Path) -> None:
         file.write("}\nnot JSON\n[1]\n")
     assert followed.poll()
     now = followed.now()
-    assert (now.lines, now.step, now.loss, now.tokens_per_second) == (3, 3, 3.5, None)
+    assert (now.lines, now.step, now.loss, now.tokens_per_second) == (3, 3, 3.5, 1500)
     log.write_text(line(1))
     assert followed.poll()
     assert (followed.now().step, followed.now().tokens_per_second) == (1, 7)
+
+
+def test_lines_may_have_different_figures(tmp_path: Path) -> None:
+    """As those of a trainer that logs each loss, and the loader's metrics from time to time."""
+    path = tmp_path / "mixed.jsonl"
+    path.write_text(line(1) + '{"step": 2, "loss": 3.0}\n' + line(3, loss=2.0) + '{"step": 4, "val_loss": 9.0}\n')
+    told = run_json("watch", path)
+    assert (told["step"], told["loss"], told["tokens_per_second"]) == (4, 2, 1000 * (9 - 1) / 4)
 
 
 def test_of_a_long_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ from dali_pipes.errors import ConfigError
 _TAIL_BYTES = 1 << 18
 """Of a log that exists already, no more than this is read."""
 _MOST_WARNINGS = 3
+_TIME = "wall_seconds"
 _TEXTS = ("warning", "advice")
 
 
 @dataclass(frozen=True)
 class RunNow:
-    """What the last lines of a log say. None, or empty, for what they do not have."""
+    """What the newest lines of a log say: the last value of each figure. None, or empty, for what they do not have."""
 
     lines: int
     """Lines read so far; of a log that was long at the start, only those of its end."""
@@ -46,7 +47,10 @@ class FollowedLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rest = b""
-        self._records: list[dict[str, Any]] = []
+        self._last: dict[str, Any] = {}
+        """The newest value by name: lines may have different figures."""
+        self._timed: list[dict[str, Any]] = []
+        """The last two lines with the time that has passed."""
         self._warnings: list[str] = []
         self._lines = 0
         size = self._size()
@@ -57,7 +61,7 @@ class FollowedLog:
     def poll(self) -> bool:
         """Read what is new; whether there was a new line. Raises `ConfigError` if the file cannot be read."""
         if self._size() < self._offset:
-            self._offset, self._rest, self._records = 0, b"", []
+            self._offset, self._rest, self._last, self._timed = 0, b"", {}, []
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -75,15 +79,15 @@ class FollowedLog:
 
     def now(self) -> RunNow:
         """What the lines read so far say."""
-        last = self._records[-1] if self._records else {}
+        last = self._last
         rows = last.get("source_rows")
         counts = {name: value for name, value in rows.items() if _is_number(value)} if isinstance(rows, dict) else {}
         total = sum(counts.values())
         return RunNow(
             self._lines,
             *(_figure(last, name) for name in ("step", "epoch")),
-            self._rate("tokens", "wall_seconds", "tokens_per_second"),
-            self._rate("data_wait_seconds", "wall_seconds", "data_wait_ratio"),
+            self._rate("tokens", "tokens_per_second"),
+            self._rate("data_wait_seconds", "data_wait_ratio"),
             *(_figure(last, name) for name in ("ready_blocks", "loss", "mfu")),
             shares={name: count / total for name, count in counts.items()} if total > 0 else {},
             warnings=tuple(self._warnings),
@@ -97,19 +101,21 @@ class FollowedLog:
         if not isinstance(record, dict):
             return
         self._lines += 1
-        self._records = [*self._records[-1:], record]
+        self._last |= record
+        if _figure(record, _TIME) is not None:
+            self._timed = [*self._timed[-1:], record]
         for name in _TEXTS:
             text = record.get(name)
             if isinstance(text, str) and text and text not in self._warnings[-1:]:
                 self._warnings = [*self._warnings, text][-_MOST_WARNINGS:]
 
-    def _rate(self, amount: str, seconds: str, otherwise: str) -> float | None:
-        figures = [(_figure(record, amount), _figure(record, seconds)) for record in self._records]
+    def _rate(self, amount: str, otherwise: str) -> float | None:
+        figures = [(_figure(record, amount), _figure(record, _TIME)) for record in self._timed]
         if len(figures) == 2:
             (before, began), (after, ended) = figures
-            if None not in (before, began, after, ended) and ended > began:  # type: ignore[operator]
-                return (after - before) / (ended - began)  # type: ignore[operator]
-        return _figure(self._records[-1], otherwise) if self._records else None
+            if before is not None and began is not None and after is not None and ended is not None and ended > began:
+                return (after - before) / (ended - began)
+        return _figure(self._last, otherwise)
 
     def _size(self) -> int:
         try:

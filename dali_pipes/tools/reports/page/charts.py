@@ -9,6 +9,7 @@ become variables of the style sheet, so one chart serves light and dark screens 
 import hashlib
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +163,8 @@ def _drawn(draw: Callable[["Axes"], None], height: int = _HEIGHT) -> str:
     with optional_package("matplotlib", "report", purpose="to draw the charts of a report"):
         import matplotlib
         from matplotlib.figure import Figure
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has fonts with it
         figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
         draw(figure.subplots())
         with io.StringIO() as file:

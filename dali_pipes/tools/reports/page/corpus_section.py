@@ -83,8 +83,7 @@ def _opened(config: LoaderConfig, problems: Problems) -> Corpus:
         if config.tokenizer is not None or config.corpus is None:
             raise
         settings = {name: getattr(config, name) for name in ("format", "dtype", "eos_id", "token_column", "vocab_size")}
-        paths = [config.corpus] if isinstance(config.corpus, str) else list(map(str, config.corpus))
-        corpus, _ = open_what_can_be(paths, settings, problems)
+        corpus, _ = open_what_can_be(config.corpus, settings, problems)
         if corpus is None:
             raise error
         return corpus

@@ -45,10 +45,11 @@ class IdSample:
         """Lengths of the documents that lie whole in a run."""
         found = [np.zeros(0, np.int64)]
         for ids in self.runs:
-            marks = np.flatnonzero(ids == (start_id if start_id is not None else end_id))
+            marks: npt.NDArray[np.int64] = np.flatnonzero(ids == (start_id if start_id is not None else end_id))
             if self.is_all:  # the corpus begins and ends with a document
                 marks = np.concatenate(([0], marks, [len(ids)]) if start_id is not None else ([-1], marks))
-            found.append(np.diff(np.unique(marks)))
+            lengths: npt.NDArray[np.int64] = np.diff(np.unique(marks))
+            found.append(lengths)
         return np.concatenate(found)
 
     def count(self, token_id: int) -> int:

@@ -176,6 +176,8 @@ def test_it_fits_and_is_readable(browser: "Browser", made: tuple[Path, Path], si
     page = opened.page
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
     assert page.evaluate(CONTRAST) == []
+    narrow = "(cells) => cells.filter((each) => each.textContent.trim().length > 3 && each.clientWidth < 40).length"
+    assert page.locator("th, td").evaluate_all(narrow) == 0
     charts = page.locator("figure svg")
     assert charts.count() == len(page.locator("figure").all()) > 8
     for chart in charts.all():

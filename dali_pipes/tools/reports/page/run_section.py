@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dali_pipes.markup import number
 from dali_pipes.runtime.messages import counted
 from dali_pipes.tools.reports.page import charts
 from dali_pipes.tools.reports.page.run_log import RunLog
-from dali_pipes.tools.reports.page.section import Chart, Fact, Legend, Part, Section, Unit, Value
+from dali_pipes.tools.reports.page.section import Chart, Fact, Legend, Part, Section, Value
 
 Course = tuple[list[float], list[float]]
 
@@ -61,8 +60,7 @@ def run_section(log: RunLog) -> Section:
         course = _found(courses, shown.names)
         if course is not None:
             drawn.append(_chart(shown, course))
-            unit: Unit = "share" if shown.as_share else "number"
-            facts.append(Fact(shown.key, f"last {shown.last}", Value(course[1][-1], unit)))
+            facts.append(Fact(shown.key, f"last {shown.last}", _value(shown, course[1][-1])))
     for key, (title, prefixes) in _OF_SOURCES.items():
         of_sources = dict(_by_source(courses, prefixes))
         if of_sources:
@@ -125,6 +123,10 @@ def _by_source(courses: Mapping[str, Course], prefixes: Sequence[str]) -> Iterat
             return
 
 
+def _value(shown: _Shown, value: float) -> Value:
+    return Value(value, "share" if shown.as_share else "number")
+
+
 def _chart(shown: _Shown, course: Course) -> Chart:
     steps, values = _averaged(course)
     return Chart(
@@ -137,7 +139,8 @@ def _chart(shown: _Shown, course: Course) -> Chart:
             as_shares=shown.as_share,
             from_zero=shown.from_zero,
         ),
-        f"{number(values[0])} at first and {number(values[-1])} at last, over {counted(len(course[0]), 'line')}.",
+        f"{_value(shown, values[0]).text} at first and {_value(shown, values[-1]).text} at last, over "
+        f"{counted(len(course[0]), 'line')}.",
     )
 
 

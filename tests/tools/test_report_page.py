@@ -77,8 +77,8 @@ def test_the_corpus_is_what_inspect_says(page: ParsedPage, folder: Path) -> None
         frequent = page.tables[f"{part}:frequent"]
         assert [int(row["count"]) for row in frequent] == sorted(counts.tolist(), reverse=True)[: len(frequent)]
         assert all(counts[int(row["id"])] == int(row["count"]) for row in frequent)
-    files = {row["path"]: row for row in page.tables[f"corpus.{SOURCE}:files"]}
-    assert int(files[str(folder / FILE)]["tokens"]) == (folder / FILE).stat().st_size // 2
+    by_path = {row["path"]: row for row in page.tables[f"corpus.{SOURCE}:files"]}
+    assert int(by_path[str(folder / FILE)]["tokens"]) == (folder / FILE).stat().st_size // 2
 
 
 def test_the_order_is_what_shuffle_says(page: ParsedPage, config: Path) -> None:

@@ -70,7 +70,12 @@ class BatchPreviewer:
 
     def __init__(self, built: BuiltSource, config: LoaderConfig, tokenizer: "TokenText | None" = None) -> None:
         self._built, self._config, self._tokenizer = built, config, tokenizer
-        self._stream, self.cutters = BlockStream(built, config), RowCutters(built, config)
+        self._stream = BlockStream(built, config)
+        try:
+            self.cutters = RowCutters(built, config)
+        except BaseException:  # documents that cannot be read
+            self._stream.close()
+            raise
         configs = source_configs(built, config)
         # The user's start id separates documents, if there is one.
         self._delimiters = [

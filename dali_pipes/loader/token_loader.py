@@ -363,10 +363,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         from dali_pipes.loader.batch_preview import BatchPreviewer, shown_outputs
         from dali_pipes.text.token_text import TokenText
 
-        config = shown_outputs(self.config)
-        built = beside_on_cpu(self._built, config)
-        with closing(BatchPreviewer(built, config, None if path is None else TokenText(path))) as previewer:
-            base = self._schedule.counted_from(self._resumed, epoch)
+        text, config = None if path is None else TokenText(path), shown_outputs(self.config)
+        base = self._schedule.counted_from(self._resumed, epoch)
+        with closing(BatchPreviewer(beside_on_cpu(self._built, config), config, text)) as previewer:
             return previewer.batch(step, epoch, base, rows=rows, tokens=tokens)
 
     def stats(self) -> LoaderStats:

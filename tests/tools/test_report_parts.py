@@ -89,13 +89,14 @@ def test_documents_within_a_run_are_measured() -> None:
     assert sample.lengths_of_documents(None, END).tolist() == [3, 2]
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> TokenText:
+    return TokenText(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
 @pytest.mark.needs("tokenizers")
-@given(st.lists(st.integers(0, len(WORDS) + 5), max_size=30))
-def test_the_texts_of_ids_are_those_of_all(tmp_path_factory: pytest.TempPathFactory, ids: list[int]) -> None:
-    if not hasattr(test_the_texts_of_ids_are_those_of_all, "text"):
-        text = TokenText(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-        test_the_texts_of_ids_are_those_of_all.text = text  # type: ignore[attr-defined]
-    text = test_the_texts_of_ids_are_those_of_all.text  # type: ignore[attr-defined]
+@given(ids=st.lists(st.integers(0, len(WORDS) + 5), max_size=30))
+def test_the_texts_of_ids_are_those_of_all(text: TokenText, ids: list[int]) -> None:
     assert text.special_ids == {0}
     assert "".join(text.each(ids)) == text.decode(ids)
     assert len(text.each(ids)) == len(ids)

@@ -84,11 +84,14 @@ class FollowedLog:
         counts = {name: value for name, value in rows.items() if _is_number(value)} if isinstance(rows, dict) else {}
         total = sum(counts.values())
         return RunNow(
-            self._lines,
-            *(_figure(last, name) for name in ("step", "epoch")),
-            self._rate("tokens", "tokens_per_second"),
-            self._rate("data_wait_seconds", "data_wait_ratio"),
-            *(_figure(last, name) for name in ("ready_blocks", "loss", "mfu")),
+            lines=self._lines,
+            step=_figure(last, "step"),
+            epoch=_figure(last, "epoch"),
+            tokens_per_second=self._rate("tokens", "tokens_per_second"),
+            data_wait_ratio=self._rate("data_wait_seconds", "data_wait_ratio"),
+            ready_blocks=_figure(last, "ready_blocks"),
+            loss=_figure(last, "loss"),
+            mfu=_figure(last, "mfu"),
             shares={name: count / total for name, count in counts.items()} if total > 0 else {},
             warnings=tuple(self._warnings),
         )

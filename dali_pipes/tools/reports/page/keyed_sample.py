@@ -48,8 +48,7 @@ class IdSample:
             marks: npt.NDArray[np.int64] = np.flatnonzero(ids == (start_id if start_id is not None else end_id))
             if self.is_all:  # the corpus begins and ends with a document
                 marks = np.concatenate(([0], marks, [len(ids)]) if start_id is not None else ([-1], marks))
-            lengths: npt.NDArray[np.int64] = np.diff(np.unique(marks))
-            found.append(lengths)
+            found.append(np.diff(np.unique(marks)).astype(np.int64))
         return np.concatenate(found)
 
     def count(self, token_id: int) -> int:

@@ -109,9 +109,9 @@ class BatchPreview(ShownAsTable):
         about |= {"row_positions": None if is_whole else positions[: self.tokens]}
         return {**about, "warning": self.warning, "rows": [row.as_dict() for row in self.rows]}
 
-    def as_html(self, *, level: int = 3) -> str:
-        """For a page with the style sheet and script of the report. level: of the heading"""
-        return rendered("batch.html", batch=_view(self), level=level)
+    def as_html(self) -> str:
+        """For a page with the style sheet and script of the report."""
+        return rendered("batch.html", batch=_view(self))
 
     def _table(self) -> Table:
         batch = self.batch

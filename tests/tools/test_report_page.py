@@ -268,3 +268,20 @@ def test_weights_that_a_state_changes_are_shown(tmp_path: Path, folder: Path, co
     run_well("report", config, "--state", tmp_path / "state.json", "--out", out, "--world-size", 2, "--steps", 6)
     stages = ParsedPage(out.read_text()).tables["mixture:stages"]
     assert [int(stage["tokens"]) for stage in stages][1] == begin * 64
+
+
+@pytest.mark.needs("tokenizers")
+def test_text_is_shown_with_its_tokenizer(tmp_path: Path) -> None:
+    """Text files are tokenized, as a loader does with the same settings."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<|endoftext|>", *["all", "the", "world", "is", "a", "stage"]]
+    library = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.add_special_tokens(["<|endoftext|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.jsonl").write_text(40 * (json.dumps({"text": "all the world is a stage"}) + "\n"))
+    given = ["--batch-size", 2, "--seq-len", 8, "--tokenizer", tmp_path / "tokenizer.json"]
+    run_well("report", tmp_path / "text.jsonl", *given, "--out", tmp_path / "report.html")
+    shown = ParsedPage((tmp_path / "report.html").read_text())
+    assert set(shown.rows[0]["tokens"]) == set(words)

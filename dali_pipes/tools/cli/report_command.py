@@ -16,7 +16,15 @@ from dali_pipes.tools import reports, terminal
 from dali_pipes.tools.cli.endings import errors_as_one_line
 from dali_pipes.tools.cli.flags import Json
 from dali_pipes.tools.cli.loader_commands import Epoch, SavedState, WorldSize
-from dali_pipes.tools.cli.settings import BatchSize, Given, SeqLen, Settings, of_one_rank, settings_given
+from dali_pipes.tools.cli.settings import (
+    BatchSize,
+    Given,
+    SeqLen,
+    Settings,
+    of_one_rank,
+    settings_given,
+    with_tokenizer,
+)
 from dali_pipes.uris import without_secrets
 
 
@@ -53,9 +61,8 @@ def report(
             raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it, or choose another")
         rank = 0 if rank is None and world_size is not None else rank
         options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
-        sources = settings_given(given, assignments, options, "report")
+        sources, tokenizer = with_tokenizer(settings_given(given, assignments, options, "report"), tokenizer)
         config = of_one_rank(sources)
-        tokenizer = tokenizer or (None if config.tokenizer is None else Path(config.tokenizer))
         page = reports.make_page(
             config,
             _title(given),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SERIES = 8
-"""Colors of series in the style sheet; a chart with more sources joins the smallest."""
+"""Colors of series in the style sheet; a chart draws no more sources than that."""
 
 _WIDTH, _HEIGHT, _FONT = 400, 230, 12
 """In pixels of a wide screen; on a phone, letters are still 9 pixels high."""

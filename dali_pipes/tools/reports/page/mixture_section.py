@@ -20,7 +20,6 @@ _USES = (
 )
 _EXHAUSTED = (Column("name", "source", "text"), Column("tokens", "leaves at token"), Column("rows_used", "rows used"))
 _MOST_STAGES = 32
-_OTHERS = "others"
 
 
 def mixture_section(run: OpenedRun) -> Section:
@@ -57,25 +56,23 @@ def _charts(plan: MixturePlan) -> tuple[Chart, ...]:
     if not plan.course:
         return ()
     uses = sorted(plan.report.sources, key=lambda use: -use.tokens)
-    shown = [use.name for use in uses[: charts.SERIES if len(uses) <= charts.SERIES else charts.SERIES - 1]]
-    is_joined = len(shown) < len(uses)
-    legend = tuple(Legend(name, number) for number, name in enumerate([*shown, *[_OTHERS] * is_joined]))
+    shown = [use.name for use in uses[: charts.SERIES]]
+    legend = tuple(Legend(name, number) for number, name in enumerate(shown))
     tokens = [report.place * plan.seq_len for report in plan.course]
     shares = {name: (tokens, _course(plan.course, name, "share")) for name in shown}
     asked = {name: (tokens, _course(plan.course, name, "weight")) for name in shown}
-    if is_joined:
-        rest = [1 - sum(values[point] for _, values in shares.values()) for point in range(len(tokens))]
-        shares[f"{_OTHERS} "] = (tokens, rest)
     passes = {name: (tokens, _course(plan.course, name, "passes")) for name in shown}
     most = max(plan.report.sources, key=lambda use: use.passes)
-    largest = uses[0]
+    largest, others = uses[0], uses[charts.SERIES :]
+    rest = sum(use.share for use in others)
+    not_drawn = f" {counted(len(others), 'more source')} with {rest:.1%} together are not drawn." if others else ""
     return (
         Chart(
             "shares",
             "Share of tokens so far",
             charts.lines(shares, asked=asked, xlabel="tokens of the run", ylabel="share", as_shares=True),
             f"Lines are shares of the tokens so far, dashes the weights in force. {largest.name} has the most, "
-            f"{largest.share:.1%} of {counted(plan.report.tokens, 'token')}.",
+            f"{largest.share:.1%} of {counted(plan.report.tokens, 'token')}.{not_drawn}",
             legend,
         ),
         Chart(
@@ -83,7 +80,7 @@ def _charts(plan: MixturePlan) -> tuple[Chart, ...]:
             "Passes of each source",
             charts.lines(passes, xlabel="tokens of the run", ylabel="passes"),
             f"{most.name} is read most often, {most.passes:.3g} times.",
-            legend[: len(shown)],
+            legend,
         ),
     )
 

@@ -154,7 +154,8 @@ def _row(preview: BatchPreview, row: PreviewRow, is_first: bool) -> dict[str, An
         "ids": " ".join(map(str, row.outputs["input_ids"][:shown])),
         "labels": " ".join(_label(label) for label in labels[:shown]),
         "padding": row.padding,
-        "pieces": [_piece(preview, piece, number) for number, piece in enumerate(row.pieces)],
+        "hidden": preview.columns - row.padding - shown,
+        "pieces": [_piece(preview, piece, number) for number, piece in enumerate(row.pieces) if piece.runs],
     }
 
 
@@ -182,7 +183,6 @@ def _beginning(row: PreviewRow) -> str:
 
 def _piece(preview: BatchPreview, piece: PreviewPiece, number: int) -> dict[str, Any]:
     origin = piece.origin
-    shown = sum(len(run.ids) for run in piece.runs)
     return {
         "color": number % COLORS,
         "file": printable(str(origin.file)),
@@ -202,7 +202,6 @@ def _piece(preview: BatchPreview, piece: PreviewPiece, number: int) -> dict[str,
             )
             for run in piece.runs
         ],
-        "hidden": origin.length - shown,
     }
 
 

@@ -36,20 +36,28 @@ class TokenText:
     def each(self, ids: Sequence[int]) -> list[str]:
         """The text of each id. Of several ids that are one character together, the first has it and the others "".
 
-        Tokenizers that join words with spaces when they decode leave them out here.
+        What an id adds to the text of the ids before it, for many tokenizers write a space only between two of them.
         """
         texts: list[str] = []
+        before = 0  # where the ids of the text before begin
         while len(texts) < len(ids):
             begin, taken = len(texts), 1
-            text = self.decode(ids[begin : begin + 1])
+            context = self.decode(ids[before:begin])
+            text = self._added(context, ids, before, begin, begin + 1)
             if _REPLACEMENT in text:
                 for more in range(2, 1 + min(_MOST_PARTS, len(ids) - begin)):
-                    joined = self.decode(ids[begin : begin + more])
+                    joined = self._added(context, ids, before, begin, begin + more)
                     if _REPLACEMENT not in joined:
                         text, taken = joined, more
                         break
             texts += [text, *[""] * (taken - 1)]
+            before = begin
         return texts
+
+    def _added(self, context: str, ids: Sequence[int], before: int, begin: int, end: int) -> str:
+        """What ids begin ... end - 1 add to `context`, the text of those from `before` on."""
+        text = self.decode(ids[before:end])
+        return text[len(context) :] if text.startswith(context) else self.decode(ids[begin:end])
 
     def _knows(self, token: int) -> bool:
         return 0 <= token < 1 << 32 and self._tokenizer.id_to_token(token) is not None

@@ -103,6 +103,25 @@ def test_the_texts_of_ids_are_those_of_all(text: TokenText, ids: list[int]) -> N
 
 
 @pytest.mark.needs("tokenizers")
+def test_spaces_between_words_stay(tmp_path: Path) -> None:
+    """Decoders that strip the first space, or write one between two words, do so once, and not for each id."""
+    from tokenizers import Tokenizer, decoders, models
+
+    words = ["\N{LOWER ONE EIGHTH BLOCK}the", "\N{LOWER ONE EIGHTH BLOCK}world", "ly", "\N{LOWER ONE EIGHTH BLOCK}"]
+    for decoder, expected in (
+        (decoders.Metaspace(), ["the", " world", "ly", " "]),
+        (None, [words[0], f" {words[1]}", " ly", f" {words[3]}"]),
+    ):
+        library = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="ly"))
+        if decoder is not None:
+            library.decoder = decoder
+        library.save(str(tmp_path / "tokenizer.json"))
+        text = TokenText(tmp_path)
+        assert text.each([0, 1, 2, 3]) == expected
+        assert "".join(text.each([0, 1, 2, 3])) == text.decode([0, 1, 2, 3])
+
+
+@pytest.mark.needs("tokenizers")
 def test_a_character_of_several_ids_is_shown_once(tmp_path: Path) -> None:
     """Byte-level ids: one that is part of a character does not show as a replacement mark."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

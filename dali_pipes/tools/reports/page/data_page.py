@@ -28,9 +28,11 @@ from dali_pipes.tools.reports.page.run_section import run_section
 from dali_pipes.tools.reports.page.section import Section
 
 MOST_STEPS = 64
-_MOST_TOKENS = 40_000
-"""Tokens of all batches together, at about 60 bytes each; with more rows or steps, fewer of each row are shown."""
-_FEWEST_TOKENS = 16
+_MOST_TOKENS = 1 << 15
+"""Tokens of all batches together; with more rows or steps, fewer of each row are shown, and then fewer rows."""
+_FEWEST_TOKENS = 32
+_MOST_BYTES = 4_000_000
+"""Of all batches; where documents are short, fewer tokens take as much."""
 
 
 @dataclass(frozen=True)
@@ -105,18 +107,29 @@ def _made(key: str, title: str, make: Callable[[OpenedRun], Section], run: Opene
 
 def _batches_section(run: OpenedRun, *, rows: int, tokens: int) -> Section:
     """The steps asked for, as text. A batch that cannot be read is missing; the others are shown."""
-    shown = max(_FEWEST_TOKENS, min(tokens, _MOST_TOKENS // (len(run.steps) * min(rows, run.config.batch_size))))
+    of_step = _MOST_TOKENS // len(run.steps)
+    rows = max(1, min(rows, run.config.batch_size, of_step // _FEWEST_TOKENS))
+    shown = min(tokens, of_step // rows)
+    batches, missing = _as_html(run, rows, shown)
+    while (size := sum(map(len, batches))) > _MOST_BYTES and shown > 1:
+        shown = max(1, shown * _MOST_BYTES // size * 3 // 4)
+        batches, missing = _as_html(run, rows, shown)
+    cut = f" At most {shown:,} tokens of a row are shown." * (shown < run.config.row_len)
+    about = f"Rows as the trainer of rank {run.config.rank} gets them.{cut}"
+    return Section("batches", "Batches", about, missing=tuple(missing), batches=tuple(batches))
+
+
+def _as_html(run: OpenedRun, rows: int, tokens: int) -> tuple[list[str], list[str]]:
+    """Each step as HTML, and what is missing."""
     batches, missing = [], []
     for step in run.steps:
         try:
-            preview = run.previewer.batch(step, run.epoch, run.base, rows=rows, tokens=shown)
+            preview = run.previewer.batch(step, run.epoch, run.base, rows=rows, tokens=tokens)
         except CorpusError as error:
             missing.append(f"step {step:,}: {error}")
         else:
             batches.append(preview.as_html())
-    cut = f" At most {shown:,} tokens of a row are shown." * (shown < run.config.row_len)
-    about = f"Rows as the trainer of rank {run.config.rank} gets them.{cut}"
-    return Section("batches", "Batches", about, missing=tuple(missing), batches=tuple(batches))
+    return batches, missing
 
 
 def _html(config: LoaderConfig, title: str, epoch: int, sections: list[Section]) -> str:

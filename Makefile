@@ -28,20 +28,24 @@ CELLMAP := .venv-cellmap
 # Tests are compiled in every process that runs some, unless a run before has kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-fast test-slow test-cellmap test-gpu gpu-check soak fuzz check style format bench clean
+.PHONY: demo docs test test-fast test-slow test-browser test-cellmap test-gpu gpu-check soak fuzz check style format bench clean
 
 demo: $(READY)  ## train a small GPT on a mixture of plays and code
 	$(BIN)/python benchmarks/train_gpt.py
 
 test: $(READY)  ## all tests that are quick and do not need a GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not browser" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-fast: $(READY)  ## those of corpora, the schedule, the operators and the loader's basics, in a minute
-	$(BIN)/python -m pytest -m "not slow and not gpu" --hypothesis-profile fast $(IN_PARALLEL) $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not browser" --hypothesis-profile fast $(IN_PARALLEL) $(FAST) $(PYTEST_ARGS)
 
 test-slow: $(READY)  ## the long ones, and more random examples
 	$(BIN)/python -m pip install --quiet -e ".[ray]"
-	$(BIN)/python -m pytest -m "(slow or hypothesis) and not gpu" --hypothesis-profile thorough $(IN_PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "(slow or hypothesis) and not gpu and not browser" --hypothesis-profile thorough $(IN_PARALLEL) $(PYTEST_ARGS)
+
+test-browser: $(READY)  ## the page of `dali-pipes report` in Chromium (apt-get install chromium)
+	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS),browser]"
+	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
 test-cellmap: $(CELLMAP)/.ready  ## with the cellmap-data package, which needs zarr < 3, in a separate environment
 	$(CELLMAP)/bin/python -m pytest -m cellmap tests/adapters/test_cellmap.py $(PYTEST_ARGS)

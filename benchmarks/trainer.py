@@ -139,6 +139,8 @@ class Trainer:
     def _measure(self) -> None:
         """Note the validation loss, and for a mixture both losses of each source."""
         validation = self._validate()
+        if self.step:
+            self.history.loader.append((self.step, self.loader.stats().metrics()))
         if self._source_loss is not None:
             training = self._source_loss.means()
             self._source_loss.reset()

@@ -29,6 +29,8 @@ class History:
     by_source: list[tuple[int, dict[str, float], dict[str, float]]] = field(default_factory=list)
     """Of a mixture: (steps done, training loss of each source since the entry before or a resume, validation loss of
     each); one without a loss is left out."""
+    loader: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    """(steps done, metrics of the loader), after each validation; counters begin anew after a resume."""
 
     @property
     def train_loss(self) -> float:
@@ -58,7 +60,8 @@ class History:
 def save_metrics(history: History, path: Path) -> None:
     """Write one JSON object a line: the steps in order, each followed by the validation after it if there was one.
 
-    The losses of a mixture's sources, in training and validation, are a line more.
+    The losses of a mixture's sources, in training and validation, are a line more, and so are the loader's metrics.
+    `dali-pipes report --log` and `dali-pipes watch` read the file.
     """
     lines: list[tuple[int, int, dict[str, Any]]] = [
         (step, 0, {"step": step, "loss": loss, "data_wait_s": wait})
@@ -68,6 +71,10 @@ def save_metrics(history: History, path: Path) -> None:
     lines += [
         (step, 2, {"step": step, "loss_by_source": training, "val_loss_by_source": validation})
         for step, training, validation in history.by_source
+    ]
+    lines += [
+        (step, 3, {"step": step, **{f"data/{name}": value for name, value in metrics.items()}})
+        for step, metrics in history.loader
     ]
     lines.sort(key=lambda line: line[:2])
     text = "".join(json.dumps(values) + "\n" for _, _, values in lines)

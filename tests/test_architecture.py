@@ -30,6 +30,7 @@ ROOMS = {
     "config": "numpy pydantic yaml",
     "runtime": "numpy rich",
     "monitoring": "",
+    "markup": "jinja2",
     "operators": "numpy cupy",
     "storage": "cramjam numpy obstore zstandard xxhash",
     "corpus": "numpy pyarrow array_record",

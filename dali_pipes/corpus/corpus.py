@@ -30,8 +30,9 @@ from dali_pipes.corpus.keep import Keep
 from dali_pipes.corpus.notes import notes_on
 from dali_pipes.corpus.spans import cut_at, read_through
 from dali_pipes.errors import CorpusError, CorpusReadError, TokenRangeError
+from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import CacheStats
-from dali_pipes.runtime.messages import counted
+from dali_pipes.runtime.messages import counted, printable
 from dali_pipes.storage.batched_reads import RawReads
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.storage.file_pool import FilePool
@@ -73,7 +74,7 @@ class TokenMask(Protocol):
         """Close the files."""
 
 
-class Corpus:
+class Corpus(ShownAsTable):
     """Token files as one stream. Made by `open_corpus`; immutable and thread-safe.
 
     num_tokens:    ids in all files
@@ -357,6 +358,19 @@ class Corpus:
             f"<Corpus {self.format} {self.dtype.name}: {counted(self.num_tokens, 'token')}{documents}, "
             f"{counted(len(self.files), 'file')}, fingerprint {self.fingerprint}>"
         )
+
+    def _table(self) -> Table:
+        """For a notebook; a line of text is enough elsewhere."""
+        first, more = printable(str(self.files[0])), len(self.files) - 1
+        documents = "not stored by this format" if self.num_documents is None else f"{self.num_documents:,}"
+        rows = [
+            ("files", first if not more else f"{first} and {more:,} more"),
+            ("format", f"{self.format}, {self.dtype.name}"),
+            ("tokens", f"{self.num_tokens:,}"),
+            ("documents", documents),
+            ("fingerprint", self.fingerprint),
+        ]
+        return Table("Corpus", rows)
 
     def _check_range(self, lowest: int, highest: int, count: int) -> None:
         if count < 0 or lowest < 0 or highest + count > self.num_tokens:

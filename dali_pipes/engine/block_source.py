@@ -111,7 +111,7 @@ class BlockSource:
         endless: bool,
         keeps_blocks: bool = False,
         cut: Callable[[Batches], list[Any]] | None = None,
-        note: Callable[[StepRange], None] = lambda steps: None,
+        note: Callable[[StepRange], None] | None = None,
         ranges: Ranges,
     ) -> None:
         self.rows, self.schedule, self.placement = rows, schedule, placement
@@ -321,7 +321,8 @@ class BlockSource:
         slot = self.placement.new_slot(self._max_rows) if slot is None else slot
         slot.steps = steps
         times = BlockTimes(blocks=1)
-        self._note(steps)
+        if self._note is not None:
+            self._note(steps)
         if self.placement.plans_rows:
             begin = time.perf_counter()
             with self._ranges.around("plan"):

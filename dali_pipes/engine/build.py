@@ -1,6 +1,8 @@
 """From a configuration to a block source: corpus, rows, schedule, outputs, device and placement, each decided here."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -63,6 +65,7 @@ class BuiltSource:
     """
 
     gpu: Gpu | None = None
+    _owns_rows = True
 
     def __init__(
         self,
@@ -89,18 +92,18 @@ class BuiltSource:
         try:
             if config.mixture is None:
                 rows, self.warning = make_rows(config, self.corpus)
-                self.rows, in_pieces = Source(self.corpus, rows), rows.in_pieces
+                self.rows, self._in_pieces = Source(self.corpus, rows), rows.in_pieces
                 interleave = of_one_source(rows)
             else:
                 joined = JoinedCorpora(corpora, together=self._caching.reads_together)
                 self.mixture, self.warning = mix(config, corpora, joined.bases)
-                self.rows, in_pieces = Source(joined, self.mixture), self.mixture.in_pieces
+                self.rows, self._in_pieces = Source(joined, self.mixture), self.mixture.in_pieces
                 interleave = self.mixture
             self.schedule = make_schedule(config, with_curriculum(config, interleave))
             self._caching.begin(self.schedule, rows if self.mixture is None else self.mixture)
             if self.mixture is not None and config.on_change != "mixture":  # else a state may come with other weights
                 self.mixture.check_caps(self.mixture.total)
-            self.outputs = make_outputs(config, self.schedule, self.mixture, self.rows, in_pieces=in_pieces)
+            self.outputs = make_outputs(config, self.schedule, self.mixture, self.rows, in_pieces=self._in_pieces)
             self.device, self.device_reason = choose_device(
                 config.device, environment_number("LOCAL_RANK"), gpu_problem
             )
@@ -113,27 +116,44 @@ class BuiltSource:
                 corpus.close()
             raise
         self.ranges = open_ranges(config.nvtx)
-        self.cut = None if cut is None else partial(_cut, cut, self.outputs, self.device)
         cpus = usable_cpus()
         self.numa_node = numa_node(cpus)
         """The NUMA node of all CPUs that this thread may run on, which its reader threads inherit; see `numa_node`."""
+        self._make_source(placement, cpus, endless=endless, cut=cut)
+        self._epoch_steps = self._steps_known()
+
+    def on_cpu(self, config: LoaderConfig, cut: Cut) -> "BuiltSource":
+        """The same rows in the same order, skipped steps included, delivered to the CPU one batch at a time.
+
+        config: with other outputs, or other settings of reading. Closing the result leaves the corpora open.
+        """
+        other = copy.copy(self)
+        other._config, other._owns_rows = config, False
+        other.schedule = replace(self.schedule, skip_steps=())
+        other.outputs = make_outputs(config, other.schedule, self.mixture, self.rows, in_pieces=self._in_pieces)
+        other.device, other.gpu, other.engine, other.batches_per_run = None, None, "direct", 1
+        other.placement, other.placement_reason, placement = other._place()
+        other._make_source(placement, usable_cpus(), endless=True, cut=cut)
+        return other
+
+    def _make_source(self, placement: Placement, cpus: set[int], *, endless: bool, cut: Cut | None) -> None:
+        self.cut = None if cut is None else partial(_cut, cut, self.outputs, self.device)
         is_direct = self.engine == "direct"
         self.source = BlockSource(
             self.rows,
             self.schedule,
             placement,
             self.outputs,
-            arrays=() if is_direct else arrays_of(config.outputs),
+            arrays=() if is_direct else arrays_of(self._config.outputs),
             batches_per_run=self.batches_per_run,
-            max_rows=block_rows(config, self.batches_per_run),
+            max_rows=block_rows(self._config, self.batches_per_run),
             autotune=self._read_ahead(cpus),
             endless=endless,
             keeps_blocks=cut is not None,
             cut=self.cut if is_direct else None,
-            note=self._caching.note,
+            note=self._caching.note if self._owns_rows else None,
             ranges=self.ranges,
         )
-        self._epoch_steps = self._steps_known()
 
     @property
     def corpus(self) -> Corpus:
@@ -175,10 +195,12 @@ class BuiltSource:
 
     def close(self) -> None:
         """Stop the reader threads, free the buffers and close the files. Idempotent."""
-        self._caching.end()
+        if self._owns_rows:
+            self._caching.end()
         self.source.close()
-        self._caching.close()
-        self.rows.close()
+        if self._owns_rows:
+            self._caching.close()
+            self.rows.close()
 
     def _choose_engine(self, graph: Graph | None, cut: Cut | None) -> Literal["dali", "direct"]:
         """Raises `ConfigError` for a direct queue where only DALI's works."""
@@ -240,7 +262,7 @@ class BuiltSource:
             self.schedule,
             self.outputs,
             Gpu(self.device),
-            max_rows=block_rows(config, self.batches_per_run),
+            max_rows=block_rows(self._config, self.batches_per_run),
             vocab_size=config.id_limit,
         )
         self.gpu = placement.gpu

@@ -36,12 +36,15 @@ def open_corpora(config: LoaderConfig) -> dict[str, Corpus]:
     sources = {"": config} if config.mixture is None else config.sources
     remote = [name for name, own in sources.items() if _is_remote(own)]
     threads = ReaderThreads(min(len(remote), _MOST_OPENING)) if len(remote) > 1 else None
-    futures = {name: threads.submit(_open, sources[name]) for name in remote} if threads is not None else {}
+    futures = {name: threads.submit(open_source, sources[name]) for name in remote} if threads is not None else {}
     corpora: dict[str, Corpus] = {}
     try:
         for name, own in sources.items():
             try:
-                corpora[name] = _open(own) if threads is None or name not in futures else threads.result(futures[name])
+                if threads is not None and name in futures:
+                    corpora[name] = threads.result(futures[name])
+                else:
+                    corpora[name] = open_source(own)
             except (ConfigError, CorpusError) as error:
                 if not name:
                     raise
@@ -70,7 +73,8 @@ def _close_opened(future: "Future[Corpus]") -> None:
         future.result().close()
 
 
-def _open(config: LoaderConfig) -> Corpus:
+def open_source(config: LoaderConfig) -> Corpus:
+    """The corpus of a configuration, or of one source of a mixture. Blocks."""
     assert config.corpus is not None
     return open_corpus(
         config.corpus,

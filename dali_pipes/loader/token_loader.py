@@ -9,12 +9,14 @@ The labels are shifted here: `labels[b, t]` is the token after `input_ids[b, t]`
 
 import inspect
 import itertools
+import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -24,7 +26,7 @@ from dali_pipes.config.validators import shown
 from dali_pipes.corpus import Corpus
 from dali_pipes.engine.block_stream import BlockStream
 from dali_pipes.engine.build import BuiltSource, Graph
-from dali_pipes.engine.mixture import in_rows, share_of
+from dali_pipes.engine.mixture import in_rows
 from dali_pipes.errors import ConfigError, LoaderClosedError
 from dali_pipes.loader.announcements import WaitWatch, say_resumed, say_start, start_text
 from dali_pipes.loader.batches import (
@@ -39,6 +41,7 @@ from dali_pipes.loader.batches import (
 from dali_pipes.loader.dataset_guards import DatasetGuards, refuse_workers
 from dali_pipes.loader.handout import Handout
 from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
+from dali_pipes.loader.plan_reports import plan_reports
 from dali_pipes.loader.ranks_agree import refuse_differing_ranks
 from dali_pipes.loader.state import OnChange, States, order_settings
 from dali_pipes.loader.state_change import StateChange
@@ -46,13 +49,15 @@ from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import CacheStats, LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.rows.plan_reports import reports_of
-from dali_pipes.rows.source import Source
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit, stop_with_process
 from dali_pipes.schedule import Position, StepRange
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture_report import MixtureReport, mixture_report
 from dali_pipes.schedule.plans import RowLocation, locate_row, plan_step
+
+if TYPE_CHECKING:
+    from dali_pipes.loader.batch_view import BatchPreview
 
 _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
 
@@ -249,17 +254,15 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             if self._reports is None:
                 raise ConfigError('plan_report() applies to rows = "pack" and rows = "pad", but rows = "stream"')
             return self._reports.report(self.epoch)
-        mixture, corpora = self._built.mixture, self._built.corpora
+        mixture = self._built.mixture
         if source not in mixture.names:
             raise ConfigError(
                 f"plan_report({'' if source is None else repr(source)}) of a mixture needs the name of a source: "
                 f"expected one of {shown(list(mixture.names))}"
             )
-        number, own = mixture.names.index(source), self.config.sources[source]
-        settings = {**order_settings(own, corpora[source]), "source": source}
-        settings["share"] = str(share_of(self.config, source))
+        number = mixture.names.index(source)
         rows = mixture.sources[number]
-        reports = reports_of(Source(corpora[source], rows), settings)
+        reports = plan_reports(self._built, self.config).get(source)
         if reports is None:
             raise ConfigError(
                 f'plan_report({source!r}) applies to rows = "pack" and rows = "pad", but mixture.{source} has rows = '
@@ -329,6 +332,42 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             epoch = self.epoch if self._last is None else self._last[0].epoch
         base = self._schedule.counted_from(self._resumed, epoch)
         return locate_row(self._built.rows, plan_step(self._schedule, epoch, step, base), step, row)
+
+    def preview(
+        self,
+        step: int | None = None,
+        *,
+        epoch: int | None = None,
+        rows: int = 4,
+        tokens: int = 256,
+        tokenizer: str | os.PathLike[str] | None = None,
+    ) -> "BatchPreview":
+        """This rank's batch number `step` as text, with documents, ignored labels, padding, and the origin of each row.
+
+        step, epoch: by default, those of the next batch
+        rows:        maximum number of rows to show
+        tokens:      maximum number of tokens per row to show
+        tokenizer:   `tokenizer.json` to decode ids with, or its folder. None: the one in `config`; else ids are shown
+
+        Show the result in a notebook, or print it. Reads the batch on the CPU with the order that the loader has now,
+        and does not change the position of the run. Blocks. Raises `ConfigError` for a step that does not exist and for
+        a tokenizer that cannot be loaded, and `CorpusError` for data that cannot be read.
+        """
+        self._check_open()
+        self._check_ranks()
+        position = self._next()
+        epoch = position.epoch if epoch is None else epoch
+        step = self._schedule.step_number(position.rows) if step is None else step
+        path = self.config.tokenizer if tokenizer is None else tokenizer
+        # Not needed to train: the start does not wait for these imports.
+        from dali_pipes.loader.batch_origin import beside_on_cpu
+        from dali_pipes.loader.batch_preview import BatchPreviewer, shown_outputs
+        from dali_pipes.text.token_text import TokenText
+
+        text, config = None if path is None else TokenText(path), shown_outputs(self.config)
+        base = self._schedule.counted_from(self._resumed, epoch)
+        with closing(BatchPreviewer(beside_on_cpu(self._built, config), config, text)) as previewer:
+            return previewer.batch(step, epoch, base, rows=rows, tokens=tokens)
 
     def stats(self) -> LoaderStats:
         """The statistics so far. Does not block."""

@@ -25,6 +25,7 @@ from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.corpus.keep import Copies
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
+from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.objectives.fim import ORDER_NAME, FillInMiddle, FimPieces, first_tokens, joined
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
@@ -48,6 +49,7 @@ from dali_pipes.rows.pass_begins import PassBegin, PassBegins
 from dali_pipes.rows.token_batches import TOKEN_BATCHES_NAME, TokenBatches
 from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
 from dali_pipes.rows.window_lengths import Lengths, WindowLengths
+from dali_pipes.runtime.messages import counted
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
@@ -67,8 +69,8 @@ _FEWEST_WINDOWS_KEPT = 6
 """Plans of windows kept, and more where a step spans more: each is needed to count its rows, and again to find them."""
 
 
-@dataclass(frozen=True)
-class PlanReport:
+@dataclass(frozen=True, repr=False)
+class PlanReport(ShownAsTable):
     """What an epoch's plan makes of the documents, over all ranks; every figure is exact.
 
     Tokens in rows and `dropped_tokens` add up to `tokens`.
@@ -105,6 +107,17 @@ class PlanReport:
     """`cost_ratio` of the same rows in a random order; so the other two."""
     unbalanced_worst_cost_ratio: float | None = None
     unbalanced_even_steps: float | None = None
+
+    def _table(self) -> Table:
+        dropped = f"{self.dropped_tokens:,} tokens, {counted(self.dropped_documents, 'document')}"
+        rows = [
+            ("rows", f"{self.rows:,}, {self.fill:.2%} full"),
+            ("documents", f"{self.documents:,}, {self.tokens:,} tokens"),
+            ("padding", f"{self.padding_tokens:,} tokens"),
+            ("dropped", dropped),
+            ("cut", f"{self.split_documents:,} split, {self.truncated_documents:,} truncated"),
+        ]
+        return Table(f"PlanReport of epoch {self.epoch:,}", rows)
 
 
 def split_documents(offsets: Int64Array, split: str, validation_fraction: float) -> Int64Array:

@@ -59,6 +59,11 @@ class PlanReports:
         self._about = f"dali_pipes plan {_FORMAT_VERSION} {ORDER_NAME} {corpus.content_key} {given}{of_keep}"
         self._known: dict[int, PlanReport | None] = {}
 
+    @property
+    def num_documents(self) -> int:
+        """Documents of an epoch."""
+        return self._documents.num_documents
+
     def known(self, epoch: int) -> PlanReport | None:
         """The report of an epoch if this or an earlier process has planned it. Does not plan or wait.
 

@@ -17,3 +17,10 @@ def say_once(text: str) -> None:
 def counted(number: int, noun: str) -> str:
     """`1 row`, `1,203 rows`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """`text` with escapes for what is not printable: control characters, newlines, surrogates, invisible marks."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)

@@ -36,6 +36,7 @@ SAFE = {
     "dali_pipes/samples/fetch.py: pickle",  # batches on their way from the loader's own workers
     "dali_pipes/samples/workers.py: pickle",
     "dali_pipes/tools/reports/samples_preview.py: importlib.import_module",  # a module that the command line names
+    "dali_pipes/markup/render.py: jinja2.Environment",  # of templates of the package alone
     "dali_pipes/text/chat/template.py: jinja2.Environment",  # for type checkers alone; see the test of the sandbox
 }
 

@@ -11,7 +11,7 @@ from dali_pipes.config.settings_files import CONFIG_SUFFIXES
 from dali_pipes.corpus import FORMATS, open_corpus
 from dali_pipes.corpus.copying import copy_corpus
 from dali_pipes.errors import ConfigError
-from dali_pipes.runtime.messages import counted
+from dali_pipes.runtime.messages import counted, printable
 from dali_pipes.runtime.progress import progress_bar
 from dali_pipes.tools import reports, terminal
 from dali_pipes.tools.cli.endings import PROBLEMS_FOUND, errors_as_one_line
@@ -119,7 +119,7 @@ def copy(
             terminal.show_json({**done._asdict(), "folder": str(done.folder)})
         else:
             copied = counted(done.files - done.found, "file")
-            folder = terminal.printable(str(done.folder))
+            folder = printable(str(done.folder))
             print(f"{folder}: {copied} copied ({done.copied_bytes:,} bytes), {done.found:,} already there")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import typer
 
 from dali_pipes.errors import DaliPipesError
-from dali_pipes.tools.terminal import printable
+from dali_pipes.runtime.messages import printable
 
 PROBLEMS_FOUND = 1
 USER_ERROR = 2

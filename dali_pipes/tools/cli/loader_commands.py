@@ -7,12 +7,20 @@ import typer
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.amounts import parse_count
-from dali_pipes.config.settings_files import Source, presets
+from dali_pipes.config.settings_files import presets
 from dali_pipes.errors import ConfigError
 from dali_pipes.tools import reports, terminal
 from dali_pipes.tools.cli.endings import errors_as_one_line
 from dali_pipes.tools.cli.flags import Json
-from dali_pipes.tools.cli.settings import BatchSize, Given, SeqLen, Settings, of_one_rank, settings_given
+from dali_pipes.tools.cli.settings import (
+    BatchSize,
+    Given,
+    SeqLen,
+    Settings,
+    of_one_rank,
+    settings_given,
+    with_tokenizer,
+)
 
 Step = Annotated[int, typer.Option(help="Batch number within its epoch, from 0.")]
 Epoch = Annotated[int, typer.Option(help="Epoch, from 0.")]
@@ -188,11 +196,8 @@ def preview(
         if out is not None:
             raise ConfigError(f"--out {out} applies only to MODULE:LOADER; remove it")
         options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
-        sources = settings_given(given, assignments, options, "preview")
-        if tokenizer is not None:  # also for data that is text, unless the configuration names another
-            sources.insert(0, Source(f"--tokenizer {tokenizer}", {"tokenizer": str(tokenizer)}))
+        sources, tokenizer = with_tokenizer(settings_given(given, assignments, options, "preview"), tokenizer)
         checked = of_one_rank(sources)
-        tokenizer = tokenizer or (None if checked.tokenizer is None else Path(checked.tokenizer))
         text = None if tokenizer is None else reports.TokenText(tokenizer)
         batch = reports.preview_batch(checked, step, epoch, rows=rows, tokens=tokens, tokenizer=text, state=state)
         terminal.show(batch, terminal.show_preview, as_json=as_json)

@@ -76,6 +76,16 @@ def settings_given(
     return sources
 
 
+def with_tokenizer(sources: Sequence[Source], tokenizer: Path | None) -> tuple[list[Source], Path | None]:
+    """The sources of the settings, with the tokenizer of an option also for data that is text, unless the configuration
+    names another; and the one to decode ids with, if there is one.
+    """
+    if tokenizer is not None:
+        return [Source(f"--tokenizer {tokenizer}", {"tokenizer": str(tokenizer)}), *sources], tokenizer
+    named = merged(sources).get("tokenizer")
+    return list(sources), Path(named) if isinstance(named, str) else None
+
+
 def of_one_rank(sources: Sequence[Source]) -> LoaderConfig:
     """The configuration of one rank, with its rank and world size, on the CPU."""
     # The device does not change which token is where, and a GPU may be missing or busy.

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from dali_pipes.errors import ConfigError
-from dali_pipes.runtime.messages import counted
+from dali_pipes.runtime.messages import counted, printable
 from dali_pipes.text import Summary, TokenizeConfig, tokenize_shard
 from dali_pipes.text.chat import TurnsToLearn
 from dali_pipes.text.notes import Notes
@@ -29,7 +29,6 @@ from dali_pipes.text.shard_writer import Format
 from dali_pipes.text.tokenize import SHARD_TOKENS, Advance
 from dali_pipes.tools.cli.endings import INTERRUPTED, errors_as_one_line
 from dali_pipes.tools.cli.flags import FLAG
-from dali_pipes.tools.terminal import printable
 from dali_pipes.uris import without_secrets
 
 

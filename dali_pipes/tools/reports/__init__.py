@@ -1,23 +1,28 @@
 """Reports on corpora and batches, as plain data. They do not need a GPU or torch."""
 
-from dali_pipes.tools.reports.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, locate_batch, one_row
+from dali_pipes.loader.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, locate_batch, one_row
+from dali_pipes.loader.batch_preview import preview_batch
+from dali_pipes.loader.batch_view import BatchPreview, PreviewPiece, PreviewRow, Run
+from dali_pipes.text.token_text import TokenText
 from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
 from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus
 from dali_pipes.tools.reports.document_lengths import LengthReport
+from dali_pipes.tools.reports.followed_log import FollowedLog, RunNow
 from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plot_mixture
-from dali_pipes.tools.reports.preview import BatchPreview, PreviewPiece, PreviewRow, Run, preview_batch
+from dali_pipes.tools.reports.page import DataPage, make_page
 from dali_pipes.tools.reports.problem import Problem
 from dali_pipes.tools.reports.samples_preview import SamplesPreview, names_loader, preview_samples
 from dali_pipes.tools.reports.shuffle_figures import OrderFigures
 from dali_pipes.tools.reports.shuffle_report import ShuffleReport, judge_shuffle, plot_shuffle
 from dali_pipes.tools.reports.step_report import StepReport, explain_step
-from dali_pipes.tools.reports.token_text import TokenText
 
 __all__ = [
     "BatchOrigin",
     "BatchPreview",
     "CheckReport",
     "CorpusReport",
+    "DataPage",
+    "FollowedLog",
     "LengthReport",
     "MixturePlan",
     "OrderFigures",
@@ -27,6 +32,7 @@ __all__ = [
     "Problem",
     "RowOrigin",
     "Run",
+    "RunNow",
     "SamplesPreview",
     "ShuffleReport",
     "StepReport",
@@ -36,6 +42,7 @@ __all__ = [
     "inspect_corpus",
     "judge_shuffle",
     "locate_batch",
+    "make_page",
     "names_loader",
     "one_row",
     "plan_mixture",

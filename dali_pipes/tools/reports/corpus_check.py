@@ -80,7 +80,7 @@ def check_corpus(
     problems = Problems()
     settings = {"format": format, "dtype": dtype, "eos_id": eos_id, "token_column": token_column}
     settings["vocab_size"] = vocab_size  # of a synthetic corpus
-    corpus, found = _open_what_can_be(paths, settings, problems)
+    corpus, found = open_what_can_be(paths, settings, problems)
     with corpus or nullcontext():
         recorded = recorded_files(found)
         with progress("comparing checksums", sum(file.size for file in recorded)) as advance:
@@ -140,7 +140,7 @@ def _check_opened(
     }
 
 
-def _open_what_can_be(
+def open_what_can_be(
     paths: Sequence[str], settings: dict[str, Any], problems: Problems
 ) -> tuple[Corpus | None, list[FilePath]]:
     """The corpus of all files that open one by one, None if there are none; and the list of all files."""

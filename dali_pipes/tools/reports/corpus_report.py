@@ -80,24 +80,26 @@ def inspect_corpus(
     start_id: int | None = None,
     vocab_size: int | None = None,
     full: bool = False,
+    scan: bool = True,
     advance: Callable[[int], None] = lambda done: None,
 ) -> CorpusReport:
     """Summarize a corpus. Blocks: reads its index and a sample of its ids, or all ids with `full`.
 
     Documents come from the index, or from the id that ends (`corpus.eos_id`) or begins (`start_id`) each of them, which
-    reads all ids the first time. `advance(ids)` is called as ids are read. Raises as `find_documents`.
+    reads all ids the first time, unless `scan` is false. `advance(ids)` is called as ids are read. Raises as
+    `find_documents`.
     """
     problems = Problems()
     notes = [*corpus.notes]
-    documents = documents_of(corpus, start_id, problems, notes)
+    documents = documents_of(corpus, start_id, problems, notes, scan=scan)
     if corpus.is_synthetic:
         notes.append(FORMULA_NOTE)
     spans = all_spans(corpus) if full and not corpus.is_synthetic else sample_spans(corpus.num_tokens)
     expected = expected_ids(corpus, documents, start_id)
-    scan = scan_ids(corpus, spans, vocab_size=vocab_size, expected=expected, advance=advance)
+    found = scan_ids(corpus, spans, vocab_size=vocab_size, expected=expected, advance=advance)
     lengths = None if documents is None else measure_lengths(corpus, documents)
-    add_id_problems(problems, corpus, scan, vocab_size, documents)
-    add_type_problems(problems, corpus, scan)
+    add_id_problems(problems, corpus, found, vocab_size, documents)
+    add_type_problems(problems, corpus, found)
     add_zero_problems(problems, corpus)
     add_file_problems(problems, corpus)
     if documents is not None:
@@ -117,9 +119,9 @@ def inspect_corpus(
         lengths=lengths,
         keep=None if corpus.keep is None else corpus.keep.as_dict(),
         loss_masks=0 if corpus.loss_mask is None else corpus.loss_mask.num_files,
-        largest_id=scan.largest,
-        ids_looked_at=scan.looked_at,
-        is_full=scan.looked_at == corpus.num_tokens,
+        largest_id=found.largest,
+        ids_looked_at=found.looked_at,
+        is_full=found.looked_at == corpus.num_tokens,
         problems=tuple(problems.listed),
         problem_counts=dict(problems.counts),
         notes=tuple(notes),

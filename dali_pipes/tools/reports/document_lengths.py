@@ -50,7 +50,7 @@ def measure_lengths(corpus: Corpus, documents: Documents) -> LengthReport | None
     lengths = np.diff(documents.offsets)
     if not len(lengths):
         return None
-    buckets = _buckets(lengths)
+    buckets = buckets_of(lengths)
     return LengthReport(
         documents=len(lengths),
         empty=_count_empty(corpus, documents, lengths),
@@ -73,7 +73,8 @@ def _count_empty(corpus: Corpus, documents: Documents, lengths: Int64Array) -> i
     return count
 
 
-def _buckets(lengths: Int64Array) -> tuple[Bucket, ...]:
+def buckets_of(lengths: Int64Array) -> tuple[Bucket, ...]:
+    """How many of some lengths, at least one, lie between powers of two."""
     powers = np.int64(1) << np.arange(63)
     counts = np.zeros(64, np.int64)
     for begin in range(0, len(lengths), 1 << 20):

@@ -31,9 +31,15 @@ def tokens_in_files(corpus: Corpus) -> Int64Array:
     return counts
 
 
-def documents_of(corpus: Corpus, start_id: int | None, problems: Problems, notes: list[str]) -> Documents | None:
-    """The documents; None if their boundaries are unknown or unreadable. Adds warnings to `notes`. Blocks."""
-    if corpus.num_documents is None and (corpus.is_synthetic or (corpus.eos_id is None and start_id is None)):
+def documents_of(
+    corpus: Corpus, start_id: int | None, problems: Problems, notes: list[str], *, scan: bool = True
+) -> Documents | None:
+    """The documents; None if their boundaries are unknown or unreadable. Adds warnings to `notes`. Blocks.
+
+    scan: whether to read all ids where an id ends or begins documents
+    """
+    has_id = corpus.eos_id is not None or start_id is not None
+    if corpus.num_documents is None and (corpus.is_synthetic or not has_id or not scan):
         return None
     try:
         documents = find_documents(corpus, start_id=start_id)

@@ -8,12 +8,12 @@ from typing import Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError
+from dali_pipes.loader.batch_origin import built_on_cpu
 from dali_pipes.runtime.optional import optional_package
 from dali_pipes.schedule.curriculum import Curriculum
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.schedule.mixture import MOST_PLACES, Exhausted
 from dali_pipes.schedule.mixture_report import MixtureReport, mixture_report
-from dali_pipes.tools.reports.batch_origin import built_on_cpu
 
 _POINTS = 128
 """Places of a plot."""
@@ -76,31 +76,37 @@ def plan_mixture(config: LoaderConfig, at: int | None = None, *, with_course: bo
         raise ConfigError("mixture: this configuration reads one corpus; list sources in the setting mixture")
     with closing(built_on_cpu(config)) as built:
         assert built.mixture is not None
-        mixture = built.mixture
-        place = mixture.count(0) if at is None else -(-at // config.row_len)
-        end = MOST_PLACES if mixture.order.end is None else mixture.order.end
-        if place > end:
-            raise ConfigError(
-                f"--at {at:,}: the mixture ends after {end * config.row_len:,} tokens, when its sources reach "
-                "max_epochs; choose fewer tokens"
-            )
-        mixture.check_caps(place)
-        return MixturePlan(
-            mixture_report(mixture, place),
-            config.row_len,
-            tuple(
-                WeightsFrom(
-                    first,
-                    first * config.row_len,
-                    {use.name: use.weight for use in mixture_report(mixture, first).sources},
-                )
-                for first, _ in mixture.order.stages
-                if first <= place
-            ),
-            tuple(source for source in mixture.order.exhausted if source.place <= place),
-            _lengths(built.schedule.curriculum, mixture, place),
-            _course(mixture, place) if with_course else (),
+        return plan_of_mixture(built.mixture, built.schedule.curriculum, config.row_len, at, with_course=with_course)
+
+
+def plan_of_mixture(
+    mixture: MixedRows, curriculum: Curriculum | None, row_len: int, at: int | None = None, *, with_course: bool
+) -> MixturePlan:
+    """As `plan_mixture`, of a mixture that has been built."""
+    place = mixture.count(0) if at is None else -(-at // row_len)
+    end = MOST_PLACES if mixture.order.end is None else mixture.order.end
+    if place > end:
+        raise ConfigError(
+            f"--at {at:,}: the mixture ends after {end * row_len:,} tokens, when its sources reach max_epochs; choose "
+            "fewer tokens"
         )
+    mixture.check_caps(place)
+    return MixturePlan(
+        mixture_report(mixture, place),
+        row_len,
+        tuple(
+            WeightsFrom(
+                first,
+                first * row_len,
+                {use.name: use.weight for use in mixture_report(mixture, first).sources},
+            )
+            for first, _ in mixture.order.stages
+            if first <= place
+        ),
+        tuple(source for source in mixture.order.exhausted if source.place <= place),
+        _lengths(curriculum, mixture, place),
+        _course(mixture, place) if with_course else (),
+    )
 
 
 def _lengths(curriculum: Curriculum | None, mixture: MixedRows, place: int) -> tuple[LengthsFrom, ...]:

@@ -1,6 +1,6 @@
 """How well an order shuffles: `judge_shuffle`, for the configured order and the others beside it. Reads no tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -68,6 +68,12 @@ def judge_shuffle(config: LoaderConfig, steps: int) -> ShuffleReport:
         raise ConfigError(
             'shuffle: split = "validation" is always read in the order of the corpus; use the settings of training'
         )
+    with _opened(config) as corpora:
+        return shuffle_of(config, corpora, steps)
+
+
+def shuffle_of(config: LoaderConfig, corpora: Mapping[str, Corpus], steps: int) -> ShuffleReport:
+    """As `judge_shuffle`, of opened corpora."""
     plain = {"order": "rows", "shuffle_window": LoaderConfig.model_fields["shuffle_window"].default}
     in_blocks = {"order": "blocks", "shuffle_window": config.shuffle_window}
     variants: dict[OrderName, LoaderConfig] = {
@@ -76,24 +82,23 @@ def judge_shuffle(config: LoaderConfig, steps: int) -> ShuffleReport:
         "sequential": config.replace(shuffle=False, **plain),
     }
     configured = config.order if config.shuffle else "sequential"
-    with _opened(config) as corpora:
-        places = SourcePlaces(list(corpora.values()), config.stride or config.row_len)
-        made = {name: _schedule(variant, corpora) for name, variant in variants.items()}
-        own, _ = made[configured]
-        steps = min(steps, own.steps(most=steps))
-        orders = []
-        for name, (schedule, windows) in made.items():
-            positions = [_positions(schedule, step) for step in range(steps)]
-            orders.append(places.figures(name, name == configured, windows, positions))
-        return ShuffleReport(
-            steps,
-            own.global_rows,
-            sum(places.num_blocks),
-            config.shuffle_window,
-            places.largest_file,
-            tuple(orders),
-            tuple((name, *_course(schedule, places.num_tokens)) for name, (schedule, _) in made.items()),
-        )
+    places = SourcePlaces(list(corpora.values()), config.stride or config.row_len)
+    made = {name: _schedule(variant, corpora) for name, variant in variants.items()}
+    own, _ = made[configured]
+    steps = min(steps, own.steps(most=steps))
+    orders = []
+    for name, (schedule, windows) in made.items():
+        positions = [_positions(schedule, step) for step in range(steps)]
+        orders.append(places.figures(name, name == configured, windows, positions))
+    return ShuffleReport(
+        steps,
+        own.global_rows,
+        sum(places.num_blocks),
+        config.shuffle_window,
+        places.largest_file,
+        tuple(orders),
+        tuple((name, *_course(schedule, places.num_tokens)) for name, (schedule, _) in made.items()),
+    )
 
 
 @contextmanager
@@ -106,7 +111,7 @@ def _opened(config: LoaderConfig) -> Iterator[dict[str, Corpus]]:
             corpus.close()
 
 
-def _schedule(config: LoaderConfig, corpora: dict[str, Corpus]) -> tuple[Schedule, int | None]:
+def _schedule(config: LoaderConfig, corpora: Mapping[str, Corpus]) -> tuple[Schedule, int | None]:
     """The steps of all ranks as those of one; and, of an order by blocks, the windows of the source with most."""
     config = config.replace(skip_steps=())
     sources: tuple[RowSource, ...]

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.engine.build import BuiltSource
-from dali_pipes.schedule import PADDING
+from dali_pipes.loader.batch_origin import RowCutters, RowOrigin, built_on_cpu, counted_from
+from dali_pipes.schedule import PADDING, Schedule
 from dali_pipes.schedule.plans import Plan, plan_step
-from dali_pipes.tools.reports.batch_origin import RowCutters, RowOrigin, built_on_cpu, counted_from
 from dali_pipes.uris import FilePath
 
 Int64Array = npt.NDArray[np.int64]
@@ -82,15 +82,24 @@ def explain_step(
     Raises as `TokenLoader`, and `ConfigError` for a step that does not exist.
     """
     with closing(built_on_cpu(config)) as built:
-        return _step_report(built, config, step, epoch, all_ranks, most, state)
+        base, cutters = counted_from(state, config, built, epoch), RowCutters(built, config)
+        return step_report(built, config, cutters, step, epoch, base, all_ranks=all_ranks, most=most)
 
 
-def _step_report(
-    built: BuiltSource, config: LoaderConfig, step: int, epoch: int, all_ranks: bool, most: int, state: Path | None
+def step_report(
+    built: BuiltSource,
+    config: LoaderConfig,
+    cutters: RowCutters,
+    step: int,
+    epoch: int,
+    base: int,
+    *,
+    all_ranks: bool,
+    most: int,
 ) -> StepReport:
+    """As `explain_step`, of what has been built, with steps counted from row `base`."""
     own = built.schedule
-    base = counted_from(state, config, built, epoch)
-    schedule = replace(own, rank=0, world_size=1, batch_size=own.global_rows) if all_ranks else own
+    schedule = of_all_ranks(own) if all_ranks else own
     plan = plan_step(schedule, epoch, step, base)
     real = plan.row_ids[plan.row_ids != PADDING]
     rows = -(-len(real) // own.world_size) * own.world_size if all_ranks else len(plan.row_ids)
@@ -98,7 +107,7 @@ def _step_report(
         rows = len(plan.row_ids)
     cutters = RowCutters(built, config)
     width = plan.width(config.row_len) if plan.sizes is None or plan.widths is None else int(plan.widths.max())
-    starts, lengths = _spans(plan, width)
+    starts, lengths = spans_of(plan, width)
     files, documents = _files_and_documents(cutters, starts, lengths)
     shown = []
     for number in range(min(rows, most)):
@@ -129,7 +138,12 @@ def _step_report(
     )
 
 
-def _spans(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:
+def of_all_ranks(schedule: Schedule) -> Schedule:
+    """The schedule of one rank that gets the rows of all."""
+    return replace(schedule, rank=0, world_size=1, batch_size=schedule.global_rows)
+
+
+def spans_of(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:
     """First token and number of tokens of each span that the rows of a plan contain."""
     if plan.pieces is not None:
         runs = plan.rows.runs()

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
-from dali_pipes.runtime.messages import counted
+from dali_pipes.runtime.messages import counted, printable
 from dali_pipes.tools.reports import (
     BatchPreview,
     PieceOrigin,
@@ -14,7 +14,7 @@ from dali_pipes.tools.reports import (
     SamplesPreview,
     StepReport,
 )
-from dali_pipes.tools.terminal.console import output, printable
+from dali_pipes.tools.terminal.console import output
 
 _MASKED = ("⟦", "⟧")
 _MASKED_ASCII = ("[[", "]]")

@@ -38,10 +38,3 @@ def show(report: Report, in_text: Callable[[Report], None], *, as_json: bool) ->
         show_json(report.as_dict())
     else:
         in_text(report)
-
-
-def printable(text: str) -> str:
-    """`text` with escapes for what is not printable: control characters, newlines, surrogates, invisible marks."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dali_pipes.runtime.messages import printable
 from dali_pipes.tools.reports import CheckReport, CorpusReport, LengthReport, Problem
-from dali_pipes.tools.terminal.console import output, printable
+from dali_pipes.tools.terminal.console import output
 
 _BAR_WIDTH = 30
 

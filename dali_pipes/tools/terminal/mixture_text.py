@@ -2,8 +2,9 @@
 
 from rich.text import Text
 
+from dali_pipes.runtime.messages import printable
 from dali_pipes.tools.reports import MixturePlan
-from dali_pipes.tools.terminal.console import output, printable
+from dali_pipes.tools.terminal.console import output
 
 
 def show_mixture(plan: MixturePlan) -> None:

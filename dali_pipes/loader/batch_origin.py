@@ -130,8 +130,17 @@ def built_on_cpu(config: LoaderConfig) -> BuiltSource:
     """What a loader with these settings is built on, but on the CPU and one batch at a time, which does not change
     which token is where. Skipped steps are included. Raises as `TokenLoader`.
     """
+    return BuiltSource(_on_cpu(config).replace(skip_steps=()), endless=True, cut=_as_arrays)
+
+
+def beside_on_cpu(built: BuiltSource, config: LoaderConfig) -> BuiltSource:
+    """The same for what a loader has been built on, with the order that it has now; `config` may have other outputs."""
+    return built.on_cpu(_on_cpu(config), _as_arrays)
+
+
+def _on_cpu(config: LoaderConfig) -> LoaderConfig:
     on_cpu = {"device": "cpu", "placement": "host", "engine": "direct", "batches_per_run": 1, "num_threads": 1}
-    return BuiltSource(config.replace(**on_cpu, skip_steps=()), endless=True, cut=_as_arrays)
+    return config.replace(**on_cpu, prefetch_queue_depth=1)
 
 
 def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | None = None) -> BatchOrigin:
@@ -142,15 +151,14 @@ def locate_batch(config: LoaderConfig, step: int, epoch: int = 0, state: Path | 
     documents. Raises as `TokenLoader`, and `ConfigError` for a step that does not exist.
     """
     with closing(built_on_cpu(config)) as built:
-        return batch_origin(built, config, step, epoch, counted_from(state, config, built, epoch))
+        return batch_origin(built, RowCutters(built, config), step, epoch, counted_from(state, config, built, epoch))
 
 
-def batch_origin(built: BuiltSource, config: LoaderConfig, step: int, epoch: int, base: int) -> BatchOrigin:
-    """As `locate_batch`, of what has been built for `config`, with steps counted from row `base`."""
+def batch_origin(built: BuiltSource, cutters: "RowCutters", step: int, epoch: int, base: int) -> BatchOrigin:
+    """As `locate_batch`, of what has been built, with steps counted from row `base`."""
     plan = plan_step(built.schedule, epoch, step, base)
-    cutters = RowCutters(built, config)
     rows = tuple(cutters.origin(plan, row, row) for row in range(len(plan.row_ids)))
-    return BatchOrigin(epoch, step, built.schedule.rank, built.schedule.world_size, plan.width(config.row_len), rows)
+    return BatchOrigin(epoch, step, built.schedule.rank, built.schedule.world_size, plan.width(cutters.seq_len), rows)
 
 
 def source_configs(built: BuiltSource, config: LoaderConfig) -> Mapping[str, LoaderConfig]:
@@ -215,14 +223,14 @@ class RowCutters:
         self.offsets = [known_offsets(built.corpora[name], own) for name, own in configs.items()]
         self.sentinels = list(map(sentinels_of, configs.values()))
         self._cutters = list(map(RowCutter, self.corpora, self.offsets, self.sentinels))
-        self._seq_len, self._is_mixture = config.row_len, built.mixture is not None
+        self.seq_len, self._is_mixture = config.row_len, built.mixture is not None
 
     def origin(self, plan: Plan, number: int, row: int) -> RowOrigin:
         """Where row `number` of a plan comes from, row `row` of its batch. Rows after the plan's are padding."""
         if number >= len(plan.row_ids) or plan.row_ids[number] == PADDING:
             return RowOrigin(row, PADDING, (), source=None if self._is_mixture else 0)
         source = 0 if plan.rows.sources is None else int(plan.rows.sources[number])
-        pieces = tuple(self._cutters[source].row(plan, number, plan.width(self._seq_len), self.bases[source]))
+        pieces = tuple(self._cutters[source].row(plan, number, plan.width(self.seq_len), self.bases[source]))
         return RowOrigin(row, int(plan.row_ids[number]), pieces, source, self.names[source] or None)
 
 

@@ -8,10 +8,10 @@ With `context_parallel` each rank gets a share of every row; here a row of eight
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,10 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUTS, Axes
 from dali_pipes.engine.block_stream import BlockStream
-from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.schedule import Position
-from dali_pipes.tools.reports.batch_origin import (
-    BatchOrigin,
+from dali_pipes.engine.build import BuiltSource
+from dali_pipes.loader.batch_origin import (
     PieceOrigin,
+    RowCutters,
     RowOrigin,
     batch_origin,
     built_on_cpu,
@@ -32,105 +31,14 @@ from dali_pipes.tools.reports.batch_origin import (
     sentinels_of,
     source_configs,
 )
-from dali_pipes.tools.reports.token_text import TokenText
+from dali_pipes.loader.batch_view import BatchPreview, PreviewPiece, PreviewRow, Ranges, Run
+from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
+from dali_pipes.schedule import Position
+
+if TYPE_CHECKING:
+    from dali_pipes.text.token_text import TokenText
 
 Int64Array = npt.NDArray[np.int64]
-Ranges = tuple[tuple[int, int], ...]
-"""Of positions in a row: first, and one past the last."""
-
-
-class Run(NamedTuple):
-    """Consecutive tokens of one piece, all with a label or all without."""
-
-    is_masked: bool
-    """Whether the labels at these tokens are ignored."""
-    ids: list[int]
-    text: str | None
-    own_labels: list[int] | None = None
-    """Their labels, where an objective learns the ids at their own places."""
-    own_text: str | None = None
-
-
-@dataclass(frozen=True)
-class PreviewPiece:
-    """A piece of a row with its shown tokens. `positions`: its first and last position id."""
-
-    origin: PieceOrigin
-    segment: int | None
-    positions: tuple[int, int] | None
-    runs: tuple[Run, ...]
-    text: str | None
-    """Of all shown tokens, decoded together."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {**self.origin.as_dict(), "segment": self.segment, "positions": self.positions, "text": self.text}
-
-
-@dataclass(frozen=True)
-class PreviewRow:
-    """A row, or this rank's share of it; columns in `origin` and `pieces` count within the share.
-
-    `outputs` are its outputs by name, (T,) ((T, k) for labels with mtp), cut to the shown tokens.
-    """
-
-    origin: RowOrigin
-    pieces: tuple[PreviewPiece, ...]
-    outputs: dict[str, Any]
-    padding: int
-    """Columns without a token; all of them in a padding row."""
-    masked: int
-    """Columns whose label is ignored, including padding and columns that are not shown."""
-    drawn: dict[str, float]
-    """What an objective has drawn for the row, by output: `prefix_lengths`, `p_mask`."""
-    sentinels_in_data: int
-    """Ids of the row's documents that a model cannot tell from sentinels of fill-in-the-middle."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        own = {"padding": self.padding, "masked": self.masked, **self.drawn, **self.outputs}
-        if self.sentinels_in_data:
-            own["sentinels_in_data"] = self.sentinels_in_data
-        return {**self.origin.as_dict(), **own, "pieces": [piece.as_dict() for piece in self.pieces]}
-
-
-@dataclass(frozen=True)
-class BatchPreview:
-    """The first rows of a batch, and the first tokens of each."""
-
-    batch: BatchOrigin
-    row_mode: str
-    rows: tuple[PreviewRow, ...]
-    tokens: int
-    """Maximum number of tokens shown per row."""
-    warning: str | None
-    """About the documents, as a loader prints it."""
-    width: int
-    """Positions per row; fewer than seq_len in a length bucket."""
-    context_parallel: tuple[int, int] | None
-    """Context-parallel rank and size; None: rows are whole."""
-    context_split: str
-    ranges: Ranges
-    """The positions of the columns, in order."""
-    objective: str | None = None
-    """What is learned; None: the next token."""
-
-    @property
-    def columns(self) -> int:
-        """Positions per row that this rank gets."""
-        return sum(end - first for first, end in self.ranges)
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able. `row_positions`: the positions of the shown columns in the row; None for whole rows."""
-        about = {name: value for name, value in vars(self.batch).items() if name != "rows"}
-        about |= {"row_mode": self.row_mode, "batch_rows": len(self.batch.rows), "tokens": self.tokens}
-        about |= {} if self.objective is None else {"objective": self.objective}
-        about |= {"width": self.width, "columns": self.columns, "context_parallel": self.context_parallel}
-        is_whole = self.context_parallel is None
-        positions = [position for first, end in self.ranges for position in range(first, end)]
-        about |= {"context_split": None if is_whole else self.context_split}
-        about |= {"row_positions": None if is_whole else positions[: self.tokens]}
-        return {**about, "warning": self.warning, "rows": [row.as_dict() for row in self.rows]}
 
 
 def preview_batch(
@@ -140,7 +48,7 @@ def preview_batch(
     *,
     rows: int,
     tokens: int,
-    tokenizer: TokenText | None = None,
+    tokenizer: "TokenText | None" = None,
     state: Path | None = None,
 ) -> BatchPreview:
     """The first `rows` rows of a rank's batch number `step`, and the first `tokens` tokens of each.
@@ -149,41 +57,83 @@ def preview_batch(
     as for `locate_batch`. Blocks: reads this batch and a few after it. Raises as `TokenLoader`, including for ids of
     this batch that are out of range, and `ConfigError` for a step that does not exist.
     """
-    config = config.replace(outputs=_outputs_shown(config))
+    config = shown_outputs(config)
     built = built_on_cpu(config)
-    with closing(BlockStream(built, config)) as stream:
-        base, schedule = counted_from(state, config, built, epoch), built.schedule
-        batch = batch_origin(built, config, step, epoch, base)
+    with closing(BatchPreviewer(built, config, tokenizer)) as previewer:
+        base = counted_from(state, config, built, epoch)
+        return previewer.batch(step, epoch, base, rows=rows, tokens=tokens)
+
+
+class BatchPreviewer:
+    """Previews of one rank's batches, in any order.
+
+    built: for `config`, on the CPU and with one batch a block; `close` closes it. `config` comes from `shown_outputs`.
+    """
+
+    def __init__(self, built: BuiltSource, config: LoaderConfig, tokenizer: "TokenText | None" = None) -> None:
+        self._built, self._config, self._tokenizer = built, config, tokenizer
+        self._stream = BlockStream(built, config)
+        try:
+            self.cutters = RowCutters(built, config)
+        except BaseException:  # documents that cannot be read
+            self._stream.close()
+            raise
+        configs = source_configs(built, config)
+        # The user's start id separates documents, if there is one.
+        self._delimiters = [
+            (own.eos_id if own.document_start_id is not None else built.corpora[name].eos_id, own.document_start_id)
+            for name, own in configs.items()
+        ]
+        self._row_mode = ", ".join(dict.fromkeys(own.rows for own in configs.values()))
+        self._sentinels = [list(sentinels_of(own)) for own in configs.values()]
+        self._has_own_labels = [any(entry.has_own_labels for entry in own.objectives) for own in configs.values()]
+        delimiters = {token for pair in self._delimiters for token in pair if token is not None}
+        delimiters.update(*self._sentinels)
+        self._special_ids = delimiters | (frozenset() if tokenizer is None else tokenizer.special_ids)
+
+    def batch(self, step: int, epoch: int = 0, base: int = 0, *, rows: int, tokens: int) -> BatchPreview:
+        """As `preview_batch`, with steps counted from row `base`."""
+        built, config, schedule = self._built, self._config, self._built.schedule
+        batch = batch_origin(built, self.cutters, step, epoch, base)
         before = (step - schedule.step_number(base)) * schedule.global_rows
-        stream.seek(Position(epoch, base + before))
-        (block,), _ = stream.take()
+        self._stream.seek(Position(epoch, base + before))
+        (block,), _ = self._stream.take()
         (width,) = block.widths
         ranges: Ranges = ((0, width),)
         if config.context_parallel is not None:
             ranges = shared_ranges(width, *config.context_parallel, config.context_split)
-        configs = source_configs(built, config)
-        # The user's start id separates documents, if there is one.
-        delimiters = [
-            (own.eos_id if own.document_start_id is not None else built.corpora[name].eos_id, own.document_start_id)
-            for name, own in configs.items()
-        ]
-        row_mode = ", ".join(dict.fromkeys(own.rows for own in configs.values()))
-        sentinels = [list(sentinels_of(own)) for own in configs.values()]
-        has_own = [any(entry.has_own_labels for entry in own.objectives) for own in configs.values()]
         arrays = {name: block.arrays[name] for name in config.outputs}
-        writer = _RowWriter(delimiters, sentinels, has_own, arrays, ranges, tokens, tokenizer)
+        of_sources = self._delimiters, self._sentinels, self._has_own_labels
+        writer = _RowWriter(*of_sources, arrays, ranges, tokens, self._tokenizer)
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
         how = config.context_parallel, config.context_split
-        return BatchPreview(batch, row_mode, shown, tokens, built.warning, width, *how, ranges, config.objective_line)
+        special = frozenset(self._special_ids)
+        return BatchPreview(
+            batch,
+            self._row_mode,
+            shown,
+            tokens,
+            built.warning,
+            width,
+            *how,
+            ranges,
+            special,
+            config.objective_line,
+        )
+
+    def close(self) -> None:
+        """Stop reading and close what was built; idempotent."""
+        self._stream.close()
 
 
-def _outputs_shown(config: LoaderConfig) -> tuple[str, ...]:
-    """The most informative outputs, and the masks that the trainer gets for each position."""
+def shown_outputs(config: LoaderConfig) -> LoaderConfig:
+    """The configuration with the most informative outputs, and the masks that the trainer gets for each position."""
     base = ("input_ids", "labels", *(("position_ids", "segment_ids") if config.uses_documents else ()))
     masks = tuple(name for name in ("attention_mask", "loss_mask") if name in config.outputs)
     own = config.sources.values() or (config,)
     kinds = {entry.kind for source in own for entry in source.objective}
-    return base + masks + tuple(name for name in OBJECTIVE_OUTPUTS if OUTPUTS[name].needs_objective in kinds)
+    objectives = tuple(name for name in OBJECTIVE_OUTPUTS if OUTPUTS[name].needs_objective in kinds)
+    return config.replace(outputs=base + masks + objectives)
 
 
 def _in_share(piece: PieceOrigin, ranges: Ranges) -> Iterator[PieceOrigin]:
@@ -236,7 +186,7 @@ class _RowWriter:
         arrays: dict[str, Int64Array],
         ranges: Ranges,
         tokens: int,
-        tokenizer: TokenText | None,
+        tokenizer: "TokenText | None",
     ) -> None:
         self._delimiters, self._ranges, self._tokens, self._tokenizer = delimiters, ranges, tokens, tokenizer
         self._sentinels = sentinels
@@ -294,7 +244,9 @@ class _RowWriter:
             return
         borders = [0, *(np.flatnonzero(np.diff(is_masked)) + 1).tolist(), len(ids)]
         for begin, end in pairwise(borders):
-            run = Run(bool(is_masked[begin]), ids[begin:end], self._text(ids[begin:end]))
+            own = ids[begin:end]
+            each = None if self._tokenizer is None else self._tokenizer.each(own)
+            run = Run(bool(is_masked[begin]), own, self._text(own), each)
             if labels is not None and not run.is_masked:
                 run = run._replace(own_labels=labels[begin:end], own_text=self._text(labels[begin:end]))
             yield run

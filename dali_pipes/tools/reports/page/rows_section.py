@@ -1,0 +1,151 @@
+"""The section on rows: fill, padding, what is dropped and cut, documents a row, and rows that grow."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from dali_pipes.loader.plan_reports import plan_reports
+from dali_pipes.runtime.messages import counted
+from dali_pipes.tools.reports.page import charts
+from dali_pipes.tools.reports.page.opened_run import OpenedRun
+from dali_pipes.tools.reports.page.row_figures import RowFigures, figures_of, joined
+from dali_pipes.tools.reports.page.section import Chart, Column, DataTable, Fact, Part, Section, Unit, Value, table_of
+from dali_pipes.tools.reports.step_report import step_report
+
+_SAMPLE_ROWS = 4096
+_MOST_STEPS = 64
+_MOST_PLANNED = 5_000_000
+"""Documents of an epoch that are planned for exact figures; with more, only a plan that is cached is used."""
+_BINS = 20
+
+_STEPS = (
+    Column("step", "step"),
+    Column("num_rows", "rows"),
+    Column("padding_rows", "padding rows"),
+    Column("width", "positions a row"),
+    Column("tokens", "tokens"),
+    Column("padding", "padding"),
+    Column("documents", "documents"),
+    Column("num_files", "files"),
+)
+_LENGTHS = (
+    Column("tokens", "from token"),
+    Column("row", "from row"),
+    Column("seq_len", "seq_len"),
+    Column("global_batch", "global_batch"),
+)
+_PLAN: dict[str, tuple[str, Unit]] = {
+    "rows": ("rows of the epoch", "number"),
+    "documents": ("documents", "number"),
+    "tokens": ("tokens", "number"),
+    "fill": ("fill", "share"),
+    "padding_tokens": ("padding", "number"),
+    "dropped_documents": ("dropped documents", "number"),
+    "dropped_tokens": ("dropped tokens", "number"),
+    "split_documents": ("split documents", "number"),
+    "truncated_documents": ("truncated documents", "number"),
+}
+
+
+def rows_section(run: OpenedRun) -> Section:
+    """Plans a sample of rows, and the whole epoch where its documents are not too many. Reads no tokens."""
+    schedule = run.built.schedule
+    first = schedule.step_number(run.base)
+    most = min(_MOST_STEPS, -(-_SAMPLE_ROWS // schedule.global_rows))
+    steps = range(first, first + schedule.steps(run.base, run.epoch, most=most))
+    about = f"The sample is the first {counted(len(steps), 'step')} of epoch {run.epoch}, on all ranks."
+    return Section("rows", "Rows", about, (_sample(run, steps), *_plans(run), *_growth(run)))
+
+
+def _sample(run: OpenedRun, steps: range) -> Part:
+    figures = joined([figures_of(run.plan(step), run.cutters) for step in steps])
+    records = [
+        step_report(run.built, run.config, run.cutters, step, run.epoch, run.base, all_ranks=True, most=0).as_dict()
+        for step in run.steps
+    ]
+    padding = int(figures.widths.sum() - figures.tokens.sum())
+    facts = [
+        Fact("sampled_rows", "rows looked at", Value(len(figures.tokens))),
+        Fact("sampled_fill", "fill", Value(float(figures.tokens.sum() / figures.widths.sum()), "share"), True),
+        Fact("sampled_padding", "padding", Value(padding), True),
+    ]
+    if figures.documents is not None:
+        facts.append(Fact("documents_a_row", "documents a row", Value(float(figures.documents.mean())), True))
+    tables = (table_of("steps", "Steps, on all ranks", _STEPS, records),)
+    return Part("", facts=tuple(facts), charts=tuple(_charts(figures)), tables=tables)
+
+
+def _charts(figures: RowFigures) -> Iterator[Chart]:
+    if figures.tokens.min() < figures.widths.max():
+        counts, _ = np.histogram(figures.fill, _BINS, (0, 1))
+        labels = [f"{100 * edge // _BINS}%" for edge in range(_BINS)]
+        yield Chart(
+            "fill",
+            "Fill of rows",
+            charts.bars(labels, counts.tolist(), xlabel="share of the positions with a token, at least", ylabel="rows"),
+            f"{counts[-1] / counts.sum():.1%} of the rows are at least {100 - 100 // _BINS}% full.",
+            is_sample=True,
+        )
+    if figures.documents is not None:
+        yield _documents(figures.documents)
+
+
+def _documents(documents: npt.NDArray[np.int64]) -> Chart:
+    most = int(documents.max())
+    width = max(1, -(-(most + 1) // 24))
+    counts = np.bincount(documents // width)
+    labels = [str(number * width) for number in range(len(counts))]
+    return Chart(
+        "documents_a_row",
+        "Documents a row",
+        charts.bars(labels, counts.tolist(), xlabel=f"documents{', at least' * (width > 1)}", ylabel="rows"),
+        f"A row has tokens of {documents.min():,} to {most:,} documents, {documents.mean():.1f} on average.",
+        is_sample=True,
+    )
+
+
+def _plans(run: OpenedRun) -> Iterator[Part]:
+    """The whole epoch of documents, exact: one part for each source that makes rows of them."""
+    for name, reports in plan_reports(run.built, run.config).items():
+        pass_number = run.epoch if run.built.mixture is None else 0
+        report = reports.known(pass_number)
+        key, heading = ("plan", "Plan of the epoch") if not name else (f"plan.{name}", f"Plan of {name}, first pass")
+        if report is None and reports.num_documents <= _MOST_PLANNED:
+            report = reports.report(pass_number)
+        if report is None:
+            note = (
+                f"These figures need a plan of all {reports.num_documents:,} documents, which has not been made; "
+                "loader.plan_report() makes it."
+            )
+            yield Part(key, heading, notes=(note,))
+        else:
+            facts = [Fact(each, label, Value(getattr(report, each), unit)) for each, (label, unit) in _PLAN.items()]
+            yield Part(key, heading, tuple(facts))
+
+
+def _growth(run: OpenedRun) -> Iterator[Part]:
+    """How rows and optimizer steps grow in the epoch."""
+    curriculum = run.built.schedule.curriculum
+    if curriculum is None:
+        return
+    segments = curriculum.segments(run.epoch)
+    tokens = [curriculum.tokens_before(run.epoch, segment.row) for segment in segments]
+    records = [{**segment._asdict(), "tokens": at} for segment, at in zip(segments, tokens, strict=True)]
+    drawn = []
+    end = [*tokens, tokens[-1] + max(1, tokens[-1] // 4)]
+    for key, title in (("seq_len", "Length of rows"), ("global_batch", "Rows of an optimizer step")):
+        values = [record[key] for record in records]
+        drawn.append(
+            Chart(
+                key,
+                title,
+                charts.lines({key: (end, [*values, values[-1]])}, xlabel="tokens of the run", ylabel=key, steps=True),
+                f"{key} goes from {values[0]:,} to {values[-1]:,} in {counted(len(values), 'stage')}.",
+            )
+        )
+    yield Part("growth", "Curriculum", charts=tuple(drawn), tables=(_lengths(records),))
+
+
+def _lengths(records: list[dict[str, int]]) -> DataTable:
+    return table_of("lengths", "Lengths and batches", _LENGTHS, records)

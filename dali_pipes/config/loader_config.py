@@ -597,8 +597,8 @@ class LoaderConfig(BaseModel):
         if self.eager and (self.cache == "node" or self.cache_dir is not None):
             name = 'cache = "node"' if self.cache_dir is None else f"cache_dir = {shown(self.cache_dir)}"
             raise ValueError(
-                f"eager = true keeps the whole corpus in each process, but {name} shares it among processes: remove one "
-                "of the two"
+                f"eager = true keeps the whole corpus in each process, but {name} shares it among processes: remove "
+                "one of the two"
             )
         if self.reads == "mapped" and self.cache_dir is not None:
             raise ValueError(
@@ -722,8 +722,8 @@ class LoaderConfig(BaseModel):
             )
         if self.keep is not None:
             raise ValueError(
-                f"keep = {shown(str(self.keep))} applies to one corpus, but the run has a mixture: set keep in its "
-                "sources"
+                f"keep = {shown(str(self.keep))} applies to one corpus, but the run has a mixture: set keep in "
+                "the sources of mixture"
             )
         if self.loss_masks:
             raise ValueError(

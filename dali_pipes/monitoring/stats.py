@@ -269,9 +269,9 @@ class LoaderStats(ShownAsTable):
         if cache is not None and cache.hit_rate < 0.9 and cache.all_bytes > cache.most_bytes:
             if cache.folder:
                 return (
-                    f"the same parts of the corpus are fetched or decoded repeatedly: it takes {cache.all_bytes:,} "
-                    f"bytes, and the cache in {cache.folder} holds {cache.most_bytes:,} (hit rate "
-                    f"{cache.hit_rate:.0%}): set {cache.setting} = {cache.all_bytes}, or a smaller shuffle_window"
+                    f"the same parts of the corpus are fetched or decoded repeatedly: the corpus takes "
+                    f"{cache.all_bytes:,} bytes, but the cache in {cache.folder} holds {cache.most_bytes:,} bytes (hit "
+                    f"rate {cache.hit_rate:.0%}): set {cache.setting} = {cache.all_bytes}, or lower shuffle_window"
                 )
             return (
                 f"the same chunks are decoded repeatedly: the decoded corpus takes {cache.all_bytes:,} bytes, and the "

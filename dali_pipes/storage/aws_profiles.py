@@ -30,7 +30,7 @@ _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/
 
 
 class ProfileError(Exception):
-    """Credentials of a profile cannot be had; its text is for the user and shows none."""
+    """A profile does not provide credentials. The message is for the user and contains no secrets."""
 
 
 class Profile(NamedTuple):

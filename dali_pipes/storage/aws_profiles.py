@@ -62,7 +62,7 @@ def find_profile(purpose: str) -> Profile | None:
             if name is None:
                 return None
             raise ProfileError(
-                f"the AWS profile {name!r} does not contain credentials; add them, or set another AWS_PROFILE"
+                f"the AWS profile {name!r} does not have credentials; add them, or set another AWS_PROFILE"
             )
     _provide()
     found = {"region": session.region_name, "endpoint": scoped.get("endpoint_url")}

@@ -105,7 +105,7 @@ def _reason(uri: Uri, text: str, shown: str, *, is_denied: bool) -> str | None:
     if profile is not None:
         return profile[1]
     if "169.254.169.254" in text or "metadata.google.internal" in text:
-        more = '; profiles of ~/.aws take: pip install "dali-pipes[aws]"' if uri.scheme in ("s3", "s3a") else ""
+        more = '; to use profiles of ~/.aws: pip install "dali-pipes[aws]"' if uri.scheme in ("s3", "s3a") else ""
         needed = CREDENTIALS[VARIABLES.get(uri.scheme, "AZURE_")]
         return f"no credentials were found; set {needed} in the environment{more}"
     if _EXPIRED.search(text):

@@ -340,15 +340,15 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         tokens: int = 256,
         tokenizer: str | os.PathLike[str] | None = None,
     ) -> "BatchPreview":
-        """This rank's batch number `step` as text, with documents, ignored labels, padding, and the origin of each row.
+        """This rank's batch of a step as text, with documents, ignored labels, padding, and the origin of each row.
 
         step, epoch: by default, those of the next batch
         rows:        maximum number of rows to show
         tokens:      maximum number of tokens per row to show
-        tokenizer:   `tokenizer.json` to decode ids with, or its folder. None: the one in `config`; else ids are shown
+        tokenizer:   `tokenizer.json` to decode ids with, or its folder. None: that of `config`; if unset, shows ids
 
-        Show the result in a notebook, or print it. Reads the batch on the CPU with the order that the loader has now,
-        and does not change the position of the run. Blocks. Raises `ConfigError` for a step that does not exist and for
+        Show the result in a notebook, or print it. Reads the batch on the CPU with the current order of the loader, and
+        does not change the position of the run. Blocks. Raises `ConfigError` for a step that does not exist and for
         a tokenizer that cannot be loaded, and `CorpusError` for data that cannot be read.
         """
         self._check_open()

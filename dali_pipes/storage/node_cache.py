@@ -298,7 +298,7 @@ class NodeCache:
             self.add(entry.corpus, evictions=len(victims or ()))
         self._write_used(used)
         if victims is None and size > free:
-            say_once(f"{self.folder}: the disk is full, so new parts of the corpus are not kept there for now.")
+            say_once(f"{self.folder}: the disk is full, so this cache stores nothing new for now. The run continues.")
         return victims is not None
 
     def _hold(self, entry: Entry) -> int | None:
@@ -394,7 +394,7 @@ class NodeCache:
         if self._can_store:
             self._can_store = False
             reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-            say_once(f"{self.folder}: nothing more is stored in this cache ({reason}). The run goes on without it.")
+            say_once(f"{self.folder}: this cache stores nothing more ({reason}). The run continues without it.")
 
 
 def entry_of(kind: str, corpus: str, begin: int, end: int, num_bytes: int) -> Entry:

@@ -26,6 +26,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum, auto
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -50,6 +51,15 @@ _LOOK_PART = 20
 LOCK_WAIT_S = 60.0
 """After which an entry that another process is still making is made without storing it: it may have been stopped."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
+
+
+class Ahead(Enum):
+    """What became of an entry that was to be made ahead."""
+
+    THERE = auto()
+    ELSEWHERE = auto()
+    """Someone else is making it."""
+    NO_ROOM = auto()
 
 
 class Found:
@@ -180,6 +190,28 @@ class NodeCache:
             if held is not None:
                 unlock_number(held)
 
+    def make_ahead(self, entry: Entry, make: Callable[[], memoryview]) -> Ahead:
+        """Make an entry that is needed later, unless it is there, being made, or would replace what is needed sooner.
+
+        Blocks while `make` runs, not for others. Raises what `make` raises.
+        """
+        path = self.folder / entry.name
+        if path.exists():
+            return Ahead.THERE
+        held = self._hold(entry, waits=False)
+        if held is None:
+            return Ahead.NO_ROOM if self._has_ended or not self._can_store else Ahead.ELSEWHERE
+        try:
+            if not path.exists():
+                file = self._reserve(entry)
+                if file is None:
+                    return Ahead.NO_ROOM
+                self.add(entry.corpus, misses=1)
+                self._made(entry, file, make)
+            return Ahead.THERE
+        finally:
+            unlock_number(held)
+
     def add(self, corpus: str, **counts: int) -> None:
         """Add to the counts of a corpus, which have the names of `CacheStats`."""
         with self._lock:
@@ -301,14 +333,16 @@ class NodeCache:
             say_once(f"{self.folder}: the disk is full, so new parts of the corpus are not kept there for now.")
         return victims is not None
 
-    def _hold(self, entry: Entry) -> int | None:
+    def _hold(self, entry: Entry, *, waits: bool = True) -> int | None:
         """The lock of an entry, once nobody else has it; None if that takes too long. OSError gives up storing."""
         number = int.from_bytes(hashlib.sha256(entry.name.encode()).digest()[:7], "little")
         until, pause = time.monotonic() + LOCK_WAIT_S, _FIRST_LOOK_S
-        while time.monotonic() < until and self._can_store and not self._has_ended:
+        while self._can_store and not self._has_ended:
             try:
                 return lock_number(self.folder / "locks", number)
             except BlockingIOError:
+                if not waits or time.monotonic() >= until:
+                    break
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_LOOK_S)
             except OSError as error:

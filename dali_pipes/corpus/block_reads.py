@@ -87,9 +87,9 @@ class BlockReads:
             self._cache.add(self._key, fetched_bytes=int(columns.lengths.sum()) * size)
             self._read(*columns[:3], out)
 
-    def fetch_ahead(self, blocks: Sequence[int]) -> None:
-        """Put blocks into the cache from now on, as far as there is room for them. Does not block."""
-        self._ahead.want(blocks)
+    def fetch_ahead(self, blocks: Sequence[int], owner: object) -> None:
+        """Put blocks into the cache from now on, as far as there is room, while `owner` exists. Does not block."""
+        self._ahead.want(blocks, owner)
 
     def stats(self) -> CacheStats:
         """Does not block for long."""

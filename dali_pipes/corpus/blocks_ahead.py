@@ -31,19 +31,23 @@ class BlocksAhead:
         self._lock = threading.Lock()  # of the rest
         self._queue: deque[int] = deque()
         self._on_the_way: set[int] = set()
+        self._owner: Callable[[], object] = lambda: None
         self._threads: ReaderThreads | None = None
         self._running, self._closed = 0, False
 
-    def want(self, blocks: Sequence[int]) -> None:
-        """Fetch these from now on, in this order, instead of what is left of those before."""
+    def want(self, blocks: Sequence[int], owner: object) -> None:
+        """Fetch these from now on, in this order, instead of what is left of those before, while `owner` exists.
+
+        A fetch holds all that it reads with, and another one is always under way: who drops a loader would not stop it.
+        """
         with self._lock:
             if self._closed:
                 return
-            self._queue, self._on_the_way = deque(blocks), set(blocks)
+            self._queue, self._on_the_way, self._owner = deque(blocks), set(blocks), weakref.ref(owner)
             if self._threads is None or not self._threads.are_alive:
                 self._threads, self._running = ReaderThreads(_FETCHES), 0
             while self._running < min(_FETCHES, len(blocks)):
-                self._threads.submit(_work, weakref.ref(self))
+                self._threads.submit(self._fetch_all)
                 self._running += 1
 
     def is_on_the_way(self, block: int) -> bool:
@@ -59,11 +63,15 @@ class BlocksAhead:
         if threads is not None:
             threads.stop()
 
+    def _fetch_all(self) -> None:
+        while self._fetch_next():
+            pass
+
     def _fetch_next(self) -> bool:
-        """Fetch one block; False if there is none left."""
+        """Fetch one block; False if there is none left that anyone wants."""
         with self._lock:
             queue, on_the_way = self._queue, self._on_the_way
-            if not queue or self._threads is None or not self._threads.are_alive:
+            if not queue or self._owner() is None or self._threads is None or not self._threads.are_alive:
                 self._running -= 1
                 return False
             block = queue.popleft()
@@ -78,9 +86,3 @@ class BlocksAhead:
             elif found is Ahead.THERE:
                 on_the_way.discard(block)
         return True
-
-
-def _work(owner: "weakref.ref[BlocksAhead]") -> None:
-    """Fetch until nothing is wanted, or until the owner, who may have been dropped without `close`, is gone."""
-    while (ahead := owner()) is not None and ahead._fetch_next():
-        del ahead

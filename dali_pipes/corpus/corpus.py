@@ -213,12 +213,15 @@ class Corpus:
         if mask is not None and mask.covers_all and not mask.stored.needs_decoding:
             mask.stored.read_by_blocks(cache, grid, sharers)
 
-    def fetch_ahead(self, blocks: Sequence[int]) -> None:
-        """Put blocks of that grid into the cache, in this order, as far as there is room. Does not wait for them."""
+    def fetch_ahead(self, blocks: Sequence[int], owner: object) -> None:
+        """Put blocks of that grid into the cache, in this order, as far as there is room, while `owner` exists.
+
+        Does not wait for them.
+        """
         if self._blocks is not None:
-            self._blocks.fetch_ahead(blocks)
+            self._blocks.fetch_ahead(blocks, owner)
         if self.loss_mask is not None:
-            self.loss_mask.stored.fetch_ahead(blocks)
+            self.loss_mask.stored.fetch_ahead(blocks, owner)
 
     def node_keys(self) -> Iterator[tuple[str, bool]]:
         """The content keys of what is in the cache of the node, and whether its positions are those of the ids."""

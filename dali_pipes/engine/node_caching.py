@@ -173,7 +173,7 @@ class _Source:
         assert self._told is not None, "a run stands somewhere"
         # Nothing tells that another `for` follows the first one, but who has begun a second one goes on.
         goes_on = self._repeats or self._told[0] > 0
-        self.corpus.fetch_ahead(needed_next(self._rows.order, self._now, goes_on=goes_on).tolist())
+        self.corpus.fetch_ahead(needed_next(self._rows.order, self._now, goes_on=goes_on).tolist(), self)
 
 
 def _open(config: LoaderConfig, needs_decoding: bool, formula: NextUseFormula) -> NodeCache | None:

@@ -119,7 +119,7 @@ class NodeCache:
         self._verified: dict[str, bytes] = {}
         self._job = LiveJob(folder)
         self._can_store, self._has_ended = True, False
-        self._look_again_s = 0.0
+        self._look_again_s = [0.0, 0.0]  # for what is needed now, and for what is made ahead
         self._counts: dict[str, dict[str, int]] = {}
         try:
             folder.mkdir(mode=0o700 if in_memory else 0o777, parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ class NodeCache:
             return Ahead.NO_ROOM if self._has_ended or not self._can_store else Ahead.ELSEWHERE
         try:
             if not path.exists():
-                file = self._reserve(entry)
+                file = self._reserve(entry, ahead=True)
                 if file is None:
                     return Ahead.NO_ROOM
                 self.add(entry.corpus, misses=1)
@@ -271,7 +271,8 @@ class NodeCache:
             file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data), os.urandom(8)))
             file.write(data)
             file.flush()  # the disk may take its time: what a power cut leaves does not have its checksum
-            Path(file.name).replace(self.folder / entry.name)
+            with self._books():  # who counts the folder sees it under one name or the other
+                Path(file.name).replace(self.folder / entry.name)
             file.close()
         except FileNotFoundError:  # someone has emptied the folder
             self._drop(entry, file)
@@ -281,24 +282,23 @@ class NodeCache:
         return data
 
     def _drop(self, entry: Entry, file: BinaryIO) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._books():
             Path(file.name).unlink()
+            self._write_used(self._read_used() - entry.num_bytes)
         with contextlib.suppress(OSError):
             file.close()
-        with contextlib.suppress(OSError), self._books():
-            self._write_used(self._read_used() - entry.num_bytes)
 
-    def _reserve(self, entry: Entry) -> BinaryIO | None:
+    def _reserve(self, entry: Entry, *, ahead: bool = False) -> BinaryIO | None:
         """A temporary file of the size of an entry, counted and locked; None without room for it."""
         try:
             with self._books():
                 fits = self._read_used() + entry.num_bytes <= self.most_bytes
                 if not (fits and entry.num_bytes <= self._free_bytes()):
                     begin = time.monotonic()
-                    if begin < self._look_again_s:
+                    if begin < self._look_again_s[ahead]:
                         return None
                     if not self._make_room(entry):
-                        self._look_again_s = (now := time.monotonic()) + _LOOK_PART * (now - begin)
+                        self._look_again_s[ahead] = (now := time.monotonic()) + _LOOK_PART * (now - begin)
                         return None
                 file = (self.folder / f"{uuid.uuid4().hex}.ids.tmp").open("xb")
                 hold(file.fileno())

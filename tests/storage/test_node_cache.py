@@ -165,6 +165,7 @@ def test_entries_that_are_needed_sooner_stay(folder: Path) -> None:
 
 def test_entries_are_made_ahead_where_nothing_is_needed_sooner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of entries are their next uses."""
+    monkeypatch.setattr(node_cache, "_LOOK_PART", 10**6)
     cache = NodeCache(folder, 3 * SIZE, "cache_bytes", lambda order, begins, ends: begins / SIZE)
     cache.set_orders([{"corpus": KEY}])
     for number in (5, 1, 9):
@@ -176,8 +177,8 @@ def test_entries_are_made_ahead_where_nothing_is_needed_sooner(folder: Path, mon
     assert in_folder(folder) == sorted(entry(number).name for number in (1, 2, 4))
     assert bytes_of(cache.find(entry(4))) == content(4)
     assert (cache.stats(KEY, 0).misses, cache.stats(KEY, 0).evictions) == (5, 2)
-    monkeypatch.setattr(node_cache, "_LOOK_PART", 0)
-    cache.make_ahead(entry(8), never)
+    assert cache.make_ahead(entry(0), never) is Ahead.NO_ROOM  # what is not needed yet does
+    cache = NodeCache(folder, 10 * SIZE, "cache_bytes")
     with pytest.raises(ZeroDivisionError):
         cache.make_ahead(entry(0), lambda: memoryview(bytes(1 // 0)))
     assert cache.used_bytes() == SIZE * len(in_folder(folder))

@@ -152,25 +152,13 @@ class NodeCache:
 
     def find(self, entry: Entry) -> Found | None:
         """The entry, if it is there and intact; one that is damaged is removed and counted. Blocks."""
-        path = self.folder / entry.name
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        descriptor = self._opened(entry)
+        if descriptor is None:
             return None
-        try:
-            if self._is_intact(entry, descriptor):
-                with contextlib.suppress(OSError):  # a folder that is read-only
-                    os.utime(descriptor)
-                self.add(entry.corpus, hits=1)
-                return Found(descriptor, entry.num_bytes)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        try:
-            self._remove_damaged(entry, descriptor)
-        finally:
-            os.close(descriptor)
-        return None
+        with contextlib.suppress(OSError):  # a folder that is read-only
+            os.utime(descriptor)
+        self.add(entry.corpus, hits=1)
+        return Found(descriptor, entry.num_bytes)
 
     def find_or_make(self, entry: Entry, make: Callable[[], memoryview]) -> Found | memoryview | None:
         """The entry, made by another process meanwhile, or the bytes that `make` returns, which are stored.
@@ -193,16 +181,16 @@ class NodeCache:
     def make_ahead(self, entry: Entry, make: Callable[[], memoryview]) -> Ahead:
         """Make an entry that is needed later, unless it is there, being made, or would replace what is needed sooner.
 
-        Blocks while `make` runs, not for others. Raises what `make` raises.
+        One that is there is compared with its checksum, so that its first `find` need not do that. Blocks while `make`
+        runs, not for others. Raises what `make` raises.
         """
-        path = self.folder / entry.name
-        if path.exists():
+        if self._is_checked(entry):
             return Ahead.THERE
         held = self._hold(entry, waits=False)
         if held is None:
             return Ahead.NO_ROOM if self._has_ended or not self._can_store else Ahead.ELSEWHERE
         try:
-            if not path.exists():
+            if not self._is_checked(entry):
                 file = self._reserve(entry, ahead=True)
                 if file is None:
                     return Ahead.NO_ROOM
@@ -248,6 +236,31 @@ class NodeCache:
                         (self.folder / entry.name).unlink()
                     self._write_used(0)
 
+    def _is_checked(self, entry: Entry) -> bool:
+        """Whether an entry is there and intact; what this process has compared once may have been damaged since."""
+        if entry.name in self._verified and (self.folder / entry.name).exists():
+            return True
+        descriptor = self._opened(entry)
+        if descriptor is not None:
+            os.close(descriptor)
+        return descriptor is not None
+
+    def _opened(self, entry: Entry) -> int | None:
+        """A descriptor of an entry that is there and intact; one that is damaged is removed and counted."""
+        try:
+            descriptor = os.open(self.folder / entry.name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            if self._is_intact(entry, descriptor):
+                return descriptor
+            self._remove_damaged(entry, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
     def _remove_damaged(self, entry: Entry, descriptor: int) -> None:
         """Remove the entry that `descriptor` has open, unless another thread or process has done so, and count it."""
         path = self.folder / entry.name
@@ -268,11 +281,13 @@ class NodeCache:
             raise
         self.add(entry.corpus, fetched_bytes=len(data))
         try:
-            file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data), os.urandom(8)))
+            number = os.urandom(8)
+            file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data), number))
             file.write(data)
             file.flush()  # the disk may take its time: what a power cut leaves does not have its checksum
             with self._books():  # who counts the folder sees it under one name or the other
                 Path(file.name).replace(self.folder / entry.name)
+            self._verified[entry.name] = number
             file.close()
         except FileNotFoundError:  # someone has emptied the folder
             self._drop(entry, file)

@@ -80,7 +80,7 @@ def main(
     rate: Annotated[float, typer.Option(min=0.001, help="pace of the consumer in million tokens per second")] = 1.0,
     pace_rounds: Annotated[int, typer.Option(min=1, help="of each way to fetch, with a consumer at that pace")] = 2,
     pace_window: Annotated[int, typer.Option(min=2, help="blocks of its windows, of which there are two")] = 512,
-    pace_block: Annotated[int, typer.Option(min=_PACE_SEQ_LEN, help="tokens of its blocks")] = 1 << 18,
+    pace_block: Annotated[int, typer.Option(min=_PACE_SEQ_LEN, help="tokens of its blocks")] = 1 << 20,
     lead_s: Annotated[float, typer.Option(min=1, help="seconds that it starts before the second window")] = 20.0,
 ) -> None:
     """Measure, print tables and, as the last line, one line of JSON."""

@@ -253,8 +253,8 @@ def _paced(url: str, pace: Pace, folder: Path, *, ahead: bool) -> dict[str, floa
     assert stats is not None
     return {
         "first_batch_s": waits[0][1],
-        "longest_at_start_s": max(wait for at, wait in waits[1:] if at < waits[0][1] + _STARTED_S),
-        "longest_later_s": max(wait for at, wait in waits if at >= waits[0][1] + _STARTED_S),
+        "longest_at_start_s": max((wait for at, wait in waits[1:] if at < waits[0][1] + _STARTED_S), default=0.0),
+        "longest_later_s": max((wait for at, wait in waits if at >= waits[0][1] + _STARTED_S), default=0.0),
         "wait_pct": 100 * sum(wait for _, wait in waits[1:]) / (elapsed_s - waits[0][1]),
         "read_twice_pct": 100 * (stats.fetched_bytes - stats.num_bytes) / stats.all_bytes,
     }

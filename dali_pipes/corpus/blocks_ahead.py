@@ -45,7 +45,12 @@ class BlocksAhead:
                 return
             self._queue, self._on_the_way, self._owner = deque(blocks), set(blocks), weakref.ref(owner)
             if self._threads is None or not self._threads.are_alive:
-                self._threads, self._running = ReaderThreads(_FETCHES), 0
+                try:
+                    self._threads, self._running = ReaderThreads(_FETCHES), 0
+                except (RuntimeError, MemoryError):  # a limit on threads ends no run: batches fetch what they need
+                    self._queue.clear()
+                    self._on_the_way.clear()
+                    return
             while self._running < min(_FETCHES, len(blocks)):
                 self._threads.submit(self._fetch_all)
                 self._running += 1

@@ -14,10 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from dali_pipes.runtime.threads import ReaderThreads
-from dali_pipes.storage.node_cache import Ahead
-
-_FETCHES = 2
-"""Blocks that are fetched at the same time, beside the reads that a batch waits for, which share the line."""
+from dali_pipes.storage.node_cache import FETCHES_AHEAD, Ahead
 
 
 class BlocksAhead:
@@ -46,12 +43,12 @@ class BlocksAhead:
             self._queue, self._on_the_way, self._owner = deque(blocks), set(blocks), weakref.ref(owner)
             if self._threads is None or not self._threads.are_alive:
                 try:
-                    self._threads, self._running = ReaderThreads(_FETCHES), 0
+                    self._threads, self._running = ReaderThreads(FETCHES_AHEAD), 0
                 except (RuntimeError, MemoryError):  # a limit on threads ends no run: batches fetch what they need
                     self._queue.clear()
                     self._on_the_way.clear()
                     return
-            while self._running < min(_FETCHES, len(blocks)):
+            while self._running < min(FETCHES_AHEAD, len(blocks)):
                 self._threads.submit(self._fetch_all)
                 self._running += 1
 

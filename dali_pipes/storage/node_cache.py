@@ -50,6 +50,8 @@ _LOOK_PART = 20
 """Times the duration of a look for room in vain, before the next one: that takes a twentieth of the time at most."""
 LOCK_WAIT_S = 60.0
 """After which an entry that another process is still making is made without storing it: it may have been stopped."""
+FETCHES_AHEAD = 2
+"""Entries that a process makes ahead at the same time, of all corpora: they share the line with what batches wait for."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
 
 
@@ -119,6 +121,7 @@ class NodeCache:
         self._verified: dict[str, bytes] = {}
         self._job = LiveJob(folder)
         self._can_store, self._has_ended = True, False
+        self._turns = threading.Semaphore(FETCHES_AHEAD)
         self._look_again_s = [0.0, 0.0]  # for what is needed now, and for what is made ahead
         self._counts: dict[str, dict[str, int]] = {}
         try:
@@ -182,10 +185,12 @@ class NodeCache:
         """Make an entry that is needed later, unless it is there, being made, or would replace what is needed sooner.
 
         One that is there is compared with its checksum, so that its first `find` need not do that. Blocks while `make`
-        runs, not for others. Raises what `make` raises.
+        runs, and while other threads of this process make `FETCHES_AHEAD`. Raises what `make` raises.
         """
-        if self._is_checked(entry):
-            return Ahead.THERE
+        with self._turns:
+            return Ahead.THERE if self._is_checked(entry) else self._make_ahead(entry, make)
+
+    def _make_ahead(self, entry: Entry, make: Callable[[], memoryview]) -> Ahead:
         held = self._hold(entry, waits=False)
         if held is None:
             return Ahead.NO_ROOM if self._has_ended or not self._can_store else Ahead.ELSEWHERE

@@ -187,6 +187,29 @@ def test_entries_are_made_ahead_where_nothing_is_needed_sooner(folder: Path, mon
     assert cache.make_ahead(entry(0), never) is Ahead.NO_ROOM
 
 
+def test_few_entries_are_made_ahead_at_a_time(folder: Path) -> None:
+    """However many corpora there are, each with threads of its own."""
+    cache, running, most = NodeCache(folder, 10 * SIZE, "cache_bytes"), [0], [0]
+    guard = threading.Lock()
+
+    def make() -> memoryview:
+        with guard:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+        with guard:
+            running[0] -= 1
+        return memoryview(content(0))
+
+    threads = [threading.Thread(target=cache.make_ahead, args=(entry(number), make)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(in_folder(folder)) == 8
+    assert most[0] <= node_cache.FETCHES_AHEAD
+
+
 def test_what_another_process_makes_is_not_made_ahead(folder: Path) -> None:
     first, second = (NodeCache(folder, 10 * SIZE, "cache_bytes") for _ in range(2))
     found: list[Ahead] = []

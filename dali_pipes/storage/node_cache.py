@@ -51,7 +51,7 @@ _LOOK_PART = 20
 LOCK_WAIT_S = 60.0
 """After which an entry that another process is still making is made without storing it: it may have been stopped."""
 FETCHES_AHEAD = 2
-"""Entries that a process makes ahead at the same time, of all corpora: they share the line with what batches wait for."""
+"""Entries that a process makes ahead at a time, of all corpora: they share the line with what batches wait for."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
 
 

@@ -33,7 +33,7 @@ from pydantic import (
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
 from dali_pipes.config.validators import as_value_error, shown
-from dali_pipes.config.vocabulary import id_of
+from dali_pipes.config.vocabulary import id_of, vocabulary_of
 from dali_pipes.errors import ConfigError
 
 WHOLE = 2**32
@@ -429,14 +429,10 @@ def _word_starts(file: Path, changed_ns: int, size: int) -> npt.NDArray[np.uint8
 
 
 def _starts_of_vocabulary(file: Path, tokenizer: Mapping[str, Any]) -> list[int]:
-    model = tokenizer.get("model")
-    pieces = model.get("vocab") if isinstance(model, Mapping) else None
-    if isinstance(pieces, list):  # of a Unigram model: pieces and their scores
-        pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
-    if not isinstance(pieces, Mapping) or not pieces:
-        raise ConfigError(f"objective: words = {str(file)!r}: not a tokenizer.json: it does not contain model.vocab")
-    ids = {text: int(number) for text, number in pieces.items()}
-    added = {str(entry["content"]): int(entry["id"]) for entry in tokenizer.get("added_tokens", ())}
+    try:
+        ids, added = vocabulary_of(tokenizer)
+    except ValueError as error:
+        raise ConfigError(f"objective: words = {str(file)!r}: not a tokenizer.json: {error}") from error
     starts = [1] * (max((*ids.values(), *added.values())) + 1)
     marks = tuple(mark for mark in ("Ġ", "▁") if any(text.startswith(mark) for text in ids))
     for text, number in ids.items():

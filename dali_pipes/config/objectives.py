@@ -463,8 +463,9 @@ def _parsed(entry: Any) -> Objective:
         found = error.errors()[0]
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
-            known = ", ".join(name for name in model.model_fields if name != "kind")
-            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"; it has {known}') from None
+            known = "; it has " + ", ".join(name for name in model.model_fields if name != "kind")
+            known *= len(found["loc"]) == 1  # else it is in a table of the kind's settings
+            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"{known}') from None
         text = str(found["msg"]).removeprefix("Value error, ")
         if found["type"] == "missing":
             raise ValueError(f'kind = "{kind}" needs {name}') from None

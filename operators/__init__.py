@@ -19,4 +19,14 @@ from dali_pipes.operators.rows import rows
 from dali_pipes.operators.segments import segments
 from dali_pipes.operators.shuffled_rows import shuffled_rows
 
-__all__ = ["corrupted_spans", "gather_runs", "goldfish", "keyed_draws", "noised_rows", "permute", "rows", "segments", "shuffled_rows"]
+__all__ = [
+    "corrupted_spans",
+    "gather_runs",
+    "goldfish",
+    "keyed_draws",
+    "noised_rows",
+    "permute",
+    "rows",
+    "segments",
+    "shuffled_rows",
+]

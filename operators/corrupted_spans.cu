@@ -112,7 +112,7 @@ __global__ void corrupted_spans(
             if (causal_labels && c >= label_shift)
                 causal_labels[r * causal + c - label_shift] = learned ? id : ignored;
             if (causal_labels && c + label_shift >= causal)
-                causal_labels[r * causal + c] = label_shift ? ignored : learned ? id : ignored;
+                causal_labels[r * causal + c] = ignored;
         }
     }
 }

@@ -121,7 +121,6 @@ def _corrupted_spans_numpy(
     parts = _Parts.of(spans)
     of_decoder = out.get("decoder_labels", out.get("decoder_input_ids"))
     if "encoder_ids" in out or of_decoder is not None:
-        encoder = out["encoder_ids"].shape[1] if "encoder_ids" in out else ids.shape[1] + parts.most + 1
         decoder = 0 if of_decoder is None else of_decoder.shape[1]
         first = np.full(len(ids), ids.shape[1] + parts.most + 2)  # after the inputs of any row
         line, labels = _joined(ids, parts, rule, first, int(first[0]) + decoder, learn)
@@ -129,9 +128,9 @@ def _corrupted_spans_numpy(
             if rule.end_id >= 0:
                 real = parts.count.nonzero()[0]
                 line[real, parts.inputs[real]] = rule.end_id
-            out["encoder_ids"][:] = rule.pad_id
-            common = min(encoder, int(first[0]))
+            common = min(out["encoder_ids"].shape[1], int(first[0]))
             out["encoder_ids"][:, :common] = line[:, :common]
+            out["encoder_ids"][:, common:] = rule.pad_id
         if "decoder_labels" in out:
             out["decoder_labels"][:] = labels[:, first[0] : first[0] + decoder]
         if "decoder_input_ids" in out:
@@ -150,7 +149,7 @@ def _corrupted_spans_numpy(
 
 
 class _Parts(NamedTuple):
-    """R rows: count, mode token; sums up to each part and span (R, S); and how many inputs and targets, without ends."""
+    """R rows: their table, (R,) or (R, S), and how many inputs and targets they have, without ends."""
 
     count: NDArray[np.int64]
     mode: NDArray[np.int64]
@@ -198,9 +197,8 @@ def _joined(
     moves += np.arange(rows)[:, None] * (width + 1)
     places = moves.reshape(-1).repeat(lengths.reshape(-1)).reshape(rows, seq_len)
     places += np.arange(seq_len)
-    ends = (np.arange(rows)[:, None] + 1) * (width + 1) - 1
-    if places.size and (places > ends).any():
-        np.minimum(places, ends, out=places)
+    if lengths[:, -1].any() or (first + parts.targets).max() > width:
+        np.minimum(places, np.arange(1, rows + 1)[:, None] * (width + 1) - 1, out=places)
     line = np.full((rows, width + 1), rule.pad_id, ids.dtype)
     line.reshape(-1)[places] = ids
     at, span = parts.is_used.nonzero()

@@ -332,6 +332,11 @@ class Denoiser(BaseModel):
         """None: one span, at the end of the row."""
         return None if isinstance(self.mean_length, str) else self.mean_length
 
+    def plain(self) -> dict[str, Any]:
+        """As a configuration spells it; rate and mean length always."""
+        given = self.model_dump(mode="json", exclude_none=True)
+        return {name: value for name, value in given.items() if name != "weight" or value != 1}
+
 
 def _denoisers(value: Any) -> Any:
     value = [value] if isinstance(value, Mapping) else value
@@ -353,7 +358,7 @@ class Spans(Objective):
     denoisers: Annotated[
         tuple[Denoiser, ...],
         BeforeValidator(_denoisers),
-        PlainSerializer(lambda own: [one.model_dump(mode="json", exclude_none=True) for one in own], return_type=Any),
+        PlainSerializer(lambda own: [one.plain() for one in own], return_type=Any),
     ] = Field(
         (Denoiser(),),
         description="One of them is drawn for each row: tables with `rate`, the share of the tokens that are taken "
@@ -480,7 +485,7 @@ def plain_default(model: type[Objective], name: str) -> Any:
     if isinstance(default, Fraction):
         return plain_fraction(default)
     if isinstance(default, tuple) and default and isinstance(default[0], Denoiser):
-        return [own.model_dump(mode="json", exclude_none=True) for own in default]
+        return [own.plain() for own in default]
     is_rates = isinstance(default, tuple) and default and isinstance(default[0], tuple)
     return _plain_rates(default) if is_rates else default
 
@@ -501,8 +506,15 @@ def _entry_text(entry: Objective) -> str:
 
 
 def _settings_text(settings: Mapping[str, Any]) -> str:
-    texts = {name: f"{{{_settings_text(v)}}}" if isinstance(v, Mapping) else v for name, v in settings.items()}
-    return ", ".join(f"{name} = {text}" for name, text in texts.items())
+    return ", ".join(f"{name} = {_value_text(value)}" for name, value in settings.items())
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{_settings_text(value)}}}"
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return f"[{', '.join(map(_value_text, value))}]"
+    return str(value)
 
 
 def threshold(share: Fraction) -> int:

@@ -33,9 +33,6 @@ class Axes(Enum):
     NUMBER = "one integer, on the host"
 
 
-WITH_POSITIONS = (Axes.POSITIONS, Axes.ENCODER, Axes.DECODER, Axes.CAUSAL)
-
-
 @dataclass(frozen=True)
 class OutputSpec:
     """One field of a batch.

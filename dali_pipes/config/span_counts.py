@@ -26,9 +26,7 @@ class SpanWidths(NamedTuple):
     causal: int
 
 
-def span_counts(
-    lengths: Int64Array, rate: Fraction, mean_length: Fraction | None
-) -> tuple[Int64Array, Int64Array]:
+def span_counts(lengths: Int64Array, rate: Fraction, mean_length: Fraction | None) -> tuple[Int64Array, Int64Array]:
     """(noise tokens, spans) of rows with these lengths. mean_length: None for one span, at the end of the row.
 
     Each part between spans keeps a token, so a row of one token gets an empty span; an empty row does not get any.

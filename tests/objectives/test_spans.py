@@ -22,6 +22,7 @@ from dali_pipes.config.span_counts import span_counts, span_widths
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.objectives.span_draws import draw_spans
 from dali_pipes.schedule.plans import plan_step
+from dali_pipes.tools.reports import preview_batch
 
 T, END, FIRST = 24, 0, 99
 FIELDS = ("encoder_ids", "decoder_input_ids", "decoder_labels", "causal_ids", "causal_labels")
@@ -259,13 +260,28 @@ def test_dali_hands_out_the_same(corpus: Path) -> None:
             assert all(torch.equal(batch[name], value) for name, value in expected.items())
 
 
+def test_reports_show_what_is_learned(corpus: Path) -> None:
+    config = LoaderConfig(corpus=str(corpus), rank=0, world_size=1, **SHAPE)
+    preview = preview_batch(config, 0, rows=4, tokens=50)
+    with TokenLoader(config) as loader:
+        batch = next(iter(loader))
+        assert "spans (sentinels = 99" in repr(loader)
+    assert "spans (sentinels = 99" in str(preview.objective)
+    for row, shown in enumerate(preview.rows):
+        counts = [int(batch[f"{part}_lengths"][row]) for part in ("encoder", "decoder")]
+        assert shown.drawn == {"encoder_lengths": counts[0], "decoder_lengths": counts[1]}
+        expected = [batch[name][row, :count].tolist() for name, count in zip(FIELDS[::2], counts, strict=False)]
+        assert [run.ids for _, run in shown.corrupted] == expected
+        assert json.loads(json.dumps(shown.as_dict()))["causal_ids"] == batch["causal_ids"][row].tolist()[:50]
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"mtp": 2}, ["mtp = 2"]),
         ({"context_parallel": (0, 2)}, ["context_parallel"]),
         ({"rows": "pad", "length_buckets": (8, 16)}, ["length_buckets"]),
-        ({"seq_len": [[0, 8], [800, 24]], "order_len": 24, "global_batch": 4}, ["seq_len"]),
+        ({"seq_len": [[0, 8], [800, 24]], "order_len": 24, "global_batch": 4, "drop_last": True}, ["seq_len"]),
         ({"outputs": ["input_ids", "encoder_lengths"]}, ["encoder_ids", "causal_ids"]),
         ({"objective": [UL2, {"kind": "goldfish"}]}, ["spans", "goldfish"]),
         ({"objective": [{"kind": "a.b:c"}, UL2]}, ["spans", "a.b:c"]),

@@ -85,10 +85,13 @@ class PreviewRow:
     """What an objective has drawn for the row, by output: `prefix_lengths`, `p_mask`."""
     sentinels_in_data: int
     """Ids of the row's documents that a model cannot tell from sentinels of fill-in-the-middle."""
+    corrupted: tuple[tuple[str, Run], ...] = ()
+    """Of an objective of kind `spans`: `encoder_ids` and the learned ones of `decoder_labels`, without padding."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         own = {"padding": self.padding, "masked": self.masked, **self.drawn, **self.outputs}
+        own |= {f"{name}_text": run.text for name, run in self.corrupted if run.text is not None}
         if self.sentinels_in_data:
             own["sentinels_in_data"] = self.sentinels_in_data
         return {**self.origin.as_dict(), **own, "pieces": [piece.as_dict() for piece in self.pieces]}
@@ -244,6 +247,8 @@ class _RowWriter:
         self._of_rows = {name: array for name, array in arrays.items() if OUTPUTS[name].axes is Axes.ROWS}
         self._arrays = {
             name: np.concatenate([array[:, first:end] for first, end in ranges], 1)
+            if OUTPUTS[name].axes is Axes.POSITIONS
+            else array
             for name, array in arrays.items()
             if name not in self._of_rows
         }
@@ -267,7 +272,15 @@ class _RowWriter:
             int(np.count_nonzero(is_masked)),
             {name: array[origin.row].item() for name, array in self._of_rows.items()},
             int(np.count_nonzero(are_sentinels)) - sum(piece.sentinel is not None for piece in pieces),
+            tuple(self._corrupted(origin.row)) if "encoder_ids" in arrays else (),
         )
+
+    def _corrupted(self, row: int) -> Iterator[tuple[str, Run]]:
+        inputs = self._arrays["encoder_ids"][row, : self._of_rows["encoder_lengths"][row]]
+        labels = self._arrays["decoder_labels"][row]
+        for name, array in (("encoder_ids", inputs), ("decoder_labels", labels[labels != IGNORE_INDEX])):
+            ids = array[: self._tokens].tolist()
+            yield name, Run(False, ids, self._text(ids))
 
     def _piece(
         self,

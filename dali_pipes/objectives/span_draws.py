@@ -40,25 +40,28 @@ def draw_spans(
     """lengths: tokens in R rows, 1 or more; keys: of the rows. first_output: of the row's generator, that is used."""
     draws = splitmix64(keys, np.array(first_output, np.uint64)) >> np.uint64(32)
     chosen = np.searchsorted(np.array(entry.thresholds, np.uint64), draws, side="right")
-    noise, count = np.zeros((2, len(lengths)), np.int64)
-    for number, own in enumerate(entry.denoisers):
-        at = chosen == number
-        noise[at], count[at] = span_counts(lengths[at], own.rate, own.mean)
-    drawn = no_spans(len(lengths), widths)
-    drawn.table[:, COUNT] = count
-    modes = np.array([-1 if own.mode_token is None else own.mode_token for own in entry.denoisers], np.int32)
-    drawn.table[:, MODE] = modes[chosen]
-    totals = np.stack((lengths - noise, noise), 1)
-    number_of_cuts = (count - 1).repeat(2)
-    of_parts = np.array([first_output + 1, first_output + 2], np.uint64)
-    cuts = np.broadcast_to(totals[:, :, None], (*totals.shape, widths.spans)).reshape(-1, widths.spans).copy()
-    places = np.arange(widths.spans)
-    is_cut = places < number_of_cuts[:, None]
-    indices = np.broadcast_to(places, is_cut.shape)[is_cut]
-    sizes, cut_keys = np.maximum(totals - 1, 1).reshape(-1), splitmix64(keys[:, None], of_parts).reshape(-1)
-    cuts[is_cut] = permute_each(indices, number_of_cuts, sizes, cut_keys) + 1
-    cuts.sort(axis=1)
-    drawn.table[:, FIRST_COLUMNS:] = cuts.reshape(len(lengths), -1)
+    table, encoder_lengths, decoder_lengths = no_spans(len(lengths), widths)
     has_end = entry.end_id is not None
-    encoder = (modes[chosen] >= 0) + totals[:, 0] + count + has_end
-    return drawn._replace(encoder_lengths=encoder, decoder_lengths=noise + count + has_end)
+    for number, own in enumerate(entry.denoisers):  # whose rows often are equally long: one domain for a permutation
+        at = (chosen == number).nonzero()[0]
+        noise, count = span_counts(lengths[at], own.rate, own.mean)
+        kept, mode = lengths[at] - noise, -1 if own.mode_token is None else own.mode_token
+        table[at, COUNT], table[at, MODE] = count, mode
+        encoder_lengths[at] = (mode >= 0) + kept + count + has_end
+        decoder_lengths[at] = noise + count + has_end
+        for part, tokens in enumerate((kept, noise)):
+            cut_keys = splitmix64(keys[at], np.array(first_output + 1 + part, np.uint64))
+            first = FIRST_COLUMNS + part * widths.spans
+            table[at, first : first + widths.spans] = _sums(tokens, count, cut_keys, widths.spans)
+    return DrawnSpans(table, encoder_lengths, decoder_lengths)
+
+
+def _sums(tokens: Int64Array, count: Int64Array, keys: npt.NDArray[np.uint64], most: int) -> npt.NDArray[np.int32]:
+    """(R, most): tokens in the first 1, 2, ... of `count` parts of `tokens`, cut at drawn places."""
+    sums = tokens.astype(np.int32)[:, None].repeat(most, 1)
+    numbers = np.arange(most)
+    is_cut = numbers < count[:, None] - 1
+    indices = np.broadcast_to(numbers, is_cut.shape)[is_cut]
+    sums[is_cut] = permute_each(indices, count - 1, np.maximum(tokens - 1, 1), keys) + 1
+    sums.sort(axis=1)
+    return sums

@@ -352,7 +352,7 @@ class Spans(Objective):
     validation: Literal[True] = Field(True, description="Rows for validation are corrupted, too.")
     sentinels: Id = Field(description="Id of the sentinel of the first span of a row, such as 32099 for T5.")
     sentinel_step: Literal[-1, 1] = Field(
-        -1, description="What is added for each further span: -1 counts down, as the `<extra_id_0>` ... of T5 do; or 1."
+        -1, description="What is added for each further span: -1 counts down, as those of T5 do; or 1."
     )
     num_sentinels: int = Field(100, ge=1, lt=2**31, description="Sentinels in the vocabulary.")
     denoisers: Annotated[

@@ -126,7 +126,7 @@ def _corrupted_spans_numpy(
         line, labels = _joined(ids, parts, rule, first, int(first[0]) + decoder, learn)
         if "encoder_ids" in out:
             if rule.end_id >= 0:
-                real = parts.count.nonzero()[0]
+                real = parts.spans.nonzero()[0]
                 line[real, parts.inputs[real]] = rule.end_id
             common = min(out["encoder_ids"].shape[1], int(first[0]))
             out["encoder_ids"][:, :common] = line[:, :common]
@@ -135,7 +135,7 @@ def _corrupted_spans_numpy(
             out["decoder_labels"][:] = labels[:, first[0] : first[0] + decoder]
         if "decoder_input_ids" in out:
             inputs = out["decoder_input_ids"]
-            inputs[:, 0] = np.where(parts.count > 0, rule.start_id, rule.pad_id)
+            inputs[:, 0] = np.where(parts.spans > 0, rule.start_id, rule.pad_id)
             inputs[:, 1:] = line[:, first[0] : first[0] + decoder - 1]
     of_both = out.get("causal_ids", out.get("causal_labels"))
     if of_both is not None:
@@ -151,7 +151,7 @@ def _corrupted_spans_numpy(
 class _Parts(NamedTuple):
     """R rows: their table, (R,) or (R, S), and how many inputs and targets they have, without ends."""
 
-    count: NDArray[np.int64]
+    spans: NDArray[np.int64]
     mode: NDArray[np.int64]
     kept: NDArray[np.int64]
     noise: NDArray[np.int64]
@@ -207,13 +207,13 @@ def _joined(
     line[at, np.minimum(column, width)] = sentinels
     column = (first[:, None] + parts.noise_before + numbers)[at, span]
     line[at, np.minimum(column, width)] = sentinels
-    real = parts.count.nonzero()[0]
+    real = parts.spans.nonzero()[0]
     with_mode = real[parts.mode[real] >= 0]
     line[with_mode, 0] = parts.mode[with_mode]
     targets = parts.targets
     if rule.end_id >= 0:
         line[real, np.minimum(first + targets, width)[real]] = rule.end_id
-        targets = targets + (parts.count > 0)
+        targets = targets + (parts.spans > 0)
     columns = np.arange(width + 1)
     is_target = (columns >= first[:, None]) & (columns < (first + targets)[:, None])
     if learn is not None:

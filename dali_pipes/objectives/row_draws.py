@@ -129,8 +129,9 @@ class RowDraws:
                     assert spans is not None
                     assert self._span_widths is not None
                     found = draw_spans(entry, rows[at, LENGTH], keys[own], _OF_ROW + _SPANS, self._span_widths)
-                    for array, values in zip(spans, found, strict=True):
-                        array[at] = values
+                    spans.table[at] = found.table
+                    spans.encoder_lengths[at] = found.encoder_lengths
+                    spans.decoder_lengths[at] = found.decoder_lengths
         return Drawn(rows, rows[:, PREFIX].copy(), p_mask, spans)
 
     def _pass_keys(self, sources: Int64Array, passes: Int64Array) -> npt.NDArray[np.uint64]:

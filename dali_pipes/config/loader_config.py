@@ -666,9 +666,7 @@ class LoaderConfig(BaseModel):
 
     def _check_spans(self) -> None:
         """What goes with `kind = "spans"`, which every source must have, and in the same way."""
-        of_sources = [source.objective for source in (self.mixture or {}).values()] or [None]
-        entries = [self.objective if own is None else own for own in of_sources]
-        found = {next((entry for entry in own if isinstance(entry, Spans)), None) for own in entries}
+        found = self._spans
         if found == {None}:
             return
         if len(found) > 1:
@@ -1078,9 +1076,8 @@ class LoaderConfig(BaseModel):
     @property
     def span_widths(self) -> SpanWidths | None:
         """Room for a row of the `objective` of kind "spans"; None without."""
-        own = [source.objective for source in (self.mixture or {}).values() if source.objective is not None]
-        entries = [entry for given in (self.objective, *own) for entry in given if isinstance(entry, Spans)]
-        return entries[0].widths(self.row_len, is_full=self._row_modes == {"stream"}) if entries else None
+        entry = next(iter(self._spans))  # all sources have the same
+        return None if entry is None else entry.widths(self.row_len, is_full=self._row_modes == {"stream"})
 
     @property
     def weights(self) -> dict[str, Fraction | Literal["size"]]:
@@ -1091,6 +1088,13 @@ class LoaderConfig(BaseModel):
     def _row_modes(self) -> set[str]:
         """The values of `rows`, those of all sources of a mixture."""
         return {self.rows} if self.mixture is None else {source.rows or self.rows for source in self.mixture.values()}
+
+    @property
+    def _spans(self) -> set[Spans | None]:
+        """The different entries of this kind, of all sources of a mixture; None stands for those without."""
+        of_sources = [source.objective for source in (self.mixture or {}).values()] or [None]
+        entries = [self.objective if own is None else own for own in of_sources]
+        return {next((entry for entry in own if isinstance(entry, Spans)), None) for own in entries}
 
     @property
     def _goldfishes(self) -> set[Goldfish]:

@@ -248,7 +248,12 @@ def test_sources_share_it(corpus: Path, tmp_path: Path) -> None:
                 row = Row(ids, [], T, place.position, 0, 0, int(passes[number]), 0, "ab"[source])
                 expected = oracle.spans(row, of_oracle(UL2), pad_id=2)["encoder_ids"]
                 assert batch["encoder_ids"][number].tolist()[: len(expected)] == expected
-    sources["b"]["objective"] = [{**UL2, "end_id": 2}]
+    longer = {**UL2, "end_id": 2, "denoisers": [{"rate": 0.5, "mean_length": 1}]}
+    for own in sources.values():
+        own["objective"] = [longer]
+    with TokenLoader(**shape, mixture=sources) as loader:  # though the run has another
+        assert next(iter(loader))["decoder_labels"].shape[1] == T + 1
+    sources["b"]["objective"] = [UL2]
     with pytest.raises(ConfigError, match="mixture"):
         LoaderConfig(**shape, mixture=sources)
 

@@ -27,7 +27,7 @@ from dali_pipes.tools.reports import preview_batch
 T, END, FIRST = 24, 0, 99
 FIELDS = ("encoder_ids", "decoder_input_ids", "decoder_labels", "causal_ids", "causal_labels")
 OUTPUTS = ("input_ids", "labels", "row_ids", "encoder_lengths", "decoder_lengths", *FIELDS)
-UL2 = {
+UL2: dict[str, Any] = {
     "kind": "spans",
     "sentinels": FIRST,
     "num_sentinels": 12,
@@ -244,6 +244,7 @@ def test_sources_share_it(corpus: Path, tmp_path: Path) -> None:
         for step, batch in enumerate(loader):
             for number, source in enumerate(batch["source_ids"].tolist()):
                 place, passes = loader.locate(step, number), plan_step(loader._schedule, 0, step).rows.passes
+                assert passes is not None
                 ids = batch["input_ids"][number].tolist()
                 row = Row(ids, [], T, place.position, 0, 0, int(passes[number]), 0, "ab"[source])
                 expected = oracle.spans(row, of_oracle(UL2), pad_id=2)["encoder_ids"]

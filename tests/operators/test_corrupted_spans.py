@@ -69,7 +69,7 @@ def test_equals_the_rule_by_token(xp: Backend, rows: list[list[tuple[int, int]]]
     all_learn = np.ones_like(ids) if learn is None else learn
     expected = [by_token(*own, rule, shift) for own in zip(ids.tolist(), all_learn.tolist(), modes, rows, strict=True)]
     names = draw(st.lists(st.sampled_from(OUTPUTS), min_size=1, unique=True))
-    widths = {}
+    widths: dict[str, int] = {}
     for group in (OUTPUTS[:1], OUTPUTS[1:3], OUTPUTS[3:]):
         needed = max([1, *(len(row[name]) for row in expected for name in group)])
         width = max(1, needed + draw(st.integers(-2, 2)))  # what does not fit is cut off

@@ -66,7 +66,8 @@ ALIASES = (
     _alias(
         "objective",
         'a list of tables with kind, such as [{kind = "mlm", rate = 0.15, mask_id = 103}]',
-        "mlm mlm_probability mlm_prob mask_prob masked_lm_prob whole_word_mask prefix_lm goldfish_loss objectives",
+        "mlm mlm_probability mlm_prob mask_prob masked_lm_prob whole_word_mask prefix_lm goldfish_loss span_corruption "
+        "objectives",
     ),
     _alias(
         "objective",

@@ -43,7 +43,16 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
-from dali_pipes.config.objectives import FEWEST_FIM_POSITIONS, Fim, Goldfish, Mlm, Objective, Objectives, objective_line
+from dali_pipes.config.objectives import (
+    FEWEST_FIM_POSITIONS,
+    Fim,
+    Goldfish,
+    Mlm,
+    Objective,
+    Objectives,
+    Spans,
+    objective_line,
+)
 from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
@@ -56,6 +65,7 @@ from dali_pipes.config.settings_files import (
     toml_text,
 )
 from dali_pipes.config.skip_steps import SkippedRange, parse_ranges
+from dali_pipes.config.span_counts import SpanWidths
 from dali_pipes.config.validators import (
     PathText,
     Shown,
@@ -635,6 +645,7 @@ class LoaderConfig(BaseModel):
                 )
         if "diffusion" in {entry.kind for entry in self.objectives} and "noisy_ids" not in self.outputs:
             raise ValueError('objective: kind = "diffusion" writes the model inputs to "noisy_ids"; add it to outputs')
+        self._check_spans()
         for entry in self.objective:
             if isinstance(entry, Fim) and self.mixture is None:  # else in the configuration of each source
                 self._check_fim(entry)
@@ -652,6 +663,58 @@ class LoaderConfig(BaseModel):
             if isinstance(entry, Mlm) and entry.random and self.vocab_size is None:
                 raise ValueError(
                     'objective: kind = "mlm" needs vocab_size to draw random ids; set vocab_size, or random = 0'
+                )
+
+    def _check_spans(self) -> None:
+        """What goes with `kind = "spans"`, which every source must have, and in the same way."""
+        found = self._spans
+        if found == {None}:
+            return
+        if len(found) > 1:
+            raise ValueError(
+                'objective: kind = "spans" has other settings in some sources of the mixture, or is missing there; use '
+                "the same in all"
+            )
+        (entry,) = found
+        assert entry is not None
+        conflicts = {
+            f"mtp = {self.mtp}": self.mtp > 0,
+            "context_parallel": self.context_parallel is not None,
+            "length_buckets": self.length_buckets is not None,
+            "a list as seq_len": self.changes_length,
+        }
+        if conflict := next((setting for setting, is_set in conflicts.items() if is_set), None):
+            raise ValueError(f'objective: kind = "spans" does not work with {conflict}; remove one of them')
+        made = [name for name, spec in OUTPUTS.items() if spec.needs_objective == "spans" and not spec.from_plan]
+        if not set(made) & set(self.outputs):
+            raise ValueError(
+                f'objective: kind = "spans" writes corrupted rows to {", ".join(made)}, none of which is in outputs; '
+                "add those that the model reads"
+            )
+        widths = self.span_widths
+        assert widths is not None
+        if widths.spans > entry.num_sentinels:
+            raise ValueError(
+                f'objective: kind = "spans" needs up to {widths.spans:,} sentinels in a row of seq_len = '
+                f"{self.row_len:,}, found num_sentinels = {entry.num_sentinels:,}; add sentinels to the vocabulary, or "
+                "use a shorter seq_len, a lower rate or a larger mean_length"
+            )
+        lowest, highest = entry.sentinel_range(entry.num_sentinels)
+        if lowest < 0:
+            raise ValueError(
+                f'objective: kind = "spans" has {entry.num_sentinels:,} sentinels down from {entry.sentinels:,}, the '
+                f"last of which would be {lowest:,}; set num_sentinels, or sentinel_step = 1"
+            )
+        for name, number in {"sentinels": highest, **entry.ids()}.items():
+            if self.vocab_size is not None and number >= self.vocab_size:
+                raise ValueError(
+                    f'objective: kind = "spans" inserts id {number:,} ({name}), which must be below vocab_size = '
+                    f"{self.vocab_size:,}, the size of the model's vocabulary"
+                )
+            if name not in ("sentinels", "start_id") and lowest <= number <= highest:
+                raise ValueError(
+                    f'objective: kind = "spans": {name} is {number:,}, one of the sentinels {lowest:,} to {highest:,}; '
+                    "use another id"
                 )
 
     def _check_fim(self, entry: Fim) -> None:
@@ -1015,6 +1078,12 @@ class LoaderConfig(BaseModel):
         return next((entry for entry in self.objectives if isinstance(entry, Goldfish)), None)
 
     @property
+    def span_widths(self) -> SpanWidths | None:
+        """Room for a row of the `objective` of kind "spans"; None without."""
+        entry = next(iter(self._spans))  # all sources have the same
+        return None if entry is None else entry.widths(self.row_len, is_full=self._row_modes == {"stream"})
+
+    @property
     def weights(self) -> dict[str, Fraction | Literal["size"]]:
         """The weights at the start, by source; empty without a mixture."""
         return {name: source.weight for name, source in (self.mixture or {}).items()}
@@ -1023,6 +1092,13 @@ class LoaderConfig(BaseModel):
     def _row_modes(self) -> set[str]:
         """The values of `rows`, those of all sources of a mixture."""
         return {self.rows} if self.mixture is None else {source.rows or self.rows for source in self.mixture.values()}
+
+    @property
+    def _spans(self) -> set[Spans | None]:
+        """The different entries of this kind, of all sources of a mixture; None stands for those without."""
+        of_sources = [source.objective for source in (self.mixture or {}).values()] or [None]
+        entries = [self.objective if own is None else own for own in of_sources]
+        return {next((entry for entry in own if isinstance(entry, Spans)), None) for own in entries}
 
     @property
     def _goldfishes(self) -> set[Goldfish]:

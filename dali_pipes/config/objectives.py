@@ -10,6 +10,7 @@ kind is a class here, in `KINDS`.
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +33,15 @@ from pydantic import (
 )
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
+from dali_pipes.config.span_counts import SpanWidths, span_widths
 from dali_pipes.config.validators import as_value_error, shown
 from dali_pipes.config.vocabulary import id_of, vocabulary_of
 from dali_pipes.errors import ConfigError
 
 WHOLE = 2**32
 """Exclusive upper bound of a 32-bit draw."""
+
+_LARGEST_TERM = 2**31
 
 FEWEST_FIM_POSITIONS = 8
 """Of a row: three sentinels, three tokens, and the ids that begin and end a document."""
@@ -283,6 +287,119 @@ class Fim(Objective):
         return about
 
 
+def _part_of_row(value: Any) -> Fraction:
+    number: Fraction = _small_fraction(value)
+    if not 0 < number < 1:
+        raise ValueError(f"must be above 0 and below 1, found {shown(value)}")
+    return number
+
+
+def _mean_length(value: Any) -> Fraction | Literal["end"]:
+    if value == "end":
+        return "end"
+    number: Fraction = _small_fraction(value)
+    if number < 1:
+        raise ValueError(f'must be at least 1, or "end", found {shown(value)}')
+    return number
+
+
+def _small_fraction(value: Any) -> Fraction:
+    """One whose products with lengths of rows have 63 bits."""
+    number: Fraction = parse_fraction(value)
+    if number.numerator >= _LARGEST_TERM or number.denominator >= _LARGEST_TERM:
+        raise ValueError(f"must have at most 9 decimals, found {shown(value)}")
+    return number
+
+
+def _weight(value: Any) -> Fraction:
+    number: Fraction = parse_fraction(value)
+    if number <= 0:
+        raise ValueError(f"must be above 0, found {shown(value)}")
+    return number
+
+
+class Denoiser(BaseModel):
+    """One way of `Spans`: how much is taken out of a row, in spans of which length."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    rate: Annotated[Fraction, PlainValidator(_part_of_row), PlainSerializer(plain_fraction)] = Fraction(3, 20)
+    mean_length: Annotated[
+        Fraction | Literal["end"],
+        PlainValidator(_mean_length),
+        PlainSerializer(lambda length: length if length == "end" else plain_fraction(length), return_type=Any),
+    ] = Fraction(3)
+    mode_token: Id | None = None
+    weight: Annotated[Fraction, PlainValidator(_weight), PlainSerializer(plain_fraction)] = Fraction(1)
+
+    @property
+    def mean(self) -> Fraction | None:
+        """None: one span, at the end of the row."""
+        return None if isinstance(self.mean_length, str) else self.mean_length
+
+    def plain(self) -> dict[str, Any]:
+        """As a configuration spells it; rate and mean length always."""
+        given = self.model_dump(mode="json", exclude_none=True)
+        return {name: value for name, value in given.items() if name != "weight" or value != 1}
+
+
+def _denoisers(value: Any) -> Any:
+    value = [value] if isinstance(value, Mapping) else value
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"expected a list of tables such as [{{rate = 0.15, mean_length = 3}}], found {shown(value)}")
+    return value
+
+
+class Spans(Objective):
+    """Span corruption: Raffel et al., "T5", 2019; with several denoisers: Tay et al., "UL2", 2022."""
+
+    kind: Literal["spans"]
+    validation: Literal[True] = Field(True, description="Rows for validation are corrupted, too.")
+    sentinels: Id = Field(description="Id of the sentinel of the first span of a row, such as 32099 for T5.")
+    sentinel_step: Literal[-1, 1] = Field(
+        -1, description="Step from each sentinel to the next: -1 counts down, as in T5; 1 counts up."
+    )
+    num_sentinels: int = Field(100, ge=1, lt=2**31, description="Sentinels in the vocabulary.")
+    denoisers: Annotated[
+        tuple[Denoiser, ...],
+        BeforeValidator(_denoisers),
+        PlainSerializer(lambda own: [one.plain() for one in own], return_type=Any),
+    ] = Field(
+        (Denoiser(),),
+        description="Tables, one of which is drawn for each row: `rate`, the fraction of tokens to remove; "
+        '`mean_length` of a span, or "end" for one span at the end of the row; `mode_token`, an id before the inputs; '
+        "and `weight`, the relative frequency.",
+    )
+    start_id: Id | None = Field(None, description="First id of `decoder_input_ids`. None: `pad_id`, as for T5.")
+    end_id: Id | None = Field(
+        None, description="Id after the inputs of the encoder and after the targets, such as 1 for T5. None: no id."
+    )
+
+    def widths(self, seq_len: int, *, is_full: bool) -> SpanWidths:
+        """Room for a row of seq_len tokens, if it `is_full`; else of 1 to seq_len."""
+        lengths = np.arange(seq_len if is_full else 1, seq_len + 1, dtype=np.int64)
+        ways = [(own.rate, own.mean, own.mode_token is not None) for own in self.denoisers]
+        return span_widths(lengths, ways, has_end=self.end_id is not None)
+
+    @property
+    def thresholds(self) -> list[int]:
+        """A draw of 32 bits chooses the first denoiser whose threshold it is below."""
+        weights = [own.weight for own in self.denoisers]
+        shares = [total / sum(weights) for total in itertools.accumulate(weights)]
+        return list(map(threshold, shares))
+
+    def sentinel_range(self, count: int) -> tuple[int, int]:
+        """Lowest and highest id of the first `count` sentinels."""
+        last = self.sentinels + self.sentinel_step * (count - 1)
+        return min(self.sentinels, last), max(self.sentinels, last)
+
+    def ids(self) -> dict[str, int]:
+        """Other ids that it inserts, by setting."""
+        own = {"start_id": self.start_id, "end_id": self.end_id}
+        own |= {f"denoisers[{number}].mode_token": way.mode_token for number, way in enumerate(self.denoisers)}
+        return {name: number for name, number in own.items() if number is not None}
+
+
 class Users(Objective):
     """A function of the user's."""
 
@@ -300,6 +417,7 @@ KINDS: dict[str, type[Objective]] = {
     "prefix": Prefix,
     "goldfish": Goldfish,
     "fim": Fim,
+    "spans": Spans,
 }
 """By the value of `kind`; others are functions, "module:function"."""
 
@@ -322,13 +440,16 @@ def parse_objectives(value: Any) -> tuple[Objective, ...]:
     for number, entry in enumerate(entries):
         if any(entry.kind == other.kind for other in entries[:number]):
             raise ValueError(f'kind = "{entry.kind}" is listed twice; list each kind once')
+    if len(entries) > 1 and any(isinstance(entry, Spans) for entry in entries):
+        other = next(entry for entry in entries if not isinstance(entry, Spans))
+        raise ValueError(f'kind = "spans" does not go with kind = "{other.kind}"; use one of the two')
     alone = next((entry for entry in entries if entry.has_own_labels), None)
     changing = [entry for entry in entries if entry.changes_inputs]
     labels = [entry for entry in entries if isinstance(entry, Prefix | Goldfish)]
-    other = next((entry for entry in (*changing, *labels) if entry is not alone), None)
-    if alone is not None and other is not None:
+    conflict = next((entry for entry in (*changing, *labels) if entry is not alone), None)
+    if alone is not None and conflict is not None:
         raise ValueError(
-            f'kind = "{alone.kind}" sets the labels of a row, so it cannot be combined with kind = "{other.kind}"; '
+            f'kind = "{alone.kind}" sets the labels of a row, so it cannot be combined with kind = "{conflict.kind}"; '
             "remove one of the two"
         )
     return entries
@@ -352,8 +473,9 @@ def _parsed(entry: Any) -> Objective:
         found = error.errors()[0]
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
-            known = ", ".join(name for name in model.model_fields if name != "kind")
-            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"; known settings: {known}') from None
+            known = "; known settings: " + ", ".join(name for name in model.model_fields if name != "kind")
+            known *= len(found["loc"]) == 1  # else it is in a table of the kind's settings
+            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"{known}') from None
         text = str(found["msg"]).removeprefix("Value error, ")
         if found["type"] == "missing":
             raise ValueError(f'kind = "{kind}" requires {name}; set it') from None
@@ -367,6 +489,8 @@ def plain_default(model: type[Objective], name: str) -> Any:
     default = model.model_fields[name].default
     if isinstance(default, Fraction):
         return plain_fraction(default)
+    if isinstance(default, tuple) and default and isinstance(default[0], Denoiser):
+        return [own.plain() for own in default]
     is_rates = isinstance(default, tuple) and default and isinstance(default[0], tuple)
     return _plain_rates(default) if is_rates else default
 
@@ -387,8 +511,15 @@ def _entry_text(entry: Objective) -> str:
 
 
 def _settings_text(settings: Mapping[str, Any]) -> str:
-    texts = {name: f"{{{_settings_text(v)}}}" if isinstance(v, Mapping) else v for name, v in settings.items()}
-    return ", ".join(f"{name} = {text}" for name, text in texts.items())
+    return ", ".join(f"{name} = {_value_text(value)}" for name, value in settings.items())
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{_settings_text(value)}}}"
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return f"[{', '.join(map(_value_text, value))}]"
+    return str(value)
 
 
 def threshold(share: Fraction) -> int:

@@ -123,6 +123,9 @@ def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
             about += f", segment {piece.segment}, positions {piece.positions[0]} to {piece.positions[1]}"
         console.print(Text(f"-- {about}", style="cyan"), soft_wrap=True)
         console.print(_tokens(console, piece), soft_wrap=True)
+    for name, run in row.corrupted:
+        console.print(Text(f"-- {name}", style="cyan"))
+        console.print(Text(_run(console, run)), soft_wrap=True)
     if row.padding:
         extent = "the whole row" if row.origin.is_padding else counted(row.padding, "position")
         console.print(Text(f"-- padding, {extent}", style="dim"))

@@ -373,7 +373,7 @@ class LoaderConfig(BaseModel):
         "while training waits for data and they help.",
     )
     decoded_cache_bytes: int = Field(
-        1 << 30, ge=0, description="Memory in bytes for decoded tokens, for formats that have to be decoded."
+        1 << 30, ge=0, description='Memory in bytes, such as "8GB", for decoded tokens, for formats that have to be decoded.'
     )
     cache: Literal["process", "node"] = Field(
         "process",
@@ -465,7 +465,7 @@ class LoaderConfig(BaseModel):
     _device_as_name = field_validator("device", mode="before")(parse_device)
     _dtype_as_name = field_validator("dtype", mode="before")(parse_dtype)
 
-    _size_in_bytes = field_validator("cache_bytes", mode="before")(parse_bytes)
+    _size_in_bytes = field_validator("cache_bytes", "decoded_cache_bytes", mode="before")(parse_bytes)
     _folder_as_text = field_validator("cache_dir", mode="before")(parse_folder)
 
     _sources_as_dicts = field_validator("mixture", mode="before")(parse_sources)

@@ -33,7 +33,7 @@ from pydantic import (
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
 from dali_pipes.config.validators import as_value_error, shown
-from dali_pipes.config.vocabulary import id_of
+from dali_pipes.config.vocabulary import id_of, tokenizer_file
 from dali_pipes.errors import ConfigError
 
 WHOLE = 2**32
@@ -397,7 +397,7 @@ def read_word_starts(path: str) -> npt.NDArray[np.uint8]:
     path: an array in `.npy`, a list in `.json`, or a `tokenizer.json`, whose pieces of a word begin with "##"
           (WordPiece), or whose words begin with "Ġ" or "▁" (byte-level BPE, SentencePiece).
     """
-    file = Path(path)
+    file = tokenizer_file(path)
     try:
         about = file.stat()
         return _word_starts(file, about.st_mtime_ns, about.st_size)
@@ -410,7 +410,11 @@ def _word_starts(file: Path, changed_ns: int, size: int) -> npt.NDArray[np.uint8
     try:
         table = np.load(file) if file.suffix == ".npy" else json.loads(file.read_bytes())
     except ValueError as error:
-        raise ConfigError(f"objective: words = {str(file)!r}: not a valid {file.suffix} file: {error}") from error
+        form = "a NumPy array" if file.suffix == ".npy" else "JSON"
+        raise ConfigError(
+            f"objective: words = {str(file)!r}: expected a tokenizer.json, or a .npy or .json file with 0 or 1 for each "
+            f"id; the file is not {form}: {error}"
+        ) from error
     if isinstance(table, dict):
         table = _starts_of_vocabulary(file, table)
     array = np.asarray(table)

@@ -16,6 +16,7 @@ import numpy as np
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.block_grid import BlockGrid
+from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.next_use import NextUseFormula, Standing, published
 from dali_pipes.schedule import Position, Schedule, StepRange
@@ -147,6 +148,13 @@ class _Source:
         for key, has_positions in self.corpus.node_keys():
             if has_positions:
                 yield published(key, self._rows.order, self._grid, self._grid_key, now)
+
+
+def check_cache_folder(config: LoaderConfig) -> None:
+    """Raise `ConfigError` for a `cache_dir` that is a file. Other folders that cannot be written only cost the cache."""
+    folder = None if config.cache_dir is None else Path(config.cache_dir).absolute()
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ConfigError(f"cache_dir: {folder} is a file; expected a folder, which need not exist yet")
 
 
 def _open(config: LoaderConfig, needs_decoding: bool, formula: NextUseFormula) -> NodeCache | None:

@@ -90,7 +90,7 @@ def _translated(uri: Uri, error: BaseException, stall_s: float, most_s: float) -
         return StoreError(
             errno.EIO,
             "the server answers with a whole file or page (200) instead of the range: it does not support byte ranges, "
-            "or a proxy answers in its place",
+            "which reading needs, or a proxy answers in its place; use another server, or download the file",
         )
     if number == _NOT_SATISFIABLE:
         return StoreError(errno.ERANGE, shown)

@@ -66,6 +66,7 @@ from dali_pipes.config.validators import (
     parse_list,
     parse_path,
     parse_paths,
+    plain_words,
     refuse_as_corpus,
     refuse_huge_number,
     shown,
@@ -373,7 +374,9 @@ class LoaderConfig(BaseModel):
         "while training waits for data and they help.",
     )
     decoded_cache_bytes: int = Field(
-        1 << 30, ge=0, description='Memory in bytes, such as "8GB", for decoded tokens, for formats that have to be decoded.'
+        1 << 30,
+        ge=0,
+        description='Memory for decoded tokens, such as "8GB", for formats that have to be decoded.',
     )
     cache: Literal["process", "node"] = Field(
         "process",
@@ -1174,20 +1177,6 @@ class LoaderConfig(BaseModel):
         return self.model_dump(include={name}, exclude_none=True)[name]
 
 
-_WORDS = {
-    ", unable to": "",
-    ", got a": "",
-    "Input should be": "must be",
-    "a valid integer": "an integer",
-    "a valid boolean": "true or false",
-    "a valid string": "text",
-    "a valid tuple": "a list",
-    "a valid dictionary or instance of SourceSettings": "a table with corpus and weight",
-    "a valid dictionary or instance of Stage": "a table with at and weights",
-    "a valid dictionary": "a table",
-}
-"""Phrases of pydantic's messages and what a user reads instead; "" cuts the rest off."""
-
 _LONGEST_PLACE = 200
 """Letters of a name in the place of an error."""
 
@@ -1233,7 +1222,4 @@ def _message(error: Mapping[str, Any]) -> str:
         return MISSING
     if error["type"] == "value_error":
         return str(error["msg"]).removeprefix("Value error, ")
-    text = str(error["msg"])
-    for pydantics, ours in _WORDS.items():
-        text = text.partition(pydantics)[0] if not ours else text.replace(pydantics, ours)
-    return f"{text}, found {shown(error['input'])}"
+    return f"{plain_words(error['msg'])}, found {shown(error['input'])}"

@@ -32,7 +32,7 @@ from pydantic import (
 )
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
-from dali_pipes.config.validators import as_value_error, shown
+from dali_pipes.config.validators import as_value_error, plain_words, shown
 from dali_pipes.config.vocabulary import id_of, tokenizer_file
 from dali_pipes.errors import ConfigError
 
@@ -344,12 +344,14 @@ def _parsed(entry: Any) -> Objective:
     try:
         return model(**entry)
     except ValidationError as error:
-        found = error.errors()[0]
+        # An unknown name first: one that is missing may be misspelled.
+        found = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
-            known = ", ".join(name for name in model.model_fields if name != "kind")
+            table = model if len(found["loc"]) == 1 else FimTokens
+            known = ", ".join(name for name in table.model_fields if name != "kind")
             raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"; it has {known}') from None
-        text = str(found["msg"]).removeprefix("Value error, ")
+        text = plain_words(str(found["msg"]).removeprefix("Value error, "))
         if found["type"] == "missing":
             raise ValueError(f'kind = "{kind}" needs {name}') from None
         where = f'kind = "{kind}"' + f": {name}" * bool(name)
@@ -402,7 +404,7 @@ def read_word_starts(path: str) -> npt.NDArray[np.uint8]:
         about = file.stat()
         return _word_starts(file, about.st_mtime_ns, about.st_size)
     except OSError as error:
-        raise ConfigError(f"objective: words = {path!r}: cannot read the file: {error.strerror}") from error
+        raise ConfigError(f"objective: words = {path!r}: cannot read {file}: {error.strerror}") from error
 
 
 @functools.lru_cache(8)
@@ -412,8 +414,8 @@ def _word_starts(file: Path, changed_ns: int, size: int) -> npt.NDArray[np.uint8
     except ValueError as error:
         form = "a NumPy array" if file.suffix == ".npy" else "JSON"
         raise ConfigError(
-            f"objective: words = {str(file)!r}: expected a tokenizer.json, or a .npy or .json file with 0 or 1 for each "
-            f"id; the file is not {form}: {error}"
+            f"objective: words = {str(file)!r}: expected a tokenizer.json, or a .npy or .json file with 0 or 1 for "
+            f"each id; the file is not {form}: {error}"
         ) from error
     if isinstance(table, dict):
         table = _starts_of_vocabulary(file, table)

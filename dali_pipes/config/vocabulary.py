@@ -17,7 +17,7 @@ def id_of(token: str, tokenizer: str | None) -> int:
     try:
         ids = _vocabulary(file, file.stat().st_mtime_ns)
     except OSError as error:
-        raise ValueError(f"tokenizer = {tokenizer!r}: cannot read the file: {error.strerror}") from error
+        raise ValueError(f"tokenizer = {tokenizer!r}: cannot read {file}: {error.strerror}") from error
     if token not in ids:
         raise ValueError(f"{token!r} is not in the vocabulary of {tokenizer}; use one of its strings, or an id")
     return ids[token]

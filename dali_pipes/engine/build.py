@@ -100,6 +100,7 @@ class BuiltSource:
                 self.mixture, self.warning = mix(config, corpora, joined.bases)
                 self.rows, self._in_pieces = Source(joined, self.mixture), self.mixture.in_pieces
                 interleave = self.mixture
+            self.warning = "\n".join(filter(None, (self.warning, self._caching.unused))) or None
             self.schedule = make_schedule(config, with_curriculum(config, interleave))
             self._caching.begin(self.schedule, rows if self.mixture is None else self.mixture)
             if self.mixture is not None and config.on_change != "mixture":  # else a state may come with other weights

@@ -40,7 +40,7 @@ class NodeCaching:
     """
 
     def __init__(self, config: LoaderConfig, corpora: Mapping[str, Corpus]) -> None:
-        self._corpora = corpora
+        self._config, self._corpora = config, corpora
         self._formula = NextUseFormula()
         self.cache = _open(config, any(corpus.needs_decoding for corpus in corpora.values()), self._formula)
         self._keeps_blocks = config.cache_dir is not None and config.order == "blocks"
@@ -49,6 +49,17 @@ class NodeCaching:
         for corpus in corpora.values():
             if self.cache is not None and corpus.needs_decoding:
                 corpus.share_decoded(self.cache)
+
+    @property
+    def unused(self) -> str | None:
+        """Says that `cache = "node"` keeps nothing in this run; None if it does, or is not set."""
+        if self.cache is not None or self._config.cache != "node":
+            return None
+        blocks = self._config.order == "blocks"
+        return (
+            'cache = "node" shares decoded tokens, but the files of this corpus need no decoding: remove it'
+            + ", or set cache_dir to keep blocks of the files on this machine" * blocks
+        )
 
     @property
     def reads_together(self) -> bool:
@@ -151,7 +162,7 @@ class _Source:
 
 
 def check_cache_folder(config: LoaderConfig) -> None:
-    """Raise `ConfigError` for a `cache_dir` that is a file. Other folders that cannot be written only cost the cache."""
+    """Raise `ConfigError` for a `cache_dir` that is a file. A folder that cannot be written only costs the cache."""
     folder = None if config.cache_dir is None else Path(config.cache_dir).absolute()
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ConfigError(f"cache_dir: {folder} is a file; expected a folder, which need not exist yet")

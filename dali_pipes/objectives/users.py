@@ -72,8 +72,8 @@ def call(function: Callable[..., None], entry: Users, out: Mapping[str, Array], 
     lost = [name for name in {**out, **fields} if fields.get(name) is not out.get(name)]
     if lost:
         raise ConfigError(
-            f'objective: kind = "{entry.kind}": the function replaces or adds {", ".join(map(repr, lost))}, which is not '
-            f'read; change the arrays in place, such as batch["labels"][...] = values. They are {", ".join(out)}'
+            f'objective: kind = "{entry.kind}": the function replaces or adds {", ".join(map(repr, lost))}, which is '
+            f'not read; change the arrays in place, such as batch["labels"][...] = values. They are {", ".join(out)}'
         )
     if returned is not None:
         raise ConfigError(

@@ -394,7 +394,7 @@ class NodeCache:
         if self._can_store:
             self._can_store = False
             reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-            say_once(f"the cache {self.folder} cannot be written ({reason}). The run goes on and stores nothing more in it.")
+            say_once(f"the cache {self.folder} cannot be written ({reason}). The run goes on without storing in it.")
 
 
 def entry_of(kind: str, corpus: str, begin: int, end: int, num_bytes: int) -> Entry:

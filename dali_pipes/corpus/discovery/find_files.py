@@ -181,7 +181,7 @@ def _entries_in(folder: FilePath) -> Sequence[FilePath]:
 
 
 def _refuse_unfinished_run(folder: FilePath, entries: Sequence[FilePath]) -> None:
-    """Raise CorpusError for the output folder of a run that is not finished, with or without shards under their names."""
+    """Raise CorpusError for the output folder of a run that is not finished, with or without finished shards."""
     names = {entry.name for entry in entries}
     if WORK_FOLDER in names and MANIFEST not in names:
         raise CorpusError(

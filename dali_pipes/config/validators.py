@@ -128,15 +128,17 @@ def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
 
 def parse_path(value: Any, setting: str) -> str:
     """The one path that `keep` names."""
-    one = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
-    if not isinstance(one, str | os.PathLike):
+    several = value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(path, str | os.PathLike) for path in several):
         name = type(value).__name__
         raise ValueError(
             f"expected the path of a file, found a {name}; write the numbers to one, for example with "
             f'np.save("{setting}.npy", numbers), and set {setting} = "{setting}.npy"'
         )
-    (path,) = parse_paths(one, setting)
-    return str(path)
+    paths: tuple[str, ...] = parse_paths(value, setting)
+    if len(paths) != 1:
+        raise ValueError(f"expected one path, found {len(paths):,}")
+    return paths[0]
 
 
 @as_value_error

@@ -254,7 +254,8 @@ class Fim(Objective):
         "the whole document, before it is split.",
     )
     tokenizer: str | None = Field(
-        None, description="A `tokenizer.json` with the strings in `tokens`. None: the `tokenizer` of the loader."
+        None,
+        description="A `tokenizer.json`, or its folder, with the strings in `tokens`. None: the loader's `tokenizer`.",
     )
 
     def ids(self, tokenizer: str | None) -> tuple[int, int, int]:

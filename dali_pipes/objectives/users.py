@@ -37,7 +37,7 @@ class Draws:
         return keyed_draws(self._keys, 1, stream)[:, 0]
 
 
-def load_function(entry: Users) -> Callable[..., None]:
+def load_function(entry: Users) -> Callable[..., object]:
     """The function that `kind` names. Blocks to import the module; raises `ConfigError` if that fails."""
     name, _, attribute = entry.kind.partition(":")
     try:
@@ -57,7 +57,7 @@ def load_function(entry: Users) -> Callable[..., None]:
     return function  # type: ignore[no-any-return]
 
 
-def call(function: Callable[..., None], entry: Users, out: Mapping[str, Array], rows: Array, seq_len: int) -> None:
+def call(function: Callable[..., object], entry: Users, out: Mapping[str, Array], rows: Array, seq_len: int) -> None:
     """Let a function change the arrays of a part of a block, (R, T) each.
 
     An exception of the function gets a note that names it. Raises `ConfigError` if the function returns something or

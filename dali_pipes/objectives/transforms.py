@@ -43,7 +43,7 @@ class Transforms:
 
     def __init__(self, passes: Sequence[_Pass], numbers: Sequence[int], users: Sequence[Users]) -> None:
         self._passes, self.numbers = tuple(passes), tuple(numbers)
-        self._users: tuple[tuple[Callable[..., None], Users], ...] = tuple(
+        self._users: tuple[tuple[Callable[..., object], Users], ...] = tuple(
             (load_function(entry), entry) for entry in users
         )
         self.reads_ids = any(one.rule.number != _NO_ROWS and not one.is_diffusion for one in passes)

@@ -1,4 +1,4 @@
-"""noised_rows: hide ids of rows, and set the labels for it, by keyed draws.
+"""noised_rows: mask ids of rows by keyed draws, and set the labels.
 
     rows (R, 5)    key   length   rate      number   prefix         mask_id 99, mask everything that is chosen
                     7      5      2**31        0        0
@@ -72,12 +72,12 @@ def noised_rows(
     masked: Array | None = None,
     loss_mask: Array | None = None,
 ) -> None:
-    """Write `out`, `labels`, `masked` and `loss_mask` of R rows of T positions; all arrays are of one kind, contiguous.
+    """Write `out`, `labels`, `masked` and `loss_mask` of R rows of T positions. All arrays are contiguous, of one kind.
 
     ids: int64 or int32 (R, T), NumPy or CuPy, not changed.
     rows: int64 (R, 5): key (64 bits), tokens in the row (positions after them are never chosen), chance of a choice
         (0 to 2**32), number of the row's rule (-1: none), and length of the prefix whose tokens are not labels.
-    out: as `ids`, another array: the ids with the chosen ones replaced. None: nothing is chosen, only prefixes count.
+    out: like `ids`, a separate array: the ids with chosen ids replaced. None: nothing is chosen, only prefixes apply.
     labels: as `ids`, or (R, T, k) without `own_labels`. copies: whether rows of other numbers are written, too: `out`
         with their ids, `masked` with 0; and of rows of any number label j of position t becomes -100 if its token,
         t + label_shift + j, is in the prefix.

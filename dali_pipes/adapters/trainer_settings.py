@@ -85,7 +85,7 @@ def refuse_token_batches(config: LoaderConfig) -> None:
     """Raise `ConfigError` for batches of differing numbers of rows, which `Trainer` takes to be equal."""
     if config.batch_tokens is not None:
         raise ConfigError(
-            f"batch_tokens = {config.batch_tokens:,}: Trainer counts samples and epochs by one number of rows in every "
+            f"batch_tokens = {config.batch_tokens:,}: Trainer counts samples and epochs by a fixed number of rows per "
             "batch; set batch_size instead, with length_buckets to save padding, or use your own training loop"
         )
 

@@ -33,11 +33,11 @@ from pydantic import (
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
 from dali_pipes.config.validators import as_value_error, plain_words, shown
-from dali_pipes.config.vocabulary import id_of, tokenizer_file
+from dali_pipes.config.vocabulary import id_of, tokenizer_file, vocabulary_of
 from dali_pipes.errors import ConfigError
 
 WHOLE = 2**32
-"""The threshold that every draw of 32 bits is below."""
+"""Exclusive upper bound of a 32-bit draw."""
 
 FEWEST_FIM_POSITIONS = 8
 """Of a row: three sentinels, three tokens, and the ids that begin and end a document."""
@@ -49,7 +49,7 @@ _EXPECTED = 'expected a list of tables with kind, such as [{kind = "mlm", mask_i
 def _share(value: Any) -> Fraction:
     number: Fraction = parse_fraction(value)
     if not 0 <= number <= 1:
-        raise ValueError(f"must be at least 0 and at most 1, found {shown(value)}")
+        raise ValueError(f"expected a number from 0 to 1, found {shown(value)}")
     return number
 
 
@@ -71,7 +71,7 @@ def _rates(value: Any) -> RateSteps:
         at = parse_count(entry[0])
         if isinstance(at, bool) or not isinstance(at, int) or at < 0 or (at <= steps[-1][0] if steps else at > 0):
             raise ValueError(
-                f"{shown(entry)}: expected tokens that rise from 0 in the first entry, found {shown(entry[0])}"
+                f"{shown(entry)}: expected token counts that start at 0 and increase, found {shown(entry[0])}"
             )
         steps.append((at, _share(entry[1])))
     if not steps:
@@ -127,12 +127,14 @@ class Objective(BaseModel):
 
 
 class _Masking(Objective):
-    """What hides ids behind one for a mask, and learns them."""
+    """Replaces ids with a mask id and learns the originals."""
 
     changes_inputs = has_own_labels = True
 
-    mask_id: Id = Field(description="Id that replaces a masked one. It is never chosen where it is in the data.")
-    special_ids: tuple[Id, ...] = Field((), description="Ids that are never chosen, such as those around documents.")
+    mask_id: Id = Field(
+        description="Id that replaces a masked token. Tokens that are already this id are never chosen."
+    )
+    special_ids: tuple[Id, ...] = Field((), description="Ids that are never chosen, such as start and end ids.")
 
 
 class Mlm(_Masking):
@@ -141,21 +143,22 @@ class Mlm(_Masking):
     kind: Literal["mlm"]
     rate: Rates = Field(
         ((0, Fraction(3, 20)),),
-        description="Share of the tokens that are chosen, or a list of [tokens of the run, share].",
+        description="Fraction of the tokens to choose, or a list of [tokens of the run, fraction].",
     )
-    random: Share = Field(Fraction(1, 10), description="Share of the chosen ones that become a random id.")
-    keep: Share = Field(Fraction(1, 10), description="Share of the chosen ones that stay as they are.")
+    random: Share = Field(Fraction(1, 10), description="Fraction of the chosen tokens that become a random id.")
+    keep: Share = Field(Fraction(1, 10), description="Fraction of the chosen tokens that stay unchanged.")
     words: str | None = Field(
         None,
-        description="Choose whole words: a `tokenizer.json`, or a `.npy` or `.json` file with 1 for each id that "
-        "begins a word, else 0.",
+        description="File for choosing whole words: a `tokenizer.json`, or a `.npy` or `.json` list with 1 for each id "
+        "that begins a word and 0 for all others. None: choose single tokens.",
     )
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
         if self.random + self.keep > 1:
             raise ValueError(
-                f"random = {plain_fraction(self.random)} and keep = {plain_fraction(self.keep)} add up to more than 1"
+                f"random = {plain_fraction(self.random)} and keep = {plain_fraction(self.keep)} add up to more than 1; "
+                "lower one of them"
             )
         return self
 
@@ -170,9 +173,7 @@ class Diffusion(_Masking):
     """Masked diffusion: Sahoo et al., "MDLM", 2024; Nie et al., "Large Language Diffusion Models", 2025."""
 
     kind: Literal["diffusion"]
-    min_rate: Share = Field(
-        Fraction(1, 1000), description="Smallest share of masked tokens in a row; the largest is 1."
-    )
+    min_rate: Share = Field(Fraction(1, 1000), description="Lowest masking rate of a row; the highest is 1.")
 
 
 class Drop(Objective):
@@ -181,8 +182,8 @@ class Drop(Objective):
     changes_inputs = True
 
     kind: Literal["drop"]
-    rate: Rates = Field(description="Share of the inputs that are replaced, or a list of [tokens of the run, share].")
-    drop_id: Id = Field(description="Id that replaces a dropped one, such as that for unknown text. Labels stay.")
+    rate: Rates = Field(description="Fraction of the inputs to replace, or a list of [tokens of the run, fraction].")
+    drop_id: Id = Field(description="Id that replaces a dropped token, such as the unknown token.")
     special_ids: tuple[Id, ...] = Field((), description="Ids that are never dropped.")
 
 
@@ -190,31 +191,34 @@ class Prefix(Objective):
     """Prefix language modeling: Raffel et al., "T5", 2019."""
 
     kind: Literal["prefix"]
-    shortest: Share = Field(Fraction(0), description="Shortest prefix, as a share of the tokens in a row.")
-    longest: Share = Field(Fraction(1), description="Longest prefix, as a share of the tokens in a row.")
+    shortest: Share = Field(Fraction(0), description="Shortest prefix, as a fraction of the tokens in a row.")
+    longest: Share = Field(Fraction(1), description="Longest prefix, as a fraction of the tokens in a row.")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.shortest > self.longest:
             raise ValueError(
-                f"shortest = {plain_fraction(self.shortest)} is above longest = {plain_fraction(self.longest)}"
+                f"shortest = {plain_fraction(self.shortest)} is greater than longest = {plain_fraction(self.longest)}; "
+                "swap them, or change one"
             )
         return self
 
 
 class Goldfish(Objective):
-    """Labels that are never learned, so that text cannot be recited: Hans et al., "Goldfish Loss", 2024."""
+    """Labels that are never learned, so that the model cannot recite text: Hans et al., "Goldfish Loss", 2024."""
 
     kind: Literal["goldfish"]
-    k: int = Field(4, ge=2, lt=2**31, description="One label in k is ignored.")
-    h: int = Field(13, ge=1, le=256, description="Ids before a label, in its document, that decide whether it is.")
+    k: int = Field(4, ge=2, lt=2**31, description="Ignore one label in k.")
+    h: int = Field(
+        13, ge=1, le=256, description="Number of ids before a label, in its document, that decide whether to ignore it."
+    )
 
 
 def _token(value: Any) -> int | str:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise ValueError(f"must be an id, or a string of the vocabulary, found {shown(value)}")
+        raise ValueError(f"expected an id, or a string in the vocabulary, found {shown(value)}")
     return value
 
 
@@ -241,17 +245,18 @@ class Fim(Objective):
     """Fill in the middle: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", 2022."""
 
     kind: Literal["fim"]
-    rate: Share = Field(Fraction(1, 2), description="Share of the documents that are rearranged.")
+    rate: Share = Field(Fraction(1, 2), description="Fraction of the documents to rearrange.")
     spm: Share = Field(
-        Fraction(1, 2), description="Share of these in which the suffix comes before the prefix (SPM), not after (PSM)."
+        Fraction(1, 2),
+        description="Fraction of these with the suffix before the prefix (SPM) instead of after it (PSM).",
     )
     tokens: Annotated[FimTokens, BeforeValidator(_table)] = Field(
-        description="Sentinels before the parts: a table with `prefix`, `middle` and `suffix`, each an id or a string."
+        description="Sentinels: a table with `prefix`, `middle` and `suffix`, each an id or a string."
     )
     level: Literal["piece", "document"] = Field(
         "piece",
-        description="What is rearranged of a document that is split. `piece`: each of its pieces apart; `document`: "
-        "the whole document, before it is split.",
+        description="What to rearrange if a document is split. `piece`: each piece separately; `document`: the whole "
+        "document, before it is split.",
     )
     tokenizer: str | None = Field(
         None,
@@ -324,8 +329,8 @@ def parse_objectives(value: Any) -> tuple[Objective, ...]:
     other = next((entry for entry in (*changing, *labels) if entry is not alone), None)
     if alone is not None and other is not None:
         raise ValueError(
-            f'kind = "{alone.kind}" sets the labels of a row, so it does not go with kind = "{other.kind}"; use one of '
-            "the two"
+            f'kind = "{alone.kind}" sets the labels of a row, so it cannot be combined with kind = "{other.kind}"; '
+            "remove one of the two"
         )
     return entries
 
@@ -339,7 +344,7 @@ def _parsed(entry: Any) -> Objective:
     model = KINDS.get(kind, Users if _USERS_KIND.fullmatch(kind) else None)
     if model is None:
         raise ValueError(
-            f"kind = {shown(kind)} is not known; expected one of {', '.join(KINDS)}, or a function of yours as "
+            f"unknown kind = {shown(kind)}; expected one of {', '.join(KINDS)}, or your own function as "
             '"module:function"'
         )
     try:
@@ -351,10 +356,10 @@ def _parsed(entry: Any) -> Objective:
         if found["type"] == "extra_forbidden":
             table = model if len(found["loc"]) == 1 else FimTokens
             known = ", ".join(name for name in table.model_fields if name != "kind")
-            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"; it has {known}') from None
+            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"; known settings: {known}') from None
         text = plain_words(str(found["msg"]).removeprefix("Value error, "))
         if found["type"] == "missing":
-            raise ValueError(f'kind = "{kind}" needs {name}') from None
+            raise ValueError(f'kind = "{kind}" requires {name}; set it') from None
         where = f'kind = "{kind}"' + f": {name}" * bool(name)
         is_ours = found["type"] == "value_error"
         raise ValueError(f"{where}: {text}" + f", found {shown(found['input'])}" * (not is_ours)) from None
@@ -431,14 +436,10 @@ def _word_starts(file: Path, changed_ns: int, size: int) -> npt.NDArray[np.uint8
 
 
 def _starts_of_vocabulary(file: Path, tokenizer: Mapping[str, Any]) -> list[int]:
-    model = tokenizer.get("model")
-    pieces = model.get("vocab") if isinstance(model, Mapping) else None
-    if isinstance(pieces, list):  # of a Unigram model: pieces and their scores
-        pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
-    if not isinstance(pieces, Mapping) or not pieces:
-        raise ConfigError(f"objective: words = {str(file)!r}: not a tokenizer.json: it does not contain model.vocab")
-    ids = {text: int(number) for text, number in pieces.items()}
-    added = {str(entry["content"]): int(entry["id"]) for entry in tokenizer.get("added_tokens", ())}
+    try:
+        ids, added = vocabulary_of(tokenizer)
+    except ValueError as error:
+        raise ConfigError(f"objective: words = {str(file)!r}: not a tokenizer.json: {error}") from error
     starts = [1] * (max((*ids.values(), *added.values())) + 1)
     marks = tuple(mark for mark in ("Ġ", "▁") if any(text.startswith(mark) for text in ids))
     for text, number in ids.items():

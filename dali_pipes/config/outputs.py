@@ -133,7 +133,7 @@ OUTPUTS = {
         OutputSpec(
             "noisy_ids",
             Axes.POSITIONS,
-            "with `objective` of kind `diffusion`: `input_ids` with the masked ones replaced",
+            "with an objective of kind `diffusion`: `input_ids` with the masked ids replaced",
             needs_objective="diffusion",
         ),
         OutputSpec(
@@ -146,14 +146,14 @@ OUTPUTS = {
         OutputSpec(
             "p_mask",
             Axes.ROWS,
-            "with `diffusion`: the chance of each token of the row to be masked, float32",
+            "with `diffusion`: masking rate of the row, float32",
             np.dtype(np.float32),
             needs_objective="diffusion",
         ),
         OutputSpec(
             "prefix_lengths",
             Axes.ROWS,
-            "with `objective` of kind `prefix`: tokens in the prefix of each row",
+            "with an objective of kind `prefix`: number of tokens in the prefix of the row",
             _INT64,
             needs_objective="prefix",
         ),

@@ -74,8 +74,8 @@ class RowDraws:
         for entry in (entry for source in sources for entry in source.active):
             if isinstance(entry, Mlm | Drop) and len(entry.rate) > 1 and tokens_before is None:
                 raise ConfigError(
-                    f'objective: kind = "{entry.kind}" has a list of rates, which needs an order whose tokens can be '
-                    'counted by arithmetic: rows = "stream" with one seq_len, or a mixture; set one rate'
+                    f'objective: kind = "{entry.kind}" has a list of rates, which works only with rows = "stream" and '
+                    "one seq_len, or with a mixture; set a single rate"
                 )
 
     def draw(

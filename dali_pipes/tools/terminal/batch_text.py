@@ -114,7 +114,7 @@ def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
         f"row {row.origin.row}, row id {row.origin.row_id:,}{source}: {row.masked} of {preview.columns} labels ignored"
     )
     if row.sentinels_in_data:
-        about += f", {counted(row.sentinels_in_data, 'sentinel')} of fim in the data itself"
+        about += f", {counted(row.sentinels_in_data, 'sentinel')} already in the data"
     about += "".join(f", {name} {value:.4g}" for name, value in row.drawn.items())
     console.print(Text(about, style="bold"))
     for piece in row.pieces:

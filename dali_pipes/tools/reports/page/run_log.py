@@ -62,9 +62,9 @@ def read_log(path: Path) -> RunLog:
                 values.append(value)
     if not courses:
         raise ConfigError(
-            f"--log {path}: expected lines with a JSON object each, such as "
+            f"--log {path}: expected one JSON object per line, such as "
             '{"step": 100, "loss": 3.21, "tokens_per_second": 412345}; found '
-            + (f"{counted(lines, 'line')} without one" if lines else "an empty file")
+            + (f"{counted(lines, 'line')}, none of them a JSON object" if lines else "an empty file")
         )
     return RunLog(path, lines, len(kept), wrong, step, courses)
 

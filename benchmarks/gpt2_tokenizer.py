@@ -69,6 +69,6 @@ def _last_merge(piece: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     Path(sys.argv[1]).write_text(tokenizer_json(), encoding="utf-8")

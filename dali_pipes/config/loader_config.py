@@ -76,6 +76,7 @@ from dali_pipes.config.validators import (
     parse_list,
     parse_path,
     parse_paths,
+    plain_words,
     refuse_as_corpus,
     refuse_huge_number,
     shown,
@@ -384,7 +385,9 @@ class LoaderConfig(BaseModel):
         "while training waits for data and they help.",
     )
     decoded_cache_bytes: int = Field(
-        1 << 30, ge=0, description="Memory in bytes for decoded tokens, for formats that have to be decoded."
+        1 << 30,
+        ge=0,
+        description='Memory for decoded tokens, such as "8GB", for formats that have to be decoded.',
     )
     cache: Literal["process", "node"] = Field(
         "process",
@@ -477,7 +480,7 @@ class LoaderConfig(BaseModel):
     _device_as_name = field_validator("device", mode="before")(parse_device)
     _dtype_as_name = field_validator("dtype", mode="before")(parse_dtype)
 
-    _size_in_bytes = field_validator("cache_bytes", mode="before")(parse_bytes)
+    _size_in_bytes = field_validator("cache_bytes", "decoded_cache_bytes", mode="before")(parse_bytes)
     _folder_as_text = field_validator("cache_dir", mode="before")(parse_folder)
 
     _sources_as_dicts = field_validator("mixture", mode="before")(parse_sources)
@@ -1254,20 +1257,6 @@ class LoaderConfig(BaseModel):
         return self.model_dump(include={name}, exclude_none=True)[name]
 
 
-_WORDS = {
-    ", unable to": "",
-    ", got a": "",
-    "Input should be": "must be",
-    "a valid integer": "an integer",
-    "a valid boolean": "true or false",
-    "a valid string": "text",
-    "a valid tuple": "a list",
-    "a valid dictionary or instance of SourceSettings": "a table with corpus and weight",
-    "a valid dictionary or instance of Stage": "a table with at and weights",
-    "a valid dictionary": "a table",
-}
-"""Phrases of pydantic's messages and what a user reads instead; "" cuts the rest off."""
-
 _LONGEST_PLACE = 200
 """Letters of a name in the place of an error."""
 
@@ -1313,7 +1302,4 @@ def _message(error: Mapping[str, Any]) -> str:
         return MISSING
     if error["type"] == "value_error":
         return str(error["msg"]).removeprefix("Value error, ")
-    text = str(error["msg"])
-    for pydantics, ours in _WORDS.items():
-        text = text.partition(pydantics)[0] if not ours else text.replace(pydantics, ours)
-    return f"{text}, found {shown(error['input'])}"
+    return f"{plain_words(error['msg'])}, found {shown(error['input'])}"

@@ -34,8 +34,8 @@ from pydantic import (
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
 from dali_pipes.config.span_counts import SpanWidths, span_widths
-from dali_pipes.config.validators import as_value_error, shown
-from dali_pipes.config.vocabulary import id_of, vocabulary_of
+from dali_pipes.config.validators import as_value_error, plain_words, shown
+from dali_pipes.config.vocabulary import id_of, tokenizer_file, vocabulary_of
 from dali_pipes.errors import ConfigError
 
 WHOLE = 2**32
@@ -263,7 +263,8 @@ class Fim(Objective):
         "document, before it is split.",
     )
     tokenizer: str | None = Field(
-        None, description="A `tokenizer.json` that contains the strings in `tokens`. None: the loader's `tokenizer`."
+        None,
+        description="A `tokenizer.json`, or its folder, with the strings in `tokens`. None: the loader's `tokenizer`.",
     )
 
     def ids(self, tokenizer: str | None) -> tuple[int, int, int]:
@@ -470,13 +471,14 @@ def _parsed(entry: Any) -> Objective:
     try:
         return model(**entry)
     except ValidationError as error:
-        found = error.errors()[0]
+        # An unknown name first: one that is missing may be misspelled.
+        found = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
-            known = "; known settings: " + ", ".join(name for name in model.model_fields if name != "kind")
-            known *= len(found["loc"]) == 1  # else it is in a table of the kind's settings
-            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"{known}') from None
-        text = str(found["msg"]).removeprefix("Value error, ")
+            table = model if len(found["loc"]) == 1 else (Denoiser if model is Spans else FimTokens)
+            known = ", ".join(name for name in table.model_fields if name != "kind")
+            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"; known settings: {known}') from None
+        text = plain_words(str(found["msg"]).removeprefix("Value error, "))
         if found["type"] == "missing":
             raise ValueError(f'kind = "{kind}" requires {name}; set it') from None
         where = f'kind = "{kind}"' + f": {name}" * bool(name)
@@ -533,12 +535,12 @@ def read_word_starts(path: str) -> npt.NDArray[np.uint8]:
     path: an array in `.npy`, a list in `.json`, or a `tokenizer.json`, whose pieces of a word begin with "##"
           (WordPiece), or whose words begin with "Ġ" or "▁" (byte-level BPE, SentencePiece).
     """
-    file = Path(path)
+    file = tokenizer_file(path)
     try:
         about = file.stat()
         return _word_starts(file, about.st_mtime_ns, about.st_size)
     except OSError as error:
-        raise ConfigError(f"objective: words = {path!r}: cannot read the file: {error.strerror}") from error
+        raise ConfigError(f"objective: words = {path!r}: cannot read {file}: {error.strerror}") from error
 
 
 @functools.lru_cache(8)
@@ -546,7 +548,11 @@ def _word_starts(file: Path, changed_ns: int, size: int) -> npt.NDArray[np.uint8
     try:
         table = np.load(file) if file.suffix == ".npy" else json.loads(file.read_bytes())
     except ValueError as error:
-        raise ConfigError(f"objective: words = {str(file)!r}: not a valid {file.suffix} file: {error}") from error
+        form = "a NumPy array" if file.suffix == ".npy" else "JSON"
+        raise ConfigError(
+            f"objective: words = {str(file)!r}: expected a tokenizer.json, or a .npy or .json file with 0 or 1 for "
+            f"each id; the file is not {form}: {error}"
+        ) from error
     if isinstance(table, dict):
         table = _starts_of_vocabulary(file, table)
     array = np.asarray(table)

@@ -128,6 +128,13 @@ def parse_paths(value: Any, setting: str) -> tuple[str, ...]:
 
 def parse_path(value: Any, setting: str) -> str:
     """The one path that `keep` names."""
+    several = value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(path, str | os.PathLike) for path in several):
+        name = type(value).__name__
+        raise ValueError(
+            f"expected the path of a file, found a {name}; write the numbers to one, for example with "
+            f'np.save("{setting}.npy", numbers), and set {setting} = "{setting}.npy"'
+        )
     paths: tuple[str, ...] = parse_paths(value, setting)
     if len(paths) != 1:
         raise ValueError(f"expected one path, found {len(paths):,}")
@@ -270,3 +277,25 @@ def _in_memory_error(value: Any, write: str, name: str) -> str:
 
 def _found(value: Any) -> str:
     return "" if value is None else f", found {shown(value)}"
+
+
+_WORDS = {
+    ", unable to": "",
+    ", got a": "",
+    "Input should be": "must be",
+    "a valid integer": "an integer",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a valid tuple": "a list",
+    "a valid dictionary or instance of SourceSettings": "a table with corpus and weight",
+    "a valid dictionary or instance of Stage": "a table with at and weights",
+    "a valid dictionary": "a table",
+}
+"""Phrases of pydantic's messages and what a user reads instead; "" cuts the rest off."""
+
+
+def plain_words(message: str) -> str:
+    """A message of pydantic in the words of this package."""
+    for pydantics, ours in _WORDS.items():
+        message = message.partition(pydantics)[0] if not ours else message.replace(pydantics, ours)
+    return message

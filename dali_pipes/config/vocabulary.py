@@ -14,14 +14,20 @@ def id_of(token: str, tokenizer: str | None) -> int:
     """
     if tokenizer is None:
         raise ValueError(f"{token!r} needs a tokenizer: set tokenizer to a tokenizer.json, or use the id")
-    file = Path(tokenizer)
+    file = tokenizer_file(tokenizer)
     try:
         ids = _vocabulary(file, file.stat().st_mtime_ns)
     except OSError as error:
-        raise ValueError(f"tokenizer = {tokenizer!r}: cannot read the file: {error.strerror}") from error
+        raise ValueError(f"tokenizer = {tokenizer!r}: cannot read {file}: {error.strerror}") from error
     if token not in ids:
         raise ValueError(f"{token!r} is not in the vocabulary of {tokenizer}; use one of its strings, or an id")
     return ids[token]
+
+
+def tokenizer_file(path: str) -> Path:
+    """The file itself, or `tokenizer.json` in a folder. Looks at the disk."""
+    file = Path(path)
+    return file / "tokenizer.json" if file.is_dir() else file
 
 
 @functools.lru_cache(8)

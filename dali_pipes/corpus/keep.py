@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.formats import npy
-from dali_pipes.errors import CorpusFormatError
+from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.runtime.messages import counted
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.uris import FilePath, Uri, entry_text, is_uri
@@ -82,7 +82,10 @@ def read_keep(path: str | os.PathLike[str]) -> Keep:
     text with an integer a line, or that holds a number below 0 or above `MOST_COPIES`.
     """
     entry = entry_text(path)
-    with open_file(Uri(entry) if is_uri(entry) else Path(os.path.abspath(os.path.expanduser(entry)))) as file:
+    place = Uri(entry) if is_uri(entry) else Path(os.path.abspath(os.path.expanduser(entry)))
+    if isinstance(place, Path) and place.is_dir():
+        raise CorpusReadError(f"keep: {place} is a folder; name the file in it with a number for each document")
+    with open_file(place) as file:
         is_array = file.size >= len(npy.MAGIC) and file.read(0, len(npy.MAGIC)) == npy.MAGIC
         copies = _of_array(file) if is_array else _of_text(file)
         path = file.path

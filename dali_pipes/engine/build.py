@@ -16,7 +16,7 @@ from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.joined import JoinedCorpora
 from dali_pipes.engine.block_source import Batches, BlockSource
 from dali_pipes.engine.mixture import mix, open_corpora
-from dali_pipes.engine.node_caching import NodeCaching
+from dali_pipes.engine.node_caching import NodeCaching, check_cache_folder
 from dali_pipes.engine.profiling import open_ranges
 from dali_pipes.engine.read_ahead import Autotune, choose_read_ahead
 from dali_pipes.errors import BackendError, ConfigError
@@ -83,6 +83,7 @@ class BuiltSource:
                 f"{name} yields batches of different widths, which a DALI pipeline does not support; remove it, or use "
                 "a TokenLoader without graph"
             )
+        check_cache_folder(config)
         self._config = config
         corpora = open_corpora(config)
         self.corpora: Mapping[str, Corpus] = corpora
@@ -99,6 +100,7 @@ class BuiltSource:
                 self.mixture, self.warning = mix(config, corpora, joined.bases)
                 self.rows, self._in_pieces = Source(joined, self.mixture), self.mixture.in_pieces
                 interleave = self.mixture
+            self.warning = "\n".join(filter(None, (self.warning, self._caching.unused))) or None
             self.schedule = make_schedule(config, with_curriculum(config, interleave))
             self._caching.begin(self.schedule, rows if self.mixture is None else self.mixture)
             if self.mixture is not None and config.on_change != "mixture":  # else a state may come with other weights

@@ -18,6 +18,7 @@ import numpy as np
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.block_grid import BlockGrid
+from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.next_use import NextUseFormula, Standing, needed_next, published
 from dali_pipes.runtime.ranks import environment_number
@@ -42,7 +43,7 @@ class NodeCaching:
     """
 
     def __init__(self, config: LoaderConfig, corpora: Mapping[str, Corpus]) -> None:
-        self._corpora = corpora
+        self._config, self._corpora = config, corpora
         self._formula = NextUseFormula()
         self.cache = _open(config, any(corpus.needs_decoding for corpus in corpora.values()), self._formula)
         self._keeps_blocks = config.cache_dir is not None and config.order == "blocks"
@@ -53,6 +54,17 @@ class NodeCaching:
         for corpus in corpora.values():
             if self.cache is not None and corpus.needs_decoding:
                 corpus.share_decoded(self.cache)
+
+    @property
+    def unused(self) -> str | None:
+        """Says that `cache = "node"` keeps nothing in this run; None if it does, or is not set."""
+        if self.cache is not None or self._config.cache != "node":
+            return None
+        blocks = self._config.order == "blocks"
+        return (
+            'cache = "node" shares decoded tokens, but the files of this corpus need no decoding: remove it'
+            + ", or set cache_dir to keep blocks of the files on this machine" * blocks
+        )
 
     @property
     def reads_together(self) -> bool:
@@ -174,6 +186,13 @@ class _Source:
         # Nothing tells that another `for` follows the first one, but who has begun a second one goes on.
         goes_on = self._repeats or self._told[0] > 0
         self.corpus.fetch_ahead(needed_next(self._rows.order, self._now, goes_on=goes_on).tolist(), self)
+
+
+def check_cache_folder(config: LoaderConfig) -> None:
+    """Raise `ConfigError` for a `cache_dir` that is a file. A folder that cannot be written only costs the cache."""
+    folder = None if config.cache_dir is None else Path(config.cache_dir).absolute()
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ConfigError(f"cache_dir: {folder} is a file; expected a folder, which need not exist yet")
 
 
 def _open(config: LoaderConfig, needs_decoding: bool, formula: NextUseFormula) -> NodeCache | None:

@@ -131,7 +131,9 @@ class BatchPreview(ShownAsTable):
     def _table(self) -> Table:
         batch = self.batch
         title = f"BatchPreview of step {batch.step:,}, epoch {batch.epoch}, rank {batch.rank} of {batch.world_size:,}"
-        rows = [(f"row {row.origin.row}", ", ".join((*_facts(self, row), _beginning(row)))) for row in self.rows]
+        rows = [
+            (f"row {row.origin.row}", ", ".join(filter(None, (*_facts(self, row), _quoted(row))))) for row in self.rows
+        ]
         return Table(title, rows)
 
     def _repr_html_(self) -> str:
@@ -188,6 +190,12 @@ def _facts(preview: BatchPreview, row: PreviewRow) -> list[str]:
 
 def _label(label: int | list[int]) -> str:
     return ",".join(map(str, label)) if isinstance(label, list) else str(label)
+
+
+def _quoted(row: PreviewRow) -> str:
+    """The beginning of a row after other facts: a text between quotation marks, ids as they are."""
+    begins = _beginning(row)
+    return f'"{begins}"' if begins and any(piece.text for piece in row.pieces) else begins
 
 
 def _beginning(row: PreviewRow) -> str:

@@ -11,7 +11,7 @@ _MOST_BYTES = 1 << 16
 
 def state_of(given: Any, version: int) -> dict[str, Any]:
     """What the user loads, as `plain` makes it. Raises `StateError` for what is not a state of this version."""
-    if not isinstance(given, Mapping) or "version" not in given:
+    if not isinstance(given, Mapping) or not isinstance(plain(given.get("version")), int):
         entries = given.items() if isinstance(given, Mapping) else ()
         inside = [name for name, entry in entries if isinstance(entry, Mapping) and "version" in entry]
         hint = f"; pass its entry {inside[0]!r}" if inside else ""

@@ -59,7 +59,7 @@ class Transforms:
         self, passes: Sequence[_Pass], numbers: Sequence[int], users: Sequence[Users], spans: SpanRule | None
     ) -> None:
         self._passes, self.numbers, self._spans = tuple(passes), tuple(numbers), spans
-        self._users: tuple[tuple[Callable[..., None], Users], ...] = tuple(
+        self._users: tuple[tuple[Callable[..., object], Users], ...] = tuple(
             (load_function(entry), entry) for entry in users
         )
         self.reads_ids = any(one.rule.number != _NO_ROWS and not one.is_diffusion for one in passes)

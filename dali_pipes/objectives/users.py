@@ -37,7 +37,7 @@ class Draws:
         return keyed_draws(self._keys, 1, stream)[:, 0]
 
 
-def load_function(entry: Users) -> Callable[..., None]:
+def load_function(entry: Users) -> Callable[..., object]:
     """The function that `kind` names. Blocks to import the module; raises `ConfigError` if that fails."""
     name, _, attribute = entry.kind.partition(":")
     try:
@@ -57,6 +57,26 @@ def load_function(entry: Users) -> Callable[..., None]:
     return function  # type: ignore[no-any-return]
 
 
-def call(function: Callable[..., None], entry: Users, out: Mapping[str, Array], rows: Array, seq_len: int) -> None:
-    """Let a function change the arrays of a part of a block, (R, T) each."""
-    function(dict(out), Draws(rows, seq_len), **entry.options)
+def call(function: Callable[..., object], entry: Users, out: Mapping[str, Array], rows: Array, seq_len: int) -> None:
+    """Let a function change the arrays of a part of a block, (R, T) each.
+
+    An exception of the function gets a note that names it. Raises `ConfigError` if the function returns something or
+    replaces an array, which would be lost.
+    """
+    fields = dict(out)
+    try:
+        returned = function(fields, Draws(rows, seq_len), **entry.options)
+    except Exception as error:
+        error.add_note(f'objective: kind = "{entry.kind}" raised this; its batch has {", ".join(out)}')
+        raise
+    lost = [name for name in {**out, **fields} if fields.get(name) is not out.get(name)]
+    if lost:
+        raise ConfigError(
+            f'objective: kind = "{entry.kind}": the function replaces or adds {", ".join(map(repr, lost))}, which is '
+            f'not read; change the arrays in place, such as batch["labels"][...] = values. They are {", ".join(out)}'
+        )
+    if returned is not None:
+        raise ConfigError(
+            f'objective: kind = "{entry.kind}": the function returns a {type(returned).__name__}, which is not read; '
+            "change the arrays of batch in place and return nothing"
+        )

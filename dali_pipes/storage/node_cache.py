@@ -448,7 +448,9 @@ class NodeCache:
         if self._can_store:
             self._can_store = False
             reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-            say_once(f"{self.folder}: this cache stores nothing more ({reason}). The run continues without it.")
+            say_once(
+                f"{self.folder}: this cache cannot be written ({reason}). The run continues without storing in it."
+            )
 
 
 def entry_of(kind: str, corpus: str, begin: int, end: int, num_bytes: int) -> Entry:

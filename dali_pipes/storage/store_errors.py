@@ -90,7 +90,7 @@ def _translated(uri: Uri, error: BaseException, stall_s: float, most_s: float) -
         return StoreError(
             errno.EIO,
             "the server sent a whole file or page (200) instead of the requested range: it does not support byte "
-            "ranges, or a proxy answered instead",
+            "ranges, which the loader needs, or a proxy answered instead; use another server, or download the file",
         )
     if number == _NOT_SATISFIABLE:
         return StoreError(errno.ERANGE, shown)

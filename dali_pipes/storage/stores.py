@@ -199,6 +199,9 @@ def _store(uri: Uri, retries: int = 0) -> Any:
 def _made(uri: Uri, retries: int) -> Any:
     from obstore.exceptions import BaseError
 
+    if not uri.server and uri.scheme != "memory":
+        what = "host" if uri.scheme in WEB else "bucket"
+        raise ConfigError(f"{uri}: expected a {what} after {uri.scheme}://, such as {uri.scheme}://{what}/tokens.bin")
     try:
         return _make_store(uri, retries)
     except ProfileError as error:

@@ -439,3 +439,19 @@ def test_kill_9_at_any_moment(
         assert sum(file.stat().st_size - 32 for file in files if file.suffix == ".ids") <= 9000
         assert {file.suffix for file in files} <= {".ids", ""}
     assert str(tmp_path / "cache") not in capsys.readouterr().err.replace("shuffle_window", "")
+
+
+def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    corpus = tmp_path / "tokens.bin"
+    np.arange(4 * BLOCK, dtype=np.uint16).tofile(corpus)
+    with pytest.raises(ConfigError, match=r"cache_dir: .*tokens\.bin"):
+        TokenLoader(corpus, **SETTINGS, cache_dir=corpus)
+    capfd.readouterr()
+    with TokenLoader(corpus, **SETTINGS, cache="node") as loader:
+        assert loader.stats().cache is None
+    said = capfd.readouterr().err
+    assert 'cache = "node"' in said
+    assert "cache_dir" in said
+    with TokenLoader(corpus, **SETTINGS, decoded_cache_bytes="2KiB") as loader:
+        assert loader.config.decoded_cache_bytes == 2048
+    assert capfd.readouterr().err == ""

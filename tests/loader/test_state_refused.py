@@ -305,7 +305,9 @@ def test_a_damaged_state_is_a_state_error(tmp_path: Path, damage: dict[str, Any]
     assert refused({**state, **damage}, corpus=str(folder))
 
 
-@pytest.mark.parametrize("value", [None, {}, [], "state", 3, {"version": 1}, {"model": {}, "optimizer": {}}], ids=str)
+@pytest.mark.parametrize(
+    "value", [None, {}, [], "state", 3, {"version": 1}, {"version": "1.0"}, {"model": {}, "optimizer": {}}], ids=str
+)
 def test_what_is_no_state_at_all_is_a_state_error(tmp_path: Path, value: Any) -> None:
     folder = four_shards(tmp_path / "a")
     assert refused(value, corpus=str(folder))

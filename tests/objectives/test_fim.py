@@ -109,6 +109,11 @@ def test_sentinels_by_their_strings(tmp_path: Any) -> None:
             LoaderConfig(**{**settings, "objective": [{**entry, "tokens": {**names, "middle": "<MIDDLE>"}}]})
         with pytest.raises(ConfigError, match=r"8.*vocab_size = 8"):
             LoaderConfig(**settings, vocab_size=8)
+    (in_folder,) = parse_objectives([{"kind": "fim", "tokens": names, "tokenizer": str(tmp_path)}])
+    assert isinstance(in_folder, Fim)
+    assert in_folder.ids(None) == (1, 7, 8)
+    with pytest.raises(ValueError, match=r"tokens\.pre.*middle"):
+        parse_objectives([{"kind": "fim", "tokens": {"pre": 1, "middle": 7, "suffix": 8}}])
     (entry_,) = parse_objectives([{"kind": "fim", "tokens": names, "tokenizer": str(path)}])
     (other,) = parse_objectives([{"kind": "fim", "tokens": {"prefix": 1, "middle": 7, "suffix": 8}}])
     assert entry_.identity() == other.identity()

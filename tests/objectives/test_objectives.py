@@ -486,6 +486,39 @@ def test_a_function_of_the_users(corpus: Path, monkeypatch: pytest.MonkeyPatch) 
         TokenLoader(corpus, **{**settings, "objective": {"kind": "test_objectives:hide_some"}})
 
 
+def replace_labels(batch: dict[str, npt.NDArray[Any]], draws: Any) -> None:
+    batch["labels"] = batch["labels"] + 1
+
+
+def add_to_labels(batch: dict[str, npt.NDArray[Any]], draws: Any) -> None:
+    batch["labels"] += 1
+
+
+def return_batch(batch: dict[str, npt.NDArray[Any]], draws: Any) -> dict[str, npt.NDArray[Any]]:
+    return batch
+
+
+def read_weights(batch: dict[str, npt.NDArray[Any]], draws: Any) -> None:
+    batch["weights"][:] = 1
+
+
+def test_what_a_function_would_lose_is_an_error(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+    def first_labels(name: str | None) -> Any:
+        objective = [] if name is None else [{"kind": f"test_objectives:{name}"}]
+        with TokenLoader(corpus, **{**settings_of("mlm"), "objective": objective}) as loader:
+            return next(iter(loader))["labels"]
+
+    assert torch.equal(first_labels("add_to_labels"), first_labels(None) + 1)
+    for name, said in (("replace_labels", "'labels'"), ("return_batch", "dict")):
+        with pytest.raises(ConfigError, match=f"{name}.*{said}"):
+            first_labels(name)
+    with pytest.raises(KeyError, match="weights") as raised:
+        first_labels("read_weights")
+    assert any("read_weights" in note for note in raised.value.__notes__)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -493,6 +526,7 @@ def test_a_function_of_the_users(corpus: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"objective": [{"kind": "bert"}]}, ["bert", "mlm"]),
         ({"objective": [{"kind": "prefix", "k": 3}]}, ["prefix", "'k'", "shortest"]),
         ({"objective": [{**MLM, "rate": 2}]}, ["rate", "2"]),
+        ({"objective": [{**MLM, "mask_id": "<mask>"}]}, ["mask_id", "integer", "'<mask>'"]),
         ({"objective": [{**MLM, "rate": [[5, 0.1]]}]}, ["rate", "5"]),
         ({"objective": [MLM, DIFFUSION]}, ["mlm", "diffusion"]),
         ({"objective": [GOLDFISH, GOLDFISH]}, ["goldfish"]),

@@ -214,6 +214,9 @@ def test_what_it_does_not_go_with(corpus: str) -> None:
         LoaderConfig(**settings_of(corpus, rows="stream"))
     with pytest.raises(ConfigError, match="keep: expected one path, found 2"):
         LoaderConfig(**settings_of(corpus, keep=["a", "b"]))
+    for numbers, kind in ((NUMBERS, "list"), (np.array(NUMBERS), "ndarray")):
+        with pytest.raises(ConfigError, match=rf"keep: .*{kind}.*keep\.npy"):
+            LoaderConfig(**settings_of(corpus, keep=numbers))
     plain = settings_of(corpus)
     keep, path = plain.pop("keep"), plain.pop("corpus")
     source = {"corpus": path, "weight": 1}
@@ -259,3 +262,8 @@ def test_inspect_counts_what_it_keeps(corpus: str, tmp_path: Path) -> None:
     np.save(tmp_path / "short.npy", np.ones(3, int))
     failed = CliRunner().invoke(app, [*run, str(tmp_path / "short.npy")])
     assert failed.exit_code != 0
+    bare = CliRunner().invoke(
+        app, ["inspect", corpus, "--dtype", "uint16", "--json", "--keep", str(tmp_path / "short.npy")]
+    )
+    (note,) = (note for note in json.loads(bare.stdout)["notes"] if "--eos" in note)
+    assert "keep" in note

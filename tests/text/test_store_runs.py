@@ -151,6 +151,12 @@ def test_a_run_that_dies_before_any_change_continues(inputs: Path, tmp_path: Pat
     assert event > 15
 
 
+def test_an_unfinished_local_run_is_named(inputs: Path, tmp_path: Path) -> None:
+    run(inputs, tmp_path / "out", shard=(0, 2))
+    with pytest.raises(CorpusError, match=r"out: .*dali-pipes tokenize.*--shard"):
+        open_corpus(tmp_path / "out")
+
+
 def test_an_unfinished_run_is_named(inputs: Path, tmp_path: Path) -> None:
     """And so is its copy."""
     run(inputs, OUT, shard=(0, 2))

@@ -26,6 +26,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "BLOCK_TOKENS", BLOCK)
 
 
+def test_where_a_figure_cannot_be_written_is_said_first(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing" / "orders.png"):
+        message = one_line_error("shuffle", "synthetic:1M", "--batch-size", 8, "--seq-len", 64, "--plot", path)
+        assert "--plot" in message
+        assert str(path) in message
+
+
 def write_config(folder: Path, *, mixture: bool, **settings: Any) -> Path:
     """Sources in which each token is its place among all of them; documents of 9 tokens are not marked."""
     first = 0

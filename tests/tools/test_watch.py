@@ -91,6 +91,15 @@ def test_a_log_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert str(tmp_path) in one_line_error("watch", tmp_path, "--once")
 
 
+@pytest.mark.parametrize("text", ["hello\n[1]\n", "hello\nworld"])
+def test_a_file_that_is_not_a_log_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.txt").write_text(text)
+    message = one_line_error("watch", tmp_path / "notes.txt", "--once")
+    assert "notes.txt" in message
+    assert "2 lines" in message
+    assert "JSON" in message
+
+
 def test_an_interrupt_ends_it_well(log: Path) -> None:
     """On a terminal: the figures are shown, follow the file, and Ctrl-C is a normal end."""
     ours, theirs = pty.openpty()

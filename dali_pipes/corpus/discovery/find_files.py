@@ -165,9 +165,8 @@ def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> li
 
 def _files_of_folder(folder: FilePath, setting: str, notes: list[str]) -> list[FilePath]:
     entries = _entries_in(folder)
-    files = _data_files(entries, f"the folder {folder}", setting, notes)
     _refuse_unfinished_run(folder, entries)
-    return files
+    return _data_files(entries, f"the folder {folder}", setting, notes)
 
 
 def _files_of_glob(entry: str, pattern: FilePath, setting: str, notes: list[str]) -> list[FilePath]:
@@ -182,12 +181,12 @@ def _entries_in(folder: FilePath) -> Sequence[FilePath]:
 
 
 def _refuse_unfinished_run(folder: FilePath, entries: Sequence[FilePath]) -> None:
-    """Raise CorpusError for an output folder whose shards have their names before the run is finished."""
+    """Raise CorpusError for the output folder of a run that is not finished, with or without finished shards."""
     names = {entry.name for entry in entries}
     if WORK_FOLDER in names and MANIFEST not in names:
         raise CorpusError(
-            f"{folder}: is the output of a `dali-pipes tokenize` run that is not finished. Run the same command again "
-            "to finish it, or list the files to use."
+            f"{folder}: is the output of a `dali-pipes tokenize` run that is not finished. Run the same command again, "
+            "with --shard for every shard if there are several, to finish it, or list the files to use."
         )
 
 

@@ -17,6 +17,7 @@ from dali_pipes.tools.cli.settings import (
     Given,
     SeqLen,
     Settings,
+    check_output,
     of_one_rank,
     settings_given,
     with_tokenizer,
@@ -115,6 +116,8 @@ def mixture(
 ) -> None:
     """Show what a run uses of each source of a mixture: share, tokens, passes, rows left, and stages. No GPU."""
     with errors_as_one_line():
+        if plot is not None:
+            check_output("--plot", plot)
         shape = {"batch_size": batch_size, "seq_len": seq_len}
         checked = _for_all_ranks(given, assignments, "mixture", world_size=world_size, **shape)
         try:
@@ -143,6 +146,8 @@ def shuffle(
 ) -> None:
     """Compare how well the orders shuffle: distance of neighbors, rows of a step from one block or file. No GPU."""
     with errors_as_one_line():
+        if plot is not None:
+            check_output("--plot", plot)
         shape = {"batch_size": batch_size, "seq_len": seq_len}
         checked = _for_all_ranks(given, assignments, "shuffle", world_size=world_size, **shape)
         report = reports.judge_shuffle(checked, steps)

@@ -21,6 +21,7 @@ from dali_pipes.tools.cli.settings import (
     Given,
     SeqLen,
     Settings,
+    check_output,
     of_one_rank,
     settings_given,
     with_tokenizer,
@@ -58,8 +59,7 @@ def report(
     Reads the batches of the steps shown and a bounded sample of the corpus. Uses no GPU and no network.
     """
     with errors_as_one_line():
-        if not out.parent.is_dir():
-            raise ConfigError(f"--out {out}: the folder {out.parent} does not exist; create it, or choose another")
+        check_output("--out", out)
         rank = 0 if rank is None and world_size is not None else rank
         options = {"batch_size": batch_size, "seq_len": seq_len, "rank": rank, "world_size": world_size}
         sources, tokenizer = with_tokenizer(settings_given(given, assignments, options, "report"), tokenizer)

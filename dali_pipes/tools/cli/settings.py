@@ -9,6 +9,7 @@ dali-pipes preview gpt2_124m data/*.bin                data instead of the prese
 import glob
 import os
 import shlex
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,8 @@ def settings_given(
     Raises ConfigError for an argument that is not a file, a preset, or data, and for data without batch_size and
     seq_len.
     """
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # an objective's function may be in a module there
     sources, data = [], []
     for argument in arguments:
         source = _source(argument)
@@ -142,3 +145,11 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def check_output(option: str, path: Path) -> None:
+    """Raise `ConfigError` if a file cannot be written at `path`, so that a command finds out before its work."""
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: is a folder; expected the name of a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: the folder {path.parent} does not exist; create it, or choose another")

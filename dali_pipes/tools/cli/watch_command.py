@@ -36,6 +36,7 @@ def watch(
         followed = reports.FollowedLog(log)
         followed.poll()
         if once or as_json:
+            followed.check()
             terminal.show(followed.now(), terminal.show_run, as_json=as_json)
             return
         with contextlib.suppress(KeyboardInterrupt), Live(console=terminal.output(), auto_refresh=False) as live:

@@ -26,6 +26,10 @@ from dali_pipes.tools.reports.id_scan import all_spans, sample_spans, scan_ids
 from dali_pipes.tools.reports.problem import Problem, Problems
 from dali_pipes.uris import FilePath
 
+_KEEP_UNCHECKED = (
+    "keep: not compared with the corpus, whose files do not say where documents end; set --eos or --start-id to do so"
+)
+
 
 class FileReport(NamedTuple):
     """One data file: `size` in bytes, None if it no longer exists."""
@@ -102,6 +106,8 @@ def inspect_corpus(
     add_type_problems(problems, corpus, found)
     add_zero_problems(problems, corpus)
     add_file_problems(problems, corpus)
+    if corpus.keep is not None and documents is None:
+        notes.append(_KEEP_UNCHECKED)
     if documents is not None:
         if corpus.keep is not None:
             corpus.keep.check_length(documents.num_documents)

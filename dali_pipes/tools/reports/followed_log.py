@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.messages import counted
 
 _TAIL_BYTES = 1 << 18
 """Of a log that exists already, no more than this is read."""
@@ -53,6 +54,8 @@ class FollowedLog:
         """The last two lines with the time that has passed."""
         self._warnings: list[str] = []
         self._lines = 0
+        self._others = 0
+        """Lines that are not JSON objects."""
         size = self._size()
         self._offset = max(0, size - _TAIL_BYTES)
         self._is_cut = self._offset > 0
@@ -77,6 +80,15 @@ class FollowedLog:
             self._take(line)
         return bool(lines)
 
+    def check(self) -> None:
+        """Raise `ConfigError` if what was read so far, which is not nothing, is no line of a log."""
+        if self._lines == 0 and (self._others or self._rest):
+            raise ConfigError(
+                f"{self.path}: expected lines with a JSON object each, such as "
+                f'{{"step": 100, "loss": 3.21, "tokens_per_second": 412345}}; found '
+                f"{counted(self._others + bool(self._rest), 'line')} without one"
+            )
+
     def now(self) -> RunNow:
         """What the lines read so far say."""
         last = self._last
@@ -100,8 +112,9 @@ class FollowedLog:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
-            return
+            record = None
         if not isinstance(record, dict):
+            self._others += 1
             return
         self._lines += 1
         self._last |= record

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dali_pipes.errors import ConfigError
+from dali_pipes.runtime.messages import counted
 
 _STEPS = ("step", "_step", "global_step", "train/global_step", "iteration")
 _TOO_LARGE = 1e300
@@ -63,7 +64,7 @@ def read_log(path: Path) -> RunLog:
         raise ConfigError(
             f"--log {path}: expected one JSON object per line, such as "
             '{"step": 100, "loss": 3.21, "tokens_per_second": 412345}; found '
-            f"{f'{lines:,} lines that are not JSON objects' if lines else 'an empty file'}"
+            + (f"{counted(lines, 'line')}, none of them a JSON object" if lines else "an empty file")
         )
     return RunLog(path, lines, len(kept), wrong, step, courses)
 

@@ -135,7 +135,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-FEW_KINDS = [("windows", "little"), ("what comes before rows", "all"), ("a random offset", "all"), ("packed", "all"), ("shares of a mixture", "all")]
+FEW_KINDS = [
+    ("windows", "little"),
+    ("what comes before rows", "all"),
+    ("a random offset", "all"),
+    ("packed", "all"),
+    ("shares of a mixture", "all"),
+]
 
 
 def test_a_block_holds_what_comes_before_its_first_row(tmp_path: Path) -> None:

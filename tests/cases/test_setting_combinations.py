@@ -22,7 +22,7 @@ from dali_pipes.loader.batch_view import PreviewRow
 from dali_pipes.rows import make
 
 Epochs = list[list[dict[str, Any]]]
-FAST = (7, 14, 21, 27, 34, 43, 45, 49)
+FAST = (7, 21, 27, 34, 43, 45, 49)
 SEEDS = [pytest.param(seed, marks=() if seed in FAST else pytest.mark.slow) for seed in range(300)]
 
 
@@ -36,10 +36,9 @@ def test_settings_together(corpora: Corpora, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(make, "BLOCK_TOKENS", 100)
     draw = random.Random(seed)
     settings = {**random_settings(draw, corpora), "rank": 0, "world_size": 1}
-    try:
-        expected = epochs_of(settings)
-    except ConfigError as error:
-        assert any(name in str(error) for name in settings), error
+    expected, refusal = epochs_or_refusal(settings)
+    if refusal:
+        assert any(name in refusal for name in settings), refusal
         return
     for count in (1, 4):
         assert_same(epochs_of({**settings, "batches_per_run": count}), expected)
@@ -64,6 +63,13 @@ def epochs_of(settings: dict[str, Any], state: dict[str, Any] | None = None) -> 
         if state is not None:
             loader.load_state_dict(state)
         return [list(map(plain, loader)) for _ in range(loader.epoch, 2)]
+
+
+def epochs_or_refusal(settings: dict[str, Any]) -> tuple[Epochs, str]:
+    try:
+        return epochs_of(settings), ""
+    except ConfigError as error:
+        return [], str(error)
 
 
 def assert_same(found: Epochs, expected: Epochs) -> None:

@@ -166,7 +166,8 @@ class TestHuggingFace:
             Run(tmp_path, corpus.pattern).start(source)
         assert all(name in str(refused.value) for name in named)
         if "noisy_ids" in named:
-            own = "class Trainer(Trainer):\n    compute_loss = lambda _, model, *__, **___: next(model.parameters()).sum()\n"
+            loss = "lambda _, model, *__, **___: next(model.parameters()).sum()"
+            own = f"class Trainer(Trainer):\n    compute_loss = {loss}\n"
             assert Run(tmp_path / "own", corpus.pattern).start(changed(source, "arguments = ", f"{own}arguments = "))
 
     def test_batches_of_differing_numbers_of_rows_are_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:

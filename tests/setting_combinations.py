@@ -157,8 +157,8 @@ def random_objective(draw: random.Random, outputs: list[str]) -> list[dict[str, 
         "fim": {"tokens": SENTINELS, "rate": draw.choice([1, 0.6]), "level": draw.choice(["piece", "document"])},
     }
     kinds = draw.sample(list(of_kinds), draw.choice([1, 1, 1, 2]))
-    if set(kinds) & {"mlm", "diffusion"}:
-        kinds = [draw.choice([kind for kind in kinds if kind in ("mlm", "diffusion")])]
+    if own := [kind for kind in kinds if kind in ("mlm", "diffusion")]:
+        kinds = [draw.choice(own), *(["fim"] if "fim" in kinds or draw.random() < 0.2 else [])]
     validation = {"validation": True} if draw.random() < 0.3 else {}
     for kind, names in {"diffusion": ["noisy_ids", "masked", "p_mask"], "prefix": ["prefix_lengths"]}.items():
         if kind in kinds:

@@ -149,7 +149,11 @@ def test_a_block_holds_what_comes_before_its_first_row(tmp_path: Path) -> None:
     path = str(flat(tmp_path / "a.bin", 6000))
     common: dict[str, Any] = {"shuffle_window": 1, "num_threads": 1, "batches_per_run": 1, "epochs": 1, "eos_id": 0}
     for objective in ([], [{"kind": "goldfish", "h": 5}]):
-        room = {"cache_dir": str(tmp_path / f"cache {len(objective)}"), "cache_bytes": 2500, "objective": objective}
+        room: dict[str, Any] = {
+            "cache_dir": str(tmp_path / f"cache {len(objective)}"),
+            "cache_bytes": 2500,
+            "objective": objective,
+        }
         _, _, stats = delivered(path, **common, **room)
         assert stats.evictions
         assert stats.fetched_bytes < 1.25 * stats.all_bytes

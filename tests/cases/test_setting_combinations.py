@@ -176,7 +176,7 @@ def check_origin(corpora: Corpora, config: LoaderConfig, row: PreviewRow) -> Non
     if kinds & {"mlm", "diffusion"}:
         is_learned = labels[:used] != -100
         assert np.array_equal(labels[:used][is_learned], tokens[:used][is_learned])
-        assert mask is None or not (is_learned & (mask[places[:used]] == 0)).any()
+        assert mask is None or not (is_learned & (places[:used] >= 0) & (mask[places[:used]] == 0)).any()
         return
     if not config.label_shift:
         assert np.isin(labels[:used] - tokens[:used], [0, *(-100 - tokens[:used])]).all()

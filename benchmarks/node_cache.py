@@ -1,14 +1,20 @@
-"""What the cache of the node saves: bytes from a store for one rank and for eight, and hits by two rules of eviction.
+"""What the cache of the node saves: bytes from a store for one rank and for eight, hits by two rules of eviction, and
+waits where a window begins.
 
     python benchmarks/node_cache.py
     python benchmarks/node_cache.py --only hits --rounds 10
+    python benchmarks/node_cache.py --only waits --pace-rounds 5 --lead-s 60
 
 Bytes: an epoch by blocks of a flat corpus over the server of `remote.py`, with and without a cache, by one rank and by
 the ranks of a node, which are processes of their own. What the server sent, divided by what the rows have.
 
 Hits: epochs by blocks of a local corpus with room for half of it, evicted by next use and by least recent use in turn.
 The part of a warm epoch, one after the first, that did not have to be fetched. Every epoch's tokens are added up and
-compared with those that were written. The last line is one JSON line.
+compared with those that were written.
+
+Waits: a consumer of so many tokens a second starts with an empty cache over the same server, some time before the end
+of a window, and goes on into the next one; with blocks that are fetched ahead, and with those that are fetched once a
+batch needs them, in turn. The last line is one JSON line.
 """
 
 import json
@@ -18,15 +24,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
 from comparison.report import machine, wide_console
+from comparison.spread import Column, spread, spread_table
 from remote import counted, serving
 from rich.table import Table
 
 from dali_pipes import TokenLoader
+from dali_pipes.corpus.block_reads import BlockReads
 from dali_pipes.engine import node_caching
 from dali_pipes.rows import make
 from dali_pipes.rows.block_order import BLOCK_TOKENS
@@ -42,6 +50,19 @@ _LITTLE_AHEAD = {"batches_per_run": 4, "num_threads": 1, "prefetch_queue_depth":
 """What is read ahead of the end of an epoch is not used, and counts in so small a corpus."""
 
 
+_PACE_BATCH, _PACE_SEQ_LEN = 16, 4096
+_STARTED_S = 3.0
+"""After which a run has started: what it waits from then on, it waits for a window."""
+_FETCH_AHEAD = BlockReads.fetch_ahead
+_COLUMNS = (
+    Column("first_batch_s", "first batch s", 1.0, "{:.2f}"),
+    Column("longest_at_start_s", "longest next() of the start, s", 1.0, "{:.2f}"),
+    Column("longest_later_s", "longest next() later, s", 1.0, "{:.2f}"),
+    Column("wait_pct", "wait %", 1.0, "{:.2f}"),
+    Column("read_twice_pct", "read twice, % of the corpus", 1.0, "{:.2f}"),
+)
+
+
 class LeastRecentlyUsed(NextUseFormula):
     """The other rule: nothing is known of the next use."""
 
@@ -50,12 +71,17 @@ class LeastRecentlyUsed(NextUseFormula):
 
 
 def main(
-    only: Annotated[str, typer.Option(help="parts, separated by commas: bytes, hits")] = "bytes,hits",
+    only: Annotated[str, typer.Option(help="parts, separated by commas: bytes, hits, waits")] = "bytes,hits,waits",
     tokens: Annotated[int, typer.Option(min=1 << 16, help="tokens of the corpus of the store")] = 1 << 24,
     blocks: Annotated[int, typer.Option(min=16, help="blocks of the local corpus")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="of each rule of eviction, with another seed each")] = 5,
     latency_ms: Annotated[float, typer.Option(min=0, help="of each answer of the store")] = 20.0,
     bandwidth_mb: Annotated[float, typer.Option(min=0.1, help="megabytes a second of all answers together")] = 200.0,
+    rate: Annotated[float, typer.Option(min=0.001, help="pace of the consumer in million tokens per second")] = 1.0,
+    pace_rounds: Annotated[int, typer.Option(min=1, help="of each way to fetch, with a consumer at that pace")] = 2,
+    pace_window: Annotated[int, typer.Option(min=2, help="blocks of its windows, of which there are two")] = 512,
+    pace_block: Annotated[int, typer.Option(min=_PACE_SEQ_LEN, help="tokens of its blocks")] = 1 << 20,
+    lead_s: Annotated[float, typer.Option(min=1, help="seconds that it starts before the second window")] = 20.0,
 ) -> None:
     """Measure, print tables and, as the last line, one line of JSON."""
     about, console, report = machine(), wide_console(), {}
@@ -66,6 +92,11 @@ def main(
         if "hits" in only.split(","):
             report["hits"] = hits_entries(Path(folder), blocks, rounds)
             console.print(_table("hits", report["hits"]))
+        if "waits" in only.split(","):
+            pace = Pace(rate * 1e6, pace_window, pace_block, lead_s, latency_ms / 1000, bandwidth_mb * 1e6)
+            report["waits"] = waits_entries(Path(folder), pace, pace_rounds)
+            entries = ((entry["case"], entry) for entry in report["waits"])
+            console.print(spread_table("waits at a pace: median (low to high)", "blocks", _COLUMNS, entries))
     print(json.dumps({"benchmark": "node_cache", "machine": about, **report}))
 
 
@@ -166,6 +197,71 @@ def warm_hits(path: Path, settings: dict[str, Any], ids: Any) -> float:
     assert first is not None
     assert last is not None
     return 1.0 - (last.fetched_bytes - first.fetched_bytes) / float(_EPOCHS * ids.nbytes)
+
+
+class Pace(NamedTuple):
+    """A consumer, and its corpus of two windows."""
+
+    tokens_per_s: float
+    window: int
+    """Blocks."""
+    block: int
+    """Tokens."""
+    lead_s: float
+    """Before the second window."""
+    latency_s: float
+    bandwidth: float
+
+
+def waits_entries(folder: Path, pace: Pace, rounds: int) -> list[dict[str, Any]]:
+    """What a consumer waits for, by how blocks are fetched; see `_COLUMNS`."""
+    (folder / "paced").mkdir()
+    write(folder / "paced" / "tokens.bin", 2 * pace.window * pace.block + 1)
+    found: dict[str, list[dict[str, float]]] = {"ahead": [], "once a batch needs them": []}
+    with serving(folder / "paced", pace.latency_s, pace.bandwidth) as url:
+        for _ in range(rounds):
+            for case, results in found.items():
+                results.append(_paced(f"{url}/tokens.bin", pace, folder, ahead=case == "ahead"))
+    return [{"case": case, **spread(results)} for case, results in found.items()]
+
+
+def _paced(url: str, pace: Pace, folder: Path, *, ahead: bool) -> dict[str, float]:
+    """From before the second window until as long after its beginning."""
+    settings = _settings(_PACE_SEQ_LEN) | {"batch_size": _PACE_BATCH, "shuffle_window": pace.window}
+    step_tokens = _PACE_BATCH * _PACE_SEQ_LEN
+    lead = round(pace.lead_s * pace.tokens_per_s / step_tokens)
+    make.__dict__["BLOCK_TOKENS"] = pace.block
+    if not ahead:
+        BlockReads.fetch_ahead = _fetch_nothing  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as cache, TokenLoader(url, **settings, cache_dir=cache) as loader:
+            state = loader.state_dict()
+            state["rows"] = (len(loader) // 2 - lead) * _PACE_BATCH
+            loader.load_state_dict(state)
+            begin, waits = time.perf_counter(), list[tuple[float, float]]()
+            batches = iter(loader)
+            for _ in range(2 * lead):
+                asked = time.perf_counter()
+                next(batches)
+                got = time.perf_counter()
+                waits.append((asked - begin, got - asked))
+                time.sleep(step_tokens / pace.tokens_per_s)
+            elapsed_s, stats = time.perf_counter() - begin, loader.stats().cache
+    finally:
+        make.__dict__["BLOCK_TOKENS"] = BLOCK_TOKENS
+        BlockReads.fetch_ahead = _FETCH_AHEAD  # type: ignore[method-assign]
+    assert stats is not None
+    return {
+        "first_batch_s": waits[0][1],
+        "longest_at_start_s": max((wait for at, wait in waits[1:] if at < waits[0][1] + _STARTED_S), default=0.0),
+        "longest_later_s": max((wait for at, wait in waits if at >= waits[0][1] + _STARTED_S), default=0.0),
+        "wait_pct": 100 * sum(wait for _, wait in waits[1:]) / (elapsed_s - waits[0][1]),
+        "read_twice_pct": 100 * (stats.fetched_bytes - stats.num_bytes) / stats.all_bytes,
+    }
+
+
+def _fetch_nothing(self: BlockReads, blocks: Any, owner: object) -> None:
+    """The other way: blocks come once a batch needs them."""
 
 
 def write(path: Path, tokens: int) -> Any:

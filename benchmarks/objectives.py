@@ -6,7 +6,8 @@
 Random tokens in the page cache. One process opens all loaders and takes batches from them in turn, in short slices, so
 that every case meets the same machine. The others get batches of the loader without an objective: the collator of
 transformers as lists of rows with a mask of special tokens, which is what `datasets` hands it, and the plain versions
-as tensors. Ratios are taken within a round. The last line is one JSON line.
+as tensors. For span corruption transformers has no collator, but an example for Flax: its rule, in NumPy. Ratios are
+taken within a round. The last line is one JSON line.
 """
 
 import json
@@ -17,10 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from comparison.report import machine, wide_console
 from comparison.work import make_corpus, warm
+from numpy.typing import NDArray
 from rich.table import Table
 
 from dali_pipes import TokenLoader
@@ -34,10 +37,14 @@ OBJECTIVES: dict[str, list[dict[str, Any]]] = {
     "diffusion": [{"kind": "diffusion", "mask_id": MASK, "special_ids": [END]}],
     "drop": [{"kind": "drop", "rate": 0.1, "drop_id": MASK}],
     "prefix": [{"kind": "prefix"}],
+    "spans": [{"kind": "spans", "sentinels": MASK, "end_id": END}],
     "none, in pieces": [],
     "goldfish": [{"kind": "goldfish", "k": 4, "h": 13}],
 }
 """Those from the second "none" on need documents, which cost by themselves."""
+
+Array = NDArray[np.int64]
+_RANDOM = np.random.default_rng(0)
 
 Case = Callable[[], int]
 """Takes a batch and returns its tokens."""
@@ -79,6 +86,7 @@ def _cases(corpus: Path, batch_size: int, seq_len: int) -> tuple[dict[str, Case]
     for name, objective in OBJECTIVES.items():
         outputs = ["input_ids", "labels"]
         outputs += ["noisy_ids", "masked", "p_mask"] * (name == "diffusion") + ["position_ids"] * ("pieces" in name)
+        outputs += ["encoder_ids", "decoder_input_ids", "decoder_labels"] * (name == "spans")
         loaders.append(TokenLoader(corpus, **shape, objective=objective, outputs=outputs))
         cases[name] = _taking(iter(loaders[-1]), _as_it_is)
     loaders.append(TokenLoader(corpus, **shape))
@@ -87,6 +95,7 @@ def _cases(corpus: Path, batch_size: int, seq_len: int) -> tuple[dict[str, Case]
         "mlm, torch": torch_mlm,
         "diffusion, torch": torch_diffusion,
         "goldfish, torch": torch_goldfish,
+        "spans, collator": numpy_spans,
     }
     for name, change in changes.items():
         cases[name] = _taking(plain, change)
@@ -136,6 +145,36 @@ def torch_goldfish(batch: dict[str, Any], k: int = 4, h: int = 13) -> torch.Tens
     labels[:, h - 1 :][(sums[:, h - 1 :] >> 20) % k == 0] = -100
     found: torch.Tensor = labels
     return found
+
+
+def numpy_spans(batch: dict[str, Any]) -> tuple[Array, Array, Array]:
+    """Span corruption as collators do it: a mask of noise for each row, then sentinels and a filter for all rows."""
+    ids = batch["input_ids"].numpy()
+    rows, length = ids.shape
+    noise = round(length * 0.15)
+    count = round(noise / 3)
+    masks = np.stack([_noise_mask(length - noise, noise, count) for _ in range(rows)])
+    inputs, labels = _with_sentinels(ids, masks), _with_sentinels(ids, ~masks)
+    return inputs, labels, np.concatenate((np.full((rows, 1), END), labels[:, :-1]), 1)
+
+
+def _noise_mask(kept: int, noise: int, count: int) -> NDArray[np.bool_]:
+    lengths = np.empty(2 * count, np.int64)
+    for first, items in ((0, kept), (1, noise)):
+        is_cut = np.arange(items - 1) < count - 1
+        _RANDOM.shuffle(is_cut)
+        lengths[first::2] = np.bincount(np.append(0, is_cut.cumsum()), minlength=count)
+    is_noise: NDArray[np.bool_] = np.tile([False, True], count).repeat(lengths)
+    return is_noise
+
+
+def _with_sentinels(ids: Array, mask: NDArray[np.bool_]) -> Array:
+    """The ids, each run of the mask replaced by a sentinel; with an end."""
+    begins = mask & ~np.roll(mask, 1, 1)
+    begins[:, 0] = mask[:, 0]
+    sentinels = np.where(begins, MASK + 1 - begins.cumsum(1), ids)
+    rows = sentinels[~mask | begins].reshape(len(ids), -1)
+    return np.concatenate((rows, np.full((len(ids), 1), END)), 1)
 
 
 def _collator() -> Callable[[dict[str, Any]], object]:

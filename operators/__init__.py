@@ -9,6 +9,7 @@ raises TypeError, and a wrong shape or value raises ValueError.
 if __name__ != "dali_pipes.operators":
     raise ImportError(f"import this package as dali_pipes.operators, not as {__name__}")
 
+from dali_pipes.operators.corrupted_spans import corrupted_spans
 from dali_pipes.operators.gather_runs import gather_runs
 from dali_pipes.operators.goldfish import goldfish
 from dali_pipes.operators.keyed_draws import keyed_draws
@@ -18,4 +19,14 @@ from dali_pipes.operators.rows import rows
 from dali_pipes.operators.segments import segments
 from dali_pipes.operators.shuffled_rows import shuffled_rows
 
-__all__ = ["gather_runs", "goldfish", "keyed_draws", "noised_rows", "permute", "rows", "segments", "shuffled_rows"]
+__all__ = [
+    "corrupted_spans",
+    "gather_runs",
+    "goldfish",
+    "keyed_draws",
+    "noised_rows",
+    "permute",
+    "rows",
+    "segments",
+    "shuffled_rows",
+]

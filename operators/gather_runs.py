@@ -1,11 +1,11 @@
-"""gather_runs: put runs of tokens, and single ids between them, where a buffer wants them.
+"""gather_runs: copy runs of tokens, and single ids between them, to given places of a buffer.
 
 tokens (N,)      10 11 12 13 14 15 16 17
 starts (Q,)      -3  4  -4  0        a start below 0 is an id, -1 - id
 lengths          1   3   1  2
 targets          0   1   4  6
 
-out              2  14 15 16  3  .  10 11        places that no run goes to stay as they are
+out              2  14 15 16  3  .  10 11        places without a run do not change
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ def gather_runs(
     loss_mask: Array | None = None,
     out_mask: Array | None = None,
 ) -> None:
-    """Fill `out` with Q runs of tokens, and with ids that are not among the tokens.
+    """Copy Q runs of tokens, and ids that are not in `tokens`, to `out`.
 
     tokens: (N,), any integer dtype, contiguous, NumPy or CuPy; all other arrays are of the same kind.
     starts, lengths, targets: int64 (Q,). Run q is tokens[start : start + length] and goes to out[target :], where runs
         do not overlap. A start below 0 stands for the id -1 - start, which `out` can hold, and has length 1.
     out: (M,), of the dtype of the tokens, contiguous; does not overlap them.
     longest: no run is longer; the kernel's grid depends on it.
-    loss_mask, out_mask: uint8 (N,) and (M,): which tokens are learned is moved along; ids that are not among the tokens
-        are learned.
+    loss_mask, out_mask: uint8 (N,) and (M,): the loss mask is copied with the tokens; other ids get 1.
 
     NumPy checks the tables. CuPy launches one kernel on the current stream and does not block; it does not check them:
     wrong tables read and write out of bounds.

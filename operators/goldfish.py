@@ -1,7 +1,7 @@
-"""goldfish: which tokens are never labels, by a hash of the tokens before them in their document.
+"""goldfish: drop labels by a hash of the tokens before them in their document.
 
     tokens (N,)   5 7 9 7 9 8 | 4 7 9       documents of 6 and 3 tokens, h = 2
-    dropped       . . . . # . | . . #       the token after 7 9 is dropped wherever it stands, if the hash says so;
+    dropped       . . . . # . | . . #       the token after 7 9 is dropped everywhere, if the hash says so;
                                             the first h tokens of a document never are
 
 So each copy of a text loses the same labels, and a model cannot recite it: Hans et al., "Be like a Goldfish, Don't
@@ -35,14 +35,14 @@ _PART = 1 << 14  # tokens of the reference that are worked on together, which st
 def goldfish(
     tokens: Array, piece_starts: Array, lookback: Array, out: Array, *, h: int, k: int, loss_mask: Array | None = None
 ) -> None:
-    """Write `out`, uint8 (N,): 0 for tokens that are not labels, else 1. All arrays are of one kind, contiguous.
+    """Write `out`, uint8 (N,): 0 for tokens that are not labels, else 1. All arrays are contiguous, NumPy or CuPy.
 
     tokens: (N,), any integer dtype, NumPy or CuPy.
     piece_starts: int64 (P,): first token of each piece.
     lookback: int64 (P, 3): tokens before the piece that are in its document, and in `tokens`; tokens from its start on
         that are in its document, of those that may be labels; and all that may be labels, for which `out` is written.
-    h: tokens that are hashed, 1 to 256; k: one token in k is dropped.
-    loss_mask: uint8 (N,), another array than `out`: 0 for tokens that are not labels anyway.
+    h: number of tokens to hash, 1 to 256; k: one token in k is dropped.
+    loss_mask: uint8 (N,), not the same array as `out`: 0 for tokens that are not labels anyway.
 
     NumPy writes all of `out`: 1, or the loss mask, outside the pieces. CuPy launches one kernel on the current stream,
     does not block, and writes what the pieces may have as labels.

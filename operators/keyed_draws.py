@@ -1,4 +1,4 @@
-"""keyed_draws: a random number for each position of each row, by the row's key and nothing else.
+"""keyed_draws: a random number for each position of each row, which depends only on the row's key.
 
     keys (R,)   7            draws (R, T)   2247841145  584409960 1118609002
                 8                           3515457374 3692084747  780630283        seq_len T = 3, stream 0
@@ -32,7 +32,7 @@ def keyed_draws(keys: Array, seq_len: int, stream: int = 0) -> Array:
     """A new uint32 (R, T) of uniform numbers.
 
     keys: int64 (R,), whose 64 bits are the keys; NumPy or CuPy. T = seq_len >= 1.
-    stream: 0 <= stream < 2**32; the draws of two streams do not depend on each other.
+    stream: 0 <= stream < 2**32; the draws of different streams are independent.
 
     CuPy launches one kernel on the current stream and does not block.
     """

@@ -1,4 +1,4 @@
-"""noised_rows: hide ids of rows, and set the labels for it, by keyed draws.
+"""noised_rows: mask ids of rows by keyed draws, and set the labels.
 
     rows (R, 5)    key   length   rate      number   prefix         mask_id 99, mask everything that is chosen
                     7      5      2**31        0        0
@@ -37,7 +37,7 @@ ROW_COLUMNS = 5
 SPECIAL, STARTS_WORD = 1, 2
 """Bits of `id_flags`."""
 
-_PART = 1 << 14  # positions of the reference that are worked on together, which stay in the cache
+_PART = 1 << 16  # positions of the reference that are worked on together, which stay in the cache of the second level
 
 
 class NoiseRule(NamedTuple):
@@ -72,12 +72,12 @@ def noised_rows(
     masked: Array | None = None,
     loss_mask: Array | None = None,
 ) -> None:
-    """Write `out`, `labels`, `masked` and `loss_mask` of R rows of T positions; all arrays are of one kind, contiguous.
+    """Write `out`, `labels`, `masked` and `loss_mask` of R rows of T positions. All arrays are contiguous, of one kind.
 
     ids: int64 or int32 (R, T), NumPy or CuPy, not changed.
     rows: int64 (R, 5): key (64 bits), tokens in the row (positions after them are never chosen), chance of a choice
         (0 to 2**32), number of the row's rule (-1: none), and length of the prefix whose tokens are not labels.
-    out: as `ids`, another array: the ids with the chosen ones replaced. None: nothing is chosen, only prefixes count.
+    out: like `ids`, a separate array: the ids with chosen ids replaced. None: nothing is chosen, only prefixes apply.
     labels: as `ids`, or (R, T, k) without `own_labels`. copies: whether rows of other numbers are written, too: `out`
         with their ids, `masked` with 0; and of rows of any number label j of position t becomes -100 if its token,
         t + label_shift + j, is in the prefix.
@@ -140,16 +140,24 @@ def _noised_rows_numpy(
     changed = is_active & rule.own_labels
     if out is not None:
         written = slice(None) if copies or is_active.all() else is_active.nonzero()[0]
-        out[written] = ids[written]
+        is_chosen, words = _chosen(ids, rows, rule, is_active, id_flags, learn)
         if masked is not None:
-            masked[written] = 0
-        chosen, ids_there, values = _chosen(ids, rows, rule, is_active, id_flags, learn)
-        out.reshape(-1)[chosen] = values
-        if masked is not None:
-            masked.reshape(-1)[chosen] = 1
-        if rule.own_labels:
-            labels[is_active] = IGNORE_INDEX
-            labels.reshape(-1)[chosen] = ids_there
+            masked[written] = is_chosen[written]
+        if is_active.all() and not rule.keep_below:  # faster than places of many chosen ids
+            where = np.negative(is_chosen.view(np.int8), dtype=ids.dtype)  # all bits of the chosen ones
+            _select(ids, rule.mask_id, where, out)
+            out ^= ids
+            if rule.own_labels:
+                _select(ids, IGNORE_INDEX, where, labels)
+                labels ^= IGNORE_INDEX
+        else:
+            out[written] = ids[written]
+            chosen = is_chosen.reshape(-1).nonzero()[0]
+            ids_there = ids.reshape(-1)[chosen]
+            out.reshape(-1)[chosen] = _replaced(ids_there, chosen, words, rows, rule)
+            if rule.own_labels:
+                labels[is_active] = IGNORE_INDEX
+                labels.reshape(-1)[chosen] = ids_there
     if copies and rows[:, PREFIX].any():
         ahead = np.arange(ids.shape[1])[:, None] + label_shift + np.arange(labels.shape[2] if labels.ndim == 3 else 1)
         hidden = ahead < rows[:, PREFIX][:, None, None]
@@ -159,6 +167,12 @@ def _noised_rows_numpy(
         loss_mask[changed] = (labels if labels.ndim == 2 else labels[..., 0])[changed] != IGNORE_INDEX
 
 
+def _select(ids: NDArray[Any], other: int, where: NDArray[Any], out: NDArray[Any]) -> None:
+    """What ids and `other` differ in, in the bits of `where`."""
+    np.bitwise_xor(ids, ids.dtype.type(other), out=out)
+    out &= where
+
+
 def _chosen(
     ids: NDArray[Any],
     rows: NDArray[np.int64],
@@ -166,11 +180,11 @@ def _chosen(
     is_active: NDArray[np.bool_],
     id_flags: NDArray[np.uint8] | None,
     learn: NDArray[Any] | None,
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-    """Places of the chosen ids in all rows as one line, these ids, and what they become."""
+) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+    """Which ids are chosen, and the draws of all positions, whose lower halves are not used yet."""
     seq_len = ids.shape[1]
-    keys, columns = rows[:, KEY].view(np.uint64), np.arange(seq_len)
-    words = splitmix64(keys[:, None], (2 * columns + 1).astype(np.uint64))
+    columns = np.arange(seq_len)
+    words = splitmix64(rows[:, KEY].view(np.uint64)[:, None], (2 * columns + 1).astype(np.uint64))
     draws = words
     rates = np.where(is_active, rows[:, RATE], 0)
     flags = None if id_flags is None else _flags_of(ids, id_flags)
@@ -189,24 +203,34 @@ def _chosen(
         is_chosen &= (flags & SPECIAL) == 0
     if learn is not None:
         is_chosen &= learn != 0
-    chosen = is_chosen.reshape(-1).nonzero()[0]
-    ids_there = ids.reshape(-1)[chosen]
-    values = np.full(len(chosen), rule.mask_id, ids.dtype)
+    return is_chosen, words
+
+
+def _replaced(
+    ids_there: NDArray[Any],
+    chosen: NDArray[np.int64],
+    words: NDArray[np.uint64],
+    rows: NDArray[np.int64],
+    rule: NoiseRule,
+) -> NDArray[Any]:
+    """What chosen ids become, by their places in all rows as one line."""
+    values = np.full(len(chosen), rule.mask_id, ids_there.dtype)
     if rule.keep_below:
         actions = words.reshape(-1)[chosen] & np.uint64(2**32 - 1)
         kept = (actions >= np.uint64(rule.random_below)) & (actions < np.uint64(rule.keep_below))
         values[kept] = ids_there[kept]
         at = (actions < np.uint64(rule.random_below)).nonzero()[0]
-        row, column = np.divmod(chosen[at], seq_len)
-        random = splitmix64(keys[row], (2 * column + 2).astype(np.uint64)) >> np.uint64(32)
-        values[at] = ((random * np.uint64(rule.num_random)) >> np.uint64(32)).astype(ids.dtype)
-    return chosen, ids_there, values
+        row, column = np.divmod(chosen[at], words.shape[1])
+        random = splitmix64(rows[row, KEY].view(np.uint64), (2 * column + 2).astype(np.uint64)) >> np.uint64(32)
+        values[at] = ((random * np.uint64(rule.num_random)) >> np.uint64(32)).astype(ids_there.dtype)
+    return values
 
 
 def _flags_of(ids: NDArray[Any], id_flags: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    last = len(id_flags) - 1
     flags: NDArray[np.uint8] = id_flags.take(ids, mode="clip")
-    flags[(ids > last) | (ids < 0)] = 0
+    outside = ids.view(f"u{ids.itemsize}") >= len(id_flags)  # without its sign, a negative id is a large one
+    if outside.any():
+        flags[outside] = 0
     return flags
 
 

@@ -149,11 +149,12 @@ def permute_each(
 def splitmix64(seeds: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Outputs of splitmix64, by seed and number, counted from 1; the two are broadcast."""
     words: NDArray[np.uint64] = np.asarray(seeds + numbers * _constant(_SPLITMIX_STEP))
-    words ^= words >> _constant(30)
+    shifted = np.asarray(words >> _constant(30))
+    words ^= shifted
     words *= _constant(_SPLITMIX_MULTIPLIERS[0])
-    words ^= words >> _constant(27)
+    words ^= np.right_shift(words, _constant(27), out=shifted)
     words *= _constant(_SPLITMIX_MULTIPLIERS[1])
-    words ^= words >> _constant(31)
+    words ^= np.right_shift(words, _constant(31), out=shifted)
     return words
 
 

@@ -1,8 +1,10 @@
 """The rules of objectives for one row, by plain loops over Python's integers: slow, and written apart from the code."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,3 +106,72 @@ def drop(row: Row, entry: Mapping[str, Any], rate: int) -> dict[str, list[int]]:
         for t, token in enumerate(row.ids)
     ]
     return {"input_ids": inputs, "labels": row.labels}
+
+
+def spans(row: Row, entry: Mapping[str, Any], pad_id: int = 0) -> dict[str, list[int]]:
+    """The fields without padding, by T5's functions: a mask of noise, and a sentinel for each run of it, or of others.
+
+    entry: with all settings; rates and lengths are fractions, and mean_length None is one span at the end.
+    """
+    ids, draw = row.ids[: row.length], splitmix64(row.key, 2**62 + 3) >> 32
+    total = sum(own["weight"] for own in entry["denoisers"])
+    passed = list(itertools.accumulate(own["weight"] for own in entry["denoisers"]))
+    own = entry["denoisers"][[draw < weight * 2**32 // total for weight in passed].index(True)]
+    mask = noise_mask(len(ids), own["rate"], own["mean_length"], row.key)
+    end = [] if entry["end_id"] is None else [entry["end_id"]]
+    mode = [] if own["mode_token"] is None else [own["mode_token"]]
+    inputs = mode + with_sentinels(ids, mask, entry)
+    targets = with_sentinels(ids, [not noise for noise in mask], entry) + end
+    if len(ids) == 1:  # whose span is empty
+        inputs.append(entry["sentinels"])
+    start = pad_id if entry["start_id"] is None else entry["start_id"]
+    return {
+        "encoder_ids": inputs + end,
+        "decoder_input_ids": [start, *targets],
+        "decoder_labels": targets,
+        "causal_ids": inputs + targets,
+        "causal_labels": [-100] * (len(inputs) - 1) + targets,  # of the next position
+    }
+
+
+def noise_mask(length: int, rate: Fraction, mean_length: Fraction | None, key: int) -> list[bool]:
+    """T5's `random_spans_noise_mask`; places of cuts are the first images of a keyed permutation."""
+    if length == 1:
+        return [False]
+    noise = min(max(round(length * rate), 1), length - 1)
+    count = 1 if mean_length is None else max(round(noise / mean_length), 1)
+    count = min(count, noise, length - noise)
+
+    def lengths(items: int, number: int) -> list[int]:
+        own = splitmix64(key, 2**62 + 3 + number)
+        cuts = [int(permute(np.array([i]), items - 1, own)[0]) + 1 for i in range(count - 1)]
+        return [end - begin for begin, end in itertools.pairwise([0, *sorted(cuts), items])]
+
+    pairs = zip(lengths(length - noise, 1), lengths(noise, 2), strict=True)
+    return [is_noise for pair in pairs for is_noise in (False, True) for _ in range(pair[is_noise])]
+
+
+def with_sentinels(ids: Sequence[int], mask: Sequence[bool], entry: Mapping[str, Any]) -> list[int]:
+    """T5's `noise_span_to_unique_sentinel`."""
+    found: list[int] = []
+    sentinel = entry["sentinels"] - entry["sentinel_step"]
+    for t, (token, is_noise) in enumerate(zip(ids, mask, strict=True)):
+        if not is_noise:
+            found.append(token)
+        elif not t or not mask[t - 1]:
+            sentinel += entry["sentinel_step"]
+            found.append(sentinel)
+    return found
+
+
+def uncorrupted(inputs: Sequence[int], targets: Sequence[int], sentinels: Sequence[int]) -> list[int]:
+    """The row: each sentinel in the inputs replaced by what follows it in the targets."""
+    taken: dict[int, list[int]] = {}
+    last = -1
+    for token in targets:
+        if token in sentinels:
+            last = token
+            taken[last] = []
+        else:
+            taken[last].append(token)
+    return [token for one in inputs for token in (taken.pop(one) if one in taken else [one])]

@@ -37,7 +37,17 @@ PUBLIC_NAMES = [
     "keyed_noise",
     "open_corpus",
 ]
-OPERATORS = ["gather_runs", "goldfish", "keyed_draws", "noised_rows", "permute", "rows", "segments", "shuffled_rows"]
+OPERATORS = [
+    "corrupted_spans",
+    "gather_runs",
+    "goldfish",
+    "keyed_draws",
+    "noised_rows",
+    "permute",
+    "rows",
+    "segments",
+    "shuffled_rows",
+]
 
 
 _LOADER_PACKAGES = {"annotated_types", "dali_pipes", "pydantic", "pydantic_core", "typing_inspection"}

@@ -85,7 +85,7 @@ def refuse_token_batches(config: LoaderConfig) -> None:
     """Raise `ConfigError` for batches of differing numbers of rows, which `Trainer` takes to be equal."""
     if config.batch_tokens is not None:
         raise ConfigError(
-            f"batch_tokens = {config.batch_tokens:,}: Trainer counts samples and epochs by one number of rows in every "
+            f"batch_tokens = {config.batch_tokens:,}: Trainer counts samples and epochs by a fixed number of rows per "
             "batch; set batch_size instead, with length_buckets to save padding, or use your own training loop"
         )
 
@@ -128,18 +128,21 @@ def _refuse_own_labels(trainer: Any, config: LoaderConfig, shifting: str | None)
 
     shifting: the model, if it shifts labels that the loader has not shifted
     """
-    kinds = {entry.kind for entry in config.all_objectives if entry.has_own_labels}
-    if kinds and shifting is not None and not config.label_shift:
+    entries = config.all_objectives
+    shifted = next((entry.kind for entry in entries if entry.has_own_labels), None)
+    if shifted is not None and shifting is not None and not config.label_shift:
         raise ConfigError(
-            f'objective: kind = "{min(kinds)}" learns ids at their own positions, but with label_shift = False '
-            f"{shifting} shifts the labels; set label_shift = True"
+            f'objective: kind = "{shifted}" learns ids at their own positions, but with label_shift = False {shifting} '
+            "shifts the labels; set label_shift = True"
         )
     # Defined here and by transformers; a third is the user's, or that of another trainer, and sees all fields.
     has_own_loss = sum("compute_loss" in vars(kind) for kind in type(trainer).__mro__) > 2
-    if "diffusion" in kinds and not has_own_loss:
+    apart = next((entry.kind for entry in entries if entry.kind in ("diffusion", "spans")), None)
+    if apart is not None and not has_own_loss:
         raise ConfigError(
-            'objective: kind = "diffusion": Trainer gives the model input_ids, in which nothing is masked; override '
-            "compute_loss in a subclass of Trainer, and give the model noisy_ids as its input_ids"
+            f'objective: kind = "{apart}": Trainer gives the model input_ids, which this objective does not change; '
+            "override compute_loss in a subclass of Trainer, and give the model the fields of the objective, such as "
+            "noisy_ids"
         )
 
 

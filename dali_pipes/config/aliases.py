@@ -66,7 +66,8 @@ ALIASES = (
     _alias(
         "objective",
         'a list of tables with kind, such as [{kind = "mlm", rate = 0.15, mask_id = 103}]',
-        "mlm mlm_probability mlm_prob mask_prob masked_lm_prob whole_word_mask prefix_lm goldfish_loss objectives",
+        "mlm mlm_probability mlm_prob mask_prob masked_lm_prob whole_word_mask prefix_lm goldfish_loss span_corruption "
+        "objectives",
     ),
     _alias(
         "objective",
@@ -131,7 +132,7 @@ ALIASES = (
     _alias("length_buckets", 'with rows = "pad", a list of row widths', "group_by_length bucket_boundaries buckets"),
     _alias(
         "batch_tokens",
-        'with rows = "pad", the most tokens in a batch of one rank, padding included',
+        'with rows = "pad", the maximum number of tokens in a batch of one rank, including padding',
         "max_tokens_per_batch max_batch_tokens max_tokens_in_batch",
     ),
     _alias("long_documents", 'with rows = "pack" or "pad": "split", "truncate" or "drop"', "truncation truncate"),

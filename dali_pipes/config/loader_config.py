@@ -43,7 +43,16 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
-from dali_pipes.config.objectives import FEWEST_FIM_POSITIONS, Fim, Goldfish, Mlm, Objective, Objectives, objective_line
+from dali_pipes.config.objectives import (
+    FEWEST_FIM_POSITIONS,
+    Fim,
+    Goldfish,
+    Mlm,
+    Objective,
+    Objectives,
+    Spans,
+    objective_line,
+)
 from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUT_NAMES, OUTPUTS
 from dali_pipes.config.settings_files import (
     MISSING,
@@ -56,6 +65,7 @@ from dali_pipes.config.settings_files import (
     toml_text,
 )
 from dali_pipes.config.skip_steps import SkippedRange, parse_ranges
+from dali_pipes.config.span_counts import SpanWidths
 from dali_pipes.config.validators import (
     PathText,
     Shown,
@@ -142,8 +152,8 @@ class LoaderConfig(BaseModel):
     )
     keep: PathText | None = Field(
         None,
-        description='File with a number for each document, which says how often `rows = "pack"` or `"pad"` read it: 0 '
-        "drops it. A `.npy` array, or text with an integer in each line. None: each document once.",
+        description='File with the number of times to read each document, with `rows = "pack"` or `"pad"`; 0 drops the '
+        "document. A `.npy` array, or text with one integer per line. None: each document once.",
     )
     vocab_size: int | None = Field(
         None, gt=0, description="Size of the vocabulary. A token id at or above it raises an error when it is read."
@@ -185,17 +195,18 @@ class LoaderConfig(BaseModel):
         (), description="Weights that change during the run: a list of tables with `at` and `weights`. See below."
     )
 
-    batch_size: int = Field(gt=0, description="Rows in a batch of one rank (B). Left out with `batch_tokens`.")
+    batch_size: int = Field(gt=0, description="Rows in a batch of one rank (B). Do not set it with `batch_tokens`.")
     batch_tokens: int | None = Field(
         None,
         gt=0,
-        description='With `rows = "pad"`, instead of `batch_size`: most tokens in a batch of one rank, padding '
-        "included. Rows of similar length form batches of different shapes. States and `skip_steps` count batches.",
+        description="Maximum number of tokens in a batch of one rank, including padding; replaces `batch_size` with "
+        '`rows = "pad"`. Rows of similar length form batches of different shapes. States and `skip_steps` count '
+        "batches.",
     )
     batch_shapes: tuple[tuple[int, int], ...] | None = Field(
         None,
-        description="`[rows, width]` pairs with increasing widths up to `seq_len`: the only shapes of batches with "
-        "`batch_tokens`, for compiled models. None: any shape.",
+        description="The only batch shapes to use with `batch_tokens`, for compiled models: `[rows, width]` pairs with "
+        "increasing widths up to `seq_len`. None: any shape.",
     )
     seq_len: Scheduled = Field(
         description="Tokens in a row (T). A row reads T + 1 tokens from the corpus to shift the labels. A list of "
@@ -238,19 +249,19 @@ class LoaderConfig(BaseModel):
     )
     balance: Literal["cost"] | None = Field(
         None,
-        description='Balance the work of ranks with `rows = "pack"` or `"pad"`. `cost`: rows of about equal cost '
-        "follow one another, so that a step costs about the same on every rank. A document of L tokens costs "
-        "a L + b L^2.",
+        description='Balances the work of ranks with `rows = "pack"` or `"pad"`. `cost`: each step takes rows of about '
+        "equal cost, so that all ranks have about the same work. A document of L tokens costs a L + b L^2. None: no "
+        "balancing.",
     )
     balance_cost: tuple[int, int] | None = Field(
         None,
-        description='`[a, b]` of `balance = "cost"`, integers: cost of a token, and of a pair of tokens of a document. '
-        "None: from `hidden_size`, `num_layers` and `vocab_size`.",
+        description='`[a, b]` for `balance = "cost"`, two integers: a is the cost per token, b the cost per pair of '
+        "tokens in a document. None: computed from `hidden_size`, `num_layers` and `vocab_size`.",
     )
     hidden_size: int | None = Field(
-        None, gt=0, lt=2**31, description="Width of the model, with `num_layers` instead of `balance_cost`."
+        None, gt=0, lt=2**31, description="Hidden size of the model. Set it with `num_layers`, or set `balance_cost`."
     )
-    num_layers: int | None = Field(None, gt=0, lt=2**31, description="Layers of the model.")
+    num_layers: int | None = Field(None, gt=0, lt=2**31, description="Number of layers of the model.")
     window_documents: int = Field(
         65536, gt=0, description="Number of documents in a packing window. Documents are packed within their window."
     )
@@ -297,7 +308,7 @@ class LoaderConfig(BaseModel):
     )
     outputs: tuple[str, ...] = Field(
         ("input_ids", "labels"),
-        description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}. With `objective` also "
+        description=f"Fields of a batch: {', '.join(f'`{name}`' for name in OUTPUT_NAMES)}. With `objective`, also "
         f"{', '.join(f'`{name}`' for name in OBJECTIVE_OUTPUTS)}.",
     )
     index_dtype: Literal["int64", "int32"] = Field(
@@ -317,8 +328,8 @@ class LoaderConfig(BaseModel):
 
     objective: Objectives = Field(
         (),
-        description="What is learned of a row, such as masked tokens: a list of tables with `kind`, see Training "
-        "objectives. []: the next token.",
+        description="Training objectives, such as masked language modeling: a list of tables with `kind`. []: "
+        "next-token prediction. See Training objectives.",
     )
 
     rank: int | None = Field(
@@ -377,16 +388,17 @@ class LoaderConfig(BaseModel):
     )
     cache: Literal["process", "node"] = Field(
         "process",
-        description="Where decoded tokens are kept. `process`: each process keeps its own; `node`: the processes of a "
-        "node share them, in memory (/dev/shm) or in `cache_dir`, and `decoded_cache_bytes` is for all of them.",
+        description="Where decoded tokens are kept. `process`: in each process separately; `node`: shared by the "
+        "processes of a node, in memory (/dev/shm) or in `cache_dir`; `decoded_cache_bytes` is then the limit for all "
+        "of them.",
     )
     cache_dir: str | None = Field(
         None,
-        description="Folder on the node for what was fetched or decoded, shared by its processes and by jobs. With "
-        '`order = "blocks"` blocks of files that need no decoding; decoded tokens of those that do.',
+        description="Cache folder on the node, shared by all its processes and jobs. It holds decoded tokens of "
+        'formats that are decoded, and with `order = "blocks"` whole blocks of all other formats. None: no folder.',
     )
     cache_bytes: int = Field(
-        50_000_000_000, gt=0, description='Most bytes in `cache_dir`, such as "50GB", of all processes of the node.'
+        50_000_000_000, gt=0, description='Maximum size of `cache_dir`, such as "50GB", for the whole node.'
     )
     verify_checksums: bool = Field(
         False, description="Verify the checksums recorded in MDS and TFRecord files at the start, which reads all data."
@@ -411,7 +423,7 @@ class LoaderConfig(BaseModel):
         None,
         ge=0,
         description='GPU memory in bytes that the corpus may use with `placement = "auto"`. None: a tenth of the free '
-        "memory. With `device` and `pool`, taking more is an error.",
+        "memory. With `device` and `pool`, needing more is an error.",
     )
     static_buffers: bool = Field(
         False,
@@ -539,7 +551,7 @@ class LoaderConfig(BaseModel):
         if self.keep is not None and self.mixture is None and self.rows == "stream":
             raise ValueError(
                 f'keep = {shown(str(self.keep))} drops and repeats whole documents, but rows = "stream" cuts rows from '
-                'the stream of tokens, across documents: set rows = "pack" or "pad"'
+                'the stream of tokens across documents: set rows = "pack" or "pad"'
             )
         if self.order == "rows" and self.shuffle_window != type(self).model_fields["shuffle_window"].default:
             raise ValueError(
@@ -575,33 +587,33 @@ class LoaderConfig(BaseModel):
     def _check_pool(self) -> None:
         """What `placement = "pool"` cannot hold: anything but windows of one corpus, shuffled by blocks."""
         reasons = {
-            f'order is "{self.order}"': self.order != "blocks",
-            "shuffle is false": not self.shuffle,
-            f'rows is "{self.rows}"': self.rows != "stream",
-            "a mixture has windows of each source": self.mixture is not None,
-            "seq_len is a list": self.changes_length,
-            "objective is set": bool(self.objective),
+            f'order = "{self.order}"': self.order != "blocks",
+            "shuffle = false": not self.shuffle,
+            f'rows = "{self.rows}"': self.rows != "stream",
+            "a mixture": self.mixture is not None,
+            "a list as seq_len": self.changes_length,
+            "an objective": bool(self.objective),
         }
         found = next((reason for reason, is_so in reasons.items() if is_so), None)
         if found is not None:
             raise ValueError(
-                'placement = "pool" keeps windows of one corpus with order = "blocks", rows = "stream" and a fixed '
-                f'seq_len, but {found}: change that, or set placement = "host"'
+                f'placement = "pool" does not work with {found}; it requires one corpus, order = "blocks", shuffle = '
+                'true, rows = "stream", a fixed seq_len, and no objective. Change that, or set placement = "host"'
             )
 
     def _check_cache(self) -> None:
         if self.cache_dir is None and self.cache_bytes != type(self).model_fields["cache_bytes"].default:
-            raise ValueError(f"cache_bytes = {self.cache_bytes:,} is the size of cache_dir: set cache_dir to a folder")
+            raise ValueError(f"cache_bytes = {self.cache_bytes:,} limits cache_dir, which is not set: set cache_dir")
         if self.eager and (self.cache == "node" or self.cache_dir is not None):
             name = 'cache = "node"' if self.cache_dir is None else f"cache_dir = {shown(self.cache_dir)}"
             raise ValueError(
-                f"eager = true keeps the whole corpus in the memory of each process, which {name} avoids: remove one "
-                "of the two"
+                f"eager = true keeps the whole corpus in each process, but {name} shares it among processes: remove "
+                "one of the two"
             )
         if self.reads == "mapped" and self.cache_dir is not None:
             raise ValueError(
-                f'reads = "mapped" reads from the files themselves, and not through cache_dir = '
-                f"{shown(self.cache_dir)}: remove one of the two"
+                f'reads = "mapped" reads the files directly and would bypass cache_dir = {shown(self.cache_dir)}: '
+                "remove one of the two"
             )
 
     def _check_objective(self) -> None:
@@ -615,36 +627,36 @@ class LoaderConfig(BaseModel):
             needed = OUTPUTS[name].needs_objective if name in OUTPUTS else ""
             if needed and needed not in kinds:
                 raise ValueError(
-                    f'outputs: {name} needs an objective of kind = "{needed}", found '
+                    f'outputs: {name} requires an objective with kind = "{needed}", found '
                     f"{', '.join(sorted(kinds)) or 'none'}; add the objective, or remove {name}"
                 )
         users = [entry.kind for entries in (self.objective, *own.values()) for entry in entries if ":" in entry.kind]
         if users and own:
             raise ValueError(
-                f'objective: kind = "{users[0]}" is for all sources together, but mixture.{next(iter(own))} has an '
-                "objective to itself; use one or the other"
+                f'objective: kind = "{users[0]}" applies to all sources, but mixture.{next(iter(own))} sets its own '
+                "objective; remove one of the two"
             )
         if len(self._goldfishes) > 1:
             raise ValueError(
-                'objective: kind = "goldfish" has different k or h in sources of the mixture; use the same in all'
+                'objective: kind = "goldfish" has different k or h in the sources of the mixture; use the same in all '
+                "of them"
             )
         for goldfish in self._goldfishes:
             if self.mtp > goldfish.h:
                 raise ValueError(
-                    f'objective: kind = "goldfish" has h = {goldfish.h}, which must be at least mtp = {self.mtp}'
+                    f'objective: kind = "goldfish" has h = {goldfish.h}, less than mtp = {self.mtp}; use a larger h'
                 )
         learned = self.objectives if self.mixture is None else ()  # else in the configuration of each source
         if "diffusion" in {entry.kind for entry in learned} and "noisy_ids" not in self.outputs:
-            raise ValueError(
-                'objective: kind = "diffusion" writes its inputs to "noisy_ids", which is not in outputs; add it'
-            )
+            raise ValueError('objective: kind = "diffusion" writes the model inputs to "noisy_ids"; add it to outputs')
+        self._check_spans()
         for entry in self.objective:
             if isinstance(entry, Fim) and self.mixture is None:  # else the same
                 self._check_fim(entry)
             if entry.has_own_labels and self.mtp:
                 raise ValueError(
-                    f'objective: kind = "{entry.kind}" learns the ids at their own positions, so it does not work with '
-                    f"mtp = {self.mtp}; remove one of them"
+                    f'objective: kind = "{entry.kind}" predicts each id at its own position, so it does not work with '
+                    f"mtp = {self.mtp}; remove one of the two"
                 )
             mask_id = getattr(entry, "mask_id", getattr(entry, "drop_id", 0))
             if self.vocab_size is not None and mask_id >= self.vocab_size:
@@ -654,7 +666,59 @@ class LoaderConfig(BaseModel):
                 )
             if isinstance(entry, Mlm) and entry.random and self.vocab_size is None:
                 raise ValueError(
-                    'objective: kind = "mlm" draws random ids, which needs vocab_size; set it, or random = 0'
+                    'objective: kind = "mlm" needs vocab_size to draw random ids; set vocab_size, or random = 0'
+                )
+
+    def _check_spans(self) -> None:
+        """What goes with `kind = "spans"`, which every source must have, and in the same way."""
+        found = self._spans
+        if found == {None}:
+            return
+        if len(found) > 1:
+            raise ValueError(
+                'objective: kind = "spans" has other settings in some sources of the mixture, or is missing there; use '
+                "the same in all"
+            )
+        (entry,) = found
+        assert entry is not None
+        conflicts = {
+            f"mtp = {self.mtp}": self.mtp > 0,
+            "context_parallel": self.context_parallel is not None,
+            "length_buckets": self.length_buckets is not None,
+            "a list as seq_len": self.changes_length,
+        }
+        if conflict := next((setting for setting, is_set in conflicts.items() if is_set), None):
+            raise ValueError(f'objective: kind = "spans" does not work with {conflict}; remove one of them')
+        made = [name for name, spec in OUTPUTS.items() if spec.needs_objective == "spans" and not spec.from_plan]
+        if not set(made) & set(self.outputs):
+            raise ValueError(
+                f'objective: kind = "spans" writes corrupted rows to {", ".join(made)}, none of which is in outputs; '
+                "add those that the model reads"
+            )
+        widths = self.span_widths
+        assert widths is not None
+        if widths.spans > entry.num_sentinels:
+            raise ValueError(
+                f'objective: kind = "spans" needs up to {widths.spans:,} sentinels in a row of seq_len = '
+                f"{self.row_len:,}, found num_sentinels = {entry.num_sentinels:,}; add sentinels to the vocabulary, or "
+                "use a shorter seq_len, a lower rate or a larger mean_length"
+            )
+        lowest, highest = entry.sentinel_range(entry.num_sentinels)
+        if lowest < 0:
+            raise ValueError(
+                f'objective: kind = "spans" has {entry.num_sentinels:,} sentinels down from {entry.sentinels:,}, the '
+                f"last of which would be {lowest:,}; set num_sentinels, or sentinel_step = 1"
+            )
+        for name, number in {"sentinels": highest, **entry.ids()}.items():
+            if self.vocab_size is not None and number >= self.vocab_size:
+                raise ValueError(
+                    f'objective: kind = "spans" inserts id {number:,} ({name}), which must be below vocab_size = '
+                    f"{self.vocab_size:,}, the size of the model's vocabulary"
+                )
+            if name not in ("sentinels", "start_id") and lowest <= number <= highest:
+                raise ValueError(
+                    f'objective: kind = "spans": {name} is {number:,}, one of the sentinels {lowest:,} to {highest:,}; '
+                    "use another id"
                 )
 
     def _check_fim(self, entry: Fim) -> None:
@@ -666,13 +730,13 @@ class LoaderConfig(BaseModel):
         shortest = min(values(steps_of(self.seq_len)))
         if shortest < FEWEST_FIM_POSITIONS:
             raise ValueError(
-                f'objective: kind = "fim" needs rows of {FEWEST_FIM_POSITIONS} positions or more, because three of '
-                f"them are sentinels; seq_len = {shortest} is too short"
+                f'objective: kind = "fim" needs rows of at least {FEWEST_FIM_POSITIONS} positions, three of them for '
+                f"sentinels, but seq_len = {shortest}; use a larger seq_len"
             )
         if any(isinstance(other, Goldfish) for other in self.objective):
             raise ValueError(
                 'objective: kind = "goldfish" hashes the ids before a label in its document, which kind = "fim" moves; '
-                "use one of them"
+                "remove one of the two"
             )
         try:
             ids = entry.ids(self.tokenizer)
@@ -720,12 +784,13 @@ class LoaderConfig(BaseModel):
             raise ValueError("length_buckets does not work with mixture, whose batches all have one width: remove it")
         if self.balance is not None:
             raise ValueError(
-                "balance does not work with mixture, which draws the rows of a step from several sources: remove it"
+                "balance does not work with mixture, which draws the rows of a step from several sources: remove "
+                "balance"
             )
         if self.keep is not None:
             raise ValueError(
-                f"keep = {shown(str(self.keep))} does not say which source it belongs to: set keep in the sources of "
-                "mixture"
+                f"keep = {shown(str(self.keep))} applies to one corpus, but the run has a mixture: set keep in "
+                "the sources of mixture"
             )
         if self.loss_masks:
             raise ValueError(
@@ -748,7 +813,8 @@ class LoaderConfig(BaseModel):
         if self.batch_tokens is None:
             if self.batch_shapes is not None:
                 raise ValueError(
-                    f"batch_shapes = {shown(self._shapes)} applies to batch_tokens only: remove it, or set batch_tokens"
+                    f"batch_shapes = {shown(self._shapes)} applies only with batch_tokens: remove it, or set "
+                    "batch_tokens"
                 )
             return
         conflicts = {
@@ -765,7 +831,7 @@ class LoaderConfig(BaseModel):
             "skip_steps in tokens": any(skipped.unit == "tokens" for skipped in self.skip_steps),
         }
         if found := next((setting for setting, is_set in conflicts.items() if is_set), None):
-            advice = 'set rows = "pad"' if found.startswith("rows") else "remove one of them"
+            advice = 'set rows = "pad"' if found.startswith("rows") else "remove one of the two"
             raise ValueError(f"batch_tokens = {self.batch_tokens:,} does not work with {found}: {advice}")
         if self.batch_tokens < self.row_len:
             raise ValueError(
@@ -796,15 +862,16 @@ class LoaderConfig(BaseModel):
         given = [f"{name} = {shown(value)}" for name, value in of_cost.items() if value is not None]
         if self.balance is None:
             if given:
-                raise ValueError(f'{given[0]} applies to balance = "cost" only: remove it, or set balance = "cost"')
+                raise ValueError(f'{given[0]} applies only with balance = "cost": remove it, or set balance = "cost"')
             return
         conflicts = {
             f'rows = "{self.rows}"': self.rows == "stream"
-            and 'whose rows differ little in cost: set rows = "pack" or "pad"',
+            and 'whose rows all cost about the same: set rows = "pack" or "pad"',
             f"length_buckets = {shown(self.length_buckets)}": self.length_buckets is not None
-            and "which decides the order of rows too: remove one of them",
-            "a seq_len list": self.changes_length and "whose windows have rows of several lengths: remove one of them",
-            "shuffle = False": not self.shuffle and "because it decides the order of rows: remove one of them",
+            and "which also decides the order of rows: remove one of the two",
+            "a seq_len list": self.changes_length
+            and "whose windows have rows of several lengths: remove one of the two",
+            "shuffle = False": not self.shuffle and "because it decides the order of rows: remove one of the two",
         }
         for setting, why in conflicts.items():
             if why:
@@ -814,13 +881,13 @@ class LoaderConfig(BaseModel):
         ):
             raise ValueError(
                 'balance = "cost" needs the cost of a document: set hidden_size and num_layers of the model, or '
-                f"balance_cost = [a, b]; found {' and '.join(given) or 'none of them'}"
+                f"balance_cost = [a, b]; found {' and '.join(given) or 'neither'}"
             )
         a, b = self._cost
         if min(a, b) < 0 or a + b == 0 or (a + b * self.row_len) * self.row_len >= 2**62:
             raise ValueError(
-                f"balance_cost = {[a, b]}: expected integers of at least 0, not both 0, such that one document in a "
-                f"row ({self.row_len:,} tokens) costs less than 2^62"
+                f"balance_cost = {[a, b]}: expected integers of at least 0, not both 0, such that a document of "
+                f"{self.row_len:,} tokens (a full row) costs less than 2^62"
             )
 
     def _check_curriculum(self) -> None:
@@ -1015,6 +1082,12 @@ class LoaderConfig(BaseModel):
         return next((entry for entry in self.objectives if isinstance(entry, Goldfish)), None)
 
     @property
+    def span_widths(self) -> SpanWidths | None:
+        """Room for a row of the `objective` of kind "spans"; None without."""
+        entry = next(iter(self._spans))  # all sources have the same
+        return None if entry is None else entry.widths(self.row_len, is_full=self._row_modes == {"stream"})
+
+    @property
     def weights(self) -> dict[str, Fraction | Literal["size"]]:
         """The weights at the start, by source; empty without a mixture."""
         return {name: source.weight for name, source in (self.mixture or {}).items()}
@@ -1023,6 +1096,13 @@ class LoaderConfig(BaseModel):
     def _row_modes(self) -> set[str]:
         """The values of `rows`, those of all sources of a mixture."""
         return {self.rows} if self.mixture is None else {source.rows or self.rows for source in self.mixture.values()}
+
+    @property
+    def _spans(self) -> set[Spans | None]:
+        """The different entries of this kind, of all sources of a mixture; None stands for those without."""
+        of_sources = [source.objective for source in (self.mixture or {}).values()] or [None]
+        entries = [self.objective if own is None else own for own in of_sources]
+        return {next((entry for entry in own if isinstance(entry, Spans)), None) for own in entries}
 
     @property
     def _goldfishes(self) -> set[Goldfish]:

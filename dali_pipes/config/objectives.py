@@ -10,6 +10,7 @@ kind is a class here, in `KINDS`.
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +33,15 @@ from pydantic import (
 )
 
 from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
+from dali_pipes.config.span_counts import SpanWidths, span_widths
 from dali_pipes.config.validators import as_value_error, shown
-from dali_pipes.config.vocabulary import id_of
+from dali_pipes.config.vocabulary import id_of, vocabulary_of
 from dali_pipes.errors import ConfigError
 
 WHOLE = 2**32
-"""The threshold that every draw of 32 bits is below."""
+"""Exclusive upper bound of a 32-bit draw."""
+
+_LARGEST_TERM = 2**31
 
 FEWEST_FIM_POSITIONS = 8
 """Of a row: three sentinels, three tokens, and the ids that begin and end a document."""
@@ -49,7 +53,7 @@ _EXPECTED = 'expected a list of tables with kind, such as [{kind = "mlm", mask_i
 def _share(value: Any) -> Fraction:
     number: Fraction = parse_fraction(value)
     if not 0 <= number <= 1:
-        raise ValueError(f"must be at least 0 and at most 1, found {shown(value)}")
+        raise ValueError(f"expected a number from 0 to 1, found {shown(value)}")
     return number
 
 
@@ -71,7 +75,7 @@ def _rates(value: Any) -> RateSteps:
         at = parse_count(entry[0])
         if isinstance(at, bool) or not isinstance(at, int) or at < 0 or (at <= steps[-1][0] if steps else at > 0):
             raise ValueError(
-                f"{shown(entry)}: expected tokens that rise from 0 in the first entry, found {shown(entry[0])}"
+                f"{shown(entry)}: expected token counts that start at 0 and increase, found {shown(entry[0])}"
             )
         steps.append((at, _share(entry[1])))
     if not steps:
@@ -127,12 +131,14 @@ class Objective(BaseModel):
 
 
 class _Masking(Objective):
-    """What hides ids behind one for a mask, and learns them."""
+    """Replaces ids with a mask id and learns the originals."""
 
     changes_inputs = has_own_labels = True
 
-    mask_id: Id = Field(description="Id that replaces a masked one. It is never chosen where it is in the data.")
-    special_ids: tuple[Id, ...] = Field((), description="Ids that are never chosen, such as those around documents.")
+    mask_id: Id = Field(
+        description="Id that replaces a masked token. Tokens that are already this id are never chosen."
+    )
+    special_ids: tuple[Id, ...] = Field((), description="Ids that are never chosen, such as start and end ids.")
 
 
 class Mlm(_Masking):
@@ -141,21 +147,22 @@ class Mlm(_Masking):
     kind: Literal["mlm"]
     rate: Rates = Field(
         ((0, Fraction(3, 20)),),
-        description="Share of the tokens that are chosen, or a list of [tokens of the run, share].",
+        description="Fraction of the tokens to choose, or a list of [tokens of the run, fraction].",
     )
-    random: Share = Field(Fraction(1, 10), description="Share of the chosen ones that become a random id.")
-    keep: Share = Field(Fraction(1, 10), description="Share of the chosen ones that stay as they are.")
+    random: Share = Field(Fraction(1, 10), description="Fraction of the chosen tokens that become a random id.")
+    keep: Share = Field(Fraction(1, 10), description="Fraction of the chosen tokens that stay unchanged.")
     words: str | None = Field(
         None,
-        description="Choose whole words: a `tokenizer.json`, or a `.npy` or `.json` file with 1 for each id that "
-        "begins a word, else 0.",
+        description="File for choosing whole words: a `tokenizer.json`, or a `.npy` or `.json` list with 1 for each id "
+        "that begins a word and 0 for all others. None: choose single tokens.",
     )
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
         if self.random + self.keep > 1:
             raise ValueError(
-                f"random = {plain_fraction(self.random)} and keep = {plain_fraction(self.keep)} add up to more than 1"
+                f"random = {plain_fraction(self.random)} and keep = {plain_fraction(self.keep)} add up to more than 1; "
+                "lower one of them"
             )
         return self
 
@@ -170,9 +177,7 @@ class Diffusion(_Masking):
     """Masked diffusion: Sahoo et al., "MDLM", 2024; Nie et al., "Large Language Diffusion Models", 2025."""
 
     kind: Literal["diffusion"]
-    min_rate: Share = Field(
-        Fraction(1, 1000), description="Smallest share of masked tokens in a row; the largest is 1."
-    )
+    min_rate: Share = Field(Fraction(1, 1000), description="Lowest masking rate of a row; the highest is 1.")
 
 
 class Drop(Objective):
@@ -181,8 +186,8 @@ class Drop(Objective):
     changes_inputs = True
 
     kind: Literal["drop"]
-    rate: Rates = Field(description="Share of the inputs that are replaced, or a list of [tokens of the run, share].")
-    drop_id: Id = Field(description="Id that replaces a dropped one, such as that for unknown text. Labels stay.")
+    rate: Rates = Field(description="Fraction of the inputs to replace, or a list of [tokens of the run, fraction].")
+    drop_id: Id = Field(description="Id that replaces a dropped token, such as the unknown token.")
     special_ids: tuple[Id, ...] = Field((), description="Ids that are never dropped.")
 
 
@@ -190,31 +195,34 @@ class Prefix(Objective):
     """Prefix language modeling: Raffel et al., "T5", 2019."""
 
     kind: Literal["prefix"]
-    shortest: Share = Field(Fraction(0), description="Shortest prefix, as a share of the tokens in a row.")
-    longest: Share = Field(Fraction(1), description="Longest prefix, as a share of the tokens in a row.")
+    shortest: Share = Field(Fraction(0), description="Shortest prefix, as a fraction of the tokens in a row.")
+    longest: Share = Field(Fraction(1), description="Longest prefix, as a fraction of the tokens in a row.")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.shortest > self.longest:
             raise ValueError(
-                f"shortest = {plain_fraction(self.shortest)} is above longest = {plain_fraction(self.longest)}"
+                f"shortest = {plain_fraction(self.shortest)} is greater than longest = {plain_fraction(self.longest)}; "
+                "swap them, or change one"
             )
         return self
 
 
 class Goldfish(Objective):
-    """Labels that are never learned, so that text cannot be recited: Hans et al., "Goldfish Loss", 2024."""
+    """Labels that are never learned, so that the model cannot recite text: Hans et al., "Goldfish Loss", 2024."""
 
     kind: Literal["goldfish"]
-    k: int = Field(4, ge=2, lt=2**31, description="One label in k is ignored.")
-    h: int = Field(13, ge=1, le=256, description="Ids before a label, in its document, that decide whether it is.")
+    k: int = Field(4, ge=2, lt=2**31, description="Ignore one label in k.")
+    h: int = Field(
+        13, ge=1, le=256, description="Number of ids before a label, in its document, that decide whether to ignore it."
+    )
 
 
 def _token(value: Any) -> int | str:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise ValueError(f"must be an id, or a string of the vocabulary, found {shown(value)}")
+        raise ValueError(f"expected an id, or a string in the vocabulary, found {shown(value)}")
     return value
 
 
@@ -241,20 +249,21 @@ class Fim(Objective):
     """Fill in the middle: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", 2022."""
 
     kind: Literal["fim"]
-    rate: Share = Field(Fraction(1, 2), description="Share of the documents that are rearranged.")
+    rate: Share = Field(Fraction(1, 2), description="Fraction of the documents to rearrange.")
     spm: Share = Field(
-        Fraction(1, 2), description="Share of these in which the suffix comes before the prefix (SPM), not after (PSM)."
+        Fraction(1, 2),
+        description="Fraction of these with the suffix before the prefix (SPM) instead of after it (PSM).",
     )
     tokens: Annotated[FimTokens, BeforeValidator(_table)] = Field(
-        description="Sentinels before the parts: a table with `prefix`, `middle` and `suffix`, each an id or a string."
+        description="Sentinels: a table with `prefix`, `middle` and `suffix`, each an id or a string."
     )
     level: Literal["piece", "document"] = Field(
         "piece",
-        description="What is rearranged of a document that is split. `piece`: each of its pieces apart; `document`: "
-        "the whole document, before it is split.",
+        description="What to rearrange if a document is split. `piece`: each piece separately; `document`: the whole "
+        "document, before it is split.",
     )
     tokenizer: str | None = Field(
-        None, description="A `tokenizer.json` with the strings in `tokens`. None: the `tokenizer` of the loader."
+        None, description="A `tokenizer.json` that contains the strings in `tokens`. None: the loader's `tokenizer`."
     )
 
     def ids(self, tokenizer: str | None) -> tuple[int, int, int]:
@@ -278,6 +287,119 @@ class Fim(Objective):
         return about
 
 
+def _part_of_row(value: Any) -> Fraction:
+    number: Fraction = _small_fraction(value)
+    if not 0 < number < 1:
+        raise ValueError(f"must be above 0 and below 1, found {shown(value)}")
+    return number
+
+
+def _mean_length(value: Any) -> Fraction | Literal["end"]:
+    if value == "end":
+        return "end"
+    number: Fraction = _small_fraction(value)
+    if number < 1:
+        raise ValueError(f'must be at least 1, or "end", found {shown(value)}')
+    return number
+
+
+def _small_fraction(value: Any) -> Fraction:
+    """One whose products with lengths of rows have 63 bits."""
+    number: Fraction = parse_fraction(value)
+    if number.numerator >= _LARGEST_TERM or number.denominator >= _LARGEST_TERM:
+        raise ValueError(f"must have at most 9 decimals, found {shown(value)}")
+    return number
+
+
+def _weight(value: Any) -> Fraction:
+    number: Fraction = parse_fraction(value)
+    if number <= 0:
+        raise ValueError(f"must be above 0, found {shown(value)}")
+    return number
+
+
+class Denoiser(BaseModel):
+    """One way of `Spans`: how much is taken out of a row, in spans of which length."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    rate: Annotated[Fraction, PlainValidator(_part_of_row), PlainSerializer(plain_fraction)] = Fraction(3, 20)
+    mean_length: Annotated[
+        Fraction | Literal["end"],
+        PlainValidator(_mean_length),
+        PlainSerializer(lambda length: length if length == "end" else plain_fraction(length), return_type=Any),
+    ] = Fraction(3)
+    mode_token: Id | None = None
+    weight: Annotated[Fraction, PlainValidator(_weight), PlainSerializer(plain_fraction)] = Fraction(1)
+
+    @property
+    def mean(self) -> Fraction | None:
+        """None: one span, at the end of the row."""
+        return None if isinstance(self.mean_length, str) else self.mean_length
+
+    def plain(self) -> dict[str, Any]:
+        """As a configuration spells it; rate and mean length always."""
+        given = self.model_dump(mode="json", exclude_none=True)
+        return {name: value for name, value in given.items() if name != "weight" or value != 1}
+
+
+def _denoisers(value: Any) -> Any:
+    value = [value] if isinstance(value, Mapping) else value
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"expected a list of tables such as [{{rate = 0.15, mean_length = 3}}], found {shown(value)}")
+    return value
+
+
+class Spans(Objective):
+    """Span corruption: Raffel et al., "T5", 2019; with several denoisers: Tay et al., "UL2", 2022."""
+
+    kind: Literal["spans"]
+    validation: Literal[True] = Field(True, description="Rows for validation are corrupted, too.")
+    sentinels: Id = Field(description="Id of the sentinel of the first span of a row, such as 32099 for T5.")
+    sentinel_step: Literal[-1, 1] = Field(
+        -1, description="Step from each sentinel to the next: -1 counts down, as in T5; 1 counts up."
+    )
+    num_sentinels: int = Field(100, ge=1, lt=2**31, description="Sentinels in the vocabulary.")
+    denoisers: Annotated[
+        tuple[Denoiser, ...],
+        BeforeValidator(_denoisers),
+        PlainSerializer(lambda own: [one.plain() for one in own], return_type=Any),
+    ] = Field(
+        (Denoiser(),),
+        description="Tables, one of which is drawn for each row: `rate`, the fraction of tokens to remove; "
+        '`mean_length` of a span, or "end" for one span at the end of the row; `mode_token`, an id before the inputs; '
+        "and `weight`, the relative frequency.",
+    )
+    start_id: Id | None = Field(None, description="First id of `decoder_input_ids`. None: `pad_id`, as for T5.")
+    end_id: Id | None = Field(
+        None, description="Id after the inputs of the encoder and after the targets, such as 1 for T5. None: no id."
+    )
+
+    def widths(self, seq_len: int, *, is_full: bool) -> SpanWidths:
+        """Room for a row of seq_len tokens, if it `is_full`; else of 1 to seq_len."""
+        lengths = np.arange(seq_len if is_full else 1, seq_len + 1, dtype=np.int64)
+        ways = [(own.rate, own.mean, own.mode_token is not None) for own in self.denoisers]
+        return span_widths(lengths, ways, has_end=self.end_id is not None)
+
+    @property
+    def thresholds(self) -> list[int]:
+        """A draw of 32 bits chooses the first denoiser whose threshold it is below."""
+        weights = [own.weight for own in self.denoisers]
+        shares = [total / sum(weights) for total in itertools.accumulate(weights)]
+        return list(map(threshold, shares))
+
+    def sentinel_range(self, count: int) -> tuple[int, int]:
+        """Lowest and highest id of the first `count` sentinels."""
+        last = self.sentinels + self.sentinel_step * (count - 1)
+        return min(self.sentinels, last), max(self.sentinels, last)
+
+    def ids(self) -> dict[str, int]:
+        """Other ids that it inserts, by setting."""
+        own = {"start_id": self.start_id, "end_id": self.end_id}
+        own |= {f"denoisers[{number}].mode_token": way.mode_token for number, way in enumerate(self.denoisers)}
+        return {name: number for name, number in own.items() if number is not None}
+
+
 class Users(Objective):
     """A function of the user's."""
 
@@ -295,6 +417,7 @@ KINDS: dict[str, type[Objective]] = {
     "prefix": Prefix,
     "goldfish": Goldfish,
     "fim": Fim,
+    "spans": Spans,
 }
 """By the value of `kind`; others are functions, "module:function"."""
 
@@ -317,14 +440,17 @@ def parse_objectives(value: Any) -> tuple[Objective, ...]:
     for number, entry in enumerate(entries):
         if any(entry.kind == other.kind for other in entries[:number]):
             raise ValueError(f'kind = "{entry.kind}" is listed twice; list each kind once')
+    if len(entries) > 1 and any(isinstance(entry, Spans) for entry in entries):
+        other = next(entry for entry in entries if not isinstance(entry, Spans))
+        raise ValueError(f'kind = "spans" does not go with kind = "{other.kind}"; use one of the two')
     alone = next((entry for entry in entries if entry.has_own_labels), None)
     changing = [entry for entry in entries if entry.changes_inputs]
     labels = [entry for entry in entries if isinstance(entry, Prefix | Goldfish)]
-    other = next((entry for entry in (*changing, *labels) if entry is not alone), None)
-    if alone is not None and other is not None:
+    conflict = next((entry for entry in (*changing, *labels) if entry is not alone), None)
+    if alone is not None and conflict is not None:
         raise ValueError(
-            f'kind = "{alone.kind}" sets the labels of a row, so it does not go with kind = "{other.kind}"; use one of '
-            "the two"
+            f'kind = "{alone.kind}" sets the labels of a row, so it cannot be combined with kind = "{conflict.kind}"; '
+            "remove one of the two"
         )
     return entries
 
@@ -338,7 +464,7 @@ def _parsed(entry: Any) -> Objective:
     model = KINDS.get(kind, Users if _USERS_KIND.fullmatch(kind) else None)
     if model is None:
         raise ValueError(
-            f"kind = {shown(kind)} is not known; expected one of {', '.join(KINDS)}, or a function of yours as "
+            f"unknown kind = {shown(kind)}; expected one of {', '.join(KINDS)}, or your own function as "
             '"module:function"'
         )
     try:
@@ -347,11 +473,12 @@ def _parsed(entry: Any) -> Objective:
         found = error.errors()[0]
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
-            known = ", ".join(name for name in model.model_fields if name != "kind")
-            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"; it has {known}') from None
+            known = "; known settings: " + ", ".join(name for name in model.model_fields if name != "kind")
+            known *= len(found["loc"]) == 1  # else it is in a table of the kind's settings
+            raise ValueError(f'unknown setting {shown(name)} of kind = "{kind}"{known}') from None
         text = str(found["msg"]).removeprefix("Value error, ")
         if found["type"] == "missing":
-            raise ValueError(f'kind = "{kind}" needs {name}') from None
+            raise ValueError(f'kind = "{kind}" requires {name}; set it') from None
         where = f'kind = "{kind}"' + f": {name}" * bool(name)
         is_ours = found["type"] == "value_error"
         raise ValueError(f"{where}: {text}" + f", found {shown(found['input'])}" * (not is_ours)) from None
@@ -362,6 +489,8 @@ def plain_default(model: type[Objective], name: str) -> Any:
     default = model.model_fields[name].default
     if isinstance(default, Fraction):
         return plain_fraction(default)
+    if isinstance(default, tuple) and default and isinstance(default[0], Denoiser):
+        return [own.plain() for own in default]
     is_rates = isinstance(default, tuple) and default and isinstance(default[0], tuple)
     return _plain_rates(default) if is_rates else default
 
@@ -382,8 +511,15 @@ def _entry_text(entry: Objective) -> str:
 
 
 def _settings_text(settings: Mapping[str, Any]) -> str:
-    texts = {name: f"{{{_settings_text(v)}}}" if isinstance(v, Mapping) else v for name, v in settings.items()}
-    return ", ".join(f"{name} = {text}" for name, text in texts.items())
+    return ", ".join(f"{name} = {_value_text(value)}" for name, value in settings.items())
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{_settings_text(value)}}}"
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return f"[{', '.join(map(_value_text, value))}]"
+    return str(value)
 
 
 def threshold(share: Fraction) -> int:
@@ -424,14 +560,10 @@ def _word_starts(file: Path, changed_ns: int, size: int) -> npt.NDArray[np.uint8
 
 
 def _starts_of_vocabulary(file: Path, tokenizer: Mapping[str, Any]) -> list[int]:
-    model = tokenizer.get("model")
-    pieces = model.get("vocab") if isinstance(model, Mapping) else None
-    if isinstance(pieces, list):  # of a Unigram model: pieces and their scores
-        pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
-    if not isinstance(pieces, Mapping) or not pieces:
-        raise ConfigError(f"objective: words = {str(file)!r}: not a tokenizer.json: it does not contain model.vocab")
-    ids = {text: int(number) for text, number in pieces.items()}
-    added = {str(entry["content"]): int(entry["id"]) for entry in tokenizer.get("added_tokens", ())}
+    try:
+        ids, added = vocabulary_of(tokenizer)
+    except ValueError as error:
+        raise ConfigError(f"objective: words = {str(file)!r}: not a tokenizer.json: {error}") from error
     starts = [1] * (max((*ids.values(), *added.values())) + 1)
     marks = tuple(mark for mark in ("Ġ", "▁") if any(text.startswith(mark) for text in ids))
     for text, number in ids.items():

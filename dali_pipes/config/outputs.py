@@ -4,6 +4,7 @@
     POSITIONS       (B, T), labels (B, T, mtp) where mtp > 0            the rows' tokens, by a kernel
     SEGMENT_BOUNDS  (B * T + 1,) int32: `cu_seqlens`                    the same
     ROWS            (B,)                                                the plan
+    ENCODER, DECODER, CAUSAL    (B, positions), as `SpanWidths` say     the rows' tokens, by a kernel
     NUMBER          a Python int, known before any work is queued       the plan
 
 A new field needs a line here, what makes it, and its test.
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from dali_pipes.config.span_counts import SpanWidths
+
 
 class Axes(Enum):
     """What a field has an entry for."""
@@ -23,6 +26,10 @@ class Axes(Enum):
     SEGMENT_BOUNDS = "one entry per segment of the batch, in an array of fixed length"
     ROWS = "one entry per row"
     ROW_TABLE = "one line per row, which only kernels read"
+    ENCODER = "one entry per position of a corrupted row"
+    DECODER = "one entry per position of what was taken out of a row"
+    CAUSAL = "one entry per position of both, one after the other"
+    SPAN_TABLE = "one line per row, which only kernels read, with two entries per span"
     NUMBER = "one integer, on the host"
 
 
@@ -53,13 +60,19 @@ class OutputSpec:
     @property
     def from_plan(self) -> bool:
         """Whether no kernel makes it: it is known as soon as the rows are planned."""
-        return self.axes in (Axes.ROWS, Axes.ROW_TABLE, Axes.NUMBER)
+        return self.axes in (Axes.ROWS, Axes.ROW_TABLE, Axes.SPAN_TABLE, Axes.NUMBER)
 
-    def shape(self, rows: int, width: int, batch_size: int, mtp: int) -> tuple[int, ...]:
+    def shape(
+        self, rows: int, width: int, batch_size: int, mtp: int, spans: SpanWidths | None = None
+    ) -> tuple[int, ...]:
         """Shape of the array for `rows` rows of `width` positions, in batches of which the last may be partial.
 
         `SEGMENT_BOUNDS` have a line for each batch, as long for a partial batch as for a whole one.
+        spans: of the objective of this kind
         """
+        if spans is not None and self.axes in (Axes.ENCODER, Axes.DECODER, Axes.CAUSAL, Axes.SPAN_TABLE):
+            of_spans = {Axes.ENCODER: spans.encoder, Axes.DECODER: spans.decoder, Axes.CAUSAL: spans.causal}
+            return rows, of_spans.get(self.axes, SPAN_COLUMNS + 2 * spans.spans)
         if self.axes is Axes.ROWS:
             return (rows,)
         if self.axes is Axes.ROW_TABLE:
@@ -77,6 +90,12 @@ ROW_COLUMNS = 5
 
 ROW_TABLE = "row_table"
 """The name of that table, which is not a field of a batch."""
+
+SPAN_COLUMNS = 2
+"""Of the table that `corrupted_spans` reads, before those of spans."""
+
+SPAN_TABLE = "span_table"
+"""The name of that table."""
 
 OUTPUTS = {
     spec.name: spec
@@ -133,7 +152,7 @@ OUTPUTS = {
         OutputSpec(
             "noisy_ids",
             Axes.POSITIONS,
-            "with `objective` of kind `diffusion`: `input_ids` with the masked ones replaced",
+            "with an objective of kind `diffusion`: `input_ids` with the masked ids replaced",
             needs_objective="diffusion",
         ),
         OutputSpec(
@@ -146,16 +165,28 @@ OUTPUTS = {
         OutputSpec(
             "p_mask",
             Axes.ROWS,
-            "with `diffusion`: the chance of each token of the row to be masked, float32",
+            "with `diffusion`: masking rate of the row, float32",
             np.dtype(np.float32),
             needs_objective="diffusion",
         ),
         OutputSpec(
             "prefix_lengths",
             Axes.ROWS,
-            "with `objective` of kind `prefix`: tokens in the prefix of each row",
+            "with an objective of kind `prefix`: number of tokens in the prefix of the row",
             _INT64,
             needs_objective="prefix",
+        ),
+        *(
+            OutputSpec(name, axes, f"with `objective` of kind `spans`: {description}", dtype, needs_objective="spans")
+            for name, axes, description, dtype in (
+                ("encoder_ids", Axes.ENCODER, "the row, each span replaced by a sentinel; pad_id after it", None),
+                ("encoder_lengths", Axes.ROWS, "ids in each row of `encoder_ids`", _INT64),
+                ("decoder_input_ids", Axes.DECODER, "`start_id`, then the targets without the last", None),
+                ("decoder_labels", Axes.DECODER, "targets: each sentinel and its span; -100 after them", None),
+                ("decoder_lengths", Axes.ROWS, "targets of each row", _INT64),
+                ("causal_ids", Axes.CAUSAL, "corrupted row and targets, one after the other; pad_id after them", None),
+                ("causal_labels", Axes.CAUSAL, "the targets in `causal_ids`, and -100; as `label_shift` says", None),
+            )
         ),
         OutputSpec(
             "num_segments",
@@ -166,6 +197,9 @@ OUTPUTS = {
             with_field="cu_seqlens",
         ),
         OutputSpec(ROW_TABLE, Axes.ROW_TABLE, "keys, lengths and rates of rows", _INT64, with_field=ROW_TABLE),
+        OutputSpec(
+            SPAN_TABLE, Axes.SPAN_TABLE, "where the spans of rows are", np.dtype(np.int32), with_field=SPAN_TABLE
+        ),
     )
 }
 """By name, in the order in which messages list them."""

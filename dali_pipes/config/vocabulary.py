@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def id_of(token: str, tokenizer: str | None) -> int:
@@ -27,13 +28,22 @@ def id_of(token: str, tokenizer: str | None) -> int:
 def _vocabulary(file: Path, changed_ns: int) -> dict[str, int]:
     try:
         tokenizer = json.loads(file.read_bytes())
+        ids, added = vocabulary_of(tokenizer)
     except ValueError as error:
         raise ValueError(f"tokenizer = {str(file)!r}: not a tokenizer.json: {error}") from error
+    return {**ids, **added}
+
+
+def vocabulary_of(tokenizer: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """The ids of the pieces of words, and of the added tokens, by text. ValueError without a vocabulary.
+
+    tokenizer: the content of a `tokenizer.json`
+    """
     model = tokenizer.get("model") if isinstance(tokenizer, Mapping) else None
     pieces = model.get("vocab") if isinstance(model, Mapping) else None
     if isinstance(pieces, list):  # of a Unigram model: pieces and their scores
         pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
     if not isinstance(pieces, Mapping) or not pieces:
-        raise ValueError(f"tokenizer = {str(file)!r}: not a tokenizer.json: it does not contain model.vocab")
+        raise ValueError("it does not contain model.vocab")
     added = {str(entry["content"]): int(entry["id"]) for entry in tokenizer.get("added_tokens", ())}
-    return {**{str(text): int(number) for text, number in pieces.items()}, **added}
+    return {str(text): int(number) for text, number in pieces.items()}, added

@@ -2,30 +2,38 @@
 
 pieces            block 7 ×2      block 3           block 9 ×1
 in the cache      copied                            copied
+on the way                        only the pieces are read, as without a cache, while there are bytes to spare
 not there                         fetched, by this process or by the one that is already fetching it
 no room                           only the pieces are read, as without a cache
+
+Blocks are on the way from a little before they are needed (`BlocksAhead`). Those that are read in pieces all the same,
+at a start with an empty cache above all, are transferred twice in part: at most `_SPARE_PART` of the corpus.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.block_grid import BlockGrid, Int64Array
+from dali_pipes.corpus.blocks_ahead import BlocksAhead
 from dali_pipes.monitoring.stats import CacheStats
 from dali_pipes.runtime.threads import ReaderThreads
 from dali_pipes.storage.eviction import Entry
 from dali_pipes.storage.linux_aio import runs_of_equal
-from dali_pipes.storage.node_cache import Found, NodeCache, entry_of
+from dali_pipes.storage.node_cache import Ahead, Found, NodeCache, entry_of
 
 Read: TypeAlias = Callable[[Int64Array, Int64Array, Int64Array, npt.NDArray[Any]], None]
 
 _FETCHES = 8
 """Blocks that are fetched at the same time; a block of 8 MiB keeps a line busy for long."""
+_SPARE_PART = 100
+"""Processes of a node together read this part of the corpus in pieces of blocks that are on the way."""
 
 
 class _Pieces(NamedTuple):
@@ -43,15 +51,20 @@ class _Pieces(NamedTuple):
 class BlockReads:
     """Reads of one corpus. Safe for several threads.
 
-    key:  of the content of the corpus
-    read: reads pieces without the cache, as `Corpus.read_pieces`
+    key:     of the content of the corpus
+    read:    reads pieces without the cache, as `Corpus.read_pieces`
+    sharers: processes of the node that read this corpus
     """
 
-    def __init__(self, cache: NodeCache, grid: BlockGrid, key: str, dtype: np.dtype[Any], read: Read) -> None:
+    def __init__(
+        self, cache: NodeCache, grid: BlockGrid, key: str, dtype: np.dtype[Any], read: Read, sharers: int
+    ) -> None:
         self._cache, self._grid, self._key, self._dtype, self._read = cache, grid, key, dtype, read
-        self._lock = threading.Lock()  # of the next one
+        self._lock = threading.Lock()  # of the next one, and of the bytes to spare
         self._threads: ReaderThreads | None = None
         self._all_bytes = (grid.end - grid.first) * dtype.itemsize
+        self._spare_bytes = self._all_bytes // _SPARE_PART // sharers
+        self._ahead = BlocksAhead(self._make_ahead)
 
     def read(self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
         """As `Corpus.read_pieces`. Only this thread writes to `out`."""
@@ -59,9 +72,11 @@ class BlockReads:
         view, size = out.data.cast("B"), self._dtype.itemsize
         missing: list[tuple[Entry, _Pieces]] = []
         for here in _by_block(pieces):
-            entry = self._entry(int(here.blocks[0]))
+            entry = self._entry(block := int(here.blocks[0]))
             found = self._cache.find(entry)
-            if found is None:
+            if found is None and self._ahead.is_on_the_way(block) and self._spare(int(here.lengths.sum()) * size):
+                uncached.append(here)
+            elif found is None:
                 missing.append((entry, here))
             elif not _copied(found, entry, here, view, size):
                 uncached.append(here)
@@ -72,12 +87,17 @@ class BlockReads:
             self._cache.add(self._key, fetched_bytes=int(columns.lengths.sum()) * size)
             self._read(*columns[:3], out)
 
+    def fetch_ahead(self, blocks: Sequence[int], owner: object) -> None:
+        """Put blocks into the cache from now on, as far as there is room, while `owner` exists. Does not block."""
+        self._ahead.want(blocks, owner)
+
     def stats(self) -> CacheStats:
         """Does not block for long."""
         return self._cache.stats(self._key, self._all_bytes)
 
     def close(self) -> None:
         """End the threads; the cache belongs to the loader. Idempotent."""
+        self._ahead.close()
         if self._threads is not None:
             self._threads.stop()
 
@@ -133,12 +153,25 @@ class BlockReads:
         return left
 
     def _fetch(self, entry: Entry) -> "Found | memoryview | None":
-        def fetch() -> memoryview:
-            ids = np.empty(entry.end - entry.begin, self._dtype)
-            self._read(np.array([entry.begin]), np.array([len(ids)]), np.zeros(1, np.int64), ids)
-            return ids.data.cast("B")
+        return self._cache.find_or_make(entry, partial(self._bytes_of, entry))
 
-        return self._cache.find_or_make(entry, fetch)
+    def _make_ahead(self, block: int) -> Ahead:
+        entry = self._entry(block)
+        if entry.begin == entry.end:  # of empty documents: nobody asks for it
+            return Ahead.THERE
+        return self._cache.make_ahead(entry, partial(self._bytes_of, entry))
+
+    def _bytes_of(self, entry: Entry) -> memoryview:
+        ids = np.empty(entry.end - entry.begin, self._dtype)
+        self._read(np.array([entry.begin]), np.array([len(ids)]), np.zeros(1, np.int64), ids)
+        return ids.data.cast("B")
+
+    def _spare(self, num_bytes: int) -> bool:
+        """Whether so many bytes may be read that will be read again; they then count."""
+        with self._lock:
+            is_left = num_bytes <= self._spare_bytes
+            self._spare_bytes -= num_bytes * is_left
+        return is_left
 
 
 def _by_block(pieces: _Pieces) -> Iterator[_Pieces]:

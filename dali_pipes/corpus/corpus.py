@@ -202,14 +202,27 @@ class Corpus(ShownAsTable):
         if self.loss_mask is not None:
             self.loss_mask.stored.share_decoded(cache)
 
-    def read_by_blocks(self, cache: NodeCache, grid: BlockGrid) -> None:
-        """Read rows and pieces from now on through the cache of the node, block by block. Does not block."""
+    def read_by_blocks(self, cache: NodeCache, grid: BlockGrid, sharers: int = 1) -> None:
+        """Read rows and pieces from now on through the cache of the node, block by block. Does not block.
+
+        sharers: processes of the node that do so
+        """
         assert self._generate is None, "a formula is not worth keeping"
         assert self._is_decoded is None, "decoded chunks are kept instead"
-        self._blocks = BlockReads(cache, grid, self.content_key, self.dtype, self._read_files)
+        self._blocks = BlockReads(cache, grid, self.content_key, self.dtype, self._read_files, sharers)
         mask = self.loss_mask
         if mask is not None and mask.covers_all and not mask.stored.needs_decoding:
-            mask.stored.read_by_blocks(cache, grid)
+            mask.stored.read_by_blocks(cache, grid, sharers)
+
+    def fetch_ahead(self, blocks: Sequence[int], owner: object) -> None:
+        """Put blocks of that grid into the cache, in this order, as far as there is room, while `owner` exists.
+
+        Does not wait for them.
+        """
+        if self._blocks is not None:
+            self._blocks.fetch_ahead(blocks, owner)
+        if self.loss_mask is not None:
+            self.loss_mask.stored.fetch_ahead(blocks, owner)
 
     def node_keys(self) -> Iterator[tuple[str, bool]]:
         """The content keys of what is in the cache of the node, and whether its positions are those of the ids."""

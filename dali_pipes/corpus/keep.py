@@ -71,7 +71,7 @@ class Keep:
         if len(self.copies) != num_documents:
             raise CorpusFormatError(
                 f"keep: {self.path} has {counted(len(self.copies), 'number')}, but the corpus has "
-                f"{counted(num_documents, 'document')}; write one number for each document, empty ones included"
+                f"{counted(num_documents, 'document')}; write one number for each document, including empty documents"
             )
 
 
@@ -109,7 +109,7 @@ def _of_text(file: ByteFile) -> Copies:
         except (ValueError, OverflowError):
             shown = text[:40].decode("utf-8", "replace")
             raise CorpusFormatError(
-                f"keep: line {line + 1:,} of {file.path} is {shown!r}; expected an integer in each line, or a .npy "
+                f"keep: line {line + 1:,} of {file.path} is {shown!r}; expected one integer per line, or a .npy "
                 "file of integers"
             ) from None
     return _checked(file, numbers, 1, "line").astype(np.uint8)

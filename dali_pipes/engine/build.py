@@ -334,7 +334,7 @@ def make_objectives(
     ):
         return None, None
     users = [entry for entry in config.objectives if isinstance(entry, Users)]
-    transforms = Transforms.of(sources, users, config.vocab_size)
+    transforms = Transforms.of(sources, users, config.vocab_size, config.pad_id)
     if transforms is None:
         return None, None
     tokens_before = None
@@ -349,6 +349,7 @@ def make_objectives(
         strata_key=partial(order_key, "objective strata", config.seed),
         row_len=config.row_len,
         tokens_before=tokens_before,
+        span_widths=config.span_widths,
     )
     return draws, transforms
 
@@ -381,6 +382,7 @@ def make_outputs(
         transforms=transforms,
         has_loss_mask=source.has_loss_mask,
         goldfish=next((own.goldfish for own in config.sources.values() or (config,) if own.goldfish is not None), None),
+        span_widths=config.span_widths,
     )
 
 

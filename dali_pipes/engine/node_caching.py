@@ -1,6 +1,8 @@
-"""The cache of the node for a loader: which of its corpora use it, and telling other processes when they need what.
+"""The cache of the node for a loader: which of its corpora use it, telling other processes when they need what, and
+fetching the blocks of a window before it begins.
 
-steps of a block  ─▶  places of each source  ─▶  `next_use.published`, when they have moved on a little
+steps of a block  ─▶  places of each source  ─▶  when they have moved on a little:  `next_use.published`
+                                                                                    `next_use.needed_next`
 """
 
 import hashlib
@@ -17,7 +19,8 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.rows.base import RowSource
-from dali_pipes.rows.next_use import NextUseFormula, Standing, published
+from dali_pipes.rows.next_use import NextUseFormula, Standing, needed_next, published
+from dali_pipes.runtime.ranks import environment_number
 from dali_pipes.schedule import Position, Schedule, StepRange
 from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.storage.eviction import Order
@@ -43,6 +46,8 @@ class NodeCaching:
         self._formula = NextUseFormula()
         self.cache = _open(config, any(corpus.needs_decoding for corpus in corpora.values()), self._formula)
         self._keeps_blocks = config.cache_dir is not None and config.order == "blocks"
+        self._repeats = config.repeat or config.mixture is not None
+        self._sharers = environment_number("LOCAL_WORLD_SIZE") or config.world_size or 1
         self._lock = threading.Lock()
         self._sources: dict[str, _Source] = {}
         for corpus in corpora.values():
@@ -71,10 +76,10 @@ class NodeCaching:
             if corpus.is_synthetic:
                 continue
             if grid is not None and self._keeps_blocks and not corpus.needs_decoding:
-                corpus.read_by_blocks(self.cache, grid)
+                corpus.read_by_blocks(self.cache, grid, self._sharers)
             if corpus.needs_decoding or self._keeps_blocks:
                 weight = weights.get(name, Fraction(1))
-                self._sources[name] = _Source(self._formula, corpus, source, grid, weight)
+                self._sources[name] = _Source(self._formula, corpus, source, grid, weight, repeats=self._repeats)
         # When they are needed is not known yet.
         self.cache.set_orders([{"corpus": key} for one in self._sources.values() for key, _ in one.corpus.node_keys()])
 
@@ -103,18 +108,28 @@ class NodeCaching:
             counts = dict(zip(order.names, given.tolist(), strict=True))
             places = {name: source.place_of(counts[name]) for name, source in self._sources.items()}
         with self._lock:
-            orders = [order for name, source in self._sources.items() for order in source.moved_to(*places[name])]
+            moved = [source for name, source in self._sources.items() if source.has_moved_to(*places[name])]
+            orders = [order for source in moved for order in source.orders()]
         if orders:
             self.cache.set_orders(orders)
+        for source in moved:
+            source.fetch_ahead()
 
 
 class _Source:
     """One corpus, and what was said of it last."""
 
     def __init__(
-        self, formula: NextUseFormula, corpus: Corpus, rows: RowSource, grid: BlockGrid | None, weight: Fraction
+        self,
+        formula: NextUseFormula,
+        corpus: Corpus,
+        rows: RowSource,
+        grid: BlockGrid | None,
+        weight: Fraction,
+        *,
+        repeats: bool,
     ) -> None:
-        self.corpus, self._rows, self._grid = corpus, rows, grid
+        self.corpus, self._rows, self._grid, self._repeats = corpus, rows, grid, repeats
         self._grid_key = ""
         self._last: deque[tuple[int, int]] = deque(maxlen=_BLOCKS_BACK)
         self._told: tuple[int, int] | None = None
@@ -133,20 +148,32 @@ class _Source:
         passes, places = self._rows.at(np.array([count]))
         return int(passes[0]), int(places[0])
 
-    def moved_to(self, pass_number: int, place: int) -> Iterator[Order]:
-        """What to say now, if that is something new."""
+    def has_moved_to(self, pass_number: int, place: int) -> bool:
+        """Whether there is something new to say, and to fetch."""
         if self._grid is None:
-            return
+            return False
         self._last.append((pass_number, self._rows.item_at(pass_number, place)))
         pass_number, item = min(self._last)
         if self._told is not None and self._told[0] == pass_number and abs(item - self._told[1]) < self._distance:
-            return
+            return False
         self._told = pass_number, item
         keys = self._rows.key(pass_number), self._rows.key(pass_number + 1)
-        now = Standing(item, keys, self._item_tokens)
+        self._now = Standing(item, keys, self._item_tokens)
+        return True
+
+    def orders(self) -> Iterator[Order]:
+        """What to say now."""
+        assert self._grid is not None, "only blocks have places"
         for key, has_positions in self.corpus.node_keys():
             if has_positions:
-                yield published(key, self._rows.order, self._grid, self._grid_key, now)
+                yield published(key, self._rows.order, self._grid, self._grid_key, self._now)
+
+    def fetch_ahead(self) -> None:
+        """Let the blocks come that are needed next. Does not wait for them."""
+        assert self._told is not None, "a run stands somewhere"
+        # Nothing tells that another `for` follows the first one, but who has begun a second one goes on.
+        goes_on = self._repeats or self._told[0] > 0
+        self.corpus.fetch_ahead(needed_next(self._rows.order, self._now, goes_on=goes_on).tolist(), self)
 
 
 def _open(config: LoaderConfig, needs_decoding: bool, formula: NextUseFormula) -> NodeCache | None:

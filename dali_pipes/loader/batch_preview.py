@@ -194,6 +194,8 @@ class _RowWriter:
         self._of_rows = {name: array for name, array in arrays.items() if OUTPUTS[name].axes is Axes.ROWS}
         self._arrays = {
             name: np.concatenate([array[:, first:end] for first, end in ranges], 1)
+            if OUTPUTS[name].axes is Axes.POSITIONS
+            else array
             for name, array in arrays.items()
             if name not in self._of_rows
         }
@@ -217,7 +219,15 @@ class _RowWriter:
             int(np.count_nonzero(is_masked)),
             {name: array[origin.row].item() for name, array in self._of_rows.items()},
             int(np.count_nonzero(are_sentinels)) - sum(piece.sentinel is not None for piece in pieces),
+            tuple(self._corrupted(origin.row)) if "encoder_ids" in arrays else (),
         )
+
+    def _corrupted(self, row: int) -> Iterator[tuple[str, Run]]:
+        inputs = self._arrays["encoder_ids"][row, : self._of_rows["encoder_lengths"][row]]
+        labels = self._arrays["decoder_labels"][row]
+        for name, array in (("encoder_ids", inputs), ("decoder_labels", labels[labels != IGNORE_INDEX])):
+            ids = array[: self._tokens].tolist()
+            yield name, Run(False, ids, self._text(ids), None)
 
     def _piece(
         self,

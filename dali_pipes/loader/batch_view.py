@@ -72,10 +72,13 @@ class PreviewRow:
     """What an objective has drawn for the row, by output: `prefix_lengths`, `p_mask`."""
     sentinels_in_data: int
     """Ids of the row's documents that a model cannot tell from sentinels of fill-in-the-middle."""
+    corrupted: tuple[tuple[str, Run], ...] = ()
+    """Of an objective of kind `spans`: `encoder_ids` and the learned ones of `decoder_labels`, without padding."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         own = {"padding": self.padding, "masked": self.masked, **self.drawn, **self.outputs}
+        own |= {f"{name}_text": run.text for name, run in self.corrupted if run.text is not None}
         if self.sentinels_in_data:
             own["sentinels_in_data"] = self.sentinels_in_data
         return {**self.origin.as_dict(), **own, "pieces": [piece.as_dict() for piece in self.pieces]}
@@ -167,6 +170,7 @@ def _row(preview: BatchPreview, row: PreviewRow, is_first: bool) -> dict[str, An
         "labels": " ".join(_label(label) for label in labels[:shown]),
         "padding": row.padding,
         "hidden": preview.columns - row.padding - shown,
+        "corrupted": [(name, printable(run.text or " ".join(map(str, run.ids)))) for name, run in row.corrupted],
         "pieces": [_piece(preview, piece, number) for number, piece in enumerate(row.pieces) if piece.runs],
     }
 

@@ -12,7 +12,8 @@ def plan_reports(built: BuiltSource, config: LoaderConfig) -> dict[str, PlanRepo
     """By source name, "" for the only one; without sources whose rows are a formula. Plans nothing."""
     found: dict[str, PlanReports | None] = {}
     if built.mixture is None:
-        found[""] = reports_of(built.rows, order_settings(config, built.corpus))
+        step_shape = built.schedule.world_size, config.batch_size
+        found[""] = reports_of(built.rows, order_settings(config, built.corpus), step_shape)
     else:
         for name, rows in zip(built.mixture.names, built.mixture.sources, strict=True):
             corpus, own = built.corpora[name], config.sources[name]

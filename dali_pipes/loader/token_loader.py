@@ -43,12 +43,11 @@ from dali_pipes.loader.handout import Handout
 from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
 from dali_pipes.loader.plan_reports import plan_reports
 from dali_pipes.loader.ranks_agree import refuse_differing_ranks
-from dali_pipes.loader.state import OnChange, States, order_settings
+from dali_pipes.loader.state import OnChange, States
 from dali_pipes.loader.state_change import StateChange
 from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import CacheStats, LoaderStats
 from dali_pipes.rows.document_rows import PlanReport
-from dali_pipes.rows.plan_reports import reports_of
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit, stop_with_process
 from dali_pipes.schedule import Position, StepRange
@@ -129,8 +128,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         try:
             self._states = States(config, built.corpora, self._schedule, built.mixture)
             parallel = config.context_parallel
-            order = config.order_settings() if built.mixture is not None else order_settings(config, self.corpus)
-            self._reports = reports_of(built.rows, order, (self._schedule.world_size, config.batch_size))
+            self._reports = plan_reports(built, config).get("")
             self._share = None if parallel is None else RowShare(*parallel, config.context_split)
             self._context_size = 1 if self._share is None else self._share.size
             self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
@@ -342,15 +340,15 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         tokens: int = 256,
         tokenizer: str | os.PathLike[str] | None = None,
     ) -> "BatchPreview":
-        """This rank's batch number `step` as text, with documents, ignored labels, padding, and the origin of each row.
+        """This rank's batch of a step as text, with documents, ignored labels, padding, and the origin of each row.
 
         step, epoch: by default, those of the next batch
         rows:        maximum number of rows to show
         tokens:      maximum number of tokens per row to show
-        tokenizer:   `tokenizer.json` to decode ids with, or its folder. None: the one in `config`; else ids are shown
+        tokenizer:   `tokenizer.json` to decode ids with, or its folder. None: that of `config`; if unset, shows ids
 
-        Show the result in a notebook, or print it. Reads the batch on the CPU with the order that the loader has now,
-        and does not change the position of the run. Blocks. Raises `ConfigError` for a step that does not exist and for
+        Show the result in a notebook, or print it. Reads the batch on the CPU with the current order of the loader, and
+        does not change the position of the run. Blocks. Raises `ConfigError` for a step that does not exist and for
         a tokenizer that cannot be loaded, and `CorpusError` for data that cannot be read.
         """
         self._check_open()

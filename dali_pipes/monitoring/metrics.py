@@ -53,8 +53,8 @@ METRICS = (
     Metric("cache_bytes", "gauge", "cache.num_bytes", "Size of the cache of decoded chunks."),
     Metric("cache_limit_bytes", "gauge", "cache.most_bytes", "Size limit of the cache of decoded chunks."),
     Metric("cache_fetched_bytes", "counter", "cache.fetched_bytes", "Bytes fetched or decoded for the node's cache."),
-    Metric("cache_evictions", "counter", "cache.evictions", "Entries removed from the node's cache to make room."),
-    Metric("cache_damaged", "counter", "cache.damaged", "Entries of the node's cache that failed their check."),
+    Metric("cache_evictions", "counter", "cache.evictions", "Entries evicted from the node's cache."),
+    Metric("cache_damaged", "counter", "cache.damaged", "Entries of the node's cache that failed verification."),
     Metric("decoded_corpus_bytes", "gauge", "cache.all_bytes", "Size of the corpus when all of it is decoded."),
 )
 """Those of `cache` exist only for formats that are decoded."""

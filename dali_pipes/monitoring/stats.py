@@ -86,14 +86,14 @@ class MemoryHeld:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Use of the cache of decoded chunks, or of the cache of the node; a block requests each chunk that it needs once.
+    """Use of the cache of decoded chunks, or of the node cache; a block requests each chunk that it needs once.
 
     Of the cache of the node, `num_bytes` and `most_bytes` are those of the node, and the rest is of this process.
     """
 
     hits: int
     misses: int
-    """Chunks that had to be decoded, and parts of the corpus that were not in the cache of the node."""
+    """Chunks that had to be decoded, and parts of the corpus that were not in the node cache."""
     num_bytes: int
     """Bytes in the cache now."""
     most_bytes: int
@@ -101,13 +101,13 @@ class CacheStats:
     all_bytes: int
     """Bytes of the corpus when all of it is decoded."""
     fetched_bytes: int = 0
-    """Bytes of ids that this process fetched or decoded for the cache of the node."""
+    """Bytes of ids that this process fetched or decoded for the node cache."""
     evictions: int = 0
-    """Entries that this process removed from the cache of the node to make room."""
+    """Entries that this process evicted from the node cache."""
     damaged: int = 0
-    """Entries of the cache of the node that failed their check, and were fetched again."""
+    """Entries of the node cache that failed verification and were fetched again."""
     folder: str = ""
-    """Of the cache of the node; empty: a cache in the memory of this process."""
+    """Folder of the node cache; empty: the cache is in the memory of this process."""
     setting: str = "decoded_cache_bytes"
     """The setting that limits it."""
 
@@ -269,9 +269,9 @@ class LoaderStats(ShownAsTable):
         if cache is not None and cache.hit_rate < 0.9 and cache.all_bytes > cache.most_bytes:
             if cache.folder:
                 return (
-                    f"the same parts of the corpus are fetched or decoded repeatedly: it takes {cache.all_bytes:,} "
-                    f"bytes, and the cache in {cache.folder} holds {cache.most_bytes:,} (hit rate "
-                    f"{cache.hit_rate:.0%}): set {cache.setting} = {cache.all_bytes}, or a smaller shuffle_window"
+                    f"the same parts of the corpus are fetched or decoded repeatedly: the corpus takes "
+                    f"{cache.all_bytes:,} bytes, but the cache in {cache.folder} holds {cache.most_bytes:,} bytes (hit "
+                    f"rate {cache.hit_rate:.0%}): set {cache.setting} = {cache.all_bytes}, or lower shuffle_window"
                 )
             return (
                 f"the same chunks are decoded repeatedly: the decoded corpus takes {cache.all_bytes:,} bytes, and the "

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.config.objectives import WHOLE, Diffusion, Drop, Mlm, Objective, Prefix, threshold
+from dali_pipes.config.objectives import WHOLE, Diffusion, Drop, Mlm, Objective, Prefix, Spans, threshold
+from dali_pipes.config.span_counts import SpanWidths
 from dali_pipes.errors import ConfigError
+from dali_pipes.objectives.span_draws import DrawnSpans, draw_spans, no_spans
 from dali_pipes.operators.noised_rows import KEY, LENGTH, NUMBER, PREFIX, RATE, ROW_COLUMNS
 from dali_pipes.operators.permute import permute_each, splitmix64
 
@@ -25,7 +27,7 @@ STRATA = 64
 
 _OF_ROW = 2**62
 """Outputs of a row's generator from here on are draws for the row as a whole: those of its positions come before."""
-_SHARE, _PREFIX = 1, 2
+_SHARE, _PREFIX, _SPANS = 1, 2, 3
 
 
 class SourceObjectives(NamedTuple):
@@ -41,11 +43,15 @@ class SourceObjectives(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """R rows: `rows` as the operator `noised_rows` takes them, and what batches say of each row."""
+    """R rows: `rows` as the operator `noised_rows` takes them, and what batches say of each row.
+
+    spans: None without an objective of this kind
+    """
 
     rows: Int64Array
     prefix_lengths: Int64Array
     p_mask: npt.NDArray[np.float32]
+    spans: DrawnSpans | None
 
 
 class RowDraws:
@@ -54,6 +60,7 @@ class RowDraws:
     sources: in the order of the numbers that plans have; numbers: of each, the rule that its ids are changed by, or -1
     key:     of a source and a pass; strata_key: of an epoch, 64 bits each
     tokens_before: tokens of the run before an epoch; None: not known, so rates cannot change during the run
+    span_widths: room for the spans of a row, if any source has this objective
     """
 
     def __init__(
@@ -65,17 +72,18 @@ class RowDraws:
         strata_key: Callable[[int], int],
         row_len: int,
         tokens_before: Callable[[int], int] | None,
+        span_widths: SpanWidths | None = None,
     ) -> None:
         self._sources = tuple(sources)
         self._key, self._strata_key = lru_cache(4 * len(sources))(key), lru_cache(8)(strata_key)
-        self._row_len, self._tokens_before = row_len, tokens_before
+        self._row_len, self._tokens_before, self._span_widths = row_len, tokens_before, span_widths
         self._numbers = np.array(numbers, np.int64)
         self._bases = np.array([source.base for source in sources], np.int64)
         for entry in (entry for source in sources for entry in source.active):
             if isinstance(entry, Mlm | Drop) and len(entry.rate) > 1 and tokens_before is None:
                 raise ConfigError(
-                    f'objective: kind = "{entry.kind}" has a list of rates, which needs an order whose tokens can be '
-                    'counted by arithmetic: rows = "stream" with one seq_len, or a mixture; set one rate'
+                    f'objective: kind = "{entry.kind}" has a list of rates, which works only with rows = "stream" and '
+                    "one seq_len, or with a mixture; set a single rate"
                 )
 
     def draw(
@@ -95,6 +103,7 @@ class RowDraws:
         count = len(row_ids)
         rows, p_mask = np.zeros((count, ROW_COLUMNS), np.int64), np.zeros(count, np.float32)
         rows[:, NUMBER] = -1
+        spans = None if self._span_widths is None else no_spans(count, self._span_widths)
         numbers = np.minimum(row_ids, 0) if sources is None else sources
         real = np.flatnonzero((row_ids >= 0) & (lengths > 0))
         whose = numbers[real]
@@ -116,7 +125,14 @@ class RowDraws:
                     p_mask[at] = rates / WHOLE
                 elif isinstance(entry, Prefix):
                     rows[at, PREFIX] = _prefixes(entry, rows[at, LENGTH], keys[own])
-        return Drawn(rows, rows[:, PREFIX].copy(), p_mask)
+                elif isinstance(entry, Spans):
+                    assert spans is not None
+                    assert self._span_widths is not None
+                    found = draw_spans(entry, rows[at, LENGTH], keys[own], _OF_ROW + _SPANS, self._span_widths)
+                    spans.table[at] = found.table
+                    spans.encoder_lengths[at] = found.encoder_lengths
+                    spans.decoder_lengths[at] = found.decoder_lengths
+        return Drawn(rows, rows[:, PREFIX].copy(), p_mask, spans)
 
     def _pass_keys(self, sources: Int64Array, passes: Int64Array) -> npt.NDArray[np.uint64]:
         """(R,): of the pass of a source that each row is in."""

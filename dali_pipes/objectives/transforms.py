@@ -1,6 +1,7 @@
 """The kernels of a block's objectives: ids and labels of its rows in, the same changed out, on any device.
 
     ids of the rows ─▶ noised_rows, once a rule ─▶ input_ids, labels, noisy_ids, masked ─▶ functions of the user's
+                    ─▶ corrupted_spans          ─▶ encoder_ids, decoder_labels, ...
 
 Sources with the same settings share a rule. Labels have been shifted before: what is learned of them is decided by the
 place of each label's token.
@@ -12,10 +13,22 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.config.objectives import Diffusion, Drop, Mlm, Objective, Prefix, Users, read_word_starts, threshold
+from dali_pipes.config.objectives import (
+    Diffusion,
+    Drop,
+    Mlm,
+    Objective,
+    Prefix,
+    Spans,
+    Users,
+    read_word_starts,
+    threshold,
+)
 from dali_pipes.objectives.row_draws import SourceObjectives
 from dali_pipes.objectives.users import call, load_function
-from dali_pipes.operators import noised_rows
+from dali_pipes.operators import corrupted_spans, noised_rows
+from dali_pipes.operators.corrupted_spans import OUTPUTS as OF_SPANS
+from dali_pipes.operators.corrupted_spans import SpanRule
 from dali_pipes.operators.noised_rows import SPECIAL, STARTS_WORD, NoiseRule
 
 Array = Any  # NumPy's or CuPy's
@@ -39,18 +52,24 @@ class Transforms:
     numbers:   of each source, the rule of its rows; -1: none
     reads_ids: whether ids have to be kept beside `input_ids`, because those are changed
     reads_learn: whether it matters which ids are labels at their own positions
+    has_spans:  whether rows are corrupted by spans
     """
 
-    def __init__(self, passes: Sequence[_Pass], numbers: Sequence[int], users: Sequence[Users]) -> None:
-        self._passes, self.numbers = tuple(passes), tuple(numbers)
+    def __init__(
+        self, passes: Sequence[_Pass], numbers: Sequence[int], users: Sequence[Users], spans: SpanRule | None
+    ) -> None:
+        self._passes, self.numbers, self._spans = tuple(passes), tuple(numbers), spans
         self._users: tuple[tuple[Callable[..., None], Users], ...] = tuple(
             (load_function(entry), entry) for entry in users
         )
         self.reads_ids = any(one.rule.number != _NO_ROWS and not one.is_diffusion for one in passes)
-        self.reads_learn = any(one.rule.own_labels and one.rule.number != _NO_ROWS for one in passes)
+        self.has_spans = spans is not None
+        self.reads_learn = self.has_spans or any(one.rule.own_labels and one.rule.number != _NO_ROWS for one in passes)
 
     @classmethod
-    def of(cls, sources: Sequence[SourceObjectives], users: Sequence[Users], vocab_size: int | None) -> Self | None:
+    def of(
+        cls, sources: Sequence[SourceObjectives], users: Sequence[Users], vocab_size: int | None, pad_id: int
+    ) -> Self | None:
         """Those of all sources; None if nothing is done to rows."""
         passes: list[_Pass] = []
         numbers = []
@@ -71,10 +90,12 @@ class Transforms:
         has_prefix = any(isinstance(entry, Prefix) for source in sources for entry in source.entries)
         if has_prefix and not passes:
             passes.append(_Pass(NoiseRule(_NO_ROWS, own_labels=False), None, False))
-        if not passes and not users:
+        entry = next((entry for source in sources for entry in source.entries if isinstance(entry, Spans)), None)
+        spans = None if entry is None else _span_rule(entry, pad_id)
+        if not passes and not users and spans is None:
             return None
         passes.sort(key=lambda one: one.is_diffusion)  # which reads what the others have written
-        return cls(passes, numbers, users)
+        return cls(passes, numbers, users, spans)
 
     @property
     def tables(self) -> list[Flags | None]:
@@ -90,6 +111,7 @@ class Transforms:
         label_shift: bool,
         learn: Array = None,
         tables: Sequence[Array] | None = None,
+        span_table: Array = None,
     ) -> None:
         """Change the arrays of R rows. On a GPU this queues one launch for each rule, and what functions do.
 
@@ -98,6 +120,7 @@ class Transforms:
         out:   arrays by field; `input_ids` is written if it is not `ids`, `labels` have been
         learn: (R, T): 0 for ids that are not labels
         tables: `tables` on the device
+        span_table: as `DrawnSpans.table`, if rows are corrupted by spans
         """
         copied: set[bool] = set()
         for one, flags in zip(self._passes, self.tables if tables is None else tables, strict=True):
@@ -119,6 +142,9 @@ class Transforms:
                 loss_mask=out.get("loss_mask"),
             )
             copied.add(one.is_diffusion)
+        own = {name: out[name] for name in OF_SPANS if name in out}
+        if self._spans is not None and own:  # a batch may have nothing but the numbers of inputs and targets
+            corrupted_spans(ids, span_table, self._spans, own, label_shift=int(label_shift), learn=learn)
         for function, entry in self._users:
             call(function, entry, out, rows, ids.shape[1])
 
@@ -132,6 +158,12 @@ def _rule(entry: Objective, vocab_size: int | None) -> NoiseRule:
         return NoiseRule(-1, entry.mask_id, random, kept, vocab_size or 1, entry.words is not None)
     assert isinstance(entry, Diffusion)
     return NoiseRule(-1, entry.mask_id)
+
+
+def _span_rule(entry: Spans, pad_id: int) -> SpanRule:
+    start_id = pad_id if entry.start_id is None else entry.start_id
+    end_id = -1 if entry.end_id is None else entry.end_id
+    return SpanRule(entry.sentinels, entry.sentinel_step, start_id, end_id, pad_id)
 
 
 def _flags(entry: Objective) -> Flags | None:

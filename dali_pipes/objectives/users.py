@@ -44,14 +44,14 @@ def load_function(entry: Users) -> Callable[..., None]:
         function = getattr(importlib.import_module(name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f'objective: kind = "{entry.kind}": cannot import the function: {error}; expected "module:function" of a '
-            "module on the Python path"
+            f'objective: kind = "{entry.kind}": cannot import the function: {error}; expected "module:function" with '
+            "a module on the Python path"
         ) from error
     try:
         inspect.signature(function).bind({}, None, **entry.options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f'objective: kind = "{entry.kind}": the function cannot be called as function(batch, draws, **options) '
+            f'objective: kind = "{entry.kind}": cannot call the function as function(batch, draws, **options) '
             f"with options = {entry.options}: {error}"
         ) from error
     return function  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.config.outputs import OUTPUTS, ROW_TABLE, Axes, arrays_of
+from dali_pipes.config.outputs import OUTPUTS, ROW_TABLE, SPAN_TABLE, Axes, arrays_of
 from dali_pipes.documents import Pieces, some_rows, staged
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
@@ -110,8 +110,9 @@ class CpuPlacement:
             for first in range(0, count, at_once):
                 end = min(first + at_once, count)
                 out = {name: part[number][_lines(name, first, end, outputs)] for name, part in parts.items()}
-                table = lines[ROW_TABLE][row + first : row + end] if ROW_TABLE in lines else None
-                self._fill(plan, row + first, row + end, row_begins, tokens, pieces, out, width, loss_mask, table)
+                own = slice(row + first, row + end)
+                tables = {name: lines[name][own] for name in (ROW_TABLE, SPAN_TABLE) if name in lines}
+                self._fill(plan, own.start, own.stop, row_begins, tokens, pieces, out, width, loss_mask, tables)
             row += count
         return lines
 
@@ -126,9 +127,9 @@ class CpuPlacement:
         out: dict[str, Array],
         width: int,
         loss_mask: Array | None,
-        row_table: Array | None,
+        tables: Mapping[str, Array],
     ) -> None:
-        how: dict[str, Any] = {"width": width, "row_table": row_table}
+        how: dict[str, Any] = {"width": width, **tables}
         if pieces is not None:
             self._outputs.fill(tokens, some_rows(pieces, first, end), out, loss_mask=loss_mask, **how)
             return

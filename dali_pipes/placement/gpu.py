@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.config.outputs import ROW_TABLE, arrays_of
+from dali_pipes.config.outputs import ROW_TABLE, SPAN_TABLE, arrays_of
 from dali_pipes.documents import Pieces
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
@@ -156,7 +156,8 @@ class GpuPlacement:
             return {}
         size, shape = (end - first) * width, (end - first, width)
         scratch = {name: array.reshape(-1)[:size].reshape(*shape) for name, array in self._scratch.items()}
-        return {"row_table": arrays[ROW_TABLE][first:end], "scratch": scratch, "tables": self._tables}
+        own = {name: arrays[name][first:end] for name in (ROW_TABLE, SPAN_TABLE) if name in arrays}
+        return {**own, "scratch": scratch, "tables": self._tables}
 
     def _stage_from_plan(self, slot: Slot) -> None:
         assert slot.plan is not None

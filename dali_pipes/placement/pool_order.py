@@ -69,8 +69,8 @@ class PoolOrder:
             return None
         if global_rows > self._fewest_rows:
             raise ConfigError(
-                f'placement = "pool": a step takes {global_rows:,} rows over all ranks, but a window of up to '
-                f"{self.num_slots:,} blocks may have only {self._fewest_rows:,}; use a larger shuffle_window, a "
+                f'placement = "pool": a step takes {global_rows:,} rows over all ranks, but a window of at most '
+                f"{self.num_slots:,} blocks may have only {self._fewest_rows:,} rows; use a larger shuffle_window, a "
                 'smaller batch_size, or placement = "host"'
             )
         return self._fewest_rows // global_rows

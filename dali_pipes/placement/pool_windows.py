@@ -30,7 +30,7 @@ from dali_pipes.runtime.threads import ReaderThreads, stop_with_process, to_keep
 LOAD_CHUNK_BYTES = 4 << 20
 """Of each of a thread's two pinned buffers."""
 LOAD_THREADS = 8
-_CLOSED = "this loader is closed, and its windows are not loaded any more"
+_CLOSED = "this loader is closed and no longer loads windows; create a new one"
 
 
 class _Load:

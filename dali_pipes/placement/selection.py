@@ -106,7 +106,7 @@ def require_pool(order: PoolOrder, token_bytes: int, device: int, max_device_byt
     for limit, text in limits:
         if order.num_slots * slot_bytes > limit:
             fits = limit // slot_bytes
-            smaller = f"shuffle_window = {fits:,} or less, which is another order, or " if fits else ""
+            smaller = f"shuffle_window = {fits:,} or less (which changes the order), or " if fits else ""
             size = order.num_slots * slot_bytes
             raise BackendError(
                 f'placement = "pool": two windows of {order.num_slots:,} blocks take {size / 2**30:.3g} GiB '

@@ -125,7 +125,7 @@ def _fim(config: LoaderConfig, corpus: Corpus, documents: Documents) -> FillInMi
     most = np.iinfo(corpus.dtype).max
     if max(ids) > most:
         raise ConfigError(
-            f'objective: kind = "fim" inserts id {max(ids):,}, but the ids of {corpus.files[0]} are {corpus.dtype}, at '
+            f'objective: kind = "fim" inserts id {max(ids):,}, but {corpus.files[0]} stores ids as {corpus.dtype}, at '
             f"most {most:,}; use smaller ids, or tokenize to uint32"
         )
     return FillInMiddle(
@@ -175,8 +175,8 @@ def _check_cache(config: LoaderConfig, corpus: Corpus) -> None:
     if config.order == "blocks":
         return
     raise ConfigError(
-        f'cache_dir = "{config.cache_dir}" keeps whole blocks, but with order = "rows" single rows of the '
-        f'{corpus.format} files are read, from anywhere in the corpus: set order = "blocks", or copy the corpus to '
+        f'cache_dir = "{config.cache_dir}" keeps whole blocks, but order = "rows" reads single rows of the '
+        f'{corpus.format} files from anywhere in the corpus: set order = "blocks", or copy the corpus to '
         "this machine with dali-pipes copy and remove cache_dir"
     )
 

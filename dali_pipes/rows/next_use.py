@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.operators import permute
-from dali_pipes.rows.block_order import BlockOrder
+from dali_pipes.rows.block_order import BlockOrder, kept_by_blocks
 from dali_pipes.rows.item_order import ItemOrder
 
 Int64Array = npt.NDArray[np.int64]
@@ -59,6 +59,31 @@ def published(corpus: str, order: ItemOrder, grid: BlockGrid, grid_key: str, now
         "keys": list(now.keys),
         "item_tokens": now.item_tokens,
     }
+
+
+def needed_next(order: ItemOrder, now: Standing, *, goes_on: bool) -> Int64Array:
+    """Blocks of the corpus in the window in which a run stands, then those of the window after it; some may be in both.
+
+    goes_on: the last window of a pass is followed by the first one of the next pass
+    """
+    assert order.blocks is not None, "only blocks have a next use"
+    orders, place = order.blocks, min(now.place, order.count - 1)
+    key, next_key = now.keys
+    if key is None or next_key is None:  # without a shuffle: as many as two windows have, from the place on
+        blocks = place // orders.block_rows + np.arange(min(2 * orders.window_blocks, orders.num_blocks))
+        blocks = blocks % orders.num_blocks if goes_on else blocks[blocks < orders.num_blocks]
+    else:
+        window = orders.window_number(place, key)
+        found = [orders.window(window, key).blocks]
+        if window + 1 < orders.num_windows:
+            found.append(orders.window(window + 1, key).blocks)
+        elif goes_on:
+            found.append(orders.window(0, next_key).blocks)
+        blocks = np.concatenate(found)
+    if order.kept_blocks is None:
+        return blocks
+    items = kept_by_blocks([order.kept_blocks], np.array([len(blocks)]), blocks * orders.block_rows)
+    return items // orders.block_rows
 
 
 class NextUseFormula:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.config.objectives import Goldfish
-from dali_pipes.config.outputs import OUTPUTS, ROW_TABLE, made_by_kernels, made_from_plans, on_host
+from dali_pipes.config.outputs import OUTPUTS, ROW_TABLE, SPAN_TABLE, made_by_kernels, made_from_plans, on_host
+from dali_pipes.config.span_counts import SpanWidths
 from dali_pipes.documents import Pieces
 from dali_pipes.objectives import RowDraws, Transforms
 from dali_pipes.operators import goldfish, rows, segments
@@ -34,6 +35,7 @@ class Outputs:
     draws, transforms: what is drawn for each row, and done with it, where `objective` is set
     has_loss_mask: whether some ids are not learned
     goldfish: which labels are never learned, of the pieces that say so
+    span_widths: room for corrupted rows, where `objective` is of kind "spans"
     """
 
     names: tuple[str, ...]
@@ -50,6 +52,7 @@ class Outputs:
     transforms: Transforms | None = None
     has_loss_mask: bool = False
     goldfish: Goldfish | None = None
+    span_widths: SpanWidths | None = None
 
     @property
     def from_tokens(self) -> tuple[str, ...]:
@@ -63,7 +66,8 @@ class Outputs:
     @property
     def from_plan(self) -> tuple[str, ...]:
         """Arrays that plans have, for batches and for kernels."""
-        return made_from_plans(self.names) + ((ROW_TABLE,) if self.transforms is not None else ())
+        tables = (ROW_TABLE,) if self.transforms is not None else ()
+        return made_from_plans(self.names) + tables + ((SPAN_TABLE,) if self.span_widths is not None else ())
 
     @property
     def scratch(self) -> tuple[str, ...]:
@@ -87,7 +91,11 @@ class Outputs:
             totals = np.concatenate(([0], rows.pieces.lengths.cumsum()))[rows.pieces.row_offsets]
             lengths = totals[1:] - totals[:-1]
         drawn = self.draws.draw(epoch, row_ids, rows.starts, lengths, rows.sources, rows.passes)
-        return {ROW_TABLE: drawn.rows, "prefix_lengths": drawn.prefix_lengths, "p_mask": drawn.p_mask}
+        fields = {ROW_TABLE: drawn.rows, "prefix_lengths": drawn.prefix_lengths, "p_mask": drawn.p_mask}
+        if drawn.spans is not None:
+            fields |= {SPAN_TABLE: drawn.spans.table, "encoder_lengths": drawn.spans.encoder_lengths}
+            fields["decoder_lengths"] = drawn.spans.decoder_lengths
+        return fields
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Of one array."""
@@ -97,7 +105,8 @@ class Outputs:
     def shape(self, name: str, rows: int, width: int | None = None) -> tuple[int, ...]:
         """Shape of one array of some rows of `width` positions (`seq_len`); the last batch may be partial."""
         batch_size = max(1, rows) if self.batch_size is None else self.batch_size
-        return OUTPUTS[name].shape(rows, self.seq_len if width is None else width, batch_size, self.mtp)
+        width = self.seq_len if width is None else width
+        return OUTPUTS[name].shape(rows, width, batch_size, self.mtp, self.span_widths)
 
     def most_rows(self, rows: int) -> int:
         """Rows in the positions of `rows` whole ones, if batches differ in width; a row has one position at least."""
@@ -130,6 +139,7 @@ class Outputs:
         bad: Array = None,
         work: Array = None,
         row_table: Array = None,
+        span_table: Array = None,
         scratch: Mapping[str, Array] | None = None,
         tables: Sequence[Array] | None = None,
     ) -> None:
@@ -144,8 +154,8 @@ class Outputs:
         width:  positions of a row, `seq_len` if not given
         loss_mask: uint8 (N,), 0 for tokens that are not a label; None: all are
         bad, vocab_size, work: as the operators take them
-        row_table, scratch, tables: of objectives: that of `drawn` for these rows, and on a GPU memory for what
-            `scratch` names, and `Transforms.tables`
+        row_table, span_table, scratch, tables: of objectives: those of `drawn` for these rows, and on a GPU memory
+            for what `scratch` names, and `Transforms.tables`
         """
         seq_len = self.seq_len if width is None else width
         if self.transforms is not None:
@@ -166,8 +176,8 @@ class Outputs:
                     index_dtype=self.index_dtype,
                     work=work,
                 )
-            ids, shift = given["input_ids"], self.label_shift
-            self.transforms.apply(ids, row_table, out, label_shift=shift, learn=learn, tables=tables)
+            how = {"label_shift": self.label_shift, "learn": learn, "tables": tables, "span_table": span_table}
+            self.transforms.apply(given["input_ids"], row_table, out, **how)
             return
         self._fill_plain(
             tokens,

@@ -30,7 +30,7 @@ _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/
 
 
 class ProfileError(Exception):
-    """Credentials of a profile cannot be had; its text is for the user and shows none."""
+    """A profile does not provide credentials. The message is for the user and contains no secrets."""
 
 
 class Profile(NamedTuple):
@@ -61,7 +61,9 @@ def find_profile(purpose: str) -> Profile | None:
         if session.get_credentials() is None:
             if name is None:
                 return None
-            raise ProfileError(f"the AWS profile {name!r} does not have credentials")
+            raise ProfileError(
+                f"the AWS profile {name!r} does not have credentials; add them, or set another AWS_PROFILE"
+            )
     _provide()
     found = {"region": session.region_name, "endpoint": scoped.get("endpoint_url")}
     settings = {key: str(value) for key, value in found.items() if value and not any(map(os.environ.get, _GIVEN[key]))}
@@ -75,7 +77,7 @@ def _provide() -> dict[str, Any]:
     with _named_failures():
         credentials = boto3.Session().get_credentials()
         if credentials is None:
-            raise ProfileError("the AWS profile does not have credentials any more")
+            raise ProfileError("the AWS profile no longer contains credentials; add them again")
         frozen = credentials.get_frozen_credentials()
     expires, now = getattr(credentials, "_expiry_time", None), datetime.now(UTC)
     return {
@@ -95,7 +97,7 @@ def _named_failures() -> Iterator[None]:
         yield
     except exceptions.CredentialRetrievalError as error:
         how = error.kwargs.get("provider", "a provider")
-        raise ProfileError(f"the AWS profile's credentials cannot be retrieved: {how} failed") from None
+        raise ProfileError(f"cannot get the credentials of the AWS profile: {how} failed") from None
     except (exceptions.SSOError, exceptions.TokenRetrievalError) as error:
         raise ProfileError(f"{_line(error)}; log in with `aws sso login`") from None
     except exceptions.BotoCoreError as error:

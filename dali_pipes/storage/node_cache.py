@@ -26,6 +26,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from enum import Enum, auto
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -49,7 +50,18 @@ _LOOK_PART = 20
 """Times the duration of a look for room in vain, before the next one: that takes a twentieth of the time at most."""
 LOCK_WAIT_S = 60.0
 """After which an entry that another process is still making is made without storing it: it may have been stopped."""
+FETCHES_AHEAD = 2
+"""Entries that a process makes ahead at a time, of all corpora: they share the line with what batches wait for."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
+
+
+class Ahead(Enum):
+    """What became of an entry that was to be made ahead."""
+
+    THERE = auto()
+    ELSEWHERE = auto()
+    """Someone else is making it."""
+    NO_ROOM = auto()
 
 
 class Found:
@@ -109,7 +121,8 @@ class NodeCache:
         self._verified: dict[str, bytes] = {}
         self._job = LiveJob(folder)
         self._can_store, self._has_ended = True, False
-        self._look_again_s = 0.0
+        self._turns = threading.Semaphore(FETCHES_AHEAD)
+        self._look_again_s = [0.0, 0.0]  # for what is needed now, and for what is made ahead
         self._counts: dict[str, dict[str, int]] = {}
         try:
             folder.mkdir(mode=0o700 if in_memory else 0o777, parents=True, exist_ok=True)
@@ -142,25 +155,13 @@ class NodeCache:
 
     def find(self, entry: Entry) -> Found | None:
         """The entry, if it is there and intact; one that is damaged is removed and counted. Blocks."""
-        path = self.folder / entry.name
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        descriptor = self._opened(entry)
+        if descriptor is None:
             return None
-        try:
-            if self._is_intact(entry, descriptor):
-                with contextlib.suppress(OSError):  # a folder that is read-only
-                    os.utime(descriptor)
-                self.add(entry.corpus, hits=1)
-                return Found(descriptor, entry.num_bytes)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        try:
-            self._remove_damaged(entry, descriptor)
-        finally:
-            os.close(descriptor)
-        return None
+        with contextlib.suppress(OSError):  # a folder that is read-only
+            os.utime(descriptor)
+        self.add(entry.corpus, hits=1)
+        return Found(descriptor, entry.num_bytes)
 
     def find_or_make(self, entry: Entry, make: Callable[[], memoryview]) -> Found | memoryview | None:
         """The entry, made by another process meanwhile, or the bytes that `make` returns, which are stored.
@@ -179,6 +180,30 @@ class NodeCache:
         finally:
             if held is not None:
                 unlock_number(held)
+
+    def make_ahead(self, entry: Entry, make: Callable[[], memoryview]) -> Ahead:
+        """Make an entry that is needed later, unless it is there, being made, or would replace what is needed sooner.
+
+        One that is there is compared with its checksum, so that its first `find` need not do that. Blocks while `make`
+        runs, and while other threads of this process make `FETCHES_AHEAD`. Raises what `make` raises.
+        """
+        with self._turns:
+            return Ahead.THERE if self._is_checked(entry) else self._make_ahead(entry, make)
+
+    def _make_ahead(self, entry: Entry, make: Callable[[], memoryview]) -> Ahead:
+        held = self._hold(entry, waits=False)
+        if held is None:
+            return Ahead.NO_ROOM if self._has_ended or not self._can_store else Ahead.ELSEWHERE
+        try:
+            if not self._is_checked(entry):
+                file = self._reserve(entry, ahead=True)
+                if file is None:
+                    return Ahead.NO_ROOM
+                self.add(entry.corpus, misses=1)
+                self._made(entry, file, make)
+            return Ahead.THERE
+        finally:
+            unlock_number(held)
 
     def add(self, corpus: str, **counts: int) -> None:
         """Add to the counts of a corpus, which have the names of `CacheStats`."""
@@ -216,6 +241,31 @@ class NodeCache:
                         (self.folder / entry.name).unlink()
                     self._write_used(0)
 
+    def _is_checked(self, entry: Entry) -> bool:
+        """Whether an entry is there and intact; what this process has compared once may have been damaged since."""
+        if entry.name in self._verified and (self.folder / entry.name).exists():
+            return True
+        descriptor = self._opened(entry)
+        if descriptor is not None:
+            os.close(descriptor)
+        return descriptor is not None
+
+    def _opened(self, entry: Entry) -> int | None:
+        """A descriptor of an entry that is there and intact; one that is damaged is removed and counted."""
+        try:
+            descriptor = os.open(self.folder / entry.name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            if self._is_intact(entry, descriptor):
+                return descriptor
+            self._remove_damaged(entry, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
     def _remove_damaged(self, entry: Entry, descriptor: int) -> None:
         """Remove the entry that `descriptor` has open, unless another thread or process has done so, and count it."""
         path = self.folder / entry.name
@@ -236,10 +286,13 @@ class NodeCache:
             raise
         self.add(entry.corpus, fetched_bytes=len(data))
         try:
-            file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data), os.urandom(8)))
+            number = os.urandom(8)
+            file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data), number))
             file.write(data)
             file.flush()  # the disk may take its time: what a power cut leaves does not have its checksum
-            Path(file.name).replace(self.folder / entry.name)
+            with self._books():  # who counts the folder sees it under one name or the other
+                Path(file.name).replace(self.folder / entry.name)
+            self._verified[entry.name] = number
             file.close()
         except FileNotFoundError:  # someone has emptied the folder
             self._drop(entry, file)
@@ -249,24 +302,23 @@ class NodeCache:
         return data
 
     def _drop(self, entry: Entry, file: BinaryIO) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._books():
             Path(file.name).unlink()
+            self._write_used(self._read_used() - entry.num_bytes)
         with contextlib.suppress(OSError):
             file.close()
-        with contextlib.suppress(OSError), self._books():
-            self._write_used(self._read_used() - entry.num_bytes)
 
-    def _reserve(self, entry: Entry) -> BinaryIO | None:
+    def _reserve(self, entry: Entry, *, ahead: bool = False) -> BinaryIO | None:
         """A temporary file of the size of an entry, counted and locked; None without room for it."""
         try:
             with self._books():
                 fits = self._read_used() + entry.num_bytes <= self.most_bytes
                 if not (fits and entry.num_bytes <= self._free_bytes()):
                     begin = time.monotonic()
-                    if begin < self._look_again_s:
+                    if begin < self._look_again_s[ahead]:
                         return None
                     if not self._make_room(entry):
-                        self._look_again_s = (now := time.monotonic()) + _LOOK_PART * (now - begin)
+                        self._look_again_s[ahead] = (now := time.monotonic()) + _LOOK_PART * (now - begin)
                         return None
                 file = (self.folder / f"{uuid.uuid4().hex}.ids.tmp").open("xb")
                 hold(file.fileno())
@@ -298,17 +350,19 @@ class NodeCache:
             self.add(entry.corpus, evictions=len(victims or ()))
         self._write_used(used)
         if victims is None and size > free:
-            say_once(f"{self.folder}: the disk is full, so new parts of the corpus are not kept there for now.")
+            say_once(f"{self.folder}: the disk is full, so this cache stores nothing new for now. The run continues.")
         return victims is not None
 
-    def _hold(self, entry: Entry) -> int | None:
+    def _hold(self, entry: Entry, *, waits: bool = True) -> int | None:
         """The lock of an entry, once nobody else has it; None if that takes too long. OSError gives up storing."""
         number = int.from_bytes(hashlib.sha256(entry.name.encode()).digest()[:7], "little")
         until, pause = time.monotonic() + LOCK_WAIT_S, _FIRST_LOOK_S
-        while time.monotonic() < until and self._can_store and not self._has_ended:
+        while self._can_store and not self._has_ended:
             try:
                 return lock_number(self.folder / "locks", number)
             except BlockingIOError:
+                if not waits or time.monotonic() >= until:
+                    break
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_LOOK_S)
             except OSError as error:
@@ -394,7 +448,7 @@ class NodeCache:
         if self._can_store:
             self._can_store = False
             reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-            say_once(f"{self.folder}: nothing more is stored in this cache ({reason}). The run goes on without it.")
+            say_once(f"{self.folder}: this cache stores nothing more ({reason}). The run continues without it.")
 
 
 def entry_of(kind: str, corpus: str, begin: int, end: int, num_bytes: int) -> Entry:

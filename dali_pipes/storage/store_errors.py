@@ -75,7 +75,7 @@ def _translated(uri: Uri, error: BaseException, stall_s: float, most_s: float) -
     if isinstance(error, exceptions.PreconditionError):
         return ChangedError()
     if isinstance(error, exceptions.AlreadyExistsError):
-        return FileExistsError(errno.EEXIST, "it exists already")
+        return FileExistsError(errno.EEXIST, "the object already exists")
     if _NO_BUCKET.search(text):
         return StoreError(errno.ENODEV, f"the bucket {uri.server.rpartition('@')[2]} does not exist ({shown})")
     if isinstance(error, FileNotFoundError):
@@ -85,12 +85,12 @@ def _translated(uri: Uri, error: BaseException, stall_s: float, most_s: float) -
     if reason is not None:
         return StoreError(errno.EACCES, reason)
     if "InMemory error: Invalid range" in text:
-        return StoreError(errno.ERANGE, "the range is not in the object")
+        return StoreError(errno.ERANGE, "the range is outside the object")
     if isinstance(error, exceptions.NotSupportedError):
         return StoreError(
             errno.EIO,
-            "the server answers with a whole file or page (200) instead of the range: it does not support byte ranges, "
-            "or a proxy answers in its place",
+            "the server sent a whole file or page (200) instead of the requested range: it does not support byte "
+            "ranges, or a proxy answered instead",
         )
     if number == _NOT_SATISFIABLE:
         return StoreError(errno.ERANGE, shown)
@@ -105,7 +105,7 @@ def _reason(uri: Uri, text: str, shown: str, *, is_denied: bool) -> str | None:
     if profile is not None:
         return profile[1]
     if "169.254.169.254" in text or "metadata.google.internal" in text:
-        more = '; profiles of ~/.aws take: pip install "dali-pipes[aws]"' if uri.scheme in ("s3", "s3a") else ""
+        more = '; to use profiles of ~/.aws: pip install "dali-pipes[aws]"' if uri.scheme in ("s3", "s3a") else ""
         needed = CREDENTIALS[VARIABLES.get(uri.scheme, "AZURE_")]
         return f"no credentials were found; set {needed} in the environment{more}"
     if _EXPIRED.search(text):
@@ -124,14 +124,14 @@ def _without_answer(uri: Uri, error: BaseException, text: str, stall_s: float, m
     asked = _HOST.search(text)
     host = asked[1] if asked else uri.server.rpartition("@")[2]
     if "kind: Timeout" in text or "TimedOut" in text:
-        return StoreError(errno.ETIMEDOUT, f"no answer for {stall_s:g} s, or no complete one for {most_s:g} s")
+        return StoreError(errno.ETIMEDOUT, f"no answer within {stall_s:g} s, or no complete answer within {most_s:g} s")
     if "dns error" in text:
         return StoreError(errno.EHOSTUNREACH, f"the host {host} cannot be found")
     if "kind: Connect" in text or "ConnectError" in text:
         return StoreError(errno.ECONNREFUSED, f"cannot connect to {host}")
     if _REDIRECTS.search(text):
-        return StoreError(errno.ELOOP, "its address redirects in a circle or too often")
+        return StoreError(errno.ELOOP, "too many redirects; check the address")
     if "kind: Body" in text or "kind: Request" in text or "kind: Interrupted" in text:
-        return StoreError(errno.ECONNRESET, "the connection was closed before the answer was complete")
+        return StoreError(errno.ECONNRESET, "the connection closed before the answer was complete")
     first = re.sub(r"\S+://\S+", "ADDRESS", text.partition("\n")[0])[:200]
     return StoreError(errno.EINVAL, f"{type(error).__name__}: {first}")

@@ -77,7 +77,8 @@ def list_files(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     uri = next((entry for entry in entries if is_uri(entry)), None)
     if uri is not None:
         raise CorpusReadError(
-            f"{uri}: text is opened from local files. Tokenize it with `dali-pipes tokenize`, and open the output."
+            f"{uri}: loaders read text from local files only. Tokenize it with `dali-pipes tokenize`, and open the "
+            "output."
         )
     return [file for entry in entries for file in _expand(entry, []) if isinstance(file, Path)]
 
@@ -151,7 +152,9 @@ def _expand_uri(uri: Uri, notes: list[str]) -> list[FilePath]:
         return list_shard_files(uri) if kind_of_index(uri) == "mds" else [uri]
     if mode == stat.S_IFDIR:
         return _files_of_folder(uri.as_folder(), notes)
-    advice = "" if can_list(uri) else f"; if it is a folder, list its files: {uri.scheme} does not have listings"
+    advice = (
+        "" if can_list(uri) else f"; if it is a folder, list its files, because {uri.scheme} does not support listings"
+    )
     raise CorpusReadError(f"{uri}: no such object or folder{advice}")
 
 

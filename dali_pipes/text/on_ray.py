@@ -69,7 +69,7 @@ def _do_shards(ray: Any, config: TokenizeConfig, prepared: Prepared, advance: Ad
                 found = ray.get(done)
             except ray.exceptions.RayError as error:
                 raise BackendError(
-                    f"Ray gave up on input {number} ({files[0].path}): {_reason(error)}. Run the same command again: "
+                    f"input {number} ({files[0].path}) failed on Ray: {_reason(error)}. Run the same command again: "
                     "finished output is kept"
                 ) from error
             if isinstance(found, DaliPipesError):
@@ -128,7 +128,8 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         where = "the Ray cluster" if address is None else f"a Ray cluster at {address}"
         raise BackendError(
-            f"cannot connect to {where}: {_first_line(error)}. Start one with `ray start --head`, or check the address"
+            f"cannot connect to {where}: {_first_line(error)}. Start a cluster with `ray start --head`, or check the "
+            "address"
         ) from error
     try:
         yield

@@ -124,7 +124,7 @@ class RunFolder:
         except BlockingIOError:
             raise ItemInUseError(
                 f"{self.out}: another process is working on input {number} ({self._plan.input_name(number)}); wait for "
-                "it, or divide the inputs among the processes with --shard i/n"
+                "it, or divide the inputs among the processes with --shard I/N"
             ) from None
         try:
             whole = {name for receipt in self.receipts(number) for name in receipt.files}

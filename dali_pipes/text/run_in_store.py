@@ -53,11 +53,11 @@ class RunInStore:
     def __init__(self, out: Uri, settings: Mapping[str, Any], inputs: Sequence[TextFile], made_by: str) -> None:
         if out.scheme in _READ_ONLY:
             raise ConfigError(
-                f"{out}: {out.scheme}:// can only be read; write to s3://, gs:// or az://, or to a local folder"
+                f"{out}: {out.scheme}:// is read-only; write to s3://, gs:// or az://, or to a local folder"
             )
         self.out = out.as_folder()
         if not self.out.path:
-            raise ConfigError(f"{out}: is a whole bucket; name a folder in it, such as {self.out}/tokens")
+            raise ConfigError(f"{out}: names a bucket, expected a folder in it, such as {self.out}/tokens")
         self._work = self.out / WORK_FOLDER
         self._plan = RunPlan(self.out, settings, inputs, made_by)
         self._folder: Path | None = None
@@ -174,7 +174,7 @@ class RunInStore:
             if facts is None or facts.size != about.get("bytes"):
                 state = "is missing" if facts is None else f"has {facts.size:,} of {about.get('bytes'):,} bytes"
                 raise CorpusWriteError(
-                    f"{self.out / name}: was uploaded but {state}; remove {self.out} and start the run again"
+                    f"{self.out / name}: was uploaded, but {state}; remove {self.out} and run the command again"
                 )
 
     def _receipt(self, item: int, part: int) -> Receipt:

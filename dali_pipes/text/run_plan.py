@@ -186,8 +186,7 @@ def _read_json(path: FilePath, read: Callable[[], bytes], check: Callable[[Any],
         raise
     except (ValueError, RecursionError, OSError) as error:
         raise ConfigError(
-            f"{path}: cannot be read as the {Path(path.name).stem} of a run: {error}. Remove the folder, or use "
-            "another one"
+            f"{path}: not a valid {Path(path.name).stem} of a run: {error}. Remove the folder, or use another one"
         ) from None
     checked: dict[str, Any] = found
     return checked
@@ -252,7 +251,7 @@ def _input_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if (old["name"], old["bytes"]) != (new["name"], new["bytes"]):
         return f"was {old['name']}, {old['bytes']:,} bytes, is {new['name']}, {new['bytes']:,} bytes"
     if old["digest"] != new["digest"]:
-        return f"{new['name']} has other content"
+        return f"{new['name']} has different content"
     if "version" in new:
         return f"{new['name']} was replaced: version was {old.get('version')}, is {new['version']}"
     return (

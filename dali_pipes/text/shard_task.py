@@ -34,10 +34,10 @@ _NEWLINE = r"in a shell, write a newline as $'\n'"
 
 @dataclass(frozen=True)
 class TokenizeConfig:
-    """What to tokenize and how: the options of `dali-pipes tokenize`, under the same names, which errors use.
+    """What to tokenize and how: the options of `dali-pipes tokenize`, under the same names. Errors name the options.
 
-    inputs: paths and URIs of files, folders and patterns; or what `find_text_files` returned, to look it up only once
-    out:    folder or URI, the same for all shards
+    inputs: paths and URIs of files, folders and patterns; or the result of `find_text_files`, to search only once
+    out:    output folder or URI, the same for all shards
     """
 
     inputs: Sequence[str] | Sequence[TextFile]
@@ -74,12 +74,12 @@ def tokenize_shard(
 ) -> Summary:
     """Tokenize the inputs `index`, `index + count`, `index + 2 count` ... of a run. Blocks; uses all cores.
 
-    Shards are independent: run them in any order, on any machines that reach the inputs and `out`, at the same time or
-    not, and again after a failure. The one that finishes the last input publishes the result, which is byte for byte
-    that of `count = 1`.
+    Shards are independent: run them in any order, in parallel or not, on any machines with access to the inputs and
+    `out`, and again after a failure. The shard that finishes the last input publishes the result, which is identical,
+    byte for byte, to that of `count = 1`.
 
     begin:   shows progress; by default, notes go to standard error
-    publish: False: leave publishing to a later call, for thousands of shards: `publish_shards`
+    publish: False: do not publish; call `publish_shards` later. For thousands of shards
 
     Raises ConfigError, CorpusError (and its kinds) for the data, CorpusWriteError, and BackendError for a missing
     package.
@@ -90,7 +90,7 @@ def tokenize_shard(
 
 
 def publish_shards(config: TokenizeConfig) -> Summary:
-    """Publish a run whose shards are all done with `publish = False`; `missing` counts inputs that are not. Blocks."""
+    """Publish a run whose shards were made with `publish=False`; `missing` counts unfinished inputs. Blocks."""
     return publish_files(prepare(config).job, config.out, MADE_BY)
 
 

@@ -73,7 +73,7 @@ class Job:
 class Summary:
     """The state of the output folder after a run. Counts cover all finished inputs.
 
-    documents: all that were read, including empty and dropped ones. missing: inputs left to other processes.
+    documents: all documents read, including empty and dropped documents. missing: inputs left to other processes.
     notes: of the documents, from `Notes.as_json`.
     """
 

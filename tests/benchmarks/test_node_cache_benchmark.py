@@ -35,6 +35,19 @@ def test_a_store_sends_each_block_once(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert entries[1]["requests"] < entries[0]["requests"] / 4
 
 
+@pytest.mark.slow
+@pytest.mark.needs("obstore")
+def test_blocks_that_are_fetched_ahead_are_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    fetch_ahead = node_cache.BlockReads.fetch_ahead
+    node_cache.main("waits", pace_rounds=1, pace_window=8, pace_block=1 << 17, lead_s=1, rate=0.5, latency_ms=1)
+    ahead, other = json.loads(capsys.readouterr().out.splitlines()[-1])["waits"]
+    assert [ahead["case"], other["case"]] == ["ahead", "once a batch needs them"]
+    assert ahead["median"]["first_batch_s"] > 0
+    assert 0 <= ahead["median"]["read_twice_pct"] <= 1
+    assert other["median"]["read_twice_pct"] == 0
+    assert node_cache.BlockReads.fetch_ahead is fetch_ahead
+
+
 def test_lost_tokens_are_told() -> None:
     with pytest.raises(SystemExit, match="each token once"):
         node_cache.check_sum(4, np.arange(4))

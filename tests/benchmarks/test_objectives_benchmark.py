@@ -5,6 +5,7 @@ import json
 import objectives
 import pytest
 import torch
+from objective_oracle import uncorrupted
 
 
 @pytest.mark.slow
@@ -29,3 +30,13 @@ def test_plain_versions_hide_their_share() -> None:
     noisy, masked, p_mask = objectives.torch_diffusion(batch)
     assert torch.equal(noisy == objectives.MASK, masked)
     assert masked.float().mean().item() == pytest.approx(p_mask.mean().item(), abs=0.05)
+
+
+def test_the_plain_spans_are_those_of_the_rule() -> None:
+    ids = torch.randint(1, 50_000, (8, 512))
+    inputs, labels, decoder_inputs = objectives.numpy_spans({"input_ids": ids})
+    assert inputs.shape == (8, 512 - 77 + 26 + 1)
+    assert labels.shape == decoder_inputs.shape == (8, 77 + 26 + 1)
+    sentinels = range(objectives.MASK - 25, objectives.MASK + 1)
+    for row, own, targets in zip(ids.tolist(), inputs.tolist(), labels.tolist(), strict=True):
+        assert uncorrupted(own[:-1], targets[:-1], sentinels) == row

@@ -19,6 +19,7 @@ from table_files import list_array, table_of, write_parquet
 from test_samples import CASES
 
 from dali_pipes import TokenLoader
+from dali_pipes.corpus import block_reads
 from dali_pipes.engine import node_caching
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows import make
@@ -224,8 +225,9 @@ def test_without_shared_memory_each_process_keeps_its_own(
 
 
 @pytest.mark.needs("obstore")
-def test_every_byte_is_fetched_once(tmp_path: Path) -> None:
+def test_every_byte_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where blocks span files; what is read along are the headers at the start, and a label for each block."""
+    monkeypatch.setattr(block_reads, "_SPARE_PART", 10**6)  # nothing to spare
     files = {
         f"{name}.bin": flat(tmp_path / f"{name}.bin", count).read_bytes() for name, count in (("a", 7001), ("b", 9000))
     }
@@ -362,12 +364,13 @@ def test_a_window_that_does_not_fit_is_said(tmp_path: Path, capsys: pytest.Captu
 _RANK = """
 import json, sys, time
 from dali_pipes import TokenLoader
+from dali_pipes.corpus import block_reads
 from dali_pipes.engine import node_caching
 from dali_pipes.rows import make
 from pathlib import Path
 
 rank, world_size, path, shm, settings = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5]
-make.BLOCK_TOKENS = 512
+make.BLOCK_TOKENS, block_reads._SPARE_PART = 512, 10**6
 node_caching.SHARED_MEMORY = Path(shm)
 with TokenLoader(path, rank=rank, world_size=world_size, **json.loads(settings)) as loader:
     rows = [batch["input_ids"].tolist() for _ in range(2) for batch in loader]

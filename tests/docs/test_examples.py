@@ -193,7 +193,7 @@ def test_every_recipe_has_its_test() -> None:
     """Names of recipes, and the tests that run them."""
     run_elsewhere = {
         path: path.read_text(encoding="utf-8")
-        for folder in ("trainers", "cases")
+        for folder in ("trainers", "cases", "text")
         for path in (Path(__file__).parents[1] / folder).glob("*.py")
     }
     for name, block in recipes().items():

@@ -53,14 +53,19 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def count_reads(monkeypatch: pytest.MonkeyPatch, wait_s: float = 0) -> list[int]:
     counted: list[int] = []
-    read_rows = Corpus.read_rows
+    read_rows, tokens = Corpus.read_rows, Corpus.tokens
 
     def counting(self: Corpus, starts: Any, out: Any) -> None:
         counted.append(out.size)
         time.sleep(wait_s)
         read_rows(self, starts, out)
 
+    def counting_tokens(self: Corpus, start: int, count: int) -> Any:
+        counted.append(count)
+        return tokens(self, start, count)
+
     monkeypatch.setattr(Corpus, "read_rows", counting)
+    monkeypatch.setattr(Corpus, "tokens", counting_tokens)
     return counted
 
 

@@ -18,6 +18,9 @@ MLM: dict[str, Any] = {"kind": "mlm", "mask_id": 200, "rate": 0.4, "special_ids"
 DIFFUSION: dict[str, Any] = {"kind": "diffusion", "mask_id": 7}
 GOLDFISH: dict[str, Any] = {"kind": "goldfish", "h": 3, "k": 3}
 BASE = ("input_ids", "labels", "row_ids")
+SPANS: dict[str, Any] = {"kind": "spans", "sentinels": 400, "num_sentinels": 5, "end_id": 1, "sentinel_step": 1}
+SPANS |= {"denoisers": [{"mode_token": 410}, {"rate": 0.4, "mean_length": 1.5, "weight": 2}]}
+OF_SPANS = ("encoder_ids", "encoder_lengths", "decoder_input_ids", "decoder_labels", "decoder_lengths", "row_ids")
 KINDS: dict[str, dict[str, Any]] = {
     "mlm": {"objective": [MLM]},
     "mlm in pieces": {"objective": [MLM], "rows": "pack", "outputs": (*BASE, "loss_mask", "segment_ids")},
@@ -26,11 +29,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "prefix": {"objective": [{"kind": "prefix"}], "outputs": (*BASE, "prefix_lengths"), "mtp": 2},
     "goldfish": {"objective": [GOLDFISH], "outputs": (*BASE, "loss_mask"), "stride": 5},
     "goldfish in documents": {"objective": [GOLDFISH], "rows": "pack", "mtp": 2},
+    "spans": {"objective": [SPANS], "outputs": (*OF_SPANS, "causal_ids", "causal_labels")},
+    "spans in pieces": {"objective": [SPANS], "outputs": OF_SPANS, "rows": "pack", "index_dtype": "int32"},
     "drop": {"objective": [{"kind": "drop", "rate": 0.3, "drop_id": 9}], "index_dtype": "int32"},
 }
 
 
-FEW = [("mlm", "device"), ("diffusion", "host"), ("goldfish in documents", "host"), ("goldfish", "device")]
+FEW = [
+    ("mlm", "device"),
+    ("spans", "device"),
+    ("spans in pieces", "host"),
+    ("diffusion", "host"),
+    ("goldfish in documents", "host"),
+    ("goldfish", "device"),
+]
 CASES = [
     pytest.param(kind, placement, marks=() if (kind, placement) in FEW else pytest.mark.slow)
     for kind in KINDS

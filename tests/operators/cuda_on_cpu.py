@@ -58,6 +58,7 @@ def kernel_names() -> dict[str, list[str]]:
     """Operator -> the C++ name of every kernel that can be asked of its `.cu` file."""
     return {
         "permute": ["permute"],
+        "corrupted_spans": [_kernel.expression("corrupted_spans", np.dtype(kind)) for kind in (np.int64, np.int32)],
         "goldfish": [_kernel.expression("goldfish", dtype) for dtype in TOKEN_DTYPES],
         "keyed_draws": ["keyed_draws"],
         "noised_rows": [_kernel.expression("noised_rows", *pair) for pair in noised_dtypes()],

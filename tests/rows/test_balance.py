@@ -289,7 +289,7 @@ def test_costs_of_a_model() -> None:
         ({"length_buckets": [4, 8]}, ["length_buckets = "]),
         ({"shuffle": False}, ["shuffle = False"]),
         ({"rows": "pack", "seq_len": [[0, 8], [100, 16]], "global_batch": 4, "drop_last": True}, ["a seq_len list"]),
-        ({"balance_cost": None}, ["hidden_size", "num_layers", "none of them"]),
+        ({"balance_cost": None}, ["hidden_size", "num_layers", "neither"]),
         ({"balance_cost": None, "hidden_size": 8}, ["num_layers", "hidden_size = 8"]),
         ({"hidden_size": 8, "num_layers": 2}, ["hidden_size = 8"]),
         ({"hidden_size": 8}, ["hidden_size = 8", "balance_cost = (2, 1)"]),

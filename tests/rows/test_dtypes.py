@@ -160,6 +160,7 @@ def test_other_types_are_refused(wrong: dict[str, str]) -> None:
 
 def test_every_field_has_a_type() -> None:
     """One that follows the settings has a value for each position; numbers on the host have none."""
+    with_positions = Axes.POSITIONS, Axes.ENCODER, Axes.DECODER, Axes.CAUSAL
     for name, spec in OUTPUTS.items():
-        assert (spec.dtype is None) == (spec.axes in (Axes.POSITIONS, Axes.NUMBER)), name
+        assert (spec.dtype is None) == (spec.axes in (*with_positions, Axes.NUMBER)), name
         assert spec.is_mask == (name in {*MASKS, "masked"}), name

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.rows.item_order import BlockShape
-from dali_pipes.rows.next_use import NextUseFormula, Standing, published
+from dali_pipes.rows.next_use import NextUseFormula, Standing, needed_next, published
 from dali_pipes.rows.windows import WindowRows, split_windows
 from dali_pipes.storage.eviction import Entry, choose_victims, next_uses
 
@@ -183,3 +183,37 @@ def test_three_epochs_have_as_many_hits_as_possible(room: int) -> None:
             del kept[int(victims[0].name)]
         kept[block] = entry
     assert hits == best_hits([block for _, _, block in reads], room, 3 * 16)  # both know the fourth epoch
+
+
+@given(
+    count=st.integers(1, 60),
+    block_rows=st.integers(1, 9),
+    window_blocks=st.integers(1, 5),
+    share=st.sampled_from([None, Fraction(1, 3), Fraction(7, 8)]),
+    goes_on=st.booleans(),
+    data=st.data(),
+)
+def test_the_blocks_of_this_window_and_the_next_come_next(
+    count: int, block_rows: int, window_blocks: int, share: Fraction | None, goes_on: bool, data: st.DataObject
+) -> None:
+    rows = rows_of(count, block_rows, window_blocks, share)
+    place, order = data.draw(st.integers(0, rows.count(0) - 1)), rows.order
+    assert order.blocks is not None
+    kept = kept_of(order.num_items, order.blocks.block_rows, share, "a")
+    windows: list[list[int]] = []
+    ends = [0]
+    for of_pass in (0, 1):
+        for window in windows_of(len(kept), block_rows, window_blocks, key_of("order", 1, '"a"', of_pass)):
+            windows.append([kept[block[0]] // block_rows for block in window])
+            ends.append(ends[-1] + sum(map(len, window)))
+    at = next(number for number in range(len(windows)) if place < ends[number + 1])
+    has_next = goes_on or ends[at + 1] < len(kept)
+    found = needed_next(order, Standing(place, (rows.key(0), rows.key(1)), 1.0), goes_on=goes_on).tolist()
+    assert found == windows[at] + (windows[at + 1] if has_next else [])
+
+
+def test_without_a_shuffle_the_next_blocks_of_the_corpus_come_next() -> None:
+    rows = WindowRows(split_windows(10 * STRIDE + 1, STRIDE), shuffle=False, blocks=BlockShape(2, 2 * STRIDE))
+    now = Standing(5, (None, None), 1.0)
+    assert needed_next(rows.order, now, goes_on=False).tolist() == [2, 3, 4]
+    assert needed_next(rows.order, now, goes_on=True).tolist() == [2, 3, 4, 0]

@@ -18,7 +18,7 @@ from dali_pipes.runtime.locks import lock, lock_number, unlock, unlock_number
 from dali_pipes.storage import node_cache
 from dali_pipes.storage.eviction import Entry
 from dali_pipes.storage.live_jobs import LiveJob, live_jobs
-from dali_pipes.storage.node_cache import Found, NodeCache, entry_of
+from dali_pipes.storage.node_cache import Ahead, Found, NodeCache, entry_of
 
 SIZE = 1000
 KEY = "5f2c9a01"
@@ -161,6 +161,67 @@ def test_entries_that_are_needed_sooner_stay(folder: Path) -> None:
     assert in_folder(folder) == sorted(entry(number).name for number in (5, 1, 4))
     assert cache.find_or_make(entry(7), never) is None
     assert cache.stats(KEY, 0).misses == 5
+
+
+def test_entries_are_made_ahead_where_nothing_is_needed_sooner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of entries are their next uses."""
+    monkeypatch.setattr(node_cache, "_LOOK_PART", 10**6)
+    cache = NodeCache(folder, 3 * SIZE, "cache_bytes", lambda order, begins, ends: begins / SIZE)
+    cache.set_orders([{"corpus": KEY}])
+    for number in (5, 1, 9):
+        assert cache.make_ahead(entry(number), made(number)) is Ahead.THERE
+    assert cache.make_ahead(entry(5), never) is Ahead.THERE
+    assert cache.make_ahead(entry(4), made(4)) is Ahead.THERE  # instead of 9
+    assert cache.make_ahead(entry(7), never) is Ahead.NO_ROOM
+    assert bytes_of(cache.find_or_make(entry(2), made(2))) == content(2)  # instead of 5, without waiting to look again
+    assert in_folder(folder) == sorted(entry(number).name for number in (1, 2, 4))
+    assert bytes_of(cache.find(entry(4))) == content(4)
+    assert (cache.stats(KEY, 0).misses, cache.stats(KEY, 0).evictions) == (5, 2)
+    assert cache.make_ahead(entry(0), never) is Ahead.NO_ROOM  # what is not needed yet does
+    cache = NodeCache(folder, 10 * SIZE, "cache_bytes")
+    with pytest.raises(ZeroDivisionError):
+        cache.make_ahead(entry(0), lambda: memoryview(bytes(1 // 0)))
+    assert cache.used_bytes() == SIZE * len(in_folder(folder))
+    assert in_folder(folder, "*.tmp") == []
+    cache.end()
+    assert cache.make_ahead(entry(0), never) is Ahead.NO_ROOM
+
+
+def test_few_entries_are_made_ahead_at_a_time(folder: Path) -> None:
+    """However many corpora there are, each with threads of its own."""
+    cache, running, most = NodeCache(folder, 10 * SIZE, "cache_bytes"), [0], [0]
+    guard = threading.Lock()
+
+    def make() -> memoryview:
+        with guard:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+        with guard:
+            running[0] -= 1
+        return memoryview(content(0))
+
+    threads = [threading.Thread(target=cache.make_ahead, args=(entry(number), make)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(in_folder(folder)) == 8
+    assert most[0] <= node_cache.FETCHES_AHEAD
+
+
+def test_what_another_process_makes_is_not_made_ahead(folder: Path) -> None:
+    first, second = (NodeCache(folder, 10 * SIZE, "cache_bytes") for _ in range(2))
+    found: list[Ahead] = []
+
+    def make() -> memoryview:
+        found.append(second.make_ahead(entry(1), never))
+        return memoryview(content(1))
+
+    assert first.make_ahead(entry(1), make) is Ahead.THERE
+    assert found == [Ahead.ELSEWHERE]
+    assert second.make_ahead(entry(1), never) is Ahead.THERE
+    assert second.stats(KEY, 0).misses == 0
 
 
 def test_the_largest_budget_of_the_jobs_that_live_counts(folder: Path) -> None:

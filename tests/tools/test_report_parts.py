@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_material import WORDS, write_tokenizer
 
-from dali_pipes import LoaderConfig, open_corpus
+from dali_pipes import LoaderConfig, TokenLoader, open_corpus
 from dali_pipes.errors import ConfigError
 from dali_pipes.text.token_text import TokenText
 from dali_pipes.tools.reports.page import keyed_sample
 from dali_pipes.tools.reports.page.keyed_sample import IdSample, sample_ids
 from dali_pipes.tools.reports.page.opened_run import opened_run
 from dali_pipes.tools.reports.page.row_figures import figures_of
+from dali_pipes.tools.reports.page.rows_section import rows_section
 from dali_pipes.tools.reports.page.run_log import read_log
 from dali_pipes.tools.reports.page.run_section import run_section
 
@@ -168,6 +169,36 @@ def test_a_counter_that_begins_anew_is_no_negative_rate(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     (part,) = run_section(read_log(path)).parts
     assert {fact.key: fact.value.raw for fact in part.facts}["tokens_per_second"] == 100
+
+
+@pytest.mark.parametrize("objective", [[], [{"kind": "fim", "tokens": {"prefix": 95, "middle": 96, "suffix": 97}}]])
+def test_costs_and_copies_are_those_of_the_plan_report(tmp_path: Path, objective: list[dict[str, Any]]) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, 400)
+    ids = np.concatenate([[*np.arange(length) % 9 + 1, END] for length in lengths])
+    ids.astype(np.uint16).tofile(tmp_path / "data.bin")
+    np.save(tmp_path / "keep.npy", np.arange(400, dtype=np.uint8) % 3)
+    config = LoaderConfig(
+        corpus=str(tmp_path / "data.bin"),
+        keep=str(tmp_path / "keep.npy"),
+        batch_size=2,
+        seq_len=32,
+        rows="pad",
+        balance="cost",
+        balance_cost=[1, 1],
+        eos_id=END,
+        rank=0,
+        world_size=4,
+        objective=objective,
+    )
+    with opened_run(config, 0, (0,), None, None) as run:
+        (part,) = [part for part in rows_section(run).parts if part.key == "plan"]
+    with TokenLoader(config, device="cpu", quiet=True) as loader:
+        report = loader.plan_report()
+    shown = {fact.key: fact.value.raw for fact in part.facts}
+    assert shown == {name: getattr(report, name) for name in shown}
+    assert report.cost_ratio is not None
+    assert shown["cost_ratio"] < shown["unbalanced_cost_ratio"]
+    assert shown["removed_documents"] == int((np.arange(400) % 3 == 0).sum())
 
 
 def test_rows_that_grow_are_shown(tmp_path: Path) -> None:

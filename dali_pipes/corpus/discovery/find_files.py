@@ -186,8 +186,8 @@ def _refuse_unfinished_run(folder: FilePath, entries: Sequence[FilePath]) -> Non
     names = {entry.name for entry in entries}
     if WORK_FOLDER in names and MANIFEST not in names:
         raise CorpusError(
-            f"{folder}: is the output of a `dali-pipes tokenize` that is not finished. Run the same command to finish "
-            "it, or list the files to use."
+            f"{folder}: is the output of a `dali-pipes tokenize` run that is not finished. Run the same command again "
+            "to finish it, or list the files to use."
         )
 
 

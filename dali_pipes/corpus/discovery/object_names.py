@@ -45,8 +45,8 @@ def uris_matching(pattern: Uri) -> list[Uri]:
     """
     if not can_list(pattern):
         raise CorpusReadError(
-            f"{pattern}: this pattern needs a listing, which {pattern.scheme} does not have. Name the files in a list, "
-            f"or in a {SUFFIX} file with a URI on each line."
+            f"{pattern}: this pattern requires a listing, which {pattern.scheme} does not support. Name the files in a "
+            f"list, or in a {SUFFIX} file with a URI on each line."
         )
     parts = pattern.path.split("/")
     first = next(number for number, part in enumerate(parts) if glob.has_magic(part))

@@ -37,14 +37,16 @@ def read_url_list(entry: str) -> list[str]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CorpusFormatError(
-            f"{path}: byte {error.start:,} is not UTF-8; a {SUFFIX} file is text, with a URI on each line"
+            f"{path}: byte {error.start:,} is not UTF-8; expected a text file with one URI per line"
         ) from error
     if text.lstrip()[:1] == "<":
-        raise CorpusFormatError(f"{path}: is an HTML page, not a list of URIs; check the address, and log in if needed")
+        raise CorpusFormatError(
+            f"{path}: found an HTML page, expected a list of URIs; check the address, and log in if needed"
+        )
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     found = [_entry(path, number, line) for number, line in lines if line and not line.startswith("#")]
     if not found:
-        raise CorpusError(f"{path}: this list does not name any files; write a URI on each line")
+        raise CorpusError(f"{path}: this list does not name any files; write one URI per line")
     return found
 
 
@@ -55,7 +57,7 @@ def _entry(path: FilePath, number: int, line: str) -> str:
     except ConfigError as error:
         raise CorpusFormatError(f"{path}: line {number:,}: {error}") from error
     if is_url_list(entry):
-        raise CorpusFormatError(f"{path}: line {number:,}: {entry} is another list; name its files here")
+        raise CorpusFormatError(f"{path}: line {number:,}: {entry} is another list; write its files here instead")
     if is_uri(entry):
         return entry
     return path.parent / entry if isinstance(path, Uri) else os.path.join(path.parent, os.path.expanduser(entry))

@@ -72,7 +72,7 @@ def parse_npy_counts(file: ByteFile) -> Layout:
     header, data_offset = _read_header(file)
     descr = header["descr"]
     if not (isinstance(descr, str) and _COUNT.fullmatch(descr)):
-        raise CorpusFormatError(f"{file.path}: holds {descr!r} values; expected integers or bool, one a document")
+        raise CorpusFormatError(f"{file.path}: found {descr!r} values; expected one integer or bool per document")
     return _layout(file, header["shape"], header["fortran_order"], np.dtype(descr), data_offset)
 
 

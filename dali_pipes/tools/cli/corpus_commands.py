@@ -38,7 +38,8 @@ def inspect(
     vocab_size: VocabSize = None,
     token_column: TokenColumn = None,
     keep: Annotated[
-        str | None, typer.Option(metavar="FILE", help="File with the number of times to read each document, as `keep`.")
+        str | None,
+        typer.Option(metavar="FILE", help="File with the number of times to read each document (setting `keep`)."),
     ] = None,
     full: Annotated[
         bool,

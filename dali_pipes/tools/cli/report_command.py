@@ -30,7 +30,7 @@ from dali_pipes.uris import without_secrets
 
 def report(
     given: Given,
-    out: Annotated[Path, typer.Option(help="HTML file to write; an existing one is replaced.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="HTML file to write; replaces an existing file.")] = Path("report.html"),
     steps: Annotated[str, typer.Option(metavar="STEPS", help="Steps to show as text, such as 0,100,1200.")] = "0",
     epoch: Epoch = 0,
     rank: Annotated[int | None, typer.Option(help="Rank whose batches are shown; by default, 0.")] = None,
@@ -40,19 +40,20 @@ def report(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            help="tokenizer.json to decode ids with; by default, the configuration's. Otherwise ids are shown."
+            help="tokenizer.json to decode ids with; by default, the configuration's. Without one, ids are shown."
         ),
     ] = None,
     state: SavedState = None,
     log: Annotated[
-        Path | None, typer.Option(help="Log of the run: a JSON object per line, such as those of stats().metrics().")
+        Path | None,
+        typer.Option(help="Log of the run: one JSON object per line, such as the result of stats().metrics()."),
     ] = None,
     batch_size: BatchSize = None,
     seq_len: SeqLen = None,
     assignments: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page on the data of a run: corpus, order, rows, mixture, batches as text, and its log.
+    """Write an HTML page about the data of a run: corpus, order, rows, mixture, batches as text, and log.
 
     Reads the batches of the steps shown and a bounded sample of the corpus. Uses no GPU and no network.
     """
@@ -95,5 +96,5 @@ def _steps(text: str) -> tuple[int, ...]:
     try:
         steps = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise ConfigError(f"--steps {text}: expected numbers with commas between them, such as 0,100,1200") from None
+        raise ConfigError(f"--steps {text}: expected step numbers separated by commas, such as 0,100,1200") from None
     return steps

@@ -37,7 +37,7 @@ def tokenize(
     tokenizer: Annotated[str, typer.Option(help="tokenizer.json of the tokenizers library, or its folder or URI.")],
     out: Annotated[
         str,
-        typer.Option(help="Output folder or URI: a new one, or that of an interrupted run, which then continues."),
+        typer.Option(help="Output folder or URI: a new one, or that of an interrupted run to continue."),
     ],
     format: Annotated[
         Format,
@@ -101,8 +101,8 @@ def tokenize(
         str | None,
         typer.Option(
             metavar="[ADDRESS]",
-            help="Run on the Ray cluster at ADDRESS (host:port, ray://host:port, or local); without ADDRESS, on the "
-            "cluster of this machine, or a new local one.",
+            help="Run on the Ray cluster at ADDRESS (host:port, ray://host:port, or local). Without ADDRESS: the "
+            "cluster of this machine, or else a new local one.",
             show_default=False,
         ),
     ] = None,
@@ -121,7 +121,9 @@ def tokenize(
     with errors_as_one_line(), _interrupts_as_one_line():
         index, count = _shard(shard)
         if ray is not None and count > 1:
-            raise ConfigError(f"--shard {shard}: --ray divides the inputs itself; leave --shard out")
+            raise ConfigError(
+                f"--shard {shard}: cannot be combined with --ray, which divides the inputs; leave out --shard"
+            )
         config = TokenizeConfig(
             inputs=inputs,
             tokenizer=tokenizer,
@@ -203,4 +205,4 @@ def _show(summary: Summary, out: str, seconds: float) -> None:
     )
     if summary.missing:
         left, where = counted(summary.missing, "input"), without_secrets(out)
-        typer.echo(f"{left} left for other shards; {where} can be opened once all are done")
+        typer.echo(f"{left} left for other shards; loaders can open {where} once all are done")

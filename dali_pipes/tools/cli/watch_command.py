@@ -21,14 +21,14 @@ _POLL_S = 0.5
 
 def watch(
     log: Annotated[
-        Path, typer.Argument(help="Log of a run: a JSON object per line, such as those of stats().metrics().")
+        Path, typer.Argument(help="Log of a run: one JSON object per line, such as the result of stats().metrics().")
     ],
     once: Annotated[
         bool, typer.Option("--once/--no-once", metavar=FLAG, show_default=False, help="Print the figures and exit.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Follow a run: tokens per second, data wait, step, epoch, shares of sources, and warnings. Ctrl-C ends it.
+    """Follow a run: tokens per second, data wait, step, epoch, shares of sources, and warnings. Ctrl-C stops it.
 
     With --json, prints the figures once.
     """
@@ -43,7 +43,7 @@ def watch(
             while True:
                 now = followed.now()
                 age = round(time.monotonic() - changed)
-                waiting = f"{printable(str(log))}: last line {counted(age, 'second')} ago; Ctrl-C ends"
+                waiting = f"{printable(str(log))}: last line {counted(age, 'second')} ago; Ctrl-C stops"
                 live.update(terminal.run_table(now, waiting), refresh=True)
                 time.sleep(_POLL_S)
                 if followed.poll():

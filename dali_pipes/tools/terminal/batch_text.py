@@ -114,7 +114,7 @@ def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
         f"row {row.origin.row}, row id {row.origin.row_id:,}{source}: {row.masked} of {preview.columns} labels ignored"
     )
     if row.sentinels_in_data:
-        about += f", {counted(row.sentinels_in_data, 'sentinel')} of fim in the data itself"
+        about += f", {counted(row.sentinels_in_data, 'sentinel')} already in the data"
     about += "".join(f", {name} {value:.4g}" for name, value in row.drawn.items())
     console.print(Text(about, style="bold"))
     for piece in row.pieces:
@@ -123,6 +123,9 @@ def _show_row(console: Console, preview: BatchPreview, row: PreviewRow) -> None:
             about += f", segment {piece.segment}, positions {piece.positions[0]} to {piece.positions[1]}"
         console.print(Text(f"-- {about}", style="cyan"), soft_wrap=True)
         console.print(_tokens(console, piece), soft_wrap=True)
+    for name, run in row.corrupted:
+        console.print(Text(f"-- {name}", style="cyan"))
+        console.print(Text(_run(console, run)), soft_wrap=True)
     if row.padding:
         extent = "the whole row" if row.origin.is_padding else counted(row.padding, "position")
         console.print(Text(f"-- padding, {extent}", style="dim"))

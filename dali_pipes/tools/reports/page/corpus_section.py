@@ -94,7 +94,7 @@ def _part(name: str, config: LoaderConfig, corpus: Corpus, report: CorpusReport,
     listed = report.problems[:_MOST_PROBLEMS]
     notes = [*report.notes]
     if sample.unreadable:
-        notes.append(f"{counted(sample.unreadable, 'run')} of the sample of ids could not be read")
+        notes.append(f"{counted(sample.unreadable, 'run')} of the id sample could not be read.")
     return Part(
         name,
         f"Source {name}" if name else "",
@@ -137,9 +137,9 @@ def _document_facts(config: LoaderConfig, corpus: Corpus, report: CorpusReport, 
     found = 0 if mark is None else sample.count(mark)
     if found:
         yield Fact(
-            "documents_about", "documents, about", Value(round(found / sample.num_ids * corpus.num_tokens)), True
+            "documents_about", "documents (estimate)", Value(round(found / sample.num_ids * corpus.num_tokens)), True
         )
-        yield Fact("mean_about", "tokens a document, about", Value(sample.num_ids / found), True)
+        yield Fact("mean_about", "tokens per document (estimate)", Value(sample.num_ids / found), True)
 
 
 def _delimiter(config: LoaderConfig, corpus: Corpus) -> int | None:
@@ -173,13 +173,13 @@ def _histogram(buckets: Sequence[Bucket], *, is_sample: bool) -> Chart:
     most = max(buckets, key=lambda bucket: bucket.documents)
     labels = [f"{first:,}" if first < 10_000 else charts.short(first) for first, _, _ in buckets]
     values = [bucket.documents for bucket in buckets]
-    whole = f" It shows documents that lie whole in runs of {RUN_IDS:,} ids, so longer ones are missing."
+    whole = f" The sample contains only documents that fit in a run of {RUN_IDS:,} ids; longer ones are missing."
     return Chart(
         "lengths",
         "Document lengths",
-        charts.bars(labels, values, xlabel="tokens a document, at least", ylabel="documents", log=True),
-        f"Most documents, {most.documents:,}, have {most.shortest:,} to {most.longest:,} tokens; both axes are "
-        f"logarithmic.{whole * is_sample}",
+        charts.bars(labels, values, xlabel="tokens per document (at least)", ylabel="documents", log=True),
+        f"The most common length is {most.shortest:,} to {most.longest:,} tokens: {most.documents:,} documents. Both "
+        f"axes are logarithmic.{whole * is_sample}",
         is_sample=is_sample,
     )
 

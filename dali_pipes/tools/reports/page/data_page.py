@@ -76,7 +76,7 @@ def make_page(
     not fit, `BackendError` without matplotlib or Jinja, and `CorpusError` if no data can be opened.
     """
     if not 1 <= len(steps) <= MOST_STEPS:
-        raise ConfigError(f"--steps: lists {counted(len(steps), 'step')}; expected 1 to {MOST_STEPS}")
+        raise ConfigError(f"--steps: found {counted(len(steps), 'step')}; expected 1 to {MOST_STEPS} steps")
     read = None if log is None else read_log(log)
     sections = [corpus_section(config, tokenizer)]
     made: list[tuple[str, str, Callable[[OpenedRun], Section]]] = [
@@ -114,7 +114,7 @@ def _batches_section(run: OpenedRun, *, rows: int, tokens: int) -> Section:
     while (size := sum(map(len, batches))) > _MOST_BYTES and shown > 1:
         shown = max(1, shown * _MOST_BYTES // size * 3 // 4)
         batches, missing = _as_html(run, rows, shown)
-    cut = f" At most {shown:,} tokens of a row are shown." * (shown < run.config.row_len)
+    cut = f" The page shows at most {shown:,} tokens per row." * (shown < run.config.row_len)
     about = f"Rows as the trainer of rank {run.config.rank} gets them.{cut}"
     return Section("batches", "Batches", about, missing=tuple(missing), batches=tuple(batches))
 
@@ -134,7 +134,7 @@ def _as_html(run: OpenedRun, rows: int, tokens: int) -> tuple[list[str], list[st
 
 def _html(config: LoaderConfig, title: str, epoch: int, sections: list[Section]) -> str:
     ranks = "" if config.world_size in (None, 1) else f", rank {config.rank} of {config.world_size:,}"
-    shape = f"{config.batch_size:,} rows of {config.row_len:,} tokens a batch{ranks}, epoch {epoch:,}."
+    shape = f"{config.batch_size:,} rows of {config.row_len:,} tokens per batch{ranks}, epoch {epoch:,}."
     script = source_of("page.js")
     return rendered(
         "page.html",

@@ -35,7 +35,7 @@ def mixture_section(run: OpenedRun) -> Section:
         Fact("place", "rows", Value(report.place)),
         Fact("tokens", "tokens", Value(report.tokens)),
         Fact("num_sources", "sources", Value(len(report.sources))),
-        Fact("num_stages", "stages of weights", Value(len(plan.stages))),
+        Fact("num_stages", "stages", Value(len(plan.stages))),
     )
     uses = [vars(use) for use in report.sources]
     tables = [table_of("sources", "Sources, up to the end of the epoch", _USES, uses, most=len(uses))]
@@ -48,7 +48,7 @@ def mixture_section(run: OpenedRun) -> Section:
         left = [{**source._asdict(), "tokens": source.place * plan.seq_len} for source in plan.exhausted]
         tables.append(table_of("exhausted", "Sources that reach max_epochs", _EXHAUSTED, left))
     is_exact = all(use.is_exact for use in report.sources)
-    about = "" if is_exact else "Rows hold documents, so tokens and passes are estimates."
+    about = "" if is_exact else "Rows contain whole documents or pieces, so tokens and passes are estimates."
     return Section("mixture", "Mixture", about, (Part("", "", facts, _charts(plan), tuple(tables)),))
 
 
@@ -65,21 +65,21 @@ def _charts(plan: MixturePlan) -> tuple[Chart, ...]:
     most = max(plan.report.sources, key=lambda use: use.passes)
     largest, others = uses[0], uses[charts.SERIES :]
     rest = sum(use.share for use in others)
-    not_drawn = f" {counted(len(others), 'more source')} with {rest:.1%} together are not drawn." if others else ""
+    not_drawn = f" {counted(len(others), 'more source')} not drawn, {rest:.1%} in total." if others else ""
     return (
         Chart(
             "shares",
             "Share of tokens so far",
             charts.lines(shares, asked=asked, xlabel="tokens of the run", ylabel="share", as_shares=True),
-            f"Lines are shares of the tokens so far, dashes the weights in force. {largest.name} has the most, "
+            f"Solid lines are shares of the tokens so far; dashed lines are the weights. {largest.name} has the most, "
             f"{largest.share:.1%} of {counted(plan.report.tokens, 'token')}.{not_drawn}",
             legend,
         ),
         Chart(
             "passes",
-            "Passes of each source",
+            "Passes over each source",
             charts.lines(passes, xlabel="tokens of the run", ylabel="passes"),
-            f"{most.name} is read most often, {most.passes:.3g} times.",
+            f"{most.name} has the most passes: {most.passes:.3g}.",
             legend,
         ),
     )

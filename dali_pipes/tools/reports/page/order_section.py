@@ -18,8 +18,8 @@ _ORDERS = (
     Column("order", "order", "text"),
     Column("distance_tokens", "tokens between neighbors"),
     Column("distance", "of the corpus", "share"),
-    Column("from_one_block", "of a step from one block", "share"),
-    Column("from_one_file", "of a step from one file", "share"),
+    Column("from_one_block", "from one block, per step", "share"),
+    Column("from_one_file", "from one file, per step", "share"),
     Column("correlation", "correlation"),
     Column("blocks", "blocks read"),
 )
@@ -29,7 +29,7 @@ _RANKS = (Column("rank", "rank"), Column("rows", "rows"), Column("tokens", "toke
 def order_section(run: OpenedRun) -> Section:
     """Plans the first steps in each order; reads no tokens."""
     if run.config.split == "validation":
-        about = "The validation split is always read in the order of the corpus."
+        about = "The loader always reads the validation split in the order of the corpus."
         return Section("order", "Order", about, (Part("", tables=(_ranks(run),)),))
     report = shuffle_of(run.config, run.built.corpora, JUDGED_STEPS)
     return Section("order", "Order", parts=(_shuffle(report, _ranks(run)),))
@@ -48,16 +48,16 @@ def _shuffle(report: ShuffleReport, ranks: DataTable) -> Part:
             xlabel="step",
             ylabel="position in the corpus",
         ),
-        f"Positions in the corpus of {counted(len(places[::every]), 'row')}, over the steps of epoch 0, in the order "
-        f"{configured.order}: an even cloud is a good shuffle, and a line is the order of the files.",
+        f"Positions of {counted(len(places[::every]), 'row')} in the corpus, over the steps of epoch 0, with the order "
+        f"{configured.order}. Evenly spread points show a good shuffle; a line shows the order of the files.",
         is_sample=True,
     )
     rows = [{**vars(figures), "order": figures.order + " (used)" * figures.is_configured} for figures in report.orders]
     table = table_of("orders", f"Figures of the first {counted(report.steps, 'step')} in each order", _ORDERS, rows)
     facts = (
         Fact("order", "order", Value(configured.order, "text")),
-        Fact("step_rows", "rows a step, all ranks", Value(report.step_rows)),
-        Fact("corpus_blocks", "blocks of the corpus", Value(report.corpus_blocks)),
+        Fact("step_rows", "rows per step, all ranks", Value(report.step_rows)),
+        Fact("corpus_blocks", "blocks in the corpus", Value(report.corpus_blocks)),
         Fact("largest_file", "largest file", Value(report.largest_file, "share")),
     )
     return Part("", facts=facts, charts=(chart,), tables=(ranks, table))

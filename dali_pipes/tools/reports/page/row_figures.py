@@ -36,15 +36,19 @@ class RowFigures(NamedTuple):
 def figures_of(plan: Plan, cutters: RowCutters) -> RowFigures:
     """The figures of the rows of a plan."""
     width, count = plan.width(cutters.seq_len), len(plan.row_ids)
-    starts, lengths = spans_of(plan, width)
+    widths = np.full(count, width) if plan.widths is None else plan.widths
     if plan.pieces is None:
         rows = np.flatnonzero(plan.row_ids != PADDING)
+        starts, lengths = spans_of(plan, width)
     else:
         rows = np.repeat(np.arange(count), np.diff(plan.pieces.row_offsets))
+        starts, lengths = plan.pieces.starts, plan.pieces.lengths
     tokens: Int64Array = np.bincount(rows, lengths, count).astype(np.int64)
-    documents = _documents(cutters, starts, lengths)
+    # A rearranged piece is of one document, whose parts are not where the piece begins.
+    is_planned = plan.rows.fim is not None
+    documents = np.ones(len(rows), np.int64) if is_planned else _documents(cutters, starts, lengths)
     by_row = None if documents is None else np.bincount(rows, documents, count).astype(np.int64)
-    return RowFigures(tokens, np.full(count, width), by_row)
+    return RowFigures(tokens, widths, by_row)
 
 
 def joined(parts: list[RowFigures]) -> RowFigures:

@@ -23,7 +23,7 @@ _STEPS = (
     Column("step", "step"),
     Column("num_rows", "rows"),
     Column("padding_rows", "padding rows"),
-    Column("width", "positions a row"),
+    Column("width", "positions per row"),
     Column("tokens", "tokens"),
     Column("padding", "padding"),
     Column("documents", "documents"),
@@ -46,6 +46,17 @@ _PLAN: dict[str, tuple[str, Unit]] = {
     "split_documents": ("split documents", "number"),
     "truncated_documents": ("truncated documents", "number"),
 }
+_PLAN_WHERE_ASKED: dict[str, tuple[str, Unit]] = {
+    "removed_documents": ("documents removed by keep", "number"),
+    "extra_copies": ("copies added by keep", "number"),
+    "cost_ratio": ("cost of the rank with most, by the mean of the ranks", "number"),
+    "worst_cost_ratio": ("the same in the worst step", "number"),
+    "even_steps": ("steps in which it is at most 1.05", "share"),
+    "unbalanced_cost_ratio": ("in a random order: cost of the rank with most, by the mean", "number"),
+    "unbalanced_worst_cost_ratio": ("in a random order: the same in the worst step", "number"),
+    "unbalanced_even_steps": ("in a random order: steps in which it is at most 1.05", "share"),
+}
+"""With `keep` and `balance`; of no use without."""
 
 
 def rows_section(run: OpenedRun) -> Section:
@@ -54,7 +65,7 @@ def rows_section(run: OpenedRun) -> Section:
     first = schedule.step_number(run.base)
     most = min(_MOST_STEPS, -(-_SAMPLE_ROWS // schedule.global_rows))
     steps = range(first, first + schedule.steps(run.base, run.epoch, most=most))
-    about = f"The sample is the first {counted(len(steps), 'step')} of epoch {run.epoch}, on all ranks."
+    about = f"The sample is the first {counted(len(steps), 'step')} of epoch {run.epoch}, over all ranks."
     return Section("rows", "Rows", about, (_sample(run, steps), *_plans(run), *_growth(run)))
 
 
@@ -66,13 +77,13 @@ def _sample(run: OpenedRun, steps: range) -> Part:
     ]
     padding = int(figures.widths.sum() - figures.tokens.sum())
     facts = [
-        Fact("sampled_rows", "rows looked at", Value(len(figures.tokens))),
+        Fact("sampled_rows", "rows in the sample", Value(len(figures.tokens))),
         Fact("sampled_fill", "fill", Value(float(figures.tokens.sum() / figures.widths.sum()), "share"), True),
         Fact("sampled_padding", "padding", Value(padding), True),
     ]
     if figures.documents is not None:
-        facts.append(Fact("documents_a_row", "documents a row", Value(float(figures.documents.mean())), True))
-    tables = (table_of("steps", "Steps, on all ranks", _STEPS, records),)
+        facts.append(Fact("documents_a_row", "documents per row", Value(float(figures.documents.mean())), True))
+    tables = (table_of("steps", "Steps, over all ranks", _STEPS, records),)
     return Part("", facts=tuple(facts), charts=tuple(_charts(figures)), tables=tables)
 
 
@@ -83,7 +94,7 @@ def _charts(figures: RowFigures) -> Iterator[Chart]:
         yield Chart(
             "fill",
             "Fill of rows",
-            charts.bars(labels, counts.tolist(), xlabel="share of the positions with a token, at least", ylabel="rows"),
+            charts.bars(labels, counts.tolist(), xlabel="share of positions with a token (at least)", ylabel="rows"),
             f"{counts[-1] / counts.sum():.1%} of the rows are at least {100 - 100 // _BINS}% full.",
             is_sample=True,
         )
@@ -98,9 +109,9 @@ def _documents(documents: npt.NDArray[np.int64]) -> Chart:
     labels = [str(number * width) for number in range(len(counts))]
     return Chart(
         "documents_a_row",
-        "Documents a row",
+        "Documents per row",
         charts.bars(labels, counts.tolist(), xlabel=f"documents{', at least' * (width > 1)}", ylabel="rows"),
-        f"A row has tokens of {documents.min():,} to {most:,} documents, {documents.mean():.1f} on average.",
+        f"A row contains tokens of {documents.min():,} to {most:,} documents, {documents.mean():.1f} on average.",
         is_sample=True,
     )
 
@@ -115,12 +126,14 @@ def _plans(run: OpenedRun) -> Iterator[Part]:
             report = reports.report(pass_number)
         if report is None:
             note = (
-                f"These figures need a plan of all {reports.num_documents:,} documents, which has not been made; "
-                "loader.plan_report() makes it."
+                f"These figures need a plan of all {reports.num_documents:,} documents, which does not exist yet. "
+                "Call loader.plan_report() to create it."
             )
             yield Part(key, heading, notes=(note,))
         else:
-            facts = [Fact(each, label, Value(getattr(report, each), unit)) for each, (label, unit) in _PLAN.items()]
+            asked = {each: how for each, how in _PLAN_WHERE_ASKED.items() if getattr(report, each)}
+            shown = (_PLAN | asked).items()
+            facts = [Fact(each, label, Value(getattr(report, each), unit)) for each, (label, unit) in shown]
             yield Part(key, heading, tuple(facts))
 
 
@@ -134,7 +147,7 @@ def _growth(run: OpenedRun) -> Iterator[Part]:
     records = [{**segment._asdict(), "tokens": at} for segment, at in zip(segments, tokens, strict=True)]
     drawn = []
     end = [*tokens, tokens[-1] + max(1, tokens[-1] // 4)]
-    for key, title in (("seq_len", "Length of rows"), ("global_batch", "Rows of an optimizer step")):
+    for key, title in (("seq_len", "Row length"), ("global_batch", "Rows per optimizer step")):
         values = [record[key] for record in records]
         drawn.append(
             Chart(
@@ -148,4 +161,4 @@ def _growth(run: OpenedRun) -> Iterator[Part]:
 
 
 def _lengths(records: list[dict[str, int]]) -> DataTable:
-    return table_of("lengths", "Lengths and batches", _LENGTHS, records)
+    return table_of("lengths", "Row lengths and batch sizes", _LENGTHS, records)

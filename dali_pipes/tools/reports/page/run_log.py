@@ -61,9 +61,9 @@ def read_log(path: Path) -> RunLog:
                 values.append(value)
     if not courses:
         raise ConfigError(
-            f"--log {path}: expected lines with a JSON object each, such as "
+            f"--log {path}: expected one JSON object per line, such as "
             '{"step": 100, "loss": 3.21, "tokens_per_second": 412345}; found '
-            f"{f'{lines:,} lines without one' if lines else 'an empty file'}"
+            f"{f'{lines:,} lines that are not JSON objects' if lines else 'an empty file'}"
         )
     return RunLog(path, lines, len(kept), wrong, step, courses)
 

@@ -31,8 +31,8 @@ class _Shown(NamedTuple):
 
 _SHOWN = (
     _Shown("tokens_per_second", "Tokens per second", "tokens per second", "tokens/s", ("tokens_per_second",)),
-    _Shown("data_wait_ratio", "Data wait", "data wait", "share of the time", ("data_wait_ratio",), as_share=True),
-    _Shown("data_wait_s", "Data wait of a step", "data wait of a step, seconds", "seconds", ("data_wait_s",)),
+    _Shown("data_wait_ratio", "Data wait", "data wait", "share of time", ("data_wait_ratio",), as_share=True),
+    _Shown("data_wait_s", "Data wait per step", "data wait per step, seconds", "seconds", ("data_wait_s",)),
     _Shown("ready_blocks", "Queue depth", "queue depth", "blocks ready", ("ready_blocks", "queue_depth")),
     _Shown("mfu", "MFU", "MFU", "MFU", ("mfu", "MFU"), as_share=True),
     _Shown("loss", "Loss", "loss", "loss", ("loss", "train_loss"), from_zero=False),
@@ -69,10 +69,10 @@ def run_section(log: RunLog) -> Section:
     if log.lines_read < log.lines:
         notes.append(f"{log.lines_read:,} of {counted(log.lines, 'line')} were read.")
     if log.lines_wrong:
-        notes.append(f"{counted(log.lines_wrong, 'line')} could not be read as a JSON object.")
+        notes.append(f"{counted(log.lines_wrong, 'line')} could not be parsed as a JSON object.")
     if not drawn:
         names = ", ".join(sorted(log.courses)[:12])
-        notes.append(f"The log does not have a figure that this section draws; it has {names}.")
+        notes.append(f"The log does not contain any figure that this section shows. It contains {names}.")
     part = Part("", facts=tuple(facts), charts=tuple(drawn), notes=tuple(notes))
     return Section("run", "Run", f"From {log.path.name}.", (part,))
 
@@ -139,7 +139,7 @@ def _chart(shown: _Shown, course: Course) -> Chart:
             as_shares=shown.as_share,
             from_zero=shown.from_zero,
         ),
-        f"{_value(shown, values[0]).text} at first and {_value(shown, values[-1]).text} at last, over "
+        f"{_value(shown, values[0]).text} at the start, {_value(shown, values[-1]).text} at the end, over "
         f"{counted(len(course[0]), 'line')}.",
     )
 
@@ -154,7 +154,7 @@ def _chart_of_sources(key: str, title: str, courses: Mapping[str, Course]) -> Ch
             {name: _averaged(course) for name, course in shown.items()}, xlabel="step", ylabel="loss", from_zero=False
         ),
         ", ".join(f"{name} ends at {course[1][-1]:.4g}" for name, course in shown.items())
-        + (f"; {counted(left_out, 'more source')} are not drawn." if left_out else "."),
+        + (f"; {counted(left_out, 'more source')} not drawn." if left_out else "."),
         tuple(Legend(name, number) for number, name in enumerate(shown)),
     )
 

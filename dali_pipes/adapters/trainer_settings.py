@@ -104,6 +104,7 @@ def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: A
             f'index_dtype = "{config.index_dtype}": the loss of transformers\' models needs int64 labels; leave '
             "index_dtype out"
         )
+    _refuse_own_labels(trainer, config, name if hook is None and name in causal_models else None)
     refuse_hook("compute_loss_func", hook, config)
     smoothed = trainer.label_smoother is not None and hook is None
     if smoothed and trainer.args.use_liger_kernel and config.label_shift:
@@ -119,6 +120,29 @@ def refuse_loss(trainer: Any, config: LoaderConfig, model: Any, causal_models: A
     if config.label_shift and hook is None and not smoothed and not trainer.model_accepts_loss_kwargs:
         raise ConfigError(
             f"{name} does not accept labels that are already shifted (`shift_labels`): set label_shift = False"
+        )
+
+
+def _refuse_own_labels(trainer: Any, config: LoaderConfig, shifting: str | None) -> None:
+    """Raise `ConfigError` where an objective learns ids at their own positions, and others would be learned.
+
+    shifting: the model, if it shifts labels that the loader has not shifted
+    """
+    entries = config.all_objectives
+    shifted = next((entry.kind for entry in entries if entry.has_own_labels), None)
+    if shifted is not None and shifting is not None and not config.label_shift:
+        raise ConfigError(
+            f'objective: kind = "{shifted}" learns ids at their own positions, but with label_shift = False {shifting} '
+            "shifts the labels; set label_shift = True"
+        )
+    # Defined here and by transformers; a third is the user's, or that of another trainer, and sees all fields.
+    has_own_loss = sum("compute_loss" in vars(kind) for kind in type(trainer).__mro__) > 2
+    apart = next((entry.kind for entry in entries if entry.kind in ("diffusion", "spans")), None)
+    if apart is not None and not has_own_loss:
+        raise ConfigError(
+            f'objective: kind = "{apart}": Trainer gives the model input_ids, which this objective does not change; '
+            "override compute_loss in a subclass of Trainer, and give the model the fields of the objective, such as "
+            "noisy_ids"
         )
 
 

@@ -622,7 +622,10 @@ class LoaderConfig(BaseModel):
     def _check_objective(self) -> None:
         """What goes with `objective` and what does not."""
         own = {name: source.objective for name, source in (self.mixture or {}).items() if source.objective is not None}
-        kinds = {entry.kind for entries in (self.objective, *own.values()) for entry in entries}
+        used = [*own.values()]
+        if self.mixture is None or len(own) < len(self.mixture):  # else no source has that of the run
+            used.append(self.objective)
+        kinds = {entry.kind for entries in used for entry in entries}
         for name in self.outputs:
             needed = OUTPUTS[name].needs_objective if name in OUTPUTS else ""
             if needed and needed not in kinds:
@@ -646,11 +649,12 @@ class LoaderConfig(BaseModel):
                 raise ValueError(
                     f'objective: kind = "goldfish" has h = {goldfish.h}, less than mtp = {self.mtp}; use a larger h'
                 )
-        if "diffusion" in {entry.kind for entry in self.objectives} and "noisy_ids" not in self.outputs:
+        learned = self.objectives if self.mixture is None else ()  # else in the configuration of each source
+        if "diffusion" in {entry.kind for entry in learned} and "noisy_ids" not in self.outputs:
             raise ValueError('objective: kind = "diffusion" writes the model inputs to "noisy_ids"; add it to outputs')
         self._check_spans()
         for entry in self.objective:
-            if isinstance(entry, Fim) and self.mixture is None:  # else in the configuration of each source
+            if isinstance(entry, Fim) and self.mixture is None:  # else the same
                 self._check_fim(entry)
             if entry.has_own_labels and self.mtp:
                 raise ValueError(

@@ -21,6 +21,7 @@ Int64Array = npt.NDArray[np.int64]
 class BlockGrid:
     """`count` blocks: block b holds tokens first + b * size to first + (b + 1) * size + lookahead - 1, up to `end`.
 
+    first: below 0 if rows read tokens before their own: the first block then has fewer
     bounds: int64 (count + 1,), where blocks begin instead, and the end of the last, where they hold whole documents
     """
 
@@ -43,4 +44,4 @@ class BlockGrid:
         if self.bounds is not None:
             return self.bounds[blocks], np.minimum(self.bounds[blocks + 1] + self.lookahead, self.end)
         begins = self.first + blocks * self.size
-        return begins, np.minimum(begins + self.size + self.lookahead, self.end)
+        return np.maximum(begins, 0), np.minimum(begins + self.size + self.lookahead, self.end)

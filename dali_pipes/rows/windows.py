@@ -192,7 +192,9 @@ class WindowRows:
         items, more = self.order.blocks.block_rows, self.stride - 1 if self._random_offset else 0
         count, lookahead = -(-self.order.num_items // items), max(0, self.row_tokens - self.stride)
         end = self.first_token + self.span
-        return BlockGrid(self.first_token, items * self.stride, count, lookahead + more, end)
+        # A block begins with what its first row reads before it: else it would need the whole block before, too.
+        first, both = self.first_token - self.lookback, self.lookback + lookahead + more
+        return BlockGrid(first, items * self.stride, count, both, end)
 
     def item_at(self, pass_number: int, place: int) -> int:
         return place

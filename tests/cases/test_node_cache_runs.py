@@ -126,6 +126,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "padded": {"rows": "pad", "length_buckets": (4, 8)},
     "several labels": {"mtp": 3},
     "validation": {"split": "validation", "validation_fraction": 0.3, "drop_last": False},
+    "what comes before rows": {"objective": [{"kind": "goldfish", "h": 5, "k": 3}]},
     "growing": {"seq_len": [[0, 4], [800, 8]], "order_len": 8, "global_batch": 4},
     "shares of a mixture": {
         "mixture": {"a": {"weight": 0.7, "share": 0.5}, "b": {"weight": 0.3, "rows": "pack"}},
@@ -135,7 +136,28 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-FEW_KINDS = [("windows", "little"), ("a random offset", "all"), ("packed", "all"), ("shares of a mixture", "all")]
+FEW_KINDS = [
+    ("windows", "little"),
+    ("what comes before rows", "all"),
+    ("a random offset", "all"),
+    ("packed", "all"),
+    ("shares of a mixture", "all"),
+]
+
+
+def test_a_block_holds_what_comes_before_its_first_row(tmp_path: Path) -> None:
+    """What goldfish hashes there does not take the whole block before: with room for two, each is fetched once."""
+    path = str(flat(tmp_path / "a.bin", 6000))
+    common: dict[str, Any] = {"shuffle_window": 1, "num_threads": 1, "batches_per_run": 1, "epochs": 1, "eos_id": 0}
+    for objective in ([], [{"kind": "goldfish", "h": 5}]):
+        room: dict[str, Any] = {
+            "cache_dir": str(tmp_path / f"cache {len(objective)}"),
+            "cache_bytes": 2500,
+            "objective": objective,
+        }
+        _, _, stats = delivered(path, **common, **room)
+        assert stats.evictions
+        assert stats.fetched_bytes < 1.25 * stats.all_bytes
 
 
 @pytest.mark.parametrize(

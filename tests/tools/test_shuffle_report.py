@@ -200,3 +200,9 @@ def test_bad_input(tmp_path: Path) -> None:
     assert "--plot" in one_line_error("shuffle", path, "--plot", tmp_path / "orders.xyz")
     assert "nowhere" in one_line_error("shuffle", tmp_path / "nowhere.bin", "--batch-size", 1, "--seq-len", 4)
     assert "shuffle_window" in one_line_error("shuffle", path, "--set", "shuffle_window=0")
+
+
+def test_orders_beside_balanced_rows(tmp_path: Path) -> None:
+    """That of the corpus, which is read in order, is not balanced."""
+    path = write_config(tmp_path, mixture=False, rows='"pack"', eos_id=0, balance='"cost"', balance_cost=[0, 1])
+    assert run_well("shuffle", path, "--steps", STEPS).count("sequential")

@@ -144,6 +144,32 @@ class TestHuggingFace:
         with pytest.raises(ConfigError, match='index_dtype = "int32"'):
             Run(tmp_path, corpus.pattern).start(source)
 
+    @pytest.mark.parametrize(
+        ("settings", "named"),
+        [
+            ({"objective": {"kind": "mlm", "mask_id": 60, "random": 0}, "label_shift": False}, ["mlm", "label_shift"]),
+            (
+                {"objective": {"kind": "diffusion", "mask_id": 60}, "outputs": ["input_ids", "labels", "noisy_ids"]},
+                ["diffusion", "noisy_ids", "compute_loss"],
+            ),
+        ],
+        ids=["mlm", "diffusion"],
+    )
+    def test_an_objective_that_the_model_would_not_learn_is_refused(
+        self, corpus: CountingCorpus, tmp_path: Path, settings: dict[str, Any], named: list[str]
+    ) -> None:
+        """Labels at their own positions must not be shifted, and masked ids must be what the model sees."""
+        source = changed(
+            recipe("huggingface"), "TokenLoader(**settings),", f"TokenLoader(**{{**settings, **{settings}}}),"
+        )
+        with pytest.raises(ConfigError) as refused:
+            Run(tmp_path, corpus.pattern).start(source)
+        assert all(name in str(refused.value) for name in named)
+        if "noisy_ids" in named:
+            loss = "lambda _, model, *__, **___: next(model.parameters()).sum()"
+            own = f"class Trainer(Trainer):\n    compute_loss = {loss}\n"
+            assert Run(tmp_path / "own", corpus.pattern).start(changed(source, "arguments = ", f"{own}arguments = "))
+
     def test_batches_of_differing_numbers_of_rows_are_refused(self, corpus: CountingCorpus, tmp_path: Path) -> None:
         source = changed(
             recipe("huggingface"),

@@ -75,11 +75,12 @@ def judge_shuffle(config: LoaderConfig, steps: int) -> ShuffleReport:
 def shuffle_of(config: LoaderConfig, corpora: Mapping[str, Corpus], steps: int) -> ShuffleReport:
     """As `judge_shuffle`, of opened corpora."""
     plain = {"order": "rows", "shuffle_window": LoaderConfig.model_fields["shuffle_window"].default}
+    unbalanced = dict.fromkeys(("balance", "balance_cost", "hidden_size", "num_layers"))  # which needs a shuffle
     in_blocks = {"order": "blocks", "shuffle_window": config.shuffle_window}
     variants: dict[OrderName, LoaderConfig] = {
         "rows": config.replace(shuffle=True, **plain),
         "blocks": config.replace(shuffle=True, **in_blocks),
-        "sequential": config.replace(shuffle=False, **plain),
+        "sequential": config.replace(shuffle=False, **plain, **unbalanced),
     }
     configured = config.order if config.shuffle else "sequential"
     places = SourcePlaces(list(corpora.values()), config.stride or config.row_len)

@@ -99,10 +99,11 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     _consumed: Position  # before the current block
     _last_block: tuple[StepRange, int] | None  # steps of the block before it, and how many of them were taken
     _begun: bool  # this object had begun the epoch of `_consumed`, and it was not complete
-    _batches = _tokens = 0  # before the current block
+    _counted: tuple[int, int, float | None] = (0, 0, None)
+    """Batches and tokens before the block whose batches are being handed out, and when it was taken; None: no block. In
+    one object, because other threads ask."""
     _weights_changed = False  # since the last batch: what has been read ahead is of the old order
-    _wait_s = _wall_s = 0.0  # the latter before `_block_begin_s`
-    _block_begin_s: float | None = None  # when the block was taken whose batches are being handed out
+    _wait_s = _wall_s = 0.0  # the latter before the current block
 
     def __init__(
         self,
@@ -565,7 +566,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 handed_out = time.perf_counter()
                 self._wait_s += handed_out - asked
                 self._wall_s += handed_out - asked
-                self._running, self._block_begin_s = True, handed_out
+                self._running, self._counted = True, (*self._counted[:2], handed_out)
                 yield batches
                 asked = time.perf_counter()
                 self._check_current(run)
@@ -576,7 +577,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                     self._stream.read_again()
                     self._stream.seek(self._consumed)
                 if self._wall_s >= self._watch.next_s:
-                    self._watch.look(self._batches, self.stats)
+                    self._watch.look(self._counted[0], self.stats)
         except Exception as error:  # not an interrupt: it may come in the loop's body too, where it ends the epoch
             if run == self._run:
                 self._count_block(time.perf_counter())
@@ -594,25 +595,28 @@ class TokenLoader(DatasetGuards, ShownAsTable):
 
     def _count_block(self, now: float) -> None:
         """Add what was handed out of the current block to what came before it."""
-        begin_s = self._block_begin_s
+        begin_s = self._counted[2]
         self._handout.stop()
         if begin_s is None:
             return
         (consumed, begun), last, counts = self._standing(), self._last, self._counts()
         self._consumed, self._begun, self._last_block = consumed, begun, last
         # In one step, or an interrupt could count the block twice.
-        self._batches, self._tokens, self._wall_s, self._block_begin_s = *counts, self._wall_s + (now - begin_s), None
+        self._wall_s, self._counted = self._wall_s + (now - begin_s), (*counts, None)
 
     def _wall_s_now(self) -> float:
-        begin_s = self._block_begin_s  # another thread may change it meanwhile
+        begin_s = self._counted[2]  # another thread may change it meanwhile
         return self._wall_s + (0.0 if begin_s is None else time.perf_counter() - begin_s)
 
     def _counts(self) -> tuple[int, int]:
         """Batches and tokens handed out so far."""
-        if self._block_begin_s is None:
-            return self._batches, self._tokens
-        _, batches, num_tokens = self._handout.taken()
-        return self._batches + batches, self._tokens + num_tokens // self._context_size
+        while True:
+            batches, tokens, begin_s = counted = self._counted
+            if begin_s is None:
+                return batches, tokens
+            _, more, num_tokens = self._handout.taken()
+            if self._counted is counted:  # else these have been counted meanwhile
+                return batches + more, tokens + num_tokens // self._context_size
 
     def _adapted(self, taken_for: int | None, batch: Batch) -> Batch:
         """What has to be done to each batch when it is handed out: its stream, its share of rows, fixed addresses."""
@@ -629,7 +633,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     @property
     def _taken(self) -> tuple[StepRange, int] | None:
         """Steps of the current block, and how many of their batches were handed out; None for none."""
-        if self._block_begin_s is None:
+        if self._counted[2] is None:
             return None
         steps, batches, _ = self._handout.taken()  # in one call: another thread may begin the next block
         return (steps, batches) if batches else None

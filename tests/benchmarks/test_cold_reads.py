@@ -82,6 +82,7 @@ def test_the_consumer_waits_for_the_loader_alone(consumer: str) -> None:
     assert cpu_s >= (0.015 if consumer == "burn" else 0)
 
 
+@pytest.mark.slow
 def test_it_measures_both_loaders_warm_and_cold(tmp_path: Path, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     del path  # or skipped
     cold_reads.main(

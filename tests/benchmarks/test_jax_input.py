@@ -10,6 +10,7 @@ import pytest
 import typer
 
 
+@pytest.mark.slow
 def test_every_way_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("jax", reason="jax is not installed: the extra `jax` brings it")
     ways = ["dali_pipes", *(["grain"] if importlib.util.find_spec("grain") else [])]

@@ -21,6 +21,7 @@ sleep 0.3
 """
 
 
+@pytest.mark.slow
 def test_findings_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "python"
     fake.write_text(FAKE)

@@ -71,7 +71,7 @@ def padded(fields: dict[str, list[int]], widths: dict[str, int], pad_id: int) ->
     return {name: (values + [padding[name]] * widths[name])[: widths[name]] for name, values in fields.items()}
 
 
-@pytest.mark.parametrize("rows", ["stream", "pack", "pad"])
+@pytest.mark.parametrize("rows", [pytest.param("stream", marks=pytest.mark.slow), "pack", "pad"])
 def test_every_row_is_that_of_the_rule(corpus: Path, rows: str) -> None:
     settings = {**SHAPE, "rows": rows, "world_size": 3, "rank": 2}
     kinds = Counter[int]()

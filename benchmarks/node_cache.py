@@ -100,6 +100,17 @@ def main(
     print(json.dumps({"benchmark": "node_cache", "machine": about, **report}))
 
 
+def _cases() -> list[tuple[str, int, int]]:
+    """Of an epoch: a name, ranks, and nodes with a cache."""
+    return [
+        ("1 rank, without a cache", 1, 0),
+        ("1 rank, with a cache", 1, 1),
+        (f"{RANKS} ranks, without a cache", RANKS, 0),
+        (f"{RANKS} ranks, with a cache", RANKS, 1),
+        (f"{RANKS} ranks on 2 nodes, with a cache on each", RANKS, 2),
+    ]
+
+
 def bytes_entries(folder: Path, tokens: int, latency_s: float, bandwidth: float) -> list[dict[str, Any]]:
     """What a store sends in an epoch, for each case."""
     (folder / "store").mkdir()
@@ -108,35 +119,36 @@ def bytes_entries(folder: Path, tokens: int, latency_s: float, bandwidth: float)
     rows = len(ids) // _SEQ_LEN
     entries = []
     with serving(folder / "store", latency_s, bandwidth) as url:
-        for ranks in (1, RANKS):
-            for cached in (False, True):
-                settings = _settings(_SEQ_LEN) | {"shuffle_window": _WINDOW, **_LITTLE_AHEAD}
-                if cached:
-                    settings["cache_dir"] = str(folder / f"cache{ranks}")
-                    settings["cache_bytes"] = 3 * tokens  # room for all of it
-                counted(url)
-                begin = time.perf_counter()
-                sums = _node(f"{url}/tokens.bin", settings, ranks)
-                elapsed_s, sent = time.perf_counter() - begin, counted(url)
-                check_sum(sum(sums), ids[:-1])
-                case = f"{ranks} rank{'s' * (ranks > 1)}, {'with' if cached else 'without'} a cache"
-                used = rows * 2 * (_SEQ_LEN + 1)
-                entries.append(
-                    {
-                        "case": case,
-                        "bytes_read_per_used": sent["bytes"] / used,
-                        "requests": sent["requests"],
-                        "seconds": elapsed_s,
-                    }
-                )
+        for case, ranks, nodes in _cases():
+            settings = _settings(_SEQ_LEN) | {"shuffle_window": _WINDOW, **_LITTLE_AHEAD}
+            caches = [str(folder / f"cache {case} {node}") for node in range(nodes)]
+            if caches:
+                settings["cache_bytes"] = 3 * tokens  # room for all of it
+            counted(url)
+            begin = time.perf_counter()
+            sums = _ranks(f"{url}/tokens.bin", settings, ranks, caches)
+            elapsed_s, sent = time.perf_counter() - begin, counted(url)
+            check_sum(sum(sums), ids[:-1])
+            used = rows * 2 * (_SEQ_LEN + 1)
+            entries.append(
+                {
+                    "case": case,
+                    "bytes_read_per_used": sent["bytes"] / used,
+                    "requests": sent["requests"],
+                    "seconds": elapsed_s,
+                }
+            )
     return entries
 
 
-def _node(url: str, settings: dict[str, Any], ranks: int) -> list[int]:
-    """An epoch by the ranks of a node, a process each; the sum of the ids of each rank."""
+def _ranks(url: str, settings: dict[str, Any], ranks: int, caches: list[str]) -> list[int]:
+    """An epoch by ranks, a process each, of as many nodes as there are caches; the sum of the ids of each rank."""
     context = multiprocessing.get_context("fork")
     queue: Any = context.SimpleQueue()
-    processes = [context.Process(target=_rank, args=(url, settings, rank, ranks, queue)) for rank in range(ranks)]
+    processes = []
+    for rank in range(ranks):
+        own = settings | ({"cache_dir": caches[rank * len(caches) // ranks]} if caches else {})
+        processes.append(context.Process(target=_rank, args=(url, own, rank, ranks, queue)))
     for process in processes:
         process.start()
     sums = [queue.get() for _ in processes]

@@ -184,6 +184,7 @@ def test_a_checkout_and_few_packages_are_enough(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_part_may_raise_hang_or_die_and_the_others_run(
     tmp_path: Path, broken: Callable[[str], Part], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_a_tiny_run_learns_and_resumes(run_script: Callable[..., "CompletedProcess[str]"]) -> None:
     pytest.importorskip("jax", reason="jax is not installed: the extra `jax` brings it")
     result = run_script(

@@ -110,7 +110,7 @@ def test_lengths_are_those_of_a_plain_count(counting: Counting, lengths: list[in
         tokens = np.zeros(1, np.uint16)  # a corpus has a token; the documents are told of separately
     folder = counting(1).folder
     tokens.tofile(folder / "lengths.bin")
-    with open_corpus(folder / "lengths.bin", dtype="uint16") as corpus:
+    with open_corpus(folder / "lengths.bin", format="flat", dtype="uint16") as corpus:
         found = measure_lengths(corpus, Documents(offsets, kind))
     assert found is not None
     facts = length_facts(lengths, empty)

@@ -116,6 +116,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.param([(1, 4), (3, 5), (6, 4), (2, 4)], id="1-3-6-2-1", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
 def test_a_killed_ddp_run_goes_on_with_another_number_of_processes(
     starts: list[tuple[int, int]], corpus: CountingCorpus, tmp_path: Path

@@ -12,6 +12,7 @@ from dali_pipes.rows import make
 order_blocks = importlib.import_module("order_blocks")
 
 
+@pytest.mark.slow
 def test_it_measures_both_orders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

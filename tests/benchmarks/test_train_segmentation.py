@@ -12,6 +12,7 @@ from matplotlib.image import imread
 from dali_pipes import SampleLoader
 
 
+@pytest.mark.slow
 def test_it_learns_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_segmentation.main(
         steps=40, side=12, batch_size=2, width=4, size=28, workers=0, seed=0, device="cpu", out=tmp_path / "run"

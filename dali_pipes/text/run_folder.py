@@ -31,7 +31,8 @@ from dali_pipes.text.run_plan import (
     Receipt,
     RunPlan,
     as_json,
-    read_manifest,
+    in_order,
+    is_done,
     read_plan,
     read_receipt,
     shard_name,
@@ -102,12 +103,8 @@ class RunFolder:
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest of the finished run, compared with this one; None for an unfinished run."""
-        try:
-            manifest = read_manifest(path := self.out / MANIFEST, path.read_bytes)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        self._plan.compare(manifest, "a finished corpus")
-        return manifest
+        path = self.out / MANIFEST
+        return self._plan.finished(path, path.read_bytes)
 
     @contextlib.contextmanager
     def item(self, number: int) -> Iterator[None]:
@@ -138,14 +135,7 @@ class RunFolder:
 
     def receipts(self, item: int) -> list[Receipt]:
         """The finished shards of an item, in order."""
-        found: list[Receipt] = []
-        while not (found and found[-1].last):
-            path = self._receipt_path(item, len(found))
-            try:
-                found.append(read_receipt(path, path.read_bytes))
-            except FileNotFoundError:
-                break
-        return found
+        return in_order(lambda part: self._receipt(item, part))
 
     def all_receipts(self, num_items: int) -> list[list[Receipt]]:
         """As `Run.all_receipts`."""
@@ -168,7 +158,7 @@ class RunFolder:
             found: list[list[Receipt]] = []
             for item in reversed(range(num_items)):  # the last one is most likely not done: this runs after each part
                 found.insert(0, self.receipts(item))
-                if not (found[0] and found[0][-1].last):
+                if not is_done(found[0]):
                     return None
             receipts = [receipt for item in found for receipt in item]
             if not any(receipt.files for receipt in receipts):
@@ -221,6 +211,10 @@ class RunFolder:
             if held is not None:
                 unlock(held)
         return True
+
+    def _receipt(self, item: int, part: int) -> Receipt:
+        path = self._receipt_path(item, part)
+        return read_receipt(path, path.read_bytes)
 
     def _receipt_path(self, item: int, part: int) -> Path:
         return self.work / f"{shard_name(item, part)}.json"

@@ -73,6 +73,26 @@ def unlock_number(descriptor: int) -> None:
     os.close(descriptor)
 
 
+def remove_unlocked(path: Path) -> bool:
+    """Remove a file that no process has locked, such as one of a killed process. Whether it is gone.
+
+    False on a file system without locks, and for one that was replaced meanwhile. Does not block; OSError.
+    """
+    try:
+        held, _ = lock(path, wait=False)
+    except BlockingIOError:
+        return False
+    if held is None:
+        return False
+    try:
+        if not os.path.samestat(os.fstat(held), path.stat()):
+            return False
+        path.unlink()
+        return True
+    finally:
+        unlock(held)
+
+
 def hold(descriptor: int) -> None:
     """Lock a new, open file until it is closed. Does nothing on a file system without locks."""
     with contextlib.suppress(OSError):

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from dali_pipes.monitoring.stats import CacheStats
-from dali_pipes.runtime.locks import hold, lock, lock_number, unlock, unlock_number
+from dali_pipes.runtime.locks import hold, lock, lock_number, remove_unlocked, unlock, unlock_number
 from dali_pipes.runtime.messages import say_once
 from dali_pipes.storage.eviction import Entry, NextUses, Order, choose_victims, next_uses
 from dali_pipes.storage.live_jobs import LiveJob, live_jobs
@@ -416,10 +416,7 @@ class NodeCache:
         for path in self.folder.glob("*.tmp"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime >= _STALE_S:
-                    held, _ = lock(path, wait=False)
-                    if held is not None:
-                        path.unlink()
-                        unlock(held)
+                    remove_unlocked(path)
 
     def _is_intact(self, entry: Entry, descriptor: int) -> bool:
         try:

@@ -1,6 +1,7 @@
 """The cache of the node: entries are made once, checked, replaced when damaged, and never in the way of a run."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dali_pipes.runtime import locks
 from dali_pipes.runtime.locks import lock, lock_number, unlock, unlock_number
 from dali_pipes.storage import node_cache
 from dali_pipes.storage.eviction import Entry
@@ -267,6 +269,25 @@ def test_what_a_job_says_is_replaced_whole(folder: Path) -> None:
         ]
     job.close()
     assert list(folder.iterdir()) == []
+
+
+def test_a_job_that_goes_on_meanwhile_is_not_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file was opened just before it was replaced, and the lock of that file released."""
+    folder.mkdir()
+    job = LiveJob(folder)
+    job.publish(1, [])
+
+    def locked_late(path: Path, *, wait: bool) -> tuple[int, bool]:
+        descriptor = os.open(path, os.O_RDWR)
+        job.publish(2, [])
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor, wait
+
+    monkeypatch.setattr(locks, "lock", locked_late)
+    assert [one["most_bytes"] for one in live_jobs(folder)] == [2]
+    monkeypatch.undo()
+    assert [one["most_bytes"] for one in live_jobs(folder)] == [2]
+    job.close()
 
 
 class FullFile:

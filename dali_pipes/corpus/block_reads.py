@@ -168,7 +168,7 @@ class BlockReads:
         return ids.data.cast("B")
 
     def _spare(self, num_bytes: int) -> bool:
-        """Whether so many bytes may be read that will be read again; they then count."""
+        """Whether this many bytes, which will be read again, may be read now; if so, they count as used."""
         with self._lock:
             is_left = num_bytes <= self._spare_bytes
             self._spare_bytes -= num_bytes * is_left

@@ -18,7 +18,7 @@ from dali_pipes.runtime.optional import optional_package
 _RENEWED_AFTER = timedelta(minutes=15)
 """If they do not say when they expire."""
 _MARGIN = timedelta(minutes=5)
-"""Renewed so long before they expire: requests may take that long, and obstore asks once they have."""
+"""Renewed this long before they expire: a request may take as long, and obstore asks only once they have expired."""
 _DECIDED = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")
 _NATIVE = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -71,7 +71,7 @@ def find_profile(purpose: str) -> Profile | None:
 
 
 def _provide() -> dict[str, Any]:
-    """What obstore calls now and later, in a thread of its own. Blocks. Raises ProfileError."""
+    """What obstore calls now and later, in another thread. Blocks. Raises ProfileError."""
     import boto3
 
     with _named_failures():

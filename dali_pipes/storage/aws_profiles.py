@@ -58,13 +58,14 @@ def find_profile(purpose: str) -> Profile | None:
     with _named_failures():
         session = boto3.Session()
         scoped = session._session.get_scoped_config()
-        if session.get_credentials() is None:
+        credentials = session.get_credentials()
+        if credentials is None:
             if name is None:
                 return None
             raise ProfileError(
                 f"the AWS profile {name!r} does not have credentials; add them, or set another AWS_PROFILE"
             )
-    _provide()
+        _answer(credentials)  # raises what obstore would meet in its first request
     found = {"region": session.region_name, "endpoint": scoped.get("endpoint_url")}
     settings = {key: str(value) for key, value in found.items() if value and not any(map(os.environ.get, _GIVEN[key]))}
     return Profile(_provide, settings)
@@ -78,7 +79,12 @@ def _provide() -> dict[str, Any]:
         credentials = boto3.Session().get_credentials()
         if credentials is None:
             raise ProfileError("the AWS profile no longer contains credentials; add them again")
-        frozen = credentials.get_frozen_credentials()
+        return _answer(credentials)
+
+
+def _answer(credentials: Any) -> dict[str, Any]:
+    """Credentials of boto3, as obstore takes them."""
+    frozen = credentials.get_frozen_credentials()
     expires, now = getattr(credentials, "_expiry_time", None), datetime.now(UTC)
     return {
         "access_key_id": frozen.access_key,

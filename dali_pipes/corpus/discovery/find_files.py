@@ -59,19 +59,19 @@ def find_files(
     Raises CorpusReadError for missing or unreadable paths, CorpusError for a folder or glob without data, with files of
     several splits, or with unfinished files.
     """
-    return [file for _, file in named_files(paths, setting, use_indexes=use_indexes, notes=[])]
+    entries = entries_of(paths, setting)
+    return [file for _, file in named_files(entries, setting, use_indexes=use_indexes, notes=[])]
 
 
 def named_files(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    entries: Sequence[str],
     setting: Literal["corpus", "loss_masks"] = "corpus",
     *,
     use_indexes: bool,
     notes: list[str],
 ) -> list[tuple[str, FilePath]]:
-    """As `find_files`, each file with the entry that names it. notes: receives notes about files left out."""
+    """As `find_files` for `entries_of`, each file with its entry. notes: receives notes about files left out."""
     found: list[tuple[str, FilePath]] = []
-    entries = entries_of(paths, setting)
     uris = [Uri(entry) for entry in entries if is_uri(entry)]
     look_up_all(uri for uri in uris if not (uri.query or glob.has_magic(uri.path)))
     for entry in entries:

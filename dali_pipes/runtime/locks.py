@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 _FLOCK = struct.Struct("@hhqqi0q")
@@ -43,6 +44,17 @@ def lock(path: Path, *, wait: bool = True) -> tuple[int | None, bool]:
         os.close(descriptor)
         raise
     return descriptor, has_waited
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold the lock; False on a file system without locks. Blocks while another process has it."""
+    held, _ = lock(path)
+    try:
+        yield held is not None
+    finally:
+        if held is not None:
+            unlock(held)
 
 
 def lock_number(path: Path, number: int) -> int | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from dali_pipes.runtime.locks import hold, lock, remove_unlocked, unlock
+from dali_pipes.runtime.locks import hold, locked, remove_unlocked
 from dali_pipes.storage.cache_entries import HEADER_BYTES, entry_named, ids_bytes
 from dali_pipes.storage.eviction import Entry
 
@@ -34,12 +34,9 @@ class CacheFolder:
     def locked(self) -> Iterator[None]:
         """Inside, no other process or thread adds or removes entries. Blocks. OSError if the folder is read-only."""
         with (self.path / "used").open("ab"):
-            held, _ = lock(self.path / "used")
-        try:
+            pass
+        with locked(self.path / "used"):
             yield
-        finally:
-            if held is not None:
-                unlock(held)
 
     def used_bytes(self) -> int:
         """Bytes of the entries, as far as they have been counted. OSError."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from dali_pipes.corpus.discovery.manifests import MANIFEST, WORK_FOLDER
 from dali_pipes.errors import ConfigError, CorpusWriteError
-from dali_pipes.runtime.locks import lock, unlock
+from dali_pipes.runtime.locks import lock, locked, unlock
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.run_plan import (
     MOST_NAMES,
@@ -51,6 +51,7 @@ class RunFolder:
         self.out = Path(os.path.abspath(os.path.expanduser(out)))
         self.work = self.out / WORK_FOLDER
         self._plan = RunPlan(self.out, settings, inputs, made_by)
+        self._plan_lock = self.work / "plan.lock"
         self._compared: tuple[int, int, int] | None = None
 
     def begin(self) -> dict[str, Any] | None:
@@ -89,7 +90,7 @@ class RunFolder:
                 if not plan.exists():
                     mine.rename(plan)
             mine.unlink(missing_ok=True)
-        with self._plan_held() as is_held:
+        with locked(self._plan_lock) as is_held:
             try:
                 self._compare_plan()
             except ConfigError:
@@ -110,7 +111,7 @@ class RunFolder:
     def item(self, number: int) -> Iterator[None]:
         """Hold the lock of an item. Unfinished files that a killed process left are removed first."""
         try:
-            with self._plan_held():
+            with locked(self._plan_lock):
                 held, _ = lock(self.work / f"item-{number:05d}.lock", wait=False)
                 try:
                     self._compare_plan()  # a run with other settings may have begun here since `begin`
@@ -150,8 +151,7 @@ class RunFolder:
 
         The manifest of a run without tokens is returned but not written, so that a run with other settings may follow.
         """
-        held, _ = lock(self.work / "publish.lock")
-        try:
+        with locked(self.work / "publish.lock"):
             if (manifest := self.manifest()) is not None:
                 shutil.rmtree(self.work, ignore_errors=True)
                 return manifest
@@ -173,19 +173,6 @@ class RunFolder:
             write_whole(self.out / MANIFEST, as_json(manifest))
             shutil.rmtree(self.work, ignore_errors=True)
             return manifest
-        finally:
-            if held is not None:
-                unlock(held)
-
-    @contextlib.contextmanager
-    def _plan_held(self) -> Iterator[bool]:
-        """Hold the lock of the plan; False on a file system without locks. Blocks while another process has it."""
-        held, _ = lock(self.work / "plan.lock")
-        try:
-            yield held is not None
-        finally:
-            if held is not None:
-                unlock(held)
 
     def _compare_plan(self) -> None:
         plan = self.work / "plan.json"

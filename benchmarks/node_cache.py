@@ -6,15 +6,15 @@ waits where a window begins.
     python benchmarks/node_cache.py --only waits --pace-rounds 5 --lead-s 60
 
 Bytes: an epoch by blocks of a flat corpus over the server of `remote.py`, with and without a cache, by one rank and by
-the ranks of a node, which are processes of their own. What the server sent, divided by what the rows have.
+the ranks of a node, one process each: what the server sent, divided by the bytes of the rows.
 
 Hits: epochs by blocks of a local corpus with room for half of it, evicted by next use and by least recent use in turn.
 The part of a warm epoch, one after the first, that did not have to be fetched. Every epoch's tokens are added up and
 compared with those that were written.
 
-Waits: a consumer of so many tokens a second starts with an empty cache over the same server, some time before the end
-of a window, and goes on into the next one; with blocks that are fetched ahead, and with those that are fetched once a
-batch needs them, in turn. The last line is one JSON line.
+Waits: a consumer at a fixed pace starts with an empty cache over the same server, some time before the end of a window,
+and goes on into the next one; with blocks that are fetched ahead, and with those that are fetched once a batch needs
+them, in turn. The last line is one JSON line.
 """
 
 import json
@@ -28,9 +28,9 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
+from comparison.remote_server import BandwidthMb, LatencyMs, Rate, counted, serving
 from comparison.report import machine, wide_console
 from comparison.spread import Column, spread, spread_table
-from remote import counted, serving
 from rich.table import Table
 
 from dali_pipes import TokenLoader
@@ -48,7 +48,6 @@ _WINDOW = 8
 _EPOCHS = 3
 _LITTLE_AHEAD = {"batches_per_run": 4, "num_threads": 1, "prefetch_queue_depth": 1}
 """What is read ahead of the end of an epoch is not used, and counts in so small a corpus."""
-
 
 _PACE_BATCH, _PACE_SEQ_LEN = 16, 4096
 _STARTED_S = 3.0
@@ -75,9 +74,9 @@ def main(
     tokens: Annotated[int, typer.Option(min=1 << 16, help="tokens of the corpus of the store")] = 1 << 24,
     blocks: Annotated[int, typer.Option(min=16, help="blocks of the local corpus")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="of each rule of eviction, with another seed each")] = 5,
-    latency_ms: Annotated[float, typer.Option(min=0, help="of each answer of the store")] = 20.0,
-    bandwidth_mb: Annotated[float, typer.Option(min=0.1, help="megabytes a second of all answers together")] = 200.0,
-    rate: Annotated[float, typer.Option(min=0.001, help="pace of the consumer in million tokens per second")] = 1.0,
+    latency_ms: LatencyMs = 20.0,
+    bandwidth_mb: BandwidthMb = 200.0,
+    rate: Rate = 1.0,
     pace_rounds: Annotated[int, typer.Option(min=1, help="of each way to fetch, with a consumer at that pace")] = 2,
     pace_window: Annotated[int, typer.Option(min=2, help="blocks of its windows, of which there are two")] = 512,
     pace_block: Annotated[int, typer.Option(min=_PACE_SEQ_LEN, help="tokens of its blocks")] = 1 << 20,

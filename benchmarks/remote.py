@@ -7,19 +7,16 @@ The server is a Python process that uses a core of this machine itself, so rates
 counts. Every round makes new loaders, remote ones and one over the local copy in turn. The last line is one JSON line.
 """
 
-import contextlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from comparison.remote_server import SETTLES_S, BandwidthMb, LatencyMs, Rate, counted, serving
 from comparison.report import machine, wide_console
 from comparison.spread import Column, spread, spread_table
 from comparison.work import make_corpus
@@ -29,9 +26,6 @@ from dali_pipes import TokenLoader
 
 IN_FLIGHT = (1, 8, 64)
 LOCAL = "local"
-_SERVER = Path(__file__).resolve().parents[1] / "tests" / "storage" / "range_server.py"
-_SETTLES_S = 1.0
-"""After which a consumer must not wait any more."""
 _COLUMNS = (
     Column("tokens_per_s", "Mtok/s", 1e-6, "{:.2f}"),
     Column("requests_per_mtok", "requests/Mtok", 1.0, "{:,.0f}"),
@@ -44,11 +38,11 @@ _COLUMNS = (
 
 
 def main(
-    latency_ms: Annotated[float, typer.Option(min=0, help="of each answer")] = 20.0,
-    bandwidth_mb: Annotated[float, typer.Option(min=0.1, help="megabytes a second of all answers together")] = 200.0,
+    latency_ms: LatencyMs = 20.0,
+    bandwidth_mb: BandwidthMb = 200.0,
     batch_size: Annotated[int, typer.Option(min=1, help="rows of a batch")] = 8,
     seq_len: Annotated[int, typer.Option(min=1, help="tokens of a row")] = 4096,
-    rate: Annotated[float, typer.Option(min=0.001, help="pace of the consumer in million tokens per second")] = 1.0,
+    rate: Rate = 1.0,
     seconds: Annotated[float, typer.Option(min=0.05, help="of each measurement of a rate")] = 4.0,
     rounds: Annotated[int, typer.Option(min=1, help="of each loader")] = 3,
     tokens: Annotated[int, typer.Option(min=1, help="tokens of the corpus")] = 100_000_000,
@@ -85,26 +79,6 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     (out / "remote.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
-
-
-@contextlib.contextmanager
-def serving(folder: Path, latency_s: float, bandwidth: float) -> Iterator[str]:
-    """The address of a server in another process."""
-    command = [sys.executable, str(_SERVER), str(folder), str(latency_s), str(bandwidth)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.stdin.close()
-
-
-def counted(url: str) -> dict[str, int]:
-    """What the server has answered since the last call."""
-    with urllib.request.urlopen(f"{url}/.counts") as answer:
-        found: dict[str, int] = json.load(answer)
-        return found
 
 
 def measure(
@@ -146,12 +120,12 @@ def measure(
 def _paced_wait(loader: TokenLoader, step_s: float, seconds: float) -> float:
     """Share of the time that a consumer of `step_s` a batch waits once the first second is over."""
     batches, begin, wait_s, first_s = iter(loader), time.perf_counter(), 0.0, 0.0
-    while (now := time.perf_counter()) - begin < _SETTLES_S + seconds:
+    while (now := time.perf_counter()) - begin < SETTLES_S + seconds:
         if next(batches, None) is None:
             batches = iter(loader)
             continue
         got = time.perf_counter()
-        if now - begin >= _SETTLES_S:
+        if now - begin >= SETTLES_S:
             wait_s += got - now
             first_s = first_s or now
         time.sleep(step_s)

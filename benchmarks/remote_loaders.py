@@ -3,7 +3,7 @@
     python benchmarks/remote_loaders.py
     python benchmarks/remote_loaders.py --only dali_pipes,streaming --rounds 1
 
-Each reads the same rows in its own format, in processes of its own that have cached nothing: `remote_sources` says how.
+Each reads the same rows in its own format, in new processes that have cached nothing: `remote_sources` says how.
 The server is a Python process of this machine, so rates are a lower bound and ratios count. The last line is JSON.
 """
 
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from comparison.remote_server import BandwidthMb, LatencyMs, Rate, serving
 from comparison.remote_sources import BUCKET, SOURCES
 from comparison.report import machine, wide_console
 from comparison.spread import Column, spread, spread_table
 from comparison.work import Work, make_corpus
-from remote import serving
 
 _COLUMNS = (
     Column("first_batch_s", "first batch s", 1.0, "{:.2f}"),
@@ -38,11 +38,11 @@ _CHILD_S = 600
 
 
 def main(
-    latency_ms: Annotated[float, typer.Option(min=0, help="of each answer")] = 20.0,
-    bandwidth_mb: Annotated[float, typer.Option(min=0.1, help="megabytes a second of all answers together")] = 200.0,
+    latency_ms: LatencyMs = 20.0,
+    bandwidth_mb: BandwidthMb = 200.0,
     batch_size: Annotated[int, typer.Option(min=1, help="rows of a batch")] = 8,
     seq_len: Annotated[int, typer.Option(min=1, help="tokens of a row")] = 4096,
-    rate: Annotated[float, typer.Option(min=0.001, help="pace of the consumer in million tokens per second")] = 1.0,
+    rate: Rate = 1.0,
     seconds: Annotated[float, typer.Option(min=0.05, help="of the paced part, after its first second")] = 4.0,
     most_s: Annotated[float, typer.Option(min=1, help="of an epoch, which is cut then")] = 90.0,
     rounds: Annotated[int, typer.Option(min=1, help="of each loader")] = 3,

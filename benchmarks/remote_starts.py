@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from comparison.remote_server import LatencyMs, counted, serving
 from comparison.report import machine, wide_console
-from remote import counted, serving
 
 _RANK = """
 import json, os, sys, time
@@ -35,7 +35,7 @@ print(json.dumps([time.perf_counter() - begin, time.process_time() - cpu, found]
 
 
 def main(
-    latency_ms: Annotated[float, typer.Option(min=0, help="of each answer")] = 20.0,
+    latency_ms: LatencyMs = 20.0,
     objects: Annotated[int, typer.Option(min=16, help="of 16 KiB, named in a list")] = 2000,
     ranks: Annotated[int, typer.Option(min=1, help="processes that start together")] = 2,
     sources: Annotated[int, typer.Option(min=2, help="of a mixture, one object each")] = 20,

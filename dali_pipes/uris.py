@@ -140,6 +140,11 @@ def is_uri(text: str) -> bool:
     return _URI.match(text) is not None
 
 
+def named_path(entry: str) -> FilePath:
+    """Where an entry of the user is: a URI, or an absolute path, in which `~` is a home folder if there is one."""
+    return Uri(entry) if is_uri(entry) else Path(os.path.abspath(os.path.expanduser(entry)))
+
+
 def without_secrets(text: str) -> str:
     """A path as it is, a URI as a `Uri`, which shows no credentials."""
     return Uri(text) if is_uri(text) else text

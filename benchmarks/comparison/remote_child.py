@@ -10,22 +10,12 @@ import json
 import pickle
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
+from comparison.remote_server import SETTLES_S, counted
 from comparison.remote_sources import SOURCES, use_server
 from comparison.work import RESUME_AT, Work
-
-_SETTLES_S = 1.0
-"""After which a consumer must not wait any more."""
-
-
-def counted(url: str) -> dict[str, int]:
-    """What the server has answered since the last call."""
-    with urllib.request.urlopen(f"{url}/.counts") as answer:
-        found: dict[str, int] = json.load(answer)
-        return found
 
 
 def first_epoch(task: dict[str, Any], work: Work) -> dict[str, float]:
@@ -45,7 +35,7 @@ def first_epoch(task: dict[str, Any], work: Work) -> dict[str, float]:
     rest_begin, rest_from, begin = 0.0, 0, time.perf_counter()
     while True:
         now = time.perf_counter()
-        paced = now - start < _SETTLES_S + task["seconds"]
+        paced = now - start < SETTLES_S + task["seconds"]
         if not paced and not rest_begin:
             rest_begin, rest_from = now, done
         row = next(batches, None)
@@ -58,7 +48,7 @@ def first_epoch(task: dict[str, Any], work: Work) -> dict[str, float]:
             state = opened.state()
         if paced:
             got = time.perf_counter()
-            if now - start >= _SETTLES_S:
+            if now - start >= SETTLES_S:
                 wait_s += got - now
                 settled_s = settled_s or now
                 found["paced_wait_pct"] = 100 * wait_s / max(got - settled_s + step_s, step_s)
@@ -94,7 +84,6 @@ def main() -> None:
     importlib.import_module("dali_pipes.loader.token_loader")
     work = Work(**task["work"])
     found = resumed(task, work) if task["is_resume"] else first_epoch(task, work)
-    sys.stdout.flush()
     print(json.dumps(found), flush=True)
 
 

@@ -24,9 +24,10 @@ from dali_pipes.corpus.block_grid import BlockGrid, Int64Array
 from dali_pipes.corpus.blocks_ahead import BlocksAhead
 from dali_pipes.monitoring.stats import CacheStats
 from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.storage.cache_entries import Content, entry_of
 from dali_pipes.storage.eviction import Entry
 from dali_pipes.storage.linux_aio import runs_of_equal
-from dali_pipes.storage.node_cache import Ahead, Found, NodeCache, entry_of
+from dali_pipes.storage.node_cache import Ahead, NodeCache
 
 Read: TypeAlias = Callable[[Int64Array, Int64Array, Int64Array, npt.NDArray[Any]], None]
 
@@ -152,7 +153,7 @@ class BlockReads:
                     future.add_done_callback(_let_go)
         return left
 
-    def _fetch(self, entry: Entry) -> "Found | memoryview | None":
+    def _fetch(self, entry: Entry) -> Content | None:
         return self._cache.find_or_make(entry, partial(self._bytes_of, entry))
 
     def _make_ahead(self, block: int) -> Ahead:
@@ -167,7 +168,7 @@ class BlockReads:
         return ids.data.cast("B")
 
     def _spare(self, num_bytes: int) -> bool:
-        """Whether so many bytes may be read that will be read again; they then count."""
+        """Whether this many bytes, which will be read again, may be read now; if so, they count as used."""
         with self._lock:
             is_left = num_bytes <= self._spare_bytes
             self._spare_bytes -= num_bytes * is_left
@@ -180,14 +181,9 @@ def _by_block(pieces: _Pieces) -> Iterator[_Pieces]:
             yield pieces.at(slice(first, first + count))
 
 
-def _copied(found: "Found | memoryview", entry: Entry, pieces: _Pieces, view: memoryview, size: int) -> bool:
-    """Whether pieces of an entry could be copied to their places in `view`."""
+def _copied(found: Content, entry: Entry, pieces: _Pieces, view: memoryview, size: int) -> bool:
+    """Whether pieces of an entry could be copied to their places in `view`. Closes it."""
     columns = zip(pieces.positions.tolist(), pieces.lengths.tolist(), pieces.targets.tolist(), strict=True)
-    if isinstance(found, memoryview):
-        for position, length, target in columns:
-            begin = (position - entry.begin) * size
-            view[target * size : (target + length) * size] = found[begin : begin + length * size]
-        return True
     with found:
         return all(
             found.read((position - entry.begin) * size, view[target * size : (target + length) * size])
@@ -196,5 +192,5 @@ def _copied(found: "Found | memoryview", entry: Entry, pieces: _Pieces, view: me
 
 
 def _let_go(future: "Future[Any]") -> None:
-    if not future.cancelled() and future.exception() is None and isinstance(found := future.result(), Found):
+    if not future.cancelled() and future.exception() is None and (found := future.result()) is not None:
         found.close()

@@ -1,4 +1,4 @@
-"""Blocks that a run needs soon are put into the cache of the node by threads of their own, a few at a time.
+"""Blocks that a run needs soon are put into the cache of the node by separate threads, a few at a time.
 
     window 3, where the run stands     window 4
     7 2 9 0                            5 1 8 3         blocks that are wanted, in this order

@@ -34,12 +34,13 @@ from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import CacheStats
 from dali_pipes.runtime.messages import counted, printable
 from dali_pipes.storage.batched_reads import RawReads
+from dali_pipes.storage.cache_entries import Content, Made, entry_of
 from dali_pipes.storage.decoded_cache import DEFAULT_CACHE_BYTES, ChunkCache
 from dali_pipes.storage.file_pool import FilePool
 from dali_pipes.storage.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
 from dali_pipes.storage.linux_aio import runs_of_equal
 from dali_pipes.storage.mapped_reads import MappedReads
-from dali_pipes.storage.node_cache import Found, NodeCache, entry_of
+from dali_pipes.storage.node_cache import NodeCache
 from dali_pipes.storage.retries import current_retries
 from dali_pipes.uris import FilePath
 
@@ -511,7 +512,8 @@ class Corpus(ShownAsTable):
         firsts, _ = runs_of_equal(extents)
         first = firsts[int(next(self._turns) * _GOLDEN * len(firsts)) % len(firsts)]
         columns = (np.roll(column, -first).tolist() for column in (positions, lengths, targets, extents))
-        current, chunk = -1, _Chunk()
+        chunk: Content = Made(memoryview(b""))
+        current = -1
         try:
             for position, length, target, extent in zip(*columns, strict=True):
                 if extent != current:
@@ -519,30 +521,28 @@ class Corpus(ShownAsTable):
                     current, chunk = extent, self._decoded(extent)
                 begin = (position - int(self._starts[extent])) * width
                 out = view[target * width : (target + length) * width]
-                if not chunk.copied(begin, out):
+                if not chunk.read(begin, out):
                     chunk.close()
-                    chunk = _Chunk(self._decode(extent))
-                    chunk.copied(begin, out)
+                    chunk = Made(self._decode(extent))
+                    chunk.read(begin, out)
         finally:
             chunk.close()
 
-    def _decoded(self, extent: int) -> "_Chunk":
+    def _decoded(self, extent: int) -> Content:
         """A decoded chunk: of the cache of the node, of that of this process, or decoded now."""
         number, number_there = int(self._file_numbers[extent]), int(self._first_bytes[extent])
         if self._node is not None:
             begin, end = int(self._starts[extent]), int(self._starts[extent + 1])
             size = (end - begin) * self._data_files[number].stored.itemsize
             entry = entry_of("d", self.content_key, begin, end, size)
-            found: Found | memoryview | None = self._node.find(entry)
-            if found is None:
-                found = self._node.find_or_make(entry, lambda: self._decode(extent))
-            if isinstance(found, Found):
-                return _Chunk(found=found)
-            if found is not None or self._node.can_store:  # else the cache of this process has to do
-                return _Chunk(self._decode(extent) if found is None else found)
+            found = self._node.find(entry) or self._node.find_or_make(entry, lambda: self._decode(extent))
+            if found is not None:
+                return found
+            if self._node.can_store:  # else the cache of this process has to do
+                return Made(self._decode(extent))
         with self._retries.in_use():
             ids = self._chunks.get(number, number_there, self._data_files[number].decode_unchanged)
-        return _Chunk(self._checked(extent, ids))
+        return Made(self._checked(extent, ids))
 
     def _decode(self, extent: int) -> memoryview:
         """The bytes of a chunk, without a cache."""
@@ -568,24 +568,6 @@ class Corpus(ShownAsTable):
             f"{place.file}: token {place.offset:,} is {int(piece[column]) % 2**64}, expected an id below 2^63, since "
             "ids of uint64 files are served as int64"
         )
-
-
-class _Chunk(NamedTuple):
-    """A decoded chunk: in memory, or an entry of the cache of the node, which is closed after use."""
-
-    content: memoryview = memoryview(b"")
-    found: Found | None = None
-
-    def copied(self, begin: int, out: memoryview) -> bool:
-        """Fill `out` with the bytes from `begin` on; False if the entry cannot be read."""
-        if self.found is not None:
-            return self.found.read(begin, out)
-        out[:] = self.content[begin : begin + len(out)]
-        return True
-
-    def close(self) -> None:
-        if self.found is not None:
-            self.found.close()
 
 
 def _integers(name: str, values: Sequence[int] | npt.NDArray[Any], count: int) -> Int64Array:

@@ -19,7 +19,7 @@ from dali_pipes.corpus.formats import npy
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.runtime.messages import counted
 from dali_pipes.storage.byte_file import ByteFile, open_file
-from dali_pipes.uris import FilePath, Uri, entry_text, is_uri
+from dali_pipes.uris import FilePath, entry_text, named_path
 
 Copies = npt.NDArray[np.uint8]
 
@@ -81,8 +81,7 @@ def read_keep(path: str | os.PathLike[str]) -> Keep:
     Raises CorpusReadError for an unreadable file, CorpusFormatError for one that is neither an array of integers nor
     text with an integer a line, or that holds a number below 0 or above `MOST_COPIES`.
     """
-    entry = entry_text(path)
-    place = Uri(entry) if is_uri(entry) else Path(os.path.abspath(os.path.expanduser(entry)))
+    place = named_path(entry_text(path))
     if isinstance(place, Path) and place.is_dir():
         raise CorpusReadError(f"keep: {place} is a folder; name the file in it with a number for each document")
     with open_file(place) as file:

@@ -175,7 +175,7 @@ class BuiltSource:
         return BlockLimits(self._epoch_steps, _counted_bytes(self._config), self._config.max_block_bytes)
 
     def block_bytes(self, sizes: Sequence[int], widths: Sequence[int]) -> int:
-        """Bytes of a delivered block of batches of so many rows of these widths, each as large as a whole one."""
+        """Bytes of a delivered block of batches with these rows and widths, each counted as a whole batch."""
         arrays = arrays_of(self._config.outputs)
         least = 0 if self._config.batch_tokens is not None else self._config.batch_size
         return sum(

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 _FLOCK = struct.Struct("@hhqqi0q")
@@ -45,6 +46,17 @@ def lock(path: Path, *, wait: bool = True) -> tuple[int | None, bool]:
     return descriptor, has_waited
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold the lock; False on a file system without locks. Blocks while another process has it."""
+    held, _ = lock(path)
+    try:
+        yield held is not None
+    finally:
+        if held is not None:
+            unlock(held)
+
+
 def lock_number(path: Path, number: int) -> int | None:
     """A descriptor that holds lock `number`, 0 <= number < 2^63, of a file, or None without support for such locks.
 
@@ -71,6 +83,26 @@ def unlock_number(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
     os.close(descriptor)
+
+
+def remove_unlocked(path: Path) -> bool:
+    """Remove a file that no process has locked, such as one of a killed process. Whether it is gone.
+
+    False on a file system without locks, and for one that was replaced meanwhile. Does not block; OSError.
+    """
+    try:
+        held, _ = lock(path, wait=False)
+    except BlockingIOError:
+        return False
+    if held is None:
+        return False
+    try:
+        if not os.path.samestat(os.fstat(held), path.stat()):
+            return False
+        path.unlink()
+        return True
+    finally:
+        unlock(held)
 
 
 def hold(descriptor: int) -> None:

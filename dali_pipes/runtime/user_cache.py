@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dali_pipes.runtime.locks import hold, lock, unlock
+from dali_pipes.runtime.locks import hold, lock, remove_unlocked, unlock
 from dali_pipes.uris import FilePath
 
 Kept = TypeVar("Kept")
@@ -126,10 +126,7 @@ def _remove_leftovers(path: Path) -> None:
     """Remove temporary files that no living process has locked; other processes may be writing theirs right now."""
     for leftover in path.parent.glob(f"{path.stem}.*.tmp"):
         with contextlib.suppress(OSError):
-            held, _ = lock(leftover, wait=False)
-            if held is not None:
-                leftover.unlink()
-                unlock(held)
+            remove_unlocked(leftover)
 
 
 def _reason(path: Path, error: OSError) -> str:

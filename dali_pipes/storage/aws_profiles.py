@@ -18,7 +18,7 @@ from dali_pipes.runtime.optional import optional_package
 _RENEWED_AFTER = timedelta(minutes=15)
 """If they do not say when they expire."""
 _MARGIN = timedelta(minutes=5)
-"""Renewed so long before they expire: requests may take that long, and obstore asks once they have."""
+"""Renewed this long before they expire: a request may take as long, and obstore asks only once they have expired."""
 _DECIDED = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")
 _NATIVE = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -58,27 +58,33 @@ def find_profile(purpose: str) -> Profile | None:
     with _named_failures():
         session = boto3.Session()
         scoped = session._session.get_scoped_config()
-        if session.get_credentials() is None:
+        credentials = session.get_credentials()
+        if credentials is None:
             if name is None:
                 return None
             raise ProfileError(
                 f"the AWS profile {name!r} does not have credentials; add them, or set another AWS_PROFILE"
             )
-    _provide()
+        _answer(credentials)  # raises what obstore would meet in its first request
     found = {"region": session.region_name, "endpoint": scoped.get("endpoint_url")}
     settings = {key: str(value) for key, value in found.items() if value and not any(map(os.environ.get, _GIVEN[key]))}
     return Profile(_provide, settings)
 
 
 def _provide() -> dict[str, Any]:
-    """What obstore calls now and later, in a thread of its own. Blocks. Raises ProfileError."""
+    """What obstore calls now and later, in another thread. Blocks. Raises ProfileError."""
     import boto3
 
     with _named_failures():
         credentials = boto3.Session().get_credentials()
         if credentials is None:
             raise ProfileError("the AWS profile no longer contains credentials; add them again")
-        frozen = credentials.get_frozen_credentials()
+        return _answer(credentials)
+
+
+def _answer(credentials: Any) -> dict[str, Any]:
+    """Credentials of boto3, as obstore takes them."""
+    frozen = credentials.get_frozen_credentials()
     expires, now = getattr(credentials, "_expiry_time", None), datetime.now(UTC)
     return {
         "access_key_id": frozen.access_key,

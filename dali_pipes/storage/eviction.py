@@ -58,7 +58,7 @@ def choose_victims(
 ) -> list[Entry] | None:
     """Entries to remove so that `needed_bytes` are free, for one that is needed in `new_use`; None if that is too much.
 
-    spare_bytes: at most so many more are removed, of those that may go, so that the next calls need not look.
+    spare_bytes: most bytes to remove beyond those, of entries that may go, so that the next calls need not look
     """
     used_at = np.array([entry.used_at for entry in entries], np.int64)
     rank = np.where(np.isposinf(uses), 0, np.where(np.isnan(uses), 1, 2))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dali_pipes.runtime.locks import hold, lock, unlock
+from dali_pipes.runtime.locks import hold, remove_unlocked
 
 _SUFFIX = ".job"
 
@@ -59,15 +59,7 @@ def live_jobs(folder: Path) -> list[dict[str, Any]]:
     """What all processes that live say, this one too. Removes files of those that do not. Blocks for small reads."""
     found = []
     for path in folder.glob(f"*{_SUFFIX}"):
-        try:
-            held, _ = lock(path, wait=False)
-        except BlockingIOError:
-            held = None
-        if held is not None:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            unlock(held)
-            continue
         with contextlib.suppress(OSError, ValueError):  # it has just ended
-            found.append(json.loads(path.read_bytes()))
+            if not remove_unlocked(path):
+                found.append(json.loads(path.read_bytes()))
     return found

@@ -1,49 +1,36 @@
 """A cache of the node: ids in files that its processes share, each fetched or decoded by whichever needs it first.
 
-    b5f2c...-200000-400000.ids     header, then ids 0x200000 to 0x3fffff of the corpus with content key 5f2c...
-    0f3a....ids.tmp                being written, and locked, by its writer
     4711-5f2c9a01.job              budget and position of a process that lives (`live_jobs`)
     locks                          a lock for each entry, by number
-    used                           bytes of all entries; its lock is that of the folder
+    used, *.ids, *.tmp             entries, and their number of bytes (`cache_folder`)
 
 The folder is on a disk, or in memory (/dev/shm). An entry appears under its name when it is whole, is never changed,
 and is compared with its checksum when a process first opens it. The name stands for the content, with the versions of
-all files of the corpus, so a replaced file has other entries. Files are read by calls: a map would end the process with
-SIGBUS if the disk failed.
+all files of the corpus, so a replaced file has other entries.
 
-A cache never fails a run: what cannot be stored is used without it. zlib's CRC-32 is C code, which takes half a
-nanosecond a byte and lets other threads run; `crc32c` takes seven.
+A cache never fails a run: what cannot be stored is used without it.
 """
 
 import contextlib
 import errno
 import hashlib
 import os
-import re
-import struct
 import threading
 import time
-import uuid
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from dali_pipes.monitoring.stats import CacheStats
-from dali_pipes.runtime.locks import hold, lock, lock_number, unlock, unlock_number
+from dali_pipes.runtime.locks import lock_number, unlock_number
 from dali_pipes.runtime.messages import say_once
+from dali_pipes.storage.cache_entries import Content, Found, Made, header_of, ids_bytes, intact_number
+from dali_pipes.storage.cache_folder import CacheFolder
 from dali_pipes.storage.eviction import Entry, NextUses, Order, choose_victims, next_uses
 from dali_pipes.storage.live_jobs import LiveJob, live_jobs
 
-_MAGIC = b"dpnode1\n"
-_HEADER = struct.Struct("<8sQI4x8s")  # magic, bytes of ids, their CRC-32, a number of this file
-_NAME = re.compile(r"([a-z][0-9a-f]+)-([0-9a-f]+)-([0-9a-f]+)\.ids")
-_USED = struct.Struct("<q")
 _COUNTS = ("hits", "misses", "fetched_bytes", "evictions", "damaged")
-_STEP_BYTES = 1 << 20
-_STALE_S = 60.0
-"""Age from which an unlocked temporary file is of a killed process; a new one may not be locked yet."""
 _SPARE_PART = 64
 """An eviction frees this part of the budget, so that not every new entry has to look through the folder."""
 _LOOK_PART = 20
@@ -62,38 +49,6 @@ class Ahead(Enum):
     ELSEWHERE = auto()
     """Someone else is making it."""
     NO_ROOM = auto()
-
-
-class Found:
-    """An entry that is open for reading, as a context manager. For one thread."""
-
-    def __init__(self, descriptor: int, num_bytes: int) -> None:
-        self._descriptor, self.num_bytes = descriptor, num_bytes
-
-    def read(self, first: int, out: memoryview) -> bool:
-        """Fill `out` with the bytes from `first` on. False if the disk fails, or the file has been cut."""
-        done = 0
-        try:
-            while done < len(out):
-                got = os.preadv(self._descriptor, [out[done:]], _HEADER.size + first + done)
-                if got == 0:
-                    return False
-                done += got
-        except OSError:
-            return False
-        return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Idempotent."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 class NodeCache:
@@ -115,6 +70,7 @@ class NodeCache:
         in_memory: bool = False,
     ) -> None:
         self.folder, self.most_bytes, self.setting = folder, most_bytes, setting
+        self._files = CacheFolder(folder)
         self._formula, self._in_memory = formula, in_memory
         self._lock = threading.Lock()  # of the counts and orders, and of what is published
         self._orders: dict[str, Order] = {}
@@ -126,7 +82,7 @@ class NodeCache:
         self._counts: dict[str, dict[str, int]] = {}
         try:
             folder.mkdir(mode=0o700 if in_memory else 0o777, parents=True, exist_ok=True)
-            with self._books():
+            with self._files.locked():
                 self._publish()
                 self._make_room(None)
         except OSError as error:
@@ -140,7 +96,7 @@ class NodeCache:
     def used_bytes(self) -> int:
         """Bytes of the entries, as far as they have been counted. Does not block."""
         try:
-            return self._read_used()
+            return self._files.used_bytes()
         except OSError:
             return 0
 
@@ -161,9 +117,9 @@ class NodeCache:
         with contextlib.suppress(OSError):  # a folder that is read-only
             os.utime(descriptor)
         self.add(entry.corpus, hits=1)
-        return Found(descriptor, entry.num_bytes)
+        return Found(descriptor)
 
-    def find_or_make(self, entry: Entry, make: Callable[[], memoryview]) -> Found | memoryview | None:
+    def find_or_make(self, entry: Entry, make: Callable[[], memoryview]) -> Content | None:
         """The entry, made by another process meanwhile, or the bytes that `make` returns, which are stored.
 
         None if there is no room for it that is not needed sooner: then nothing has been made. Blocks while another
@@ -176,7 +132,7 @@ class NodeCache:
                 return found
             self.add(entry.corpus, misses=1)
             file = None if held is None else self._reserve(entry)
-            return None if file is None else self._made(entry, file, make)
+            return None if file is None else Made(self._made(entry, file, make))
         finally:
             if held is not None:
                 unlock_number(held)
@@ -235,11 +191,11 @@ class NodeCache:
         with self._lock:
             self._job.close()
         if self._in_memory and could_store:
-            with contextlib.suppress(OSError), self._books():
+            with contextlib.suppress(OSError), self._files.locked():
                 if not live_jobs(self.folder):
-                    for entry in self._entries():
+                    for entry in self._files.entries():
                         (self.folder / entry.name).unlink()
-                    self._write_used(0)
+                    self._files.set_used(0)
 
     def _is_checked(self, entry: Entry) -> bool:
         """Whether an entry is there and intact; what this process has compared once may have been damaged since."""
@@ -269,11 +225,11 @@ class NodeCache:
     def _remove_damaged(self, entry: Entry, descriptor: int) -> None:
         """Remove the entry that `descriptor` has open, unless another thread or process has done so, and count it."""
         path = self.folder / entry.name
-        with contextlib.suppress(OSError), self._books():
+        with contextlib.suppress(OSError), self._files.locked():
             about = os.fstat(descriptor)
             if path.stat().st_ino == about.st_ino:
                 path.unlink()
-                self._write_used(self._read_used() - max(0, about.st_size - _HEADER.size))
+                self._files.add_used(-ids_bytes(about.st_size))
                 self.add(entry.corpus, damaged=1)
 
     def _made(self, entry: Entry, file: BinaryIO, make: Callable[[], memoryview]) -> memoryview:
@@ -286,11 +242,11 @@ class NodeCache:
             raise
         self.add(entry.corpus, fetched_bytes=len(data))
         try:
-            number = os.urandom(8)
-            file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data), number))
+            header, number = header_of(data)
+            file.write(header)
             file.write(data)
             file.flush()  # the disk may take its time: what a power cut leaves does not have its checksum
-            with self._books():  # who counts the folder sees it under one name or the other
+            with self._files.locked():  # who counts the folder sees it under one name or the other
                 Path(file.name).replace(self.folder / entry.name)
             self._verified[entry.name] = number
             file.close()
@@ -302,39 +258,35 @@ class NodeCache:
         return data
 
     def _drop(self, entry: Entry, file: BinaryIO) -> None:
-        with contextlib.suppress(OSError), self._books():
+        with contextlib.suppress(OSError), self._files.locked():
             Path(file.name).unlink()
-            self._write_used(self._read_used() - entry.num_bytes)
+            self._files.add_used(-entry.num_bytes)
         with contextlib.suppress(OSError):
             file.close()
 
     def _reserve(self, entry: Entry, *, ahead: bool = False) -> BinaryIO | None:
         """A temporary file of the size of an entry, counted and locked; None without room for it."""
         try:
-            with self._books():
-                fits = self._read_used() + entry.num_bytes <= self.most_bytes
-                if not (fits and entry.num_bytes <= self._free_bytes()):
+            with self._files.locked():
+                fits = self._files.used_bytes() + entry.num_bytes <= self.most_bytes
+                if not (fits and entry.num_bytes <= self._files.free_bytes()):
                     begin = time.monotonic()
                     if begin < self._look_again_s[ahead]:
                         return None
                     if not self._make_room(entry):
                         self._look_again_s[ahead] = (now := time.monotonic()) + _LOOK_PART * (now - begin)
                         return None
-                file = (self.folder / f"{uuid.uuid4().hex}.ids.tmp").open("xb")
-                hold(file.fileno())
-                file.truncate(_HEADER.size + entry.num_bytes)
-                self._write_used(self._read_used() + entry.num_bytes)
-                return file
+                return self._files.reserve(entry.num_bytes)
         except OSError as error:
             self._give_up(error)
             return None
 
     def _make_room(self, entry: Entry | None) -> bool:
         """Count the folder, and remove entries until they and another one fit. False if that fails."""
-        self._remove_leftovers()
-        jobs, entries, free = live_jobs(self.folder), list(self._entries()), self._free_bytes()
+        self._files.remove_leftovers()
+        jobs, entries, free = live_jobs(self.folder), list(self._files.entries()), self._files.free_bytes()
         limit = max([self.most_bytes, *(job["most_bytes"] for job in jobs)])
-        used = sum(one.num_bytes for one in entries) + self._bytes_being_written()
+        used = self._files.count(entries)
         size = 0 if entry is None else entry.num_bytes
         needed = max(used + size - limit, size - free)
         victims: list[Entry] | None = []
@@ -348,7 +300,7 @@ class NodeCache:
             used -= victim.num_bytes
         if entry is not None:
             self.add(entry.corpus, evictions=len(victims or ()))
-        self._write_used(used)
+        self._files.set_used(used)
         if victims is None and size > free:
             say_once(f"{self.folder}: the disk is full, so this cache stores nothing new for now. The run continues.")
         return victims is not None
@@ -369,76 +321,11 @@ class NodeCache:
                 self._give_up(error)
         return None
 
-    @contextlib.contextmanager
-    def _books(self) -> Iterator[None]:
-        """Inside, no other process or thread adds or removes entries. Blocks. OSError if the folder is read-only."""
-        with (self.folder / "used").open("ab"):
-            held, _ = lock(self.folder / "used")
-        try:
-            yield
-        finally:
-            if held is not None:
-                unlock(held)
-
-    def _read_used(self) -> int:
-        data = (self.folder / "used").read_bytes()
-        return int(_USED.unpack(data)[0]) if len(data) == _USED.size else 0
-
-    def _write_used(self, count: int) -> None:
-        with (self.folder / "used").open("r+b") as file:
-            file.write(_USED.pack(max(0, count)))
-
-    def _entries(self) -> Iterator[Entry]:
-        with os.scandir(self.folder) as listing:
-            for one in listing:
-                found = _NAME.fullmatch(one.name)
-                if found is not None:
-                    with contextlib.suppress(OSError):
-                        about = one.stat()
-                        size = max(0, about.st_size - _HEADER.size)
-                        begin, end = (int(number, 16) for number in found.groups()[1:])
-                        yield Entry(one.name, found[1][1:], begin, end, size, about.st_mtime_ns)
-
-    def _bytes_being_written(self) -> int:
-        total = 0
-        for path in self.folder.glob("*.ids.tmp"):
-            with contextlib.suppress(OSError):
-                total += max(0, path.stat().st_size - _HEADER.size)
-        return total
-
-    def _free_bytes(self) -> int:
-        """Of the disk, but for a hundredth of it, which is left to others."""
-        about = os.statvfs(self.folder)
-        return (about.f_bavail - about.f_blocks // 100) * about.f_frsize
-
-    def _remove_leftovers(self) -> None:
-        """Remove temporary files of processes that were killed."""
-        for path in self.folder.glob("*.tmp"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime >= _STALE_S:
-                    held, _ = lock(path, wait=False)
-                    if held is not None:
-                        path.unlink()
-                        unlock(held)
-
     def _is_intact(self, entry: Entry, descriptor: int) -> bool:
-        try:
-            header = os.pread(descriptor, _HEADER.size, 0)
-            if len(header) < _HEADER.size or os.fstat(descriptor).st_size != _HEADER.size + entry.num_bytes:
-                return False
-            magic, num_bytes, expected, number = _HEADER.unpack(header)
-            if magic != _MAGIC or num_bytes != entry.num_bytes:
-                return False
-            if self._verified.get(entry.name) == number:
-                return True
-            crc = 0
-            for first in range(0, entry.num_bytes, _STEP_BYTES):
-                crc = zlib.crc32(os.pread(descriptor, _STEP_BYTES, _HEADER.size + first), crc)
-        except OSError:
-            return False
-        if crc == expected:
+        number = intact_number(entry, descriptor, self._verified.get(entry.name))
+        if number is not None:
             self._verified[entry.name] = number
-        return bool(crc == expected)
+        return number is not None
 
     def _publish(self) -> None:
         if self._can_store:
@@ -451,8 +338,3 @@ class NodeCache:
             say_once(
                 f"{self.folder}: this cache cannot be written ({reason}). The run continues without storing in it."
             )
-
-
-def entry_of(kind: str, corpus: str, begin: int, end: int, num_bytes: int) -> Entry:
-    """The entry of ids `begin` to `end` - 1. kind: a letter for each way in which ids are stored."""
-    return Entry(f"{kind}{corpus}-{begin:x}-{end:x}.ids", corpus, begin, end, num_bytes)

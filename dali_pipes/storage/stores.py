@@ -76,7 +76,7 @@ def look_up(uri: Uri) -> Facts | None:
     """One request; None if there is no such object. Blocks; raises OSError."""
     obstore, (store, key) = _obstore(uri), place_of(uri)
     try:
-        with failures_of(uri, STALL_S, _MOST_STALLS * STALL_S) as failures:
+        with _failures(uri) as failures:
             if uri.scheme != "hf":
                 return _facts(obstore.head(store, key))
             # It sends readers on to addresses that may be signed for reading alone.
@@ -104,7 +104,7 @@ def get(uri: Uri, first: int, last: int, expected: str | None = None, place: Pla
     options: dict[str, Any] = {"range": (first, last)}
     if expected is not None and _is_strong(expected):
         options["if_match"] = expected
-    with failures_of(uri, STALL_S, _MOST_STALLS * STALL_S) as failures:
+    with _failures(uri) as failures:
         result = obstore.get(store, key, options=options)
         answer = Answer(_facts(result.meta), result.range[0], memoryview(result.bytes()))
         if expected is not None and answer.facts.identity != expected:
@@ -121,7 +121,7 @@ def list_below(uri: Uri, *, deep: bool) -> tuple[dict[Uri, Facts], list[Uri]]:
         return objects, [] if deep else [one for one, size, _ in entries if size is None]
     obstore, store, prefix = _obstore(uri), _store(uri), uri.path or None
     root = Uri(f"{uri.full.partition('://')[0]}://{uri.server}")
-    with failures_of(uri, STALL_S, _MOST_STALLS * STALL_S) as failures:
+    with _failures(uri) as failures:
         if deep:
             found, below = [one for some in obstore.list(store, prefix) for one in some], []
         else:
@@ -141,7 +141,7 @@ def put(uri: Uri, content: bytes | Path, *, new: bool = False) -> None:
     Raises OSError.
     """
     obstore, (store, key) = _obstore(uri), Place(_store(uri, _PUT_RETRIES), uri.path)
-    with failures_of(uri, STALL_S, _MOST_STALLS * STALL_S) as failures:
+    with _failures(uri) as failures:
         obstore.put(store, key, content, mode="create" if new else "overwrite", use_multipart=False if new else None)
         return
     raise failures.error
@@ -152,7 +152,7 @@ def delete(uris: Sequence[Uri]) -> None:
     if not uris:
         return
     obstore = _obstore(uris[0])
-    with failures_of(uris[0], STALL_S, _MOST_STALLS * STALL_S) as failures:
+    with _failures(uris[0]) as failures:
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(_store(uris[0], _PUT_RETRIES), [uri.path for uri in uris])
         return
@@ -162,6 +162,10 @@ def delete(uris: Sequence[Uri]) -> None:
 def memory_store() -> Any:
     """The store of `memory://`, which is that of this process: for tests."""
     return _store(Uri("memory://"))
+
+
+def _failures(uri: Uri) -> failures_of:
+    return failures_of(uri, STALL_S, _MOST_STALLS * STALL_S)
 
 
 def _is_strong(identity: str) -> bool:

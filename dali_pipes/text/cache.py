@@ -22,7 +22,7 @@ from typing import Any
 from dali_pipes.corpus.discovery.file_names import utf8_name
 from dali_pipes.corpus.discovery.manifests import MANIFEST
 from dali_pipes.errors import ConfigError, CorpusReadError
-from dali_pipes.runtime.locks import lock, unlock
+from dali_pipes.runtime.locks import locked
 from dali_pipes.runtime.user_cache import cache_folder, kept_name
 from dali_pipes.text.encoder import TextEncoder
 from dali_pipes.text.formats.text_format import TextFile
@@ -68,20 +68,16 @@ def cached_tokens(
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        held, _ = lock(folder.with_suffix(".lock"))
-        try:
+        with locked(folder.with_suffix(".lock")) as is_locked:
             if _finished(folder) is None:
                 # Without locks, two processes may work at the same time: each in a separate folder.
-                work = folder if held is not None else folder.with_suffix(f".{uuid.uuid4().hex}.tmp")
+                work = folder if is_locked else folder.with_suffix(f".{uuid.uuid4().hex}.tmp")
                 with show_progress("tokenizing", sum(file.size for file in inputs)) as advance:
                     summary = tokenize_files(job, work, made_by, advance=advance)
                 for line in Notes.from_json(summary.notes).lines():
                     print(f"dali_pipes: {line}", file=sys.stderr)
                 if work != folder:
                     _move(work, folder)
-        finally:
-            if held is not None:
-                unlock(held)
     except CorpusReadError:
         raise
     except OSError as error:

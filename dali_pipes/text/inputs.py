@@ -19,9 +19,9 @@ from pathlib import Path
 
 from dali_pipes.corpus.discovery.duplicates import refuse_repeats
 from dali_pipes.corpus.discovery.file_names import data_paths, is_side_file
-from dali_pipes.corpus.discovery.find_files import entries_of, meant_as, natural_key, unfinished_beside
-from dali_pipes.corpus.discovery.globs import list_folder, matches_of
-from dali_pipes.corpus.discovery.object_names import entries_in, mode_of, uris_matching
+from dali_pipes.corpus.discovery.find_files import entries_of, folder_entries, meant_as, natural_key, unfinished_beside
+from dali_pipes.corpus.discovery.globs import matches_of
+from dali_pipes.corpus.discovery.object_names import mode_of, uris_matching
 from dali_pipes.corpus.discovery.shard_sets import find_index, kind_of_index
 from dali_pipes.corpus.discovery.splits import refuse_mixed_splits
 from dali_pipes.corpus.formats.huggingface import list_shards
@@ -163,10 +163,7 @@ def _files_of_folder(folder: FilePath, notes: list[str]) -> list[FilePath]:
     kind = None if index is None else kind_of_index(index)
     if index is not None and kind in _LISTED_BY:
         return _LISTED_BY[kind](index)
-    entries: Sequence[FilePath] = (
-        entries_in(folder) if isinstance(folder, Uri) else [Path(entry.path) for entry in list_folder(folder)]
-    )
-    return _data_files(entries, f"the folder {folder}", notes)
+    return _data_files(folder_entries(folder), f"the folder {folder}", notes)
 
 
 def _data_files(candidates: Sequence[FilePath], where: str, notes: list[str]) -> list[FilePath]:

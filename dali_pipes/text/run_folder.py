@@ -23,7 +23,7 @@ from typing import Any
 
 from dali_pipes.corpus.discovery.manifests import MANIFEST, WORK_FOLDER
 from dali_pipes.errors import ConfigError, CorpusWriteError
-from dali_pipes.runtime.locks import lock, unlock
+from dali_pipes.runtime.locks import lock, locked, unlock
 from dali_pipes.text.formats.text_format import TextFile
 from dali_pipes.text.run_plan import (
     MOST_NAMES,
@@ -31,7 +31,8 @@ from dali_pipes.text.run_plan import (
     Receipt,
     RunPlan,
     as_json,
-    read_manifest,
+    in_order,
+    is_done,
     read_plan,
     read_receipt,
     shard_name,
@@ -50,6 +51,7 @@ class RunFolder:
         self.out = Path(os.path.abspath(os.path.expanduser(out)))
         self.work = self.out / WORK_FOLDER
         self._plan = RunPlan(self.out, settings, inputs, made_by)
+        self._plan_lock = self.work / "plan.lock"
         self._compared: tuple[int, int, int] | None = None
 
     def begin(self) -> dict[str, Any] | None:
@@ -88,7 +90,7 @@ class RunFolder:
                 if not plan.exists():
                     mine.rename(plan)
             mine.unlink(missing_ok=True)
-        with self._plan_held() as is_held:
+        with locked(self._plan_lock) as is_held:
             try:
                 self._compare_plan()
             except ConfigError:
@@ -102,18 +104,14 @@ class RunFolder:
 
     def manifest(self) -> dict[str, Any] | None:
         """The manifest of the finished run, compared with this one; None for an unfinished run."""
-        try:
-            manifest = read_manifest(path := self.out / MANIFEST, path.read_bytes)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        self._plan.compare(manifest, "a finished corpus")
-        return manifest
+        path = self.out / MANIFEST
+        return self._plan.finished(path, path.read_bytes)
 
     @contextlib.contextmanager
     def item(self, number: int) -> Iterator[None]:
         """Hold the lock of an item. Unfinished files that a killed process left are removed first."""
         try:
-            with self._plan_held():
+            with locked(self._plan_lock):
                 held, _ = lock(self.work / f"item-{number:05d}.lock", wait=False)
                 try:
                     self._compare_plan()  # a run with other settings may have begun here since `begin`
@@ -138,14 +136,7 @@ class RunFolder:
 
     def receipts(self, item: int) -> list[Receipt]:
         """The finished shards of an item, in order."""
-        found: list[Receipt] = []
-        while not (found and found[-1].last):
-            path = self._receipt_path(item, len(found))
-            try:
-                found.append(read_receipt(path, path.read_bytes))
-            except FileNotFoundError:
-                break
-        return found
+        return in_order(lambda part: self._receipt(item, part))
 
     def all_receipts(self, num_items: int) -> list[list[Receipt]]:
         """As `Run.all_receipts`."""
@@ -160,15 +151,14 @@ class RunFolder:
 
         The manifest of a run without tokens is returned but not written, so that a run with other settings may follow.
         """
-        held, _ = lock(self.work / "publish.lock")
-        try:
+        with locked(self.work / "publish.lock"):
             if (manifest := self.manifest()) is not None:
                 shutil.rmtree(self.work, ignore_errors=True)
                 return manifest
             found: list[list[Receipt]] = []
             for item in reversed(range(num_items)):  # the last one is most likely not done: this runs after each part
                 found.insert(0, self.receipts(item))
-                if not (found[0] and found[0][-1].last):
+                if not is_done(found[0]):
                     return None
             receipts = [receipt for item in found for receipt in item]
             if not any(receipt.files for receipt in receipts):
@@ -183,19 +173,6 @@ class RunFolder:
             write_whole(self.out / MANIFEST, as_json(manifest))
             shutil.rmtree(self.work, ignore_errors=True)
             return manifest
-        finally:
-            if held is not None:
-                unlock(held)
-
-    @contextlib.contextmanager
-    def _plan_held(self) -> Iterator[bool]:
-        """Hold the lock of the plan; False on a file system without locks. Blocks while another process has it."""
-        held, _ = lock(self.work / "plan.lock")
-        try:
-            yield held is not None
-        finally:
-            if held is not None:
-                unlock(held)
 
     def _compare_plan(self) -> None:
         plan = self.work / "plan.json"
@@ -221,6 +198,10 @@ class RunFolder:
             if held is not None:
                 unlock(held)
         return True
+
+    def _receipt(self, item: int, part: int) -> Receipt:
+        path = self._receipt_path(item, part)
+        return read_receipt(path, path.read_bytes)
 
     def _receipt_path(self, item: int, part: int) -> Path:
         return self.work / f"{shard_name(item, part)}.json"

@@ -30,7 +30,8 @@ from dali_pipes.text.run_plan import (
     Receipt,
     RunPlan,
     as_json,
-    read_manifest,
+    in_order,
+    is_done,
     read_plan,
     read_receipt,
     shard_name,
@@ -89,12 +90,7 @@ class RunInStore:
     def manifest(self) -> dict[str, Any] | None:
         """As `Run.manifest`."""
         path = self.out / MANIFEST
-        try:
-            manifest = read_manifest(path, lambda: _content(path))
-        except FileNotFoundError:
-            return None
-        self._plan.compare(manifest, "a finished corpus")
-        return manifest
+        return self._plan.finished(path, lambda: _content(path))
 
     @contextlib.contextmanager
     def item(self, number: int) -> Iterator[None]:
@@ -108,13 +104,7 @@ class RunInStore:
 
     def receipts(self, item: int) -> list[Receipt]:
         """As `Run.receipts`."""
-        found: list[Receipt] = []
-        while not (found and found[-1].last):
-            try:
-                found.append(self._receipt(item, len(found)))
-            except FileNotFoundError:
-                break
-        return found
+        return in_order(lambda part: self._receipt(item, part))
 
     def all_receipts(self, num_items: int) -> list[list[Receipt]]:
         """As `Run.all_receipts`: one listing, then all together."""
@@ -141,7 +131,7 @@ class RunInStore:
         manifest = self.manifest()
         if manifest is None:
             found = self.all_receipts(num_items)
-            if not all(receipts and receipts[-1].last for receipts in found):
+            if not all(map(is_done, found)):
                 return self.manifest()  # another process may have published it meanwhile
             receipts = [receipt for item in found for receipt in item]
             manifest = self._plan.manifest(receipts)

@@ -7,6 +7,7 @@
 `run_folder` and `run_in_store` keep them.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -62,6 +63,15 @@ class RunPlan:
     def input_name(self, number: int) -> str:
         """The path of an input, for messages."""
         return self._inputs[number] if number < len(self._inputs) else "?"
+
+    def finished(self, path: FilePath, read: Callable[[], bytes]) -> dict[str, Any] | None:
+        """The manifest at `path`, compared with this plan; None without one."""
+        try:
+            manifest = _read_json(path, read, _check_manifest)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        self.compare(manifest, "a finished corpus")
+        return manifest
 
     def manifest(self, receipts: Sequence[Receipt]) -> dict[str, Any]:
         """That of a run with these receipts."""
@@ -144,6 +154,20 @@ class Run(Protocol):
         """
 
 
+def in_order(read: Callable[[int], Receipt]) -> list[Receipt]:
+    """The finished shards of an item. read: the receipt of a part; FileNotFoundError if it is not finished."""
+    found: list[Receipt] = []
+    with contextlib.suppress(FileNotFoundError):
+        while not is_done(found):
+            found.append(read(len(found)))
+    return found
+
+
+def is_done(receipts: Sequence[Receipt]) -> bool:
+    """Whether these, of one item, are all of its receipts."""
+    return bool(receipts) and receipts[-1].last
+
+
 def total_counts(receipts: Sequence[Receipt]) -> dict[str, int]:
     """The sums of documents, tokens and so on over all receipts."""
     return {name: sum(getattr(receipt, name) for receipt in receipts) for name in COUNTS}
@@ -165,11 +189,6 @@ def shard_name(item: int, part: int) -> str:
 def read_plan(path: FilePath, read: Callable[[], bytes]) -> dict[str, Any]:
     """The plan at `path`. Raises ConfigError for a damaged one, and what `read` raises for a missing file."""
     return _read_json(path, read, _check_plan)
-
-
-def read_manifest(path: FilePath, read: Callable[[], bytes]) -> dict[str, Any]:
-    """The same for a manifest."""
-    return _read_json(path, read, _check_manifest)
 
 
 def read_receipt(path: FilePath, read: Callable[[], bytes]) -> Receipt:

@@ -24,7 +24,7 @@ from dali_pipes.text.notes import Notes
 from dali_pipes.text.reading import Batch, read_batches
 from dali_pipes.text.run_folder import RunFolder
 from dali_pipes.text.run_in_store import RunInStore
-from dali_pipes.text.run_plan import COUNTS, Receipt, Run, notes_of, shard_name, total_counts
+from dali_pipes.text.run_plan import COUNTS, Receipt, Run, is_done, notes_of, shard_name, total_counts
 from dali_pipes.text.shard_writer import Format, ShardWriter, id_type
 from dali_pipes.uris import Uri, check_uri, is_uri
 
@@ -191,7 +191,7 @@ def _drop_reason(manifest: Mapping[str, Any]) -> str:
 def _counted(found: Sequence[Sequence[Receipt]], items: Sequence[Sequence[TextFile]]) -> Summary:
     """The counts of these receipts, of one item each."""
     receipts = [receipt for item in found for receipt in item]
-    missing = [files for files, done in zip(items, found, strict=True) if not (done and done[-1].last)]
+    missing = [files for files, done in zip(items, found, strict=True) if not is_done(done)]
     return Summary(
         **total_counts(receipts),
         shards=sum(1 for receipt in receipts if receipt.files),
@@ -202,7 +202,7 @@ def _counted(found: Sequence[Sequence[Receipt]], items: Sequence[Sequence[TextFi
 
 def _do_item(job: Job, run: Run, number: int, files: Sequence[TextFile], report: Advance) -> None:
     receipts = run.receipts(number)
-    if receipts and receipts[-1].last:
+    if is_done(receipts):
         report(sum(file.size for file in files), 0)
         return
     with contextlib.closing(_Shards(job, run, number, receipts)) as shards:

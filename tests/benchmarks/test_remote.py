@@ -13,7 +13,7 @@ def test_it_measures_each_number_of_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "IN_FLIGHT", (1, 4))
-    monkeypatch.setattr(remote, "_SETTLES_S", 0.01)
+    monkeypatch.setattr(remote, "SETTLES_S", 0.01)
     monkeypatch.setenv("DALI_PIPES_CACHE", "")  # restored after it
     remote.main(
         latency_ms=0.2,

@@ -23,12 +23,14 @@ pytestmark = pytest.mark.needs("obstore")
 COUNT = 20
 FOLDER = "hf://datasets/org/name/d"
 RANK = """
-    import json, sys
+    import glob, json, sys, time
     from dali_pipes.corpus import open_corpus
     import obstore
 
     if sys.argv[3:4] == ["told"]:
         print("ready", file=sys.stderr, flush=True)
+    while sys.argv[3:4] != ["told"] and len(glob.glob("out_*")) < int(sys.argv[2]):
+        time.sleep(0.001)  # until all have started: one that starts later lists anew
     with open_corpus(sys.argv[4:]) as corpus:
         print(json.dumps([corpus.fingerprint, len(corpus.files)]), flush=True)
 """

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from s3_server import s3_client
 from test_remote_corpora import SAMPLES
 
 from dali_pipes import TokenLoader
@@ -20,28 +21,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs("obstore", "moto", "boto3")]
 @pytest.fixture(scope="module")
 def bucket(samples: Path) -> Iterator[Any]:
     """A client, after all samples were uploaded to the bucket `data`."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "AWS_ACCESS_KEY_ID": "someone",
-            "AWS_SECRET_ACCESS_KEY": "s3cr3t",
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="data")
+    with s3_client("data") as client:
         for path in samples.rglob("*"):
             if path.is_file():
                 client.put_object(Bucket="data", Key=f"corpora/{path.relative_to(samples)}", Body=path.read_bytes())
         yield client
-    server.stop()
 
 
 @pytest.mark.parametrize(("names", "dtype"), SAMPLES, ids=lambda value: value[0] if isinstance(value, list) else "")

@@ -1,6 +1,7 @@
 """The cache of the node: entries are made once, checked, replaced when damaged, and never in the way of a run."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,11 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dali_pipes.runtime import locks
 from dali_pipes.runtime.locks import lock, lock_number, unlock, unlock_number
 from dali_pipes.storage import node_cache
+from dali_pipes.storage.cache_entries import Content, entry_of
+from dali_pipes.storage.cache_folder import CacheFolder
 from dali_pipes.storage.eviction import Entry
 from dali_pipes.storage.live_jobs import LiveJob, live_jobs
-from dali_pipes.storage.node_cache import Ahead, Found, NodeCache, entry_of
+from dali_pipes.storage.node_cache import Ahead, NodeCache
 
 SIZE = 1000
 KEY = "5f2c9a01"
@@ -45,9 +49,9 @@ def never() -> memoryview:
     raise AssertionError("it is there already")
 
 
-def bytes_of(found: Found | memoryview | None) -> bytes | None:
-    if not isinstance(found, Found):
-        return None if found is None else bytes(found)
+def bytes_of(found: Content | None) -> bytes | None:
+    if found is None:
+        return None
     out = bytearray(SIZE)
     with found:
         assert found.read(0, memoryview(out))
@@ -269,6 +273,25 @@ def test_what_a_job_says_is_replaced_whole(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+def test_a_job_that_goes_on_meanwhile_is_not_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file was opened just before it was replaced, and the lock of that file released."""
+    folder.mkdir()
+    job = LiveJob(folder)
+    job.publish(1, [])
+
+    def locked_late(path: Path, *, wait: bool) -> tuple[int, bool]:
+        descriptor = os.open(path, os.O_RDWR)
+        job.publish(2, [])
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor, wait
+
+    monkeypatch.setattr(locks, "lock", locked_late)
+    assert [one["most_bytes"] for one in live_jobs(folder)] == [2]
+    monkeypatch.undo()
+    assert [one["most_bytes"] for one in live_jobs(folder)] == [2]
+    job.close()
+
+
 class FullFile:
     """A file on a full disk."""
 
@@ -311,7 +334,7 @@ def test_a_disk_without_room_gets_nothing_more(
     cache = NodeCache(folder, 10 * SIZE, "cache_bytes", lambda order, begins, ends: np.zeros(len(begins)))
     cache.set_orders([{"corpus": KEY}])
     cache.find_or_make(entry(0), made(0))
-    monkeypatch.setattr(NodeCache, "_free_bytes", lambda self: SIZE - 1)
+    monkeypatch.setattr(CacheFolder, "free_bytes", lambda self: SIZE - 1)
     monkeypatch.setattr(node_cache, "_LOOK_PART", 0)
     for number in (1, 2):
         assert cache.find_or_make(entry(number), never) is None
@@ -327,7 +350,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(
     folder = tmp_path / "cache"
     if problem == "read-only":
         NodeCache(folder, 10 * SIZE, "cache_bytes").find_or_make(entry(1), made(1))
-        monkeypatch.setattr(NodeCache, "_books", _read_only)
+        monkeypatch.setattr(CacheFolder, "locked", _read_only)
     else:
         folder.write_bytes(b"")
     caches = [NodeCache(folder, 10 * SIZE, "cache_bytes") for _ in range(2)]
@@ -339,7 +362,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(
     assert capsys.readouterr().err.count(str(folder)) == 1
 
 
-def _read_only(self: NodeCache) -> Any:
+def _read_only(self: CacheFolder) -> Any:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
@@ -399,7 +422,8 @@ def test_memory_is_given_back_by_the_last_process(folder: Path) -> None:
 _HOLDER = f"""
 import sys, time
 from pathlib import Path
-from dali_pipes.storage.node_cache import NodeCache, entry_of
+from dali_pipes.storage.cache_entries import entry_of
+from dali_pipes.storage.node_cache import NodeCache
 cache = NodeCache(Path(sys.argv[1]), {10 * SIZE}, "cache_bytes")
 
 def make():

@@ -20,6 +20,7 @@ from corpus_truth import Truth, files_of, joined, write_jsonl
 
 from dali_pipes import Corpus, LoaderConfig, TokenLoader, open_corpus
 from dali_pipes.errors import BackendError, ConfigError, CorpusError, CorpusFormatError, CorpusReadError
+from dali_pipes.runtime import locks
 from dali_pipes.text import cache, find_text_files
 from dali_pipes.text.encoder import TextEncoder
 
@@ -223,7 +224,7 @@ def test_without_locks_each_process_makes_its_own(
             open_corpus(path, tokenizer=small).close()
         return encode(self, documents)
 
-    for module in (cache, sys.modules["dali_pipes.text.run_folder"]):
+    for module in (locks, sys.modules["dali_pipes.text.run_folder"]):
         monkeypatch.setattr(module, "lock", no_lock)
     monkeypatch.setattr(TextEncoder, "encode", meanwhile)
     with open_corpus(path, tokenizer=small) as corpus:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from corpus_truth import CharacterEncoder, files_of, run, words_tokenizer, write_jsonl
+from s3_server import SECRET, s3_client
 
 from dali_pipes import open_corpus
 from dali_pipes.errors import ConfigError, CorpusError, DaliPipesError
@@ -20,31 +21,13 @@ from dali_pipes.uris import Uri
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("obstore", "moto", "boto3", "tokenizers")]
 
-SECRET = "s3cr3t"
 COMMAND = [sys.executable, "-m", "dali_pipes", "tokenize"]
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "AWS_ACCESS_KEY_ID": "someone",
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "us-east-1",
-        }.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="runs")
+    with s3_client("runs") as client:
         yield client
-    server.stop()
 
 
 def objects(client: Any, prefix: str) -> dict[str, bytes]:

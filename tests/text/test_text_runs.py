@@ -480,7 +480,8 @@ def test_a_run_that_was_taken_over_before_its_first_shard_ends(tmp_path: Path, m
 
 def test_without_locks_nothing_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, _ = make_inputs(tmp_path / "in")
-    monkeypatch.setattr("dali_pipes.text.run_folder.lock", lambda path, wait=True: (None, False))
+    for module in ("runtime.locks", "text.run_folder"):
+        monkeypatch.setattr(f"dali_pipes.{module}.lock", lambda path, wait=True: (None, False))
     with pytest.raises(CorpusFormatError, match="broken"):
         run(inputs, tmp_path / "out", Failing("in-0.jsonl"))
     with pytest.raises(ConfigError, match=r"shard_tokens: .*40.*41"):

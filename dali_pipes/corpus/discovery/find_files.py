@@ -38,7 +38,7 @@ from dali_pipes.runtime.messages import counted
 from dali_pipes.storage.byte_file import look_up_all
 from dali_pipes.storage.listings import can_list
 from dali_pipes.storage.retries import tried_again
-from dali_pipes.uris import FilePath, Uri, check_uri, entry_text, is_uri
+from dali_pipes.uris import FilePath, Uri, check_uri, entry_text, is_uri, named_path
 
 _DIGITS = re.compile(r"([0-9]+)")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?")
@@ -59,19 +59,19 @@ def find_files(
     Raises CorpusReadError for missing or unreadable paths, CorpusError for a folder or glob without data, with files of
     several splits, or with unfinished files.
     """
-    return [file for _, file in named_files(paths, setting, use_indexes=use_indexes, notes=[])]
+    entries = entries_of(paths, setting)
+    return [file for _, file in named_files(entries, setting, use_indexes=use_indexes, notes=[])]
 
 
 def named_files(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    entries: Sequence[str],
     setting: Literal["corpus", "loss_masks"] = "corpus",
     *,
     use_indexes: bool,
     notes: list[str],
 ) -> list[tuple[str, FilePath]]:
-    """As `find_files`, each file with the entry that names it. notes: receives notes about files left out."""
+    """As `find_files` for `entries_of`, each file with its entry. notes: receives notes about files left out."""
     found: list[tuple[str, FilePath]] = []
-    entries = entries_of(paths, setting)
     uris = [Uri(entry) for entry in entries if is_uri(entry)]
     look_up_all(uri for uri in uris if not (uri.query or glob.has_magic(uri.path)))
     for entry in entries:
@@ -137,7 +137,7 @@ def _without_indexes(files: Sequence[FilePath]) -> list[FilePath]:
 
 
 def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> list[FilePath]:
-    path: FilePath = Uri(entry) if is_uri(entry) else Path(os.path.abspath(os.path.expanduser(entry)))
+    path = named_path(entry)
     if isinstance(path, Uri) and glob.has_magic(path.path):
         return _files_of_glob(entry, path, setting, notes)
     mode = _mode(path)
@@ -164,7 +164,7 @@ def _expand(entry: str, setting: str, use_indexes: bool, notes: list[str]) -> li
 
 
 def _files_of_folder(folder: FilePath, setting: str, notes: list[str]) -> list[FilePath]:
-    entries = _entries_in(folder)
+    entries = folder_entries(folder)
     _refuse_unfinished_run(folder, entries)
     return _data_files(entries, f"the folder {folder}", setting, notes)
 
@@ -176,7 +176,8 @@ def _files_of_glob(entry: str, pattern: FilePath, setting: str, notes: list[str]
     return _data_files([*matches, *unfinished_beside(pattern, matches)], f"the pattern {pattern}", setting, notes)
 
 
-def _entries_in(folder: FilePath) -> Sequence[FilePath]:
+def folder_entries(folder: FilePath) -> Sequence[FilePath]:
+    """All files and folders in a folder, in any order. Blocks for a listing. Raises CorpusReadError."""
     return entries_in(folder) if isinstance(folder, Uri) else [Path(entry.path) for entry in list_folder(folder)]
 
 
@@ -197,7 +198,7 @@ def unfinished_beside(pattern: FilePath, matches: Iterable[FilePath]) -> list[Fi
     """
     beside: list[FilePath] = []
     for folder in {path.parent for path in matches}:
-        entries = _entries_in(folder)
+        entries = folder_entries(folder)
         _refuse_unfinished_run(folder, entries)
         beside += entries
     if pattern.name == "**":

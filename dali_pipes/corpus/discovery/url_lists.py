@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dali_pipes.errors import ConfigError, CorpusError, CorpusFormatError
 from dali_pipes.storage.byte_file import open_file
-from dali_pipes.uris import FilePath, Uri, check_uri, entry_text, is_uri
+from dali_pipes.uris import FilePath, Uri, check_uri, entry_text, is_uri, named_path
 
 SUFFIX = ".urls"
 
@@ -30,7 +30,7 @@ def read_url_list(entry: str) -> list[str]:
     Raises CorpusReadError if it cannot be read, CorpusFormatError for a line that is not an entry, CorpusError for no
     lines.
     """
-    path: FilePath = Uri(entry) if is_uri(entry) else Path(entry).expanduser().absolute()
+    path = named_path(entry)
     with open_file(path) as file:
         content = file.read(0, file.size)
     try:

@@ -115,5 +115,6 @@ def test_where_nothing_can_be_listed_the_error_says_what_to_write(server: RangeS
     for entry in ("d/*.bin", "d"):
         with pytest.raises(CorpusReadError, match=r"\.urls"):
             open_corpus(f"{server.url}/{entry}")
-    with pytest.raises(CorpusReadError, match=r"nope\.urls"):
-        open_corpus(f"{server.url}/nope.urls")
+    for entry in (f"{server.url}/nope.urls", "~nobody-of-this-name/nope.urls"):
+        with pytest.raises(CorpusReadError, match=r"nope\.urls"):
+            open_corpus(entry)

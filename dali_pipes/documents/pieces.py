@@ -36,6 +36,12 @@ class Pieces(NamedTuple):
         return Pieces(row_offsets, self.starts[at], self.lengths[at], self.document_ends[at], lookback)
 
     @property
+    def row_lengths(self) -> Int64Array:
+        """(R,): tokens in each window."""
+        lengths: Int64Array = np.diff(np.concatenate(([0], self.lengths.cumsum()))[self.row_offsets])
+        return lengths
+
+    @property
     def tokens_before(self) -> Int64Array:
         """(P,): tokens before each piece that are read with it."""
         return np.zeros_like(self.lengths) if self.lookback is None else self.lookback[:, 0]

@@ -386,7 +386,7 @@ class DocumentRows:
         return Rows(starts, pieces, fim=fim)
 
     def _lookback_of(self, lengths: Int64Array, begins: Int64Array) -> Int64Array:
-        """(P, 3) of pieces that begin so many tokens after their documents' first: see `Pieces.lookback`."""
+        """(P, 3), see `Pieces.lookback`. begins: tokens of its document before each piece."""
         if not self._lookback:
             return np.stack((np.zeros_like(lengths), np.zeros_like(lengths), lengths), 1)
         before = np.minimum(begins, self._lookback)

@@ -179,7 +179,7 @@ def by_differencing(costs: Int64Array, tokens: Int64Array, ranks: int, batch_siz
 
 
 def largest_differencing(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Numbers of `costs` in `parts` parts of equally many, of about equal sums."""
+    """Numbers of `costs` in `parts` parts of equal size and about equal sums."""
     order = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
     for number, at in enumerate(range(0, len(order), parts)):  # one for each part, so that all get equally many
@@ -226,7 +226,7 @@ def by_wlb_llm(lengths: Int64Array, average: int, ranks: int, balance: CostBalan
 
 
 def _batches(lengths: list[int], tokens: int) -> Iterator[list[int]]:
-    """Batches of at least so many tokens; the last one may have fewer, or none."""
+    """Batches of at least `tokens` tokens; the last one may have fewer, or none."""
     batch: list[int] = []
     size = 0
     for length in lengths:

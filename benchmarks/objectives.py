@@ -41,7 +41,7 @@ OBJECTIVES: dict[str, list[dict[str, Any]]] = {
     "none, in pieces": [],
     "goldfish": [{"kind": "goldfish", "k": 4, "h": 13}],
 }
-"""Those from the second "none" on need documents, which cost by themselves."""
+"""Those from the second "none" on need documents, which have a cost, too."""
 
 Array = NDArray[np.int64]
 _RANDOM = np.random.default_rng(0)

@@ -54,13 +54,8 @@ def results(
         allowed = ", ".join(dict.fromkeys(("int64", "int32", token_dtype.name)))
         raise TypeError(f"{name}: dtype is {dtype}, expected one of {allowed}")
     if out is not None:
-        require_same_kind(name, on_device, **{"out[0]": out[0], "out[1]": out[1]})
         for index, array in enumerate(out):
-            if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
-                raise ValueError(
-                    f"{name}: out[{index}] has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; "
-                    f"expected a contiguous array of shape {shape}, dtype {dtype}"
-                )
+            require_array(name, f"out[{index}]", array, shape, dtype, on_device)
         return out
     if on_device:
         import cupy
@@ -69,13 +64,16 @@ def results(
     return np.empty(shape, dtype), np.empty(shape, dtype)
 
 
-def require_vector(name: str, argument: str, array: Array, size: int, on_device: bool) -> None:
-    """Raise unless `array` is a contiguous int64 (size,) of the right kind."""
-    require_same_kind(name, on_device, **{argument: array})
-    if array.dtype != np.int64 or array.shape != (size,) or not array.flags.c_contiguous:
+def require_array(
+    name: str, argument: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any], on_device: bool
+) -> None:
+    """Raise unless `array` is a contiguous one of this shape, dtype and kind."""
+    if on_device or not isinstance(array, np.ndarray):
+        require_same_kind(name, on_device, **{argument: array})
+    if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
         raise ValueError(
             f"{name}: {argument} has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; "
-            f"expected a contiguous array of shape ({size},), dtype int64"
+            f"expected a contiguous array of shape {shape}, dtype {dtype}"
         )
 
 
@@ -85,7 +83,7 @@ def id_limit(name: str, dtype: np.dtype[Any], vocab_size: int | None, bad: Array
         if vocab_size is not None:
             raise ValueError(f"{name}: vocab_size is set without bad, the array that receives the result of the check")
         return None
-    require_vector(name, "bad", bad, 2, on_device)
+    require_array(name, "bad", bad, (2,), np.dtype(np.int64), on_device)
     limit = _LARGEST_ID_LIMIT if vocab_size is None else operator.index(vocab_size)
     if not 1 <= limit <= _LARGEST_ID_LIMIT:
         raise ValueError(f"{name}: vocab_size is {limit}, expected 1 <= vocab_size <= 2**63")

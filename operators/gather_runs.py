@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dali_pipes.operators import _kernel, _row
-from dali_pipes.operators._array import require_same_kind
 
 if TYPE_CHECKING:
     import cupy
@@ -49,19 +48,14 @@ def gather_runs(
     wrong tables read and write out of bounds.
     """
     on_device = _row.require_tokens("gather_runs", tokens, operator.index(longest))
-    for name, table in {"starts": starts, "lengths": lengths, "targets": targets}.items():
-        _row.require_vector("gather_runs", name, table, len(starts), on_device)
-    arrays: list[tuple[str, Any, Any]] = [("out", out, tokens.dtype)]
+    tables = {"starts": starts, "lengths": lengths, "targets": targets}
+    arrays: dict[str, tuple[Any, int, Any]] = {"out": (out, len(out), tokens.dtype)}
+    arrays |= {name: (table, len(starts), np.dtype(np.int64)) for name, table in tables.items()}
     if loss_mask is not None:
-        arrays += [("loss_mask", loss_mask, np.dtype(np.uint8)), ("out_mask", out_mask, np.dtype(np.uint8))]
-    for name, array, dtype in arrays:
-        require_same_kind("gather_runs", on_device, **{name: array})
-        size = len(tokens) if name == "loss_mask" else len(out)
-        if array.dtype != dtype or array.shape != (size,) or not array.flags.c_contiguous:
-            raise ValueError(
-                f"gather_runs: {name} has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; expected "
-                f"a contiguous array of shape ({size},), dtype {dtype}"
-            )
+        of_mask = np.dtype(np.uint8)
+        arrays |= {"loss_mask": (loss_mask, len(tokens), of_mask), "out_mask": (out_mask, len(out), of_mask)}
+    for name, (array, size, dtype) in arrays.items():
+        _row.require_array("gather_runs", name, array, (size,), dtype, on_device)
     if len(starts):
         run = _gather_runs_cupy if on_device else _gather_runs_numpy
         run(tokens, starts, lengths, targets, out, longest, loss_mask, out_mask)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dali_pipes.operators import _kernel, _row
-from dali_pipes.operators._array import is_cupy, require_inside, require_same_kind
+from dali_pipes.operators._array import require_inside
 from dali_pipes.operators.permute import splitmix64
 
 if TYPE_CHECKING:
@@ -47,22 +47,15 @@ def goldfish(
     NumPy writes all of `out`: 1, or the loss mask, outside the pieces. CuPy launches one kernel on the current stream,
     does not block, and writes what the pieces may have as labels.
     """
-    on_device = is_cupy("goldfish", "tokens", tokens)
-    arrays = {"piece_starts": piece_starts, "lookback": lookback, "out": out}
-    arrays |= {} if loss_mask is None else {"loss_mask": loss_mask}
-    require_same_kind("goldfish", on_device, **arrays)
     require_inside("goldfish", 1, 9, h=h)
     require_inside("goldfish", 2, 31, k=k)
-    _row.require_tokens("goldfish", tokens, 1)
-    shapes = {"piece_starts": (len(piece_starts),), "lookback": (len(piece_starts), 3)}
-    for name, array in arrays.items():
-        dtype = np.int64 if name in shapes else np.uint8
-        shape = shapes.get(name, tokens.shape)
-        if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
-            raise ValueError(
-                f"goldfish: {name} has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; expected a "
-                f"contiguous array of shape {shape}, dtype {np.dtype(dtype)}"
-            )
+    on_device = _row.require_tokens("goldfish", tokens, 1)
+    pieces = len(piece_starts)
+    for name, table, shape in (("piece_starts", piece_starts, (pieces,)), ("lookback", lookback, (pieces, 3))):
+        _row.require_array("goldfish", name, table, shape, np.dtype(np.int64), on_device)
+    for name, array in {"out": out, "loss_mask": loss_mask}.items():
+        if array is not None:
+            _row.require_array("goldfish", name, array, tokens.shape, np.dtype(np.uint8), on_device)
     run = _goldfish_cupy if on_device else _goldfish_numpy
     run(tokens, piece_starts, lookback, out, h, 2**32 // k, loss_mask)
 

@@ -138,7 +138,7 @@ def segments(
     pieces = PieceTables(row_offsets, piece_starts, piece_lengths, piece_ends)
     _require_tables(pieces, on_device)
     if loss_mask is not None:
-        _require_array("loss_mask", loss_mask, tokens.shape, np.dtype(np.uint8), on_device)
+        _row.require_array("segments", "loss_mask", loss_mask, tokens.shape, np.dtype(np.uint8), on_device)
     limit = _row.id_limit("segments", tokens.dtype, vocab_size, bad, on_device)
     shape = row_offsets.size - 1, seq_len
     batch = _Batches.of(shape[0], batch_rows)
@@ -157,7 +157,7 @@ def segments(
 
         work = cupy.empty((needed,), np.int64)
     else:
-        _row.require_vector("segments", "work", work[:needed], needed, on_device)
+        _row.require_array("segments", "work", work[:needed], (needed,), np.dtype(np.int64), on_device)
     _segments_cupy(tokens, pieces, shape, batch.rows, rule, pad_id, results, dtypes, limit, bad, work)
     return results
 
@@ -350,7 +350,7 @@ def _results(
             wanted = *batch.axis, _capacity(places, cu_capacity, out.get(name)) + 1
             dtype = np.dtype(np.int32)
         if name in out:
-            _require_array(f"out[{name!r}]", out[name], wanted, dtype, on_device)
+            _row.require_array("segments", f"out[{name!r}]", out[name], wanted, dtype, on_device)
         results[name] = out[name] if name in out else module.empty(wanted, dtype)
     return results
 
@@ -405,13 +405,3 @@ def _checked(pieces: PieceTables, num_tokens: int, seq_len: int) -> PieceTables:
             f"at {ends[at]:,}; expected 1 to {seq_len:,} tokens inside the {num_tokens:,} tokens, and an end after them"
         )
     return PieceTables(offsets - first, starts, lengths, ends)
-
-
-def _require_array(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any], on_device: bool) -> None:
-    if on_device or not isinstance(array, np.ndarray):
-        require_same_kind("segments", on_device, **{name: array})
-    if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
-        raise ValueError(
-            f"segments: {name} has shape {array.shape}, dtype {array.dtype}, strides {array.strides}; "
-            f"expected a contiguous array of shape {shape}, dtype {dtype}"
-        )

@@ -116,7 +116,7 @@ def shuffled_rows(
         )
     limit = _row.id_limit("shuffled_rows", tokens.dtype, vocab_size, bad, on_device)
     if row_ids is not None:
-        _row.require_vector("shuffled_rows", "row_ids", row_ids, count, on_device)
+        _row.require_array("shuffled_rows", "row_ids", row_ids, (count,), np.dtype(np.int64), on_device)
     inputs, labels = _row.results("shuffled_rows", (count, seq_len), tokens.dtype, dtype, out, on_device)
     if count > 0 and last_row >= begin + num_rows and not np.can_cast(np.int16, labels.dtype):
         raise TypeError(

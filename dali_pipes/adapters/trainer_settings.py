@@ -137,12 +137,13 @@ def _refuse_own_labels(trainer: Any, config: LoaderConfig, shifting: str | None)
         )
     # Defined here and by transformers; a third is the user's, or that of another trainer, and sees all fields.
     has_own_loss = sum("compute_loss" in vars(kind) for kind in type(trainer).__mro__) > 2
-    apart = next((entry.kind for entry in entries if entry.kind in ("diffusion", "spans")), None)
+    inputs = {"diffusion": "noisy_ids", "spans": "encoder_ids"}
+    apart = next((entry.kind for entry in entries if entry.kind in inputs), None)
     if apart is not None and not has_own_loss:
         raise ConfigError(
             f'objective: kind = "{apart}": Trainer gives the model input_ids, which this objective does not change; '
             "override compute_loss in a subclass of Trainer, and give the model the fields of the objective, such as "
-            "noisy_ids"
+            f"{inputs[apart]}"
         )
 
 

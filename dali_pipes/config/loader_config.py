@@ -13,7 +13,7 @@ the setting with a similar spelling, or what a name from another loader is calle
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -589,7 +589,7 @@ class LoaderConfig(BaseModel):
 
     def _check_pool(self) -> None:
         """What `placement = "pool"` cannot hold: anything but windows of one corpus, shuffled by blocks."""
-        reasons = {
+        conflicts = {
             f'order = "{self.order}"': self.order != "blocks",
             "shuffle = false": not self.shuffle,
             f'rows = "{self.rows}"': self.rows != "stream",
@@ -597,8 +597,7 @@ class LoaderConfig(BaseModel):
             "a list as seq_len": self.changes_length,
             "an objective": bool(self.objective),
         }
-        found = next((reason for reason, is_so in reasons.items() if is_so), None)
-        if found is not None:
+        if found := _first_conflict(conflicts):
             raise ValueError(
                 f'placement = "pool" does not work with {found}; it requires one corpus, order = "blocks", shuffle = '
                 'true, rows = "stream", a fixed seq_len, and no objective. Change that, or set placement = "host"'
@@ -621,11 +620,7 @@ class LoaderConfig(BaseModel):
 
     def _check_objective(self) -> None:
         """What goes with `objective` and what does not."""
-        own = {name: source.objective for name, source in (self.mixture or {}).items() if source.objective is not None}
-        used = [*own.values()]
-        if self.mixture is None or len(own) < len(self.mixture):  # else no source has that of the run
-            used.append(self.objective)
-        kinds = {entry.kind for entries in used for entry in entries}
+        kinds = {entry.kind for entries in self._of_sources for entry in entries}
         for name in self.outputs:
             needed = OUTPUTS[name].needs_objective if name in OUTPUTS else ""
             if needed and needed not in kinds:
@@ -633,22 +628,23 @@ class LoaderConfig(BaseModel):
                     f'outputs: {name} requires an objective with kind = "{needed}", found '
                     f"{', '.join(sorted(kinds)) or 'none'}; add the objective, or remove {name}"
                 )
+        own = {name: source.objective for name, source in (self.mixture or {}).items() if source.objective is not None}
         users = [entry.kind for entries in (self.objective, *own.values()) for entry in entries if ":" in entry.kind]
         if users and own:
             raise ValueError(
                 f'objective: kind = "{users[0]}" applies to all sources, but mixture.{next(iter(own))} sets its own '
                 "objective; remove one of the two"
             )
-        if len(self._goldfishes) > 1:
+        goldfishes = {entry for entry in self.all_objectives if isinstance(entry, Goldfish)}
+        if len(goldfishes) > 1:
             raise ValueError(
                 'objective: kind = "goldfish" has different k or h in the sources of the mixture; use the same in all '
                 "of them"
             )
-        for goldfish in self._goldfishes:
-            if self.mtp > goldfish.h:
-                raise ValueError(
-                    f'objective: kind = "goldfish" has h = {goldfish.h}, less than mtp = {self.mtp}; use a larger h'
-                )
+        if self.goldfish is not None and self.mtp > self.goldfish.h:
+            raise ValueError(
+                f'objective: kind = "goldfish" has h = {self.goldfish.h}, less than mtp = {self.mtp}; use a larger h'
+            )
         learned = self.objectives if self.mixture is None else ()  # else in the configuration of each source
         if "diffusion" in {entry.kind for entry in learned} and "noisy_ids" not in self.outputs:
             raise ValueError('objective: kind = "diffusion" writes the model inputs to "noisy_ids"; add it to outputs')
@@ -662,11 +658,7 @@ class LoaderConfig(BaseModel):
                     f"mtp = {self.mtp}; remove one of the two"
                 )
             mask_id = getattr(entry, "mask_id", getattr(entry, "drop_id", 0))
-            if self.vocab_size is not None and mask_id >= self.vocab_size:
-                raise ValueError(
-                    f'objective: kind = "{entry.kind}" inserts id {mask_id:,}, which must be below vocab_size = '
-                    f"{self.vocab_size:,}, the size of the model's vocabulary"
-                )
+            self._require_in_vocabulary(entry, mask_id)
             if isinstance(entry, Mlm) and entry.random and self.vocab_size is None:
                 raise ValueError(
                     'objective: kind = "mlm" needs vocab_size to draw random ids; set vocab_size, or random = 0'
@@ -674,15 +666,15 @@ class LoaderConfig(BaseModel):
 
     def _check_spans(self) -> None:
         """What goes with `kind = "spans"`, which every source must have, and in the same way."""
-        found = self._spans
-        if found == {None}:
+        entries = self._spans
+        if entries == {None}:
             return
-        if len(found) > 1:
+        if len(entries) > 1:
             raise ValueError(
-                'objective: kind = "spans" has other settings in some sources of the mixture, or is missing there; use '
-                "the same in all"
+                'objective: kind = "spans" differs between the sources of the mixture, or is missing in some; use the '
+                "same in all of them"
             )
-        (entry,) = found
+        (entry,) = entries
         assert entry is not None
         conflicts = {
             f"mtp = {self.mtp}": self.mtp > 0,
@@ -690,8 +682,8 @@ class LoaderConfig(BaseModel):
             "length_buckets": self.length_buckets is not None,
             "a list as seq_len": self.changes_length,
         }
-        if conflict := next((setting for setting, is_set in conflicts.items() if is_set), None):
-            raise ValueError(f'objective: kind = "spans" does not work with {conflict}; remove one of them')
+        if found := _first_conflict(conflicts):
+            raise ValueError(f'objective: kind = "spans" does not work with {found}; remove one of them')
         made = [name for name, spec in OUTPUTS.items() if spec.needs_objective == "spans" and not spec.from_plan]
         if not set(made) & set(self.outputs):
             raise ValueError(
@@ -713,11 +705,7 @@ class LoaderConfig(BaseModel):
                 f"last of which would be {lowest:,}; set num_sentinels, or sentinel_step = 1"
             )
         for name, number in {"sentinels": highest, **entry.ids()}.items():
-            if self.vocab_size is not None and number >= self.vocab_size:
-                raise ValueError(
-                    f'objective: kind = "spans" inserts id {number:,} ({name}), which must be below vocab_size = '
-                    f"{self.vocab_size:,}, the size of the model's vocabulary"
-                )
+            self._require_in_vocabulary(entry, number, name)
             if name not in ("sentinels", "start_id") and lowest <= number <= highest:
                 raise ValueError(
                     f'objective: kind = "spans": {name} is {number:,}, one of the sentinels {lowest:,} to {highest:,}; '
@@ -745,9 +733,14 @@ class LoaderConfig(BaseModel):
             ids = entry.ids(self.tokenizer)
         except ValueError as error:
             raise ValueError(f'objective: kind = "fim": {error}') from None
-        if self.vocab_size is not None and max(ids) >= self.vocab_size:
+        self._require_in_vocabulary(entry, max(ids))
+
+    def _require_in_vocabulary(self, entry: Objective, inserted: int, setting: str = "") -> None:
+        """setting: of the entry, names the id in the message."""
+        if self.vocab_size is not None and inserted >= self.vocab_size:
+            named = f" ({setting})" if setting else ""
             raise ValueError(
-                f'objective: kind = "fim" inserts id {max(ids):,}, which must be below vocab_size = '
+                f'objective: kind = "{entry.kind}" inserts id {inserted:,}{named}, which must be below vocab_size = '
                 f"{self.vocab_size:,}, the size of the model's vocabulary"
             )
 
@@ -833,7 +826,7 @@ class LoaderConfig(BaseModel):
             'on_change = "nearest"': self.on_change == "nearest",
             "skip_steps in tokens": any(skipped.unit == "tokens" for skipped in self.skip_steps),
         }
-        if found := next((setting for setting, is_set in conflicts.items() if is_set), None):
+        if found := _first_conflict(conflicts):
             advice = 'set rows = "pad"' if found.startswith("rows") else "remove one of the two"
             raise ValueError(f"batch_tokens = {self.batch_tokens:,} does not work with {found}: {advice}")
         if self.batch_tokens < self.row_len:
@@ -876,9 +869,8 @@ class LoaderConfig(BaseModel):
             and "whose windows have rows of several lengths: remove one of the two",
             "shuffle = False": not self.shuffle and "because it decides the order of rows: remove one of the two",
         }
-        for setting, why in conflicts.items():
-            if why:
-                raise ValueError(f'balance = "cost" does not work with {setting}, {why}')
+        if found := _first_conflict(conflicts):
+            raise ValueError(f'balance = "cost" does not work with {found}, {conflicts[found]}')
         if (self.balance_cost is None) != (self.hidden_size is not None and self.num_layers is not None) or (
             self.balance_cost is not None and len(given) > 1
         ):
@@ -1065,24 +1057,23 @@ class LoaderConfig(BaseModel):
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """The entries of `objective` that this split uses."""
-        return tuple(entry for entry in self.objective if self.split == "train" or entry.validation)
+        return self._used(self.objective)
 
     @property
     def all_objectives(self) -> tuple[Objective, ...]:
         """The entries of `objective` that this split uses, of any source of a mixture."""
-        own = self.sources.values() or (self,)
-        return tuple(entry for config in own for entry in config.objectives)
+        return self._used(entry for entries in self._of_sources for entry in entries)
 
     @property
     def objective_line(self) -> str | None:
         """What this split learns, of each source of a mixture; None: the next token."""
-        own = self.sources or {"": self}
-        return objective_line({name: config.objectives for name, config in own.items()})
+        names = ("",) if self.mixture is None else self.mixture
+        return objective_line(dict(zip(names, map(self._used, self._of_sources), strict=True)))
 
     @property
     def goldfish(self) -> Goldfish | None:
-        """The entry of `objective` of this kind, if this split uses it."""
-        return next((entry for entry in self.objectives if isinstance(entry, Goldfish)), None)
+        """The entry of `objective` of this kind, if this split of any source uses it: all sources have the same."""
+        return next((entry for entry in self.all_objectives if isinstance(entry, Goldfish)), None)
 
     @property
     def span_widths(self) -> SpanWidths | None:
@@ -1103,17 +1094,19 @@ class LoaderConfig(BaseModel):
     @property
     def _spans(self) -> set[Spans | None]:
         """The different entries of this kind, of all sources of a mixture; None stands for those without."""
-        of_sources = [source.objective for source in (self.mixture or {}).values()] or [None]
-        entries = [self.objective if own is None else own for own in of_sources]
-        return {next((entry for entry in own if isinstance(entry, Spans)), None) for own in entries}
+        return {next((entry for entry in own if isinstance(entry, Spans)), None) for own in self._of_sources}
 
     @property
-    def _goldfishes(self) -> set[Goldfish]:
-        """The different entries of this kind, of all sources of a mixture."""
-        given = [source.objective for source in (self.mixture or {}).values()]
-        entries = [self.objective if own is None else own for own in given] if given else [self.objective]
-        found = [entry for own in entries for entry in own if isinstance(entry, Goldfish)]
-        return {entry for entry in found if self.split == "train" or entry.validation}
+    def _of_sources(self) -> list[tuple[Objective, ...]]:
+        """`objective` of each source of a mixture, or of the only corpus."""
+        if self.mixture is None:
+            return [self.objective]
+        given = [source.objective for source in self.mixture.values()]
+        return [self.objective if own is None else own for own in given]
+
+    def _used(self, entries: Iterable[Objective]) -> tuple[Objective, ...]:
+        """Those that this split uses."""
+        return tuple(entry for entry in entries if self.split == "train" or entry.validation)
 
     @property
     def uses_documents(self) -> bool:
@@ -1121,7 +1114,7 @@ class LoaderConfig(BaseModel):
         return (
             self._row_modes != {"stream"}
             or self.masks_boundaries
-            or bool(self._goldfishes)
+            or self.goldfish is not None
             or any(OUTPUTS[name].tells_documents for name in self.outputs)
         )
 
@@ -1269,6 +1262,11 @@ def _outputs_of(names: tuple[str, ...], objective: tuple[Objective, ...]) -> tup
     """The outputs of a mixture that a source with this objective could have alone."""
     made = {"", *(entry.kind for entry in objective)}
     return tuple(name for name in names if name not in OUTPUTS or OUTPUTS[name].needs_objective in made) or names[:1]
+
+
+def _first_conflict(conflicts: Mapping[str, object]) -> str | None:
+    """The first of some settings whose value is true; None: none is."""
+    return next((setting for setting, is_set in conflicts.items() if is_set), None)
 
 
 def _refuse_unknown(settings: Mapping[str, Any]) -> None:

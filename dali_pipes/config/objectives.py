@@ -443,7 +443,7 @@ def parse_objectives(value: Any) -> tuple[Objective, ...]:
             raise ValueError(f'kind = "{entry.kind}" is listed twice; list each kind once')
     if len(entries) > 1 and any(isinstance(entry, Spans) for entry in entries):
         other = next(entry for entry in entries if not isinstance(entry, Spans))
-        raise ValueError(f'kind = "spans" does not go with kind = "{other.kind}"; use one of the two')
+        raise ValueError(f'kind = "spans" cannot be combined with kind = "{other.kind}"; remove one of the two')
     alone = next((entry for entry in entries if entry.has_own_labels), None)
     changing = [entry for entry in entries if entry.changes_inputs]
     labels = [entry for entry in entries if isinstance(entry, Prefix | Goldfish)]

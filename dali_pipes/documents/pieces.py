@@ -36,6 +36,12 @@ class Pieces(NamedTuple):
         return Pieces(row_offsets, self.starts[at], self.lengths[at], self.document_ends[at], lookback)
 
     @property
+    def row_lengths(self) -> Int64Array:
+        """(R,): tokens in each window."""
+        lengths: Int64Array = np.diff(np.concatenate(([0], self.lengths.cumsum()))[self.row_offsets])
+        return lengths
+
+    @property
     def tokens_before(self) -> Int64Array:
         """(P,): tokens before each piece that are read with it."""
         return np.zeros_like(self.lengths) if self.lookback is None else self.lookback[:, 0]
@@ -83,13 +89,16 @@ def some_rows(pieces: Pieces, begin: int, end: int) -> Pieces:
 
 def chosen_rows(pieces: Pieces, rows: Int64Array) -> Pieces:
     """The pieces of some rows, in the order of `rows`: (R,) row numbers."""
-    return pieces.chosen(*numbers_of(pieces, rows))
+    return pieces.chosen(*numbers_of(pieces.row_offsets, rows))
 
 
-def numbers_of(pieces: Pieces, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Which pieces some rows have, in the order of `rows`: where those of each begin, (R + 1,), and their numbers."""
-    firsts = pieces.row_offsets[rows]
-    counts = pieces.row_offsets[rows + 1] - firsts
+def numbers_of(row_offsets: npt.NDArray[np.integer], rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Which pieces some rows have, in the order of `rows`: where those of each begin, (R + 1,), and their numbers.
+
+    row_offsets: as of `Pieces`
+    """
+    firsts = row_offsets[rows]
+    counts = row_offsets[rows + 1] - firsts
     offsets = np.concatenate(([0], np.cumsum(counts)))
     return offsets, np.repeat(firsts - offsets[:-1], counts) + np.arange(offsets[-1])
 

@@ -323,6 +323,8 @@ def make_objectives(
     config: LoaderConfig, schedule: Schedule, mixture: MixedRows | None
 ) -> tuple[RowDraws | None, Transforms | None]:
     """What is drawn for rows, and what is done to them. None, None where that is nothing."""
+    if not config.all_objectives and not any(OUTPUTS[name].needs_objective for name in config.outputs):
+        return None, None
     if mixture is None:
         sources = [SourceObjectives(None, config.objective, config.objectives)]
     else:
@@ -331,10 +333,6 @@ def make_objectives(
             SourceObjectives(name, own.objective, own.objectives, bases[number])
             for number, (name, own) in enumerate(config.sources.items())
         ]
-    if not any(source.active for source in sources) and not any(
-        OUTPUTS[name].needs_objective for name in config.outputs
-    ):
-        return None, None
     users = [entry for entry in config.objectives if isinstance(entry, Users)]
     transforms = Transforms.of(sources, users, config.vocab_size, config.pad_id)
     if transforms is None:
@@ -383,7 +381,7 @@ def make_outputs(
         draws=draws,
         transforms=transforms,
         has_loss_mask=source.has_loss_mask,
-        goldfish=next((own.goldfish for own in config.sources.values() or (config,) if own.goldfish is not None), None),
+        goldfish=config.goldfish,
         span_widths=config.span_widths,
     )
 

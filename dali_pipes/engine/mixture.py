@@ -130,7 +130,7 @@ def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) 
     """The rows of a mixture, and what the user should know about the documents of its sources. May block."""
     assert config.mixture is not None
     in_pieces = config.uses_pieces or any(corpus.loss_mask is not None for corpus in corpora.values())
-    looks_back = any(own.goldfish is not None for own in config.sources.values())
+    looks_back = config.goldfish is not None
     rows: dict[str, RowSource] = {}
     warnings = []
     for name, own in config.sources.items():

@@ -37,14 +37,14 @@ def loader_table(
     schedule, corpora = built.schedule, built.corpora
     epoch, step = position.epoch, schedule.step_number(position.rows)
     split = " of validation" if config.split == "validation" else ""
-    where = f"epoch {epoch}, step {step:,}"
+    where, objective = f"epoch {epoch}, step {step:,}", config.objective_line
     rows = [
         *(
             (f"source {name}" if name else "corpus", corpus_text(corpus, _COLUMNS - _NAMES))
             for name, corpus in corpora.items()
         ),
         (f"epoch{split}", steps_text(config, schedule, epoch)),
-        *((("objective", config.objective_line),) if config.objective_line is not None else ()),
+        *((("objective", objective),) if objective is not None else ()),
         ("next batch", f"the first of the next epoch; epoch {epoch} was left at step {step:,}" if was_left else where),
         ("device", f"{built.device_name}, placement {built.placement}"),
     ]

@@ -170,7 +170,7 @@ def as_they_are(starts: Int64Array, lengths: Int64Array) -> FimPieces:
 
 
 def runs_of(pieces: FimPieces, lengths: Int64Array) -> Runs:
-    """What rearranged pieces of so many positions (P,) consist of, piece after piece."""
+    """What rearranged pieces consist of, piece after piece. lengths: (P,), positions of each."""
     first, head, cut, next_cut, tail, end = pieces.borders.T
     prefix_first, suffix_first = pieces.orders == _PREFIX_FIRST, pieces.orders == _SUFFIX_FIRST
     prefix, middle, suffix = -1 - pieces.sentinels.T

@@ -52,7 +52,6 @@ class Transforms:
     numbers:   of each source, the rule of its rows; -1: none
     reads_ids: whether ids have to be kept beside `input_ids`, because those are changed
     reads_learn: whether it matters which ids are labels at their own positions
-    has_spans:  whether rows are corrupted by spans
     """
 
     def __init__(
@@ -63,8 +62,9 @@ class Transforms:
             (load_function(entry), entry) for entry in users
         )
         self.reads_ids = any(one.rule.number != _NO_ROWS and not one.is_diffusion for one in passes)
-        self.has_spans = spans is not None
-        self.reads_learn = self.has_spans or any(one.rule.own_labels and one.rule.number != _NO_ROWS for one in passes)
+        self.reads_learn = spans is not None or any(
+            one.rule.own_labels and one.rule.number != _NO_ROWS for one in passes
+        )
 
     @classmethod
     def of(

@@ -31,8 +31,6 @@ class Slot:
     """Rows of the block, where the placement wants them planned."""
     num_pieces: int = 0
     """In all rows of the block, where they are put together from pieces."""
-    num_runs: int = 0
-    """Of tokens that a GPU gathers, where pieces are rearranged."""
 
 
 class Placement(Protocol):

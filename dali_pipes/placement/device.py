@@ -86,7 +86,6 @@ class DevicePlacement(GpuPlacement):
             row_begins = plan.row_begins(self._source.rows)
             reads = self._source.rows.reads(plan.rows, row_begins[:-1], np.diff(row_begins))
             starts = np.where(reads.starts < 0, reads.starts, reads.starts - first)
-            slot.num_runs = len(starts)
             self._stage(slot, "runs", np.concatenate([starts, reads.lengths, reads.targets]))
             self._stage_tables(slot, staged(plan.pieces, row_begins))
         else:
@@ -134,9 +133,10 @@ class DevicePlacement(GpuPlacement):
         gathered, size = self._gathered, int(plan.row_begins(self._source.rows)[-1])
         tokens = gathered.tokens[:size]
         loss_mask = None if gathered.loss_mask is None else gathered.loss_mask[:size]
-        table = gathered.runs[: 3 * slot.num_runs]
+        table = gathered.runs[: len(slot.arrays["runs"])]
         self.gpu.copy(table, slot.arrays["runs"])
-        starts, lengths, targets = (table[at * slot.num_runs : (at + 1) * slot.num_runs] for at in range(3))
+        num_runs = len(table) // 3
+        starts, lengths, targets = (table[at * num_runs : (at + 1) * num_runs] for at in range(3))
         masks = {"loss_mask": self._loss_mask, "out_mask": loss_mask}
         gather_runs(self._tokens, starts, lengths, targets, tokens, longest=self._row_tokens, **masks)
         return tokens, loss_mask

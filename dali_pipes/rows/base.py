@@ -123,7 +123,7 @@ class RowSource(Protocol):
 
     seq_len:      positions of a row (T)
     row_tokens:   tokens that a row takes in a buffer: its own, and those that are labels alone
-    lookback:     and at most so many before its pieces, where an objective reads those
+    lookback:     and the most tokens before its pieces that it takes, too, where an objective reads those
     stride:       tokens of the corpus from a row to the next, on average where rows hold documents
     num_tokens:   tokens of the split
     first_token, span: the tokens that rows and their labels read are first_token ... first_token + span - 1

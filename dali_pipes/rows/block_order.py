@@ -71,6 +71,10 @@ class _Pass(NamedTuple):
         """Of one window or, as below, of several of this pass or each of another; then all fields are arrays."""
         return window * self.fewest + np.minimum(window, self.wider)
 
+    def first_place(self, window: Any) -> Any:
+        """The place at which a window begins."""
+        return self.first_slot(window) * self.block_rows - self.missing * (window > self.short_window)
+
     def window_of(self, slot: Any) -> Any:
         among_wide = slot // (self.fewest + 1)
         return np.where(among_wide < self.wider, among_wide, (slot - self.wider) // self.fewest)
@@ -122,7 +126,7 @@ class BlockOrder:
         """The place of a row in the order of a key: the inverse of `numbers`."""
         of_pass = self.of_pass(key)
         block, row = divmod(number, self.block_rows)
-        slot = preimage(block, self.num_blocks, _key(key, 0))
+        slot = preimage(block, self.num_blocks, self.blocks_key(key))
         window_number = int(of_pass.window_of(slot))
         window = self.window(window_number, key)
         inside = (slot - int(of_pass.first_slot(window_number))) * self.block_rows + row
@@ -143,22 +147,21 @@ class BlockOrder:
         """The first place, and the one after the last, of the windows that hold slots (P,), in the order of a key."""
         of_pass = self.of_pass(key)
         windows = of_pass.window_of(slots)
-        begins = of_pass.first_slot(windows) * self.block_rows - of_pass.missing * (windows > of_pass.short_window)
+        begins = of_pass.first_place(windows)
         return begins, begins + of_pass.num_rows(windows)
 
     def _new_window(self, number: int, key: int) -> Window:
         of_pass = self.of_pass(key)
         first, end = (int(of_pass.first_slot(window)) for window in (number, number + 1))
-        first_place = first * self.block_rows - of_pass.missing * (number > of_pass.short_window)
-        blocks = permute(np.arange(first, end), self.num_blocks, _key(key, 0))
+        blocks = permute(np.arange(first, end), self.num_blocks, self.blocks_key(key))
         blocks.flags.writeable = False
-        rows, short_end = int(of_pass.num_rows(number)), int(of_pass.short_end(number))
-        return Window(first_place, rows, _key(key, 1 + number), short_end, blocks)
+        first_place, rows = int(of_pass.first_place(number)), int(of_pass.num_rows(number))
+        return Window(first_place, rows, _key(key, 1 + number), int(of_pass.short_end(number)), blocks)
 
     def _new_pass(self, key: int) -> _Pass:
         missing = self.num_blocks * self.block_rows - self.count
         of_pass = _Pass(self.block_rows, self.num_blocks, *divmod(self.num_blocks, self.num_windows), missing, 0, 0)
-        slot = preimage(self.num_blocks - 1, self.num_blocks, _key(key, 0))
+        slot = preimage(self.num_blocks - 1, self.num_blocks, self.blocks_key(key))
         return of_pass._replace(short_window=int(of_pass.window_of(slot)), short_slot=slot)
 
 

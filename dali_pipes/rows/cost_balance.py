@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.documents import numbers_of
 from dali_pipes.operators import permute
 from dali_pipes.rows.packing import Packing, narrow
 
@@ -161,14 +162,5 @@ def _power_of_two(number: int) -> int:
 
 def _rows_in_order(packing: Packing, order: Int64Array) -> Packing:
     """The same rows in another order."""
-    firsts = packing.row_offsets[order].astype(np.int64)
-    sizes = packing.row_offsets[order + 1] - firsts
-    offsets = np.concatenate(([0], np.cumsum(sizes)))
-    at = np.repeat(firsts - offsets[:-1], sizes) + np.arange(offsets[-1])
-    return Packing(
-        narrow(offsets, int(offsets[-1])),
-        packing.piece_documents[at],
-        packing.piece_begins[at],
-        packing.piece_lengths[at],
-        packing.counts,
-    )
+    offsets, at = numbers_of(packing.row_offsets, order)
+    return packing.chosen(narrow(offsets, int(offsets[-1])), at)

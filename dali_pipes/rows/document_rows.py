@@ -386,7 +386,7 @@ class DocumentRows:
         return Rows(starts, pieces, fim=fim)
 
     def _lookback_of(self, lengths: Int64Array, begins: Int64Array) -> Int64Array:
-        """(P, 3) of pieces that begin so many tokens after their documents' first: see `Pieces.lookback`."""
+        """(P, 3), see `Pieces.lookback`. begins: tokens of its document before each piece."""
         if not self._lookback:
             return np.stack((np.zeros_like(lengths), np.zeros_like(lengths), lengths), 1)
         before = np.minimum(begins, self._lookback)
@@ -729,11 +729,7 @@ class DocumentRows:
         if self.buckets is None or not self._shuffle:
             return packing
         order = self.buckets.order(packing.piece_lengths, partial(self._key, "bucket", epoch, window))
-        return packing._replace(
-            piece_documents=packing.piece_documents[order],
-            piece_begins=packing.piece_begins[order],
-            piece_lengths=packing.piece_lengths[order],
-        )
+        return packing.chosen(packing.row_offsets, order)
 
     def _places(self, packing: Packing, epoch: int, window: int) -> int:
         """Positions in the rows of a window, each as wide as it has to be."""

@@ -88,8 +88,7 @@ class Outputs:
         if rows.pieces is None:
             lengths = np.where(row_ids < 0, 0, self.seq_len if widths is None else widths)
         else:
-            totals = np.concatenate(([0], rows.pieces.lengths.cumsum()))[rows.pieces.row_offsets]
-            lengths = totals[1:] - totals[:-1]
+            lengths = rows.pieces.row_lengths
         drawn = self.draws.draw(epoch, row_ids, rows.starts, lengths, rows.sources, rows.passes)
         fields = {ROW_TABLE: drawn.rows, "prefix_lengths": drawn.prefix_lengths, "p_mask": drawn.p_mask}
         if drawn.spans is not None:
@@ -158,77 +157,43 @@ class Outputs:
             for what `scratch` names, and `Transforms.tables`
         """
         seq_len = self.seq_len if width is None else width
+        made, learn = out, None
         if self.transforms is not None:
-            made = {name: array for name, array in out.items() if not OUTPUTS[name].needs_objective}
             if scratch is None:
                 scratch = {name: np.empty_like(out["input_ids"]) for name in self.scratch}
-            given = {**made, "input_ids": scratch.get("ids", out["input_ids"])}
-            whole = {"starts": starts, "width": width, "vocab_size": vocab_size, "bad": bad, "work": work}
-            self._fill_plain(tokens, pieces, given, loss_mask=loss_mask, **whole)
+            made = {name: array for name, array in out.items() if not OUTPUTS[name].needs_objective}
+            made = {**made, "input_ids": scratch.get("ids", out["input_ids"])}
             learn = scratch.get("learn")
-            if learn is not None and pieces is not None:
-                segments(
-                    loss_mask,
-                    *pieces[:4],
-                    seq_len,
-                    outputs=("input_ids",),
-                    out={"input_ids": learn},
-                    index_dtype=self.index_dtype,
-                    work=work,
-                )
-            how = {"label_shift": self.label_shift, "learn": learn, "tables": tables, "span_table": span_table}
-            self.transforms.apply(given["input_ids"], row_table, out, **how)
-            return
-        self._fill_plain(
-            tokens,
-            pieces,
-            out,
-            starts=starts,
-            width=width,
-            loss_mask=loss_mask,
-            vocab_size=vocab_size,
-            bad=bad,
-            work=work,
-        )
-
-    def _fill_plain(
-        self,
-        tokens: Array,
-        pieces: Pieces | None,
-        out: Mapping[str, Array],
-        *,
-        starts: Array,
-        width: int | None,
-        loss_mask: Array,
-        vocab_size: int | None,
-        bad: Array,
-        work: Array,
-    ) -> None:
-        """The same without objectives."""
-        seq_len = self.seq_len if width is None else width
         if pieces is None:
-            inputs, labels = out["input_ids"], out["labels"]
+            assert learn is None, "rows with a loss mask are made from pieces"
+            inputs, labels = made["input_ids"], made["labels"]
             starts = range(0, len(tokens), seq_len + self.label_shift) if starts is None else starts
             check = {"vocab_size": vocab_size, "bad": bad}
             rows(tokens, starts, seq_len, label_shift=self.label_shift, out=(inputs, labels), **check)
-            return
-        segments(
-            tokens,
-            *pieces[:4],
-            seq_len,
-            outputs=tuple(out),
-            pad_id=self.pad_id,
-            mtp=self.mtp,
-            mask_boundaries=self.mask_boundaries,
-            loss_mask=loss_mask,
-            batch_rows=max(1, len(pieces.row_offsets) - 1) if self.batch_size is None else self.batch_size,
-            out=out,
-            index_dtype=self.index_dtype,
-            mask_dtype=self.mask_dtype,
-            vocab_size=vocab_size,
-            bad=bad,
-            work=work,
-        )
+        else:
+            segments(
+                tokens,
+                *pieces[:4],
+                seq_len,
+                outputs=tuple(made),
+                pad_id=self.pad_id,
+                mtp=self.mtp,
+                mask_boundaries=self.mask_boundaries,
+                loss_mask=loss_mask,
+                batch_rows=max(1, len(pieces.row_offsets) - 1) if self.batch_size is None else self.batch_size,
+                out=made,
+                index_dtype=self.index_dtype,
+                mask_dtype=self.mask_dtype,
+                vocab_size=vocab_size,
+                bad=bad,
+                work=work,
+            )
+            if learn is not None:
+                of_mask: dict[str, Any] = {"outputs": ("input_ids",), "out": {"input_ids": learn}, "work": work}
+                segments(loss_mask, *pieces[:4], seq_len, index_dtype=self.index_dtype, **of_mask)
+        if self.transforms is not None:
+            how = {"label_shift": self.label_shift, "learn": learn, "tables": tables, "span_table": span_table}
+            self.transforms.apply(made["input_ids"], row_table, out, **how)
 
     def learned(self, tokens: Array, pieces: Pieces | None, loss_mask: Array, out: Array = None) -> Array:
         """The loss mask that `fill` takes: `loss_mask`, or where some labels are never learned, one that says so, too.
@@ -258,8 +223,7 @@ class Outputs:
         counts = np.array(sizes, np.int64)
         ends = counts.cumsum()
         firsts = ends - counts
-        totals = np.concatenate(([0], pieces.lengths.cumsum()))[pieces.row_offsets]
-        padding = np.repeat(widths, counts) - (totals[1:] - totals[:-1])
+        padding = np.repeat(widths, counts) - pieces.row_lengths
         first_pieces = pieces.row_offsets[firsts]
         num_pieces = pieces.row_offsets[ends] - first_pieces
         # Of a batch without pieces, `reduceat` returns the length at its place, which belongs to another.

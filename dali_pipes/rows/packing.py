@@ -86,6 +86,11 @@ class Packing(NamedTuple):
         """R."""
         return self.row_offsets.size - 1
 
+    def chosen(self, row_offsets: IntArray, at: Int64Array) -> "Packing":
+        """Its pieces in another order, in other rows."""
+        documents, begins, lengths = (column[at] for column in self[1:4])
+        return Packing(row_offsets, documents, begins, lengths, self.counts)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""

@@ -49,13 +49,7 @@ class TokenBatches:
             falling = self.seq_len - lengths[order]
             order = order[np.argsort(falling.astype(np.min_scalar_type(self.seq_len)), kind="stable")]
             ends = list(self._ends(lengths[order].tolist()))
-        return Packing(
-            narrow(np.array([0, *ends], np.int64), count),
-            rows.piece_documents[order],
-            rows.piece_begins[order],
-            rows.piece_lengths[order],
-            rows.counts,
-        )
+        return rows.chosen(narrow(np.array([0, *ends], np.int64), count), order)
 
     def _ends(self, falling: list[int]) -> Iterator[int]:
         """Where batches of rows of falling length end."""

@@ -270,7 +270,7 @@ class MixedRows:
             base = int(self.bases[number])
             fim = rows.fim
             if fim is not None:
-                fim = fim.chosen(numbers_of(rows.pieces, whose)[1]).moved_by(-base)
+                fim = fim.chosen(numbers_of(rows.pieces.row_offsets, whose)[1]).moved_by(-base)
             own = Rows(rows.starts[whose] - base, _moved(chosen_rows(rows.pieces, whose), -base), fim=fim)
             starts, lengths, targets = self._source(number).reads(own, begins[whose], sizes[whose])
             parts.append((starts + base * (starts >= 0), lengths, targets))

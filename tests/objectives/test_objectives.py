@@ -13,6 +13,7 @@ import objective_oracle as oracle
 import pytest
 import torch
 from objective_oracle import Row, is_dropped
+from streams import check_every_resume
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.config.objectives import read_word_starts
@@ -176,16 +177,7 @@ def test_neither_ranks_nor_blocks_matter(corpus: Path, kind: str, rows: str) -> 
 @pytest.mark.parametrize("kind", ["mlm", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*KINDS][1:])])
 def test_every_resume_goes_on(corpus: Path, kind: str) -> None:
     settings = settings_of(kind, rows="pack")
-    with TokenLoader(corpus, **settings) as loader:
-        batches, states = [], [loader.state_dict()]
-        for batch in loader:
-            batches.append(batch)
-            states.append(loader.state_dict())
-    for step, state in enumerate(states[:-1]):
-        with TokenLoader(corpus, **settings) as loader:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-            first = next(iter(loader))
-            assert all(torch.equal(first[name], value) for name, value in batches[step].items())
+    check_every_resume(lambda: TokenLoader(corpus, **settings))
 
 
 def test_a_changed_objective_is_refused(corpus: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from objective_oracle import Row, uncorrupted
+from streams import check_every_resume
 
 from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.config.objectives import Spans, parse_objectives
@@ -124,17 +125,10 @@ def test_neither_ranks_nor_blocks_matter(corpus: Path, rows: str) -> None:
 
 
 def test_every_resume_goes_on(corpus: Path) -> None:
-    with TokenLoader(corpus, **SHAPE) as loader:
-        batches, states = [], [loader.state_dict()]
-        for batch in loader:
-            batches.append(batch)
-            states.append(loader.state_dict())
-        assert len(json.dumps(states[0])) < 1024
-    for step, state in enumerate(states[:-1]):
-        with TokenLoader(corpus, **SHAPE, batches_per_run=2) as loader:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-            first = next(iter(loader))
-            assert all(torch.equal(first[name], value) for name, value in batches[step].items())
+    states = check_every_resume(
+        lambda: TokenLoader(corpus, **SHAPE), lambda: TokenLoader(corpus, **SHAPE, batches_per_run=2)
+    )
+    assert len(json.dumps(states[0])) < 1024
     changed = {**UL2, "denoisers": UL2["denoisers"][:2]}
     other = TokenLoader(corpus, **{**SHAPE, "objective": [changed]})
     with other, pytest.raises(StateError, match="objective: saved "):

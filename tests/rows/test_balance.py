@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import random
 from collections.abc import Sequence
 from fractions import Fraction
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 from row_oracle import END, write_documents
-from streams import loader_stream, take
+from streams import check_resumes_on_other_ranks
 from test_named_rows import document_rows, tokens_of
 
 from dali_pipes import LoaderConfig, TokenLoader
@@ -209,19 +208,7 @@ def shown(batch: Any) -> list[Any]:
 
 @pytest.mark.parametrize("rows", ["pack", pytest.param("pad", marks=pytest.mark.slow)])
 def test_a_resume_at_every_step_on_other_ranks(corpus: str, rows: str) -> None:
-    with TokenLoader(**settings_of(corpus, rows=rows, rank=0, world_size=1)) as loader:
-        expected = [shown(batch) for batch in take(loader_stream(loader), len(loader) + 2)]
-    state = None
-    for step, wanted in enumerate(expected):
-        ranks = [TokenLoader(**settings_of(corpus, rows=rows, batch_size=1, rank=r, world_size=2)) for r in (0, 1)]
-        for rank in ranks:
-            if state is not None:
-                rank.load_state_dict(json.loads(json.dumps(state)))
-        assert [row for rank in ranks for row in shown(next(iter(rank)))] == wanted, step
-        state = ranks[0].state_dict()
-        assert ranks[1].state_dict() == state
-        for rank in ranks:
-            rank.close()
+    check_resumes_on_other_ranks(lambda **changes: TokenLoader(**settings_of(corpus, rows=rows, **changes)))
 
 
 def test_the_rows_are_those_without_it(corpus: str) -> None:

@@ -105,7 +105,6 @@ def step_report(
     rows = -(-len(real) // own.world_size) * own.world_size if all_ranks else len(plan.row_ids)
     if plan.sizes is not None:
         rows = len(plan.row_ids)
-    cutters = RowCutters(built, config)
     width = plan.width(config.row_len) if plan.sizes is None or plan.widths is None else int(plan.widths.max())
     starts, lengths = spans_of(plan, width)
     files, documents = _files_and_documents(cutters, starts, lengths)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.messages import counted
-from dali_pipes.tools.reports.log_lines import EXAMPLE, object_of
+from dali_pipes.tools.reports.log_lines import EXAMPLE, STEPS, is_named, object_of
 
 _TAIL_BYTES = 1 << 18
 """Of a log that exists already, no more than this is read."""
@@ -96,7 +96,7 @@ class FollowedLog:
         total = sum(counts.values())
         return RunNow(
             lines=self._lines,
-            step=_figure(last, "step"),
+            step=next((step for name in STEPS if (step := _figure(last, name)) is not None), None),
             epoch=_figure(last, "epoch"),
             tokens_per_second=self._rate("tokens", "tokens_per_second"),
             data_wait_ratio=self._rate("data_wait_seconds", "data_wait_ratio"),
@@ -140,9 +140,9 @@ class FollowedLog:
 
 
 def _figure(record: Mapping[str, Any], name: str) -> float | None:
-    """A number by its name, or by a name that ends in it after a slash."""
+    """A number by its name."""
     for whole, value in record.items():
-        if (whole == name or whole.endswith(f"/{name}")) and _is_number(value):
+        if is_named(whole, name) and _is_number(value):
             return float(value)
     return None
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.messages import counted
-from dali_pipes.tools.reports.log_lines import EXAMPLE, object_of
+from dali_pipes.tools.reports.log_lines import EXAMPLE, STEPS, object_of
 
-_STEPS = ("step", "_step", "global_step", "train/global_step", "iteration")
 _TOO_LARGE = 1e300
 """Not for a chart; infinity and NaN are not below it, either."""
 _MOST_LINES = 20_000
@@ -55,9 +54,9 @@ def read_log(path: Path) -> RunLog:
             wrong += 1
             continue
         record = dict(_numbers(found, ""))
-        step = next((record[name] for name in _STEPS if name in record), float(number))
+        step = next((record[name] for name in STEPS if name in record), float(number))
         for name, value in record.items():
-            if name not in _STEPS:
+            if name not in STEPS:
                 steps, values = courses.setdefault(name, ([], []))
                 steps.append(step)
                 values.append(value)

@@ -248,8 +248,8 @@ ALIASES = (
     ),
     _alias(
         NOT_SUPPORTED,
-        "rows are served as they are in the corpus; change batches with a function as an objective, in the training "
-        "loop, or in the pipeline with TokenLoader(config, graph=...)",
+        "rows are served as they are in the corpus; change batches in the training loop, with a function as an "
+        "objective, or in the pipeline with TokenLoader(config, graph=...)",
         "transform transforms augment map map_fn operations preprocess",
     ),
     _alias(

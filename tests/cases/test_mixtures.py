@@ -789,7 +789,9 @@ def test_the_ranks_of_a_run_go_from_one_to_four_to_two(folder: Path) -> None:
     assert {place: found[place] for place in expected} == expected
 
 
-def test_a_start_makes_the_configurations_of_sources_a_few_times(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_makes_the_configurations_of_sources_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many sources there are: each time makes all of them."""
     times: list[int] = []
     real = LoaderConfig.sources.fget  # type: ignore[attr-defined]
@@ -801,8 +803,11 @@ def test_a_start_makes_the_configurations_of_sources_a_few_times(folder: Path, m
     monkeypatch.setattr(LoaderConfig, "sources", property(noted))
     for count in (2, 12):
         times.append(0)
-        sources = {f"source {number}": mixture(folder)["web"] | {"weight": 1} for number in range(count)}
-        loader(folder, mixture=sources, total_rows=100).close()
+        sources: dict[str, Any] = {}
+        for number in range(count):
+            np.arange(500, dtype=np.uint16).tofile(tmp_path / f"{number}.bin")
+            sources[str(number)] = {"corpus": tmp_path / f"{number}.bin", "weight": 1}
+        loader(tmp_path, mixture=sources, total_rows=100).close()
     assert 0 < times[0] == times[1]
 
 

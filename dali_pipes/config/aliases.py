@@ -248,13 +248,13 @@ ALIASES = (
     ),
     _alias(
         NOT_SUPPORTED,
-        "rows are served as they are in the corpus; change batches in the training loop, or in the pipeline with "
-        "TokenLoader(config, graph=...)",
+        "rows are served as they are in the corpus; change batches in the training loop, with a function as an "
+        "objective, or in the pipeline with TokenLoader(config, graph=...)",
         "transform transforms augment map map_fn operations preprocess",
     ),
     _alias(
         NOT_SUPPORTED,
-        "every document is used; filter documents before or during tokenization",
+        "documents are not filtered by a function; the setting keep takes a file that says which ones to read",
         "filter filter_fn min_length",
     ),
     _alias(

@@ -392,8 +392,8 @@ class LoaderConfig(BaseModel):
     cache: Literal["process", "node"] = Field(
         "process",
         description="Where decoded tokens are kept. `process`: in each process separately; `node`: shared by the "
-        "processes of a node, in memory (/dev/shm) or in `cache_dir`; `decoded_cache_bytes` is then the limit for all "
-        "of them.",
+        "processes of a node, in memory (/dev/shm) up to `decoded_cache_bytes` for all of them, or in `cache_dir` up "
+        "to `cache_bytes`.",
     )
     cache_dir: str | None = Field(
         None,

@@ -89,7 +89,7 @@ class BatchPreviewer:
         self._has_own_labels = [any(entry.has_own_labels for entry in own.objectives) for own in configs.values()]
         delimiters = {token for pair in self._delimiters for token in pair if token is not None}
         delimiters.update(*self._sentinels)
-        self._special_ids = delimiters | (frozenset() if tokenizer is None else tokenizer.special_ids)
+        self._special_ids = frozenset(delimiters) | (frozenset() if tokenizer is None else tokenizer.special_ids)
 
     def batch(self, step: int, epoch: int = 0, base: int = 0, *, rows: int, tokens: int) -> BatchPreview:
         """As `preview_batch`, with steps counted from row `base`."""
@@ -107,7 +107,6 @@ class BatchPreviewer:
         writer = _RowWriter(*of_sources, arrays, ranges, tokens, self._tokenizer)
         shown = tuple(writer.row(row) for row in batch.rows[:rows])
         how = config.context_parallel, config.context_split
-        special = frozenset(self._special_ids)
         return BatchPreview(
             batch,
             self._row_mode,
@@ -117,7 +116,7 @@ class BatchPreviewer:
             width,
             *how,
             ranges,
-            special,
+            self._special_ids,
             config.objective_line,
         )
 

@@ -211,6 +211,7 @@ def _piece(preview: BatchPreview, piece: PreviewPiece, number: int) -> dict[str,
     origin = piece.origin
     return {
         "color": number % COLORS,
+        "sentinel": origin.sentinel,
         "file": printable(str(origin.file)),
         "offset": origin.offset,
         "column": origin.column,

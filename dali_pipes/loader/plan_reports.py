@@ -10,13 +10,16 @@ from dali_pipes.rows.source import Source
 
 def plan_reports(built: BuiltSource, config: LoaderConfig) -> dict[str, PlanReports]:
     """By source name, "" for the only one; without sources whose rows are a formula. Plans nothing."""
-    found: dict[str, PlanReports | None] = {}
-    if built.mixture is None:
-        step_shape = built.schedule.world_size, config.batch_size
-        found[""] = reports_of(built.rows, order_settings(config, built.corpus), step_shape)
-    else:
-        for name, rows in zip(built.mixture.names, built.mixture.sources, strict=True):
-            corpus, own = built.corpora[name], config.sources[name]
-            settings = {**order_settings(own, corpus), "source": name, "share": str(share_of(config, name))}
-            found[name] = reports_of(Source(corpus, rows), settings)
+    configs = {"": config} if built.mixture is None else config.sources
+    found = {name: reports_of_source(built, config, name, own) for name, own in configs.items()}
     return {name: reports for name, reports in found.items() if reports is not None}
+
+
+def reports_of_source(built: BuiltSource, config: LoaderConfig, name: str, own: LoaderConfig) -> PlanReports | None:
+    """Those of one source with its own configuration; None if its rows are a formula. Plans nothing."""
+    mixture, corpus = built.mixture, built.corpora[name]
+    settings = order_settings(own, corpus)
+    if mixture is None:
+        return reports_of(built.rows, settings, (built.schedule.world_size, config.batch_size))
+    settings |= {"source": name, "share": str(share_of(config, name))}
+    return reports_of(Source(corpus, mixture.sources[mixture.names.index(name)]), settings)

@@ -41,7 +41,7 @@ from dali_pipes.loader.batches import (
 from dali_pipes.loader.dataset_guards import DatasetGuards, refuse_workers
 from dali_pipes.loader.handout import Handout
 from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
-from dali_pipes.loader.plan_reports import plan_reports
+from dali_pipes.loader.plan_reports import reports_of_source
 from dali_pipes.loader.ranks_agree import refuse_differing_ranks
 from dali_pipes.loader.state import OnChange, States
 from dali_pipes.loader.state_change import StateChange
@@ -129,7 +129,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         try:
             self._states = States(config, built.corpora, self._schedule, built.mixture)
             parallel = config.context_parallel
-            self._reports = plan_reports(built, config).get("")
+            self._reports = None if built.mixture is not None else reports_of_source(built, config, "", config)
             self._share = None if parallel is None else RowShare(*parallel, config.context_split)
             self._context_size = 1 if self._share is None else self._share.size
             self._static = StaticBatch(config.batch_size, self._stream.order) if config.static_buffers else None
@@ -261,7 +261,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             )
         number = mixture.names.index(source)
         rows = mixture.sources[number]
-        reports = plan_reports(self._built, self.config).get(source)
+        reports = reports_of_source(self._built, self.config, source, self.config.sources[source])
         if reports is None:
             raise ConfigError(
                 f'plan_report({source!r}) applies to rows = "pack" and rows = "pad", but mixture.{source} has rows = '

@@ -117,19 +117,14 @@ class CacheStats:
         known = [part for part in parts if part is not None]
         if not known:
             return None
-        total = known[0]
         counts = ("hits", "misses", "all_bytes", "fetched_bytes", "evictions", "damaged")
-        folders = {total.folder}
-        for part in known[1:]:
-            total = replace(total, **{name: getattr(total, name) + getattr(part, name) for name in counts})
-            if not part.folder or part.folder not in folders:  # else one cache, whose size counts once
-                folders.add(part.folder)
-                total = replace(
-                    total,
-                    num_bytes=total.num_bytes + part.num_bytes,
-                    most_bytes=total.most_bytes + part.most_bytes,
-                )
-        return total
+        caches = {part.folder or number: part for number, part in enumerate(known)}.values()  # one for each folder
+        return replace(
+            known[0],
+            **{name: sum(getattr(part, name) for part in known) for name in counts},
+            num_bytes=sum(part.num_bytes for part in caches),
+            most_bytes=sum(part.most_bytes for part in caches),
+        )
 
     @property
     def hit_rate(self) -> float:

@@ -789,6 +789,28 @@ def test_the_ranks_of_a_run_go_from_one_to_four_to_two(folder: Path) -> None:
     assert {place: found[place] for place in expected} == expected
 
 
+def test_a_start_makes_the_configurations_of_sources_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many sources there are: each time makes all of them."""
+    times: list[int] = []
+    real = LoaderConfig.sources.fget  # type: ignore[attr-defined]
+
+    def noted(config: LoaderConfig) -> Any:
+        times[-1] += 1
+        return real(config)
+
+    monkeypatch.setattr(LoaderConfig, "sources", property(noted))
+    for count in (2, 12):
+        times.append(0)
+        sources: dict[str, Any] = {}
+        for number in range(count):
+            np.arange(500, dtype=np.uint16).tofile(tmp_path / f"{number}.bin")
+            sources[str(number)] = {"corpus": tmp_path / f"{number}.bin", "weight": 1}
+        loader(tmp_path, mixture=sources, total_rows=100).close()
+    assert 0 < times[0] == times[1]
+
+
 def test_statistics_and_plan_reports_know_sources(folder: Path) -> None:
     sources = mixture(folder)
     sources["math"] |= {"rows": "pack", "eos_id": 50_000, "share": 0.5, "window_documents": 20}

@@ -14,9 +14,10 @@ from report_material import WORDS, write_tokenizer
 from dali_pipes import LoaderConfig, TokenLoader, open_corpus
 from dali_pipes.errors import ConfigError
 from dali_pipes.text.token_text import TokenText
-from dali_pipes.tools.reports.page import keyed_sample
+from dali_pipes.tools.reports.page import keyed_sample, make_page
 from dali_pipes.tools.reports.page.keyed_sample import IdSample, sample_ids
 from dali_pipes.tools.reports.page.opened_run import opened_run
+from dali_pipes.tools.reports.page.order_section import order_section
 from dali_pipes.tools.reports.page.row_figures import figures_of
 from dali_pipes.tools.reports.page.rows_section import rows_section
 from dali_pipes.tools.reports.page.run_log import read_log
@@ -210,3 +211,27 @@ def test_rows_that_grow_are_shown(tmp_path: Path) -> None:
     assert told["missing"] == []
     assert 'data-chart="seq_len"' in out.read_text()
     assert 'data-chart="global_batch"' in out.read_text()
+
+
+def test_with_batch_tokens_each_rank_has_a_batch(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, 400)
+    ids = np.concatenate([[*np.arange(length) % 9 + 1, END] for length in lengths])
+    ids.astype(np.uint16).tofile(tmp_path / "data.bin")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "data.bin"), "seq_len": 32, "rows": "pad", "eos_id": END}
+    settings |= {"batch_tokens": 96, "world_size": 3}
+    config = LoaderConfig(**settings, rank=0)
+    with opened_run(config, 0, (0, 2), None, None) as run:
+        (table, _) = order_section(run).parts[0].tables
+    shown = [[value.raw for value in row] for row in table.rows]
+    expected = []
+    for rank in range(3):
+        outputs = ("input_ids", "labels", "attention_mask")
+        with TokenLoader(**settings, rank=rank, device="cpu", quiet=True, outputs=outputs) as loader:
+            masks = [batch["attention_mask"] for step, batch in enumerate(loader) if step in (0, 2)]
+        tokens = sum(int(mask.sum()) for mask in masks)
+        expected.append([rank, sum(map(len, masks)), tokens, sum(mask.numel() for mask in masks) - tokens])
+    assert shown == expected
+    assert len({rows for _, rows, _, _ in shown}) > 1
+    page = make_page(config, "batches", steps=(0,), rows=3)
+    assert "96 tokens per batch" in page.html
+    assert page.html.count('class="tokens') == 3

@@ -76,6 +76,12 @@ def test_lines_may_have_different_figures(tmp_path: Path) -> None:
     assert (told["step"], told["loss"], told["tokens_per_second"]) == (4, 2, 1000 * (9 - 1) / 4)
 
 
+def test_names_are_those_of_the_report(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"_step": 7, "val/loss": 9.0, "train/loss": 2.0}\n')
+    told = run_json("watch", tmp_path / "log.jsonl")
+    assert (told["step"], told["loss"]) == (7, 2)
+
+
 def test_of_a_long_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.jsonl"
     path.write_text("".join(map(line, range(1, 2001))))

@@ -19,7 +19,7 @@
       facts.push(["document", `${number(piece.document)}, token ${inside} of ${number(piece.documentLength)}`]);
     }
     if (row.dataset.source !== undefined) facts.push(["source", row.dataset.source]);
-    facts.push(["file", piece.file], ["offset", number(Number(piece.offset) + inPiece)]);
+    if (piece.file !== undefined) facts.push(["file", piece.file], ["offset", number(Number(piece.offset) + inPiece)]);
     panel.replaceChildren(...facts.map(([name, value]) => {
       const fact = document.createElement("span"), label = document.createElement("b");
       label.textContent = name;

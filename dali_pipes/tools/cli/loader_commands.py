@@ -27,6 +27,12 @@ Step = Annotated[int, typer.Option(help="Batch number within its epoch, from 0."
 Epoch = Annotated[int, typer.Option(help="Epoch, from 0.")]
 Rank = Annotated[int | None, typer.Option(help="Rank that received the batch.")]
 WorldSize = Annotated[int | None, typer.Option(help="Number of ranks.")]
+Decoder = Annotated[
+    Path | None,
+    typer.Option(
+        help="tokenizer.json to decode ids with; by default, the configuration's. Without one, ids are shown."
+    ),
+]
 SavedState = Annotated[
     Path | None,
     typer.Option("--state", help="Saved state (JSON) that the run resumed from with a different global batch size."),
@@ -164,12 +170,7 @@ def preview(
     world_size: WorldSize = None,
     rows: Annotated[int, typer.Option(min=1, help="Maximum number of rows to show.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per row to show.")] = 256,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="tokenizer.json to decode ids with; by default, the configuration's. Otherwise ids are shown."
-        ),
-    ] = None,
+    tokenizer: Decoder = None,
     out: Annotated[
         Path | None, typer.Option(help="File for the picture of MODULE:LOADER; by default, preview.png.")
     ] = None,

@@ -15,7 +15,7 @@ from dali_pipes.runtime.user_cache import write_whole
 from dali_pipes.tools import reports, terminal
 from dali_pipes.tools.cli.endings import errors_as_one_line
 from dali_pipes.tools.cli.flags import Json
-from dali_pipes.tools.cli.loader_commands import Epoch, SavedState, WorldSize
+from dali_pipes.tools.cli.loader_commands import Decoder, Epoch, SavedState, WorldSize
 from dali_pipes.tools.cli.settings import (
     BatchSize,
     Given,
@@ -38,12 +38,7 @@ def report(
     world_size: WorldSize = None,
     rows: Annotated[int, typer.Option(min=1, help="Maximum number of rows of each step to show.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per row to show.")] = 1024,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="tokenizer.json to decode ids with; by default, the configuration's. Without one, ids are shown."
-        ),
-    ] = None,
+    tokenizer: Decoder = None,
     state: SavedState = None,
     log: Annotated[
         Path | None,

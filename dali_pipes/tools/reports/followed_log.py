@@ -1,6 +1,5 @@
 """A log that a run is writing, one JSON object a line: new lines as they come, and what the last ones say."""
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.messages import counted
+from dali_pipes.tools.reports.log_lines import EXAMPLE, STEPS, is_named, object_of
 
 _TAIL_BYTES = 1 << 18
 """Of a log that exists already, no more than this is read."""
@@ -81,12 +81,11 @@ class FollowedLog:
         return bool(lines)
 
     def check(self) -> None:
-        """Raise `ConfigError` if what was read so far, which is not nothing, is no line of a log."""
+        """Raise `ConfigError` if there is something in the file, but no line of a log so far."""
         if self._lines == 0 and (self._others or self._rest):
             raise ConfigError(
-                f"{self.path}: expected lines with a JSON object each, such as "
-                f'{{"step": 100, "loss": 3.21, "tokens_per_second": 412345}}; found '
-                f"{counted(self._others + bool(self._rest), 'line')} without one"
+                f"{self.path}: expected one JSON object per line, such as {EXAMPLE}; found "
+                f"{counted(self._others + bool(self._rest), 'line')}, none of them a JSON object"
             )
 
     def now(self) -> RunNow:
@@ -97,7 +96,7 @@ class FollowedLog:
         total = sum(counts.values())
         return RunNow(
             lines=self._lines,
-            step=_figure(last, "step"),
+            step=next((step for name in STEPS if (step := _figure(last, name)) is not None), None),
             epoch=_figure(last, "epoch"),
             tokens_per_second=self._rate("tokens", "tokens_per_second"),
             data_wait_ratio=self._rate("data_wait_seconds", "data_wait_ratio"),
@@ -109,11 +108,8 @@ class FollowedLog:
         )
 
     def _take(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
+        record = object_of(line)
+        if record is None:
             self._others += 1
             return
         self._lines += 1
@@ -144,9 +140,9 @@ class FollowedLog:
 
 
 def _figure(record: Mapping[str, Any], name: str) -> float | None:
-    """A number by its name, or by a name that ends in it after a slash."""
+    """A number by its name."""
     for whole, value in record.items():
-        if (whole == name or whole.endswith(f"/{name}")) and _is_number(value):
+        if is_named(whole, name) and _is_number(value):
             return float(value)
     return None
 

@@ -103,18 +103,16 @@ def step_report(
     plan = plan_step(schedule, epoch, step, base)
     real = plan.row_ids[plan.row_ids != PADDING]
     rows = -(-len(real) // own.world_size) * own.world_size if all_ranks else len(plan.row_ids)
-    if plan.sizes is not None:
-        rows = len(plan.row_ids)
-    cutters = RowCutters(built, config)
-    width = plan.width(config.row_len) if plan.sizes is None or plan.widths is None else int(plan.widths.max())
+    width = plan.width(config.row_len)
+    positions = rows * width
+    if plan.sizes is not None and plan.widths is not None:  # batches of different shapes
+        rows, width, positions = len(plan.row_ids), int(plan.widths.max()), int(plan.widths.sum())
     starts, lengths = spans_of(plan, width)
     files, documents = _files_and_documents(cutters, starts, lengths)
+    ranks = ranks_of(plan, own.world_size, rows) if all_ranks else np.full(rows, own.rank)
     shown = []
-    for number in range(min(rows, most)):
-        rank, row = (number % own.world_size, number // own.world_size) if all_ranks else (own.rank, number)
-        if all_ranks and plan.sizes is not None:  # the batch of one rank after another
-            rank = plan.batch_of(number, 1)
-            row = number - int(plan.sizes[:rank].sum())
+    for number, rank in enumerate(ranks[:most].tolist()):
+        row = int(np.count_nonzero(ranks[:number] == rank))
         shown.append((rank, cutters.origin(plan, number, row)))
     tokens = int((lengths if plan.pieces is None else plan.pieces.lengths).sum())
     left_out = in_steps(config.skip_steps, own.global_rows, config.row_len, start=(epoch, base))
@@ -128,7 +126,7 @@ def step_report(
         padding_rows=rows - len(real),
         width=width,
         tokens=tokens,
-        padding=(rows * width if plan.sizes is None or plan.widths is None else int(plan.widths.sum())) - tokens,
+        padding=positions - tokens,
         row_ids=(int(real[0]), int(real[-1])) if len(real) else (PADDING, PADDING),
         documents=documents,
         num_files=len(files),
@@ -141,6 +139,11 @@ def step_report(
 def of_all_ranks(schedule: Schedule) -> Schedule:
     """The schedule of one rank that gets the rows of all."""
     return replace(schedule, rank=0, world_size=1, batch_size=schedule.global_rows)
+
+
+def ranks_of(plan: Plan, world_size: int, rows: int) -> Int64Array:
+    """(rows,): the rank of each row of a plan for all ranks. They take turns; with `batch_tokens`, each has a batch."""
+    return np.arange(rows) % world_size if plan.sizes is None else np.repeat(np.arange(len(plan.sizes)), plan.sizes)
 
 
 def spans_of(plan: Plan, seq_len: int) -> tuple[Int64Array, Int64Array]:

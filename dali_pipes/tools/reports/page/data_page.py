@@ -108,7 +108,8 @@ def _made(key: str, title: str, make: Callable[[OpenedRun], Section], run: Opene
 def _batches_section(run: OpenedRun, *, rows: int, tokens: int) -> Section:
     """The steps asked for, as text. A batch that cannot be read is missing; the others are shown."""
     of_step = _MOST_TOKENS // len(run.steps)
-    rows = max(1, min(rows, run.config.batch_size, of_step // _FEWEST_TOKENS))
+    of_batch = rows if run.config.batch_tokens is not None else run.config.batch_size
+    rows = max(1, min(rows, of_batch, of_step // _FEWEST_TOKENS))
     shown = min(tokens, of_step // rows)
     batches, missing = _as_html(run, rows, shown)
     while (size := sum(map(len, batches))) > _MOST_BYTES and shown > 1:
@@ -134,12 +135,14 @@ def _as_html(run: OpenedRun, rows: int, tokens: int) -> tuple[list[str], list[st
 
 def _html(config: LoaderConfig, title: str, epoch: int, sections: list[Section]) -> str:
     ranks = "" if config.world_size in (None, 1) else f", rank {config.rank} of {config.world_size:,}"
-    shape = f"{config.batch_size:,} rows of {config.row_len:,} tokens per batch{ranks}, epoch {epoch:,}."
+    shape = f"{config.batch_size:,} rows of {config.row_len:,} tokens per batch"
+    if config.batch_tokens is not None:
+        shape = f"at most {config.batch_tokens:,} tokens per batch"
     script = source_of("page.js")
     return rendered(
         "page.html",
         title=title,
-        about=shape,
+        about=f"{shape}{ranks}, epoch {epoch:,}.",
         sections=sections,
         style=source_of("page.css"),
         script=script,

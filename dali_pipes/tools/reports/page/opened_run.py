@@ -22,11 +22,15 @@ class OpenedRun:
 
     config: LoaderConfig
     built: BuiltSource
-    cutters: RowCutters
     previewer: BatchPreviewer
     epoch: int
     base: int
     steps: tuple[int, ...]
+
+    @property
+    def cutters(self) -> RowCutters:
+        """Those of the previewer."""
+        return self.previewer.cutters
 
     def plan(self, step: int) -> Plan:
         """The rows of a step on all ranks. Raises `ConfigError` for one that does not exist."""
@@ -45,7 +49,7 @@ def opened_run(
     previewer = BatchPreviewer(built, config, tokenizer)
     try:
         base = counted_from(state, config, built, epoch)
-        run = OpenedRun(config, built, previewer.cutters, previewer, epoch, base, steps)
+        run = OpenedRun(config, built, previewer, epoch, base, steps)
         for step in steps:
             run.plan(step)
         yield run

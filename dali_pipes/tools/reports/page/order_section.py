@@ -8,6 +8,7 @@ from dali_pipes.tools.reports.page.opened_run import OpenedRun
 from dali_pipes.tools.reports.page.row_figures import figures_of
 from dali_pipes.tools.reports.page.section import Chart, Column, DataTable, Fact, Part, Section, Value, table_of
 from dali_pipes.tools.reports.shuffle_report import ShuffleReport, shuffle_of
+from dali_pipes.tools.reports.step_report import ranks_of
 
 JUDGED_STEPS = 64
 """First steps of epoch 0 that the figures look at, as those of `dali-pipes shuffle`."""
@@ -68,8 +69,9 @@ def _ranks(run: OpenedRun) -> DataTable:
     size = run.built.schedule.world_size
     rows, tokens, positions = (np.zeros(size, np.int64) for _ in range(3))
     for step in run.steps:
-        figures = figures_of(run.plan(step), run.cutters)
-        ranks = np.arange(len(figures.tokens)) % size
+        plan = run.plan(step)
+        figures = figures_of(plan, run.cutters)
+        ranks = ranks_of(plan, size, len(figures.tokens))
         rows += np.bincount(ranks, figures.tokens > 0, size).astype(np.int64)
         tokens += np.bincount(ranks, figures.tokens, size).astype(np.int64)
         positions += np.bincount(ranks, figures.widths, size).astype(np.int64)

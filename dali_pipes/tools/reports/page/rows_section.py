@@ -46,17 +46,18 @@ _PLAN: dict[str, tuple[str, Unit]] = {
     "split_documents": ("split documents", "number"),
     "truncated_documents": ("truncated documents", "number"),
 }
-_PLAN_WHERE_ASKED: dict[str, tuple[str, Unit]] = {
+_PLAN_WITH_KEEP: dict[str, tuple[str, Unit]] = {
     "removed_documents": ("documents removed by keep", "number"),
     "extra_copies": ("copies added by keep", "number"),
-    "cost_ratio": ("cost of the rank with most, by the mean of the ranks", "number"),
+}
+_PLAN_WITH_BALANCE: dict[str, tuple[str, Unit]] = {
+    "cost_ratio": ("cost of the most expensive rank, divided by the mean", "number"),
     "worst_cost_ratio": ("the same in the worst step", "number"),
     "even_steps": ("steps in which it is at most 1.05", "share"),
-    "unbalanced_cost_ratio": ("in a random order: cost of the rank with most, by the mean", "number"),
-    "unbalanced_worst_cost_ratio": ("in a random order: the same in the worst step", "number"),
-    "unbalanced_even_steps": ("in a random order: steps in which it is at most 1.05", "share"),
+    "unbalanced_cost_ratio": ("in random order: cost of the most expensive rank, divided by the mean", "number"),
+    "unbalanced_worst_cost_ratio": ("in random order: the same in the worst step", "number"),
+    "unbalanced_even_steps": ("in random order: steps in which it is at most 1.05", "share"),
 }
-"""With `keep` and `balance`; of no use without."""
 
 
 def rows_section(run: OpenedRun) -> Section:
@@ -131,9 +132,12 @@ def _plans(run: OpenedRun) -> Iterator[Part]:
             )
             yield Part(key, heading, notes=(note,))
         else:
-            asked = {each: how for each, how in _PLAN_WHERE_ASKED.items() if getattr(report, each)}
-            shown = (_PLAN | asked).items()
-            facts = [Fact(each, label, Value(getattr(report, each), unit)) for each, (label, unit) in shown]
+            shown = dict(_PLAN)
+            if report.removed_documents or report.extra_copies:
+                shown |= _PLAN_WITH_KEEP
+            if report.cost_ratio is not None:
+                shown |= _PLAN_WITH_BALANCE
+            facts = [Fact(each, label, Value(getattr(report, each), unit)) for each, (label, unit) in shown.items()]
             yield Part(key, heading, tuple(facts))
 
 

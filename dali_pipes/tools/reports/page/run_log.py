@@ -5,7 +5,6 @@
 Objects within an object are read as `name/inner`. Values that are not numbers are left out.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 
 from dali_pipes.errors import ConfigError
 from dali_pipes.runtime.messages import counted
+from dali_pipes.tools.reports.log_lines import EXAMPLE, STEPS, object_of
 
-_STEPS = ("step", "_step", "global_step", "train/global_step", "iteration")
 _TOO_LARGE = 1e300
 """Not for a chart; infinity and NaN are not below it, either."""
 _MOST_LINES = 20_000
@@ -50,35 +49,27 @@ def read_log(path: Path) -> RunLog:
     for number, line in enumerate(kept):
         if not line.strip():
             continue
-        record = as_record(line)
-        if record is None:
+        found = object_of(line)
+        if found is None:
             wrong += 1
             continue
-        step = next((record[name] for name in _STEPS if name in record), float(number))
+        record = dict(_numbers(found, ""))
+        step = next((record[name] for name in STEPS if name in record), float(number))
         for name, value in record.items():
-            if name not in _STEPS:
+            if name not in STEPS:
                 steps, values = courses.setdefault(name, ([], []))
                 steps.append(step)
                 values.append(value)
     if not courses:
         raise ConfigError(
-            f"--log {path}: expected one JSON object per line, such as "
-            '{"step": 100, "loss": 3.21, "tokens_per_second": 412345}; found '
-            + (f"{counted(lines, 'line')}, none of them a JSON object" if lines else "an empty file")
+            f"--log {path}: expected one JSON object with numbers per line, such as {EXAMPLE}; found "
+            + (f"{counted(lines, 'line')}, none of them of this form" if lines else "an empty file")
         )
     return RunLog(path, lines, len(kept), wrong, step, courses)
 
 
-def as_record(line: bytes) -> dict[str, float] | None:
-    """The finite numbers of a line by name; None if it is not a JSON object."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return dict(_numbers(found, "")) if isinstance(found, dict) else None
-
-
 def _numbers(record: dict[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    """The finite numbers of an object by name."""
     for name, value in record.items():
         if isinstance(value, dict) and not prefix:
             yield from _numbers(value, f"{name}/")

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from dali_pipes.runtime.messages import counted
+from dali_pipes.tools.reports.log_lines import is_named
 from dali_pipes.tools.reports.page import charts
 from dali_pipes.tools.reports.page.run_log import RunLog
 from dali_pipes.tools.reports.page.section import Chart, Fact, Legend, Part, Section, Value
@@ -110,7 +111,7 @@ def _rate(amounts: Course, seconds: Course) -> Course | None:
 def _found(courses: Mapping[str, Course], names: Sequence[str]) -> Course | None:
     for name in names:
         for whole, course in courses.items():
-            if whole == name or (whole.endswith(f"/{name}") and not whole.startswith(("val", "eval"))):
+            if is_named(whole, name):
                 return course
     return None
 

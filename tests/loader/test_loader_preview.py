@@ -128,12 +128,13 @@ def test_what_packing_cuts_is_shown(data: Path) -> None:
 
 
 def test_a_sentinel_is_of_no_file(data: Path) -> None:
-    fim = {"kind": "fim", "rate": 1, "tokens": {"prefix": 95, "middle": 96, "suffix": 97}}
+    sentinels = {"prefix": 95, "middle": 96, "suffix": 97}
+    fim = {"kind": "fim", "rate": 1, "tokens": sentinels}
     with load(data, rows="pack", eos_id=END, vocab_size=98, objective=[fim]) as loader:
         preview = loader.preview(0)
     for html in (preview._repr_html_(), preview.as_html()):
-        assert all(f"sentinel before the {part}" in html for part in fim["tokens"])
+        assert all(f"sentinel before the {part}" in html for part in sentinels)
         pieces = sum(len(row.pieces) for row in preview.rows)
-        sentinels = sum(piece.origin.sentinel is not None for row in preview.rows for piece in row.pieces)
-        assert html.count("data-file=") == html.count("data-offset=") == pieces - sentinels
+        marks = sum(piece.origin.sentinel is not None for row in preview.rows for piece in row.pieces)
+        assert html.count("data-file=") == html.count("data-offset=") == pieces - marks
         assert "None" not in html

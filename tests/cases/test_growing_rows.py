@@ -211,10 +211,23 @@ def test_context_parallel_ranks_share_rows_of_every_length(folder: Path) -> None
         assert len(widths) > 1
 
 
+# Of each kind, cut, and placement, in `make test`.
+USUAL = [
+    ("corpus", False, "device"),
+    ("corpus", True, "host"),
+    ("mixture", True, "device"),
+    ("mixture", False, "pinned"),
+]
+
+
 @pytest.mark.skipif(gpu_stand_in.why_not() is not None, reason="no compiler for the stand-in")
-@pytest.mark.parametrize("placement", ["host", "device", "pinned"])
-@pytest.mark.parametrize("in_pieces", [False, True])
-@pytest.mark.parametrize("kind", ["corpus", "mixture"])
+@pytest.mark.parametrize(
+    ("kind", "in_pieces", "placement"),
+    [
+        pytest.param(*case, marks=[] if case in USUAL else [pytest.mark.slow])
+        for case in itertools.product(["corpus", "mixture"], [False, True], ["host", "device", "pinned"])
+    ],
+)
 def test_a_gpu_has_the_same_batches(folder: Path, placement: str, in_pieces: bool, kind: str) -> None:
     settings = settings_of(folder, kind)
     if in_pieces:
@@ -316,7 +329,7 @@ def test_documents_have_whole_optimizer_steps_in_every_epoch(folder: Path) -> No
             assert in_step == 0
     assert sorted(set(sizes)) == [8, 16, 32]
     assert sizes == sorted(sizes)
-    for number in range(0, len(states), 151):
+    for number in range(0, len(states), 311):
         state, seen, ends, _ = states[number]
         with TokenLoader(**settings, batch_size=4) as loader:
             loader.load_state_dict(state)
@@ -588,7 +601,7 @@ def test_packed_rows_that_grow_resume_anywhere(folder: Path) -> None:
     for step, _, loader in packed_steps(folder, 1, 4):
         rows += step
         states.append((len(rows), loader.step_end, loader.state_dict(), loader.tokens_seen))
-    for done, ends, state, seen in [*states[::41], states[len(states) // 2 - 1], states[-1]]:
+    for done, ends, state, seen in [*states[::113], states[len(states) // 2 - 1], states[-1]]:
         after: list[PackedRow] = []
         for step, _, loader in itertools.islice(packed_steps(folder, 3 if ends else 1, 4, state), 12):
             if not after:

@@ -1,7 +1,7 @@
 """However a run ends, it ends at once, with its own exit code and message, and leaves nothing behind."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -304,19 +304,42 @@ FAILING: dict[str, tuple[str, int, str]] = {
 }
 
 
+# Each end takes a third of a second of CPU; these go the way of another one, by a detour.
+DETOURS = {
+    "ends without a batch",
+    "ends in mid-epoch, everything in a cycle",
+    "sys.exit in the loop",
+    "with block and close at exit",
+    "in a daemon thread that waits for a block",
+    "in a daemon thread, to the end",
+    "in a daemon thread that fills a queue and is joined at exit",
+    "built and used by an atexit handler",
+    "in a thread that ends after the main one",
+    "Ctrl-C in the loop body",
+    "Ctrl-C without DALI",
+}
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in DETOURS else []) for name in names]
+
+
 @pytest.fixture(scope="module")
-def ended(run_scenarios: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+def ended(run_scenarios: Callable[..., dict[str, Any]], request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Of those that are selected."""
     sources = {**CLEAN, **{name: source for name, (source, _, _) in FAILING.items()}}
-    return run_scenarios(PREAMBLE + PATIENT, sources)
+    tests: list[Any] = [item for item in request.session.items if item.path == request.path]
+    names = [test.callspec.params["name"] for test in tests]
+    return run_scenarios(PREAMBLE + PATIENT, {name: sources[name] for name in names})
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize("name", marked(CLEAN))
 def test_a_clean_end(ended: dict[str, Any], name: str) -> None:
     assert ended[name].err == ""
     assert (ended[name].code, ended[name].out) == (0, "done\n")
 
 
-@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize("name", marked(FAILING))
 def test_an_end_by_an_error(ended: dict[str, Any], name: str) -> None:
     _, code, last_line = FAILING[name]
     lines = ended[name].err.strip().splitlines()

@@ -1,4 +1,4 @@
-"""A progress bar for long operations: on stderr if that is a terminal, shown after one second."""
+"""A progress bar for long operations, shown after one second: on stderr if that is a terminal, and in notebooks."""
 
 import contextlib
 import sys
@@ -19,6 +19,8 @@ class ProgressBar:
         self._lock = threading.Lock()
         self._total = self._done = 0
         self._bar: Any = None
+        self._cell: Any = None
+        """Where a notebook shows the bar."""
 
     def expect(self, more: int) -> None:
         """Add to the total."""
@@ -29,28 +31,44 @@ class ProgressBar:
         """Report progress. The note is shown after the bar."""
         with self._lock:
             self._done += done
-            if self._bar is None and time.monotonic() - self._begin >= SHOWN_AFTER_S and sys.stderr.isatty():
+            if self._bar is None and time.monotonic() - self._begin >= SHOWN_AFTER_S:
                 self._show()
             if self._bar is not None:
                 self._bar.update(self._bar.task_ids[0], completed=self._done, total=self._total, note=note)
+            if self._cell is not None:
+                self._cell.draw(self._bar.get_renderable())
 
     def close(self) -> None:
         """Remove the bar; idempotent."""
         with self._lock:
-            if self._bar is not None:
+            if self._cell is not None:
+                self._cell.remove()
+            elif self._bar is not None:
                 self._bar.stop()
 
     def _show(self) -> None:
+        """Where somebody sees it."""
+        is_terminal = sys.stderr.isatty()
+        if not is_terminal and "IPython" not in sys.modules:
+            return
         from rich.console import Console
         from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+        from dali_pipes.runtime.notebook_output import NotebookOutput, in_notebook
+
+        is_cell = in_notebook()
+        if not is_terminal and not is_cell:
+            return
         columns = Progress.get_default_columns()
         if self._in_bytes:
             columns = (*columns, DownloadColumn(), TransferSpeedColumn())
         # Assigned before it starts, so that `close` removes it even if Ctrl-C interrupts the start.
         self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
         self._bar.add_task(self._text, note="")
-        self._bar.start()
+        if is_cell:
+            self._cell = NotebookOutput()
+        else:
+            self._bar.start()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ _WIDTH = 100
 _DRAWN_EVERY_S = 0.1
 _HTML = (
     "<pre style=\"margin:0;white-space:pre;overflow-x:auto;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',"
-    "consolas,monospace\">{code}</pre>"
+    'consolas,monospace">{code}</pre>'
 )
 
 
@@ -57,7 +57,12 @@ class NotebookOutput:
 def _rendered(content: RenderableType) -> tuple[str, str]:
     """As plain text, and as HTML without scripts."""
     console = Console(
-        file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False, force_terminal=True, color_system="truecolor"
+        file=io.StringIO(),
+        width=_WIDTH,
+        record=True,
+        force_jupyter=False,
+        force_terminal=True,
+        color_system="truecolor",
     )
     console.print(content)
     return console.export_text(clear=False), console.export_html(inline_styles=True, code_format=_HTML)

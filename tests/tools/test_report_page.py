@@ -209,20 +209,6 @@ def test_documents_that_no_index_tells_are_estimated(folder: Path, monkeypatch: 
     assert facts["mean_about"] == pytest.approx(len(ids) / 6000, rel=0.1)
 
 
-def test_a_broken_corpus_is_described_as_far_as_it_goes(tmp_path: Path) -> None:
-    np.array([token for document in documents(90, 1) for token in document], np.uint16).tofile(tmp_path / "good.bin")
-    (tmp_path / "bad.bin").write_bytes(b"\x01\x02\x03")
-    given = [tmp_path / "bad.bin", tmp_path / "good.bin", "--batch-size", 2, "--seq-len", 16, "--set", "dtype=uint16"]
-    out = tmp_path / "report.html"
-    result = run("report", *given, "--out", out)
-    assert result.exit_code == 0, result.output
-    assert result.stderr.count("bad.bin") == len(result.stderr.splitlines()) > 3
-    shown = ParsedPage(out.read_text())
-    assert shown.values["corpus.tokens"] == str((tmp_path / "good.bin").stat().st_size // 2)
-    assert not shown.rows
-    one_line_error("report", tmp_path / "bad.bin", *given[2:], "--out", out)
-
-
 def test_a_batch_that_cannot_be_read_is_missing(tmp_path: Path) -> None:
     """An id out of range: its batch is left out, and the others are shown."""
     ids = np.arange(640, dtype=np.uint16) % 50

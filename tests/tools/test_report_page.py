@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,9 @@ from report_material import (
     SOURCE,
     WORDS,
     ParsedPage,
+    assert_same,
     documents,
+    equal,
     write_log,
     write_mixture,
     write_tokenizer,
@@ -49,17 +50,6 @@ def page(folder: Path, config: Path) -> ParsedPage:
         "report", config, "--steps", STEPS, "--tokenizer", tokenizer, "--log", log, "--out", out, "--world-size", 2
     )
     return ParsedPage(out.read_text(encoding="utf-8"))
-
-
-def equal(shown: str, value: Any) -> bool:
-    """Whether a value of the page is that of the JSON, without a digit less."""
-    if value is None or isinstance(value, str):
-        return shown == (value or "")
-    return float(shown) == float(value)
-
-
-def assert_same(shown: dict[str, str], expected: dict[str, Any], names: str) -> None:
-    assert {name: shown[name] for name in names.split() if not equal(shown[name], expected[name])} == {}
 
 
 def test_the_corpus_is_what_inspect_says(page: ParsedPage, folder: Path) -> None:

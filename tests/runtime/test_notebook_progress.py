@@ -105,7 +105,7 @@ def test_one_bar_is_shown_at_a_time(cell: Cell) -> None:
 def test_a_cell_is_not_flooded(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(notebook_output, "_DRAWN_EVERY_S", 0.5)
-    monkeypatch.setattr(notebook_output.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("dali_pipes.runtime.notebook_output.time.monotonic", lambda: clock[0])
     output = NotebookOutput()
     for tenth in range(21):
         clock[0] = 100 + tenth / 10

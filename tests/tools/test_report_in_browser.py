@@ -147,7 +147,7 @@ def test_pointing_at_a_token_tells_its_origin(opened: Opened, made: tuple[Path, 
 
 def test_tab_reaches_everything_once(opened: Opened) -> None:
     """Each has a name that a screen reader says, and an outline while it has the focus."""
-    stops = []
+    stops: list[dict[str, Any]] = []
     while len(stops) < 200:
         opened.page.keyboard.press("Tab")
         stop = opened.page.evaluate(TAB_STOP)

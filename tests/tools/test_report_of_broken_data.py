@@ -22,6 +22,11 @@ def flat(path: Path, ids: Any = GOOD) -> Path:
     return path
 
 
+def floats(path: Path) -> Path:
+    np.save(path, np.ones(9))
+    return path
+
+
 def parquet(path: Path, rows: Any = ([1, 2, 3, 4, 5],) * 400) -> Path:
     return write_parquet(path, pa.table({"input_ids": list(rows)}), row_group_size=50)
 
@@ -73,9 +78,7 @@ BROKEN = {
     "half an id": Broken(
         lambda at: [flat(at / "good.bin"), cut(flat(at / "bad.bin"), 3), "--set", "dtype=uint16"], "bad.bin", COUNT, ALL
     ),
-    "floats": Broken(
-        lambda at: [flat(at / "good.bin"), np.save(at / "bad.npy", np.ones(9)) or at / "bad.npy"], "bad.npy", COUNT, ALL
-    ),
+    "floats": Broken(lambda at: [flat(at / "good.bin"), floats(at / "bad.npy")], "bad.npy", COUNT, ALL),
     "ids beyond the vocabulary": Broken(
         lambda at: [flat(at / "bad.bin"), "--set", "vocab_size=40"], "vocab_size = 40", COUNT, {"Batches"}, COUNT // 5
     ),

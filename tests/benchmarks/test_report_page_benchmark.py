@@ -35,7 +35,7 @@ def test_it_makes_pages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert [entry["case"] for entry in report["entries"]] == list(cases)
     for entry in report["entries"]:
         assert entry["median"]["ids_looked_at"] == 20_000
-        assert (entry["median"]["bytes"] > 0) == (entry["case"] != report_page.CASES[-1])
+        assert ("bytes" in entry["median"]) == (entry["case"] != report_page.CASES[-1])
 
 
 @pytest.mark.slow

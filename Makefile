@@ -43,7 +43,7 @@ test-slow: $(READY)  ## the long ones, and more random examples
 	$(BIN)/python -m pip install --quiet -e ".[ray]"
 	$(BIN)/python -m pytest -m "(slow or hypothesis) and not gpu and not browser" --hypothesis-profile thorough $(IN_PARALLEL) $(PYTEST_ARGS)
 
-test-browser: $(READY) browser-packages  ## the page of `dali-pipes report` in Chromium (apt-get install chromium), a notebook in a kernel
+test-browser: $(READY) browser-packages  ## the page of `dali-pipes report` in Chromium (apt-get install chromium), the notebook in a kernel
 	$(BIN)/python -m pytest -m browser tests/tools/test_report_in_browser.py tests/docs/test_notebook.py $(PYTEST_ARGS)
 
 browser-packages: $(READY)  ## what `make test-browser` needs, without Chromium

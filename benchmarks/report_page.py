@@ -79,20 +79,10 @@ def command_of(case: str, corpus: Path, steps: int) -> list[str]:
         return [sys.executable, "-c", _WHOLE, str(corpus)]
     rows = case.partition(",")[0]
     settings = {"rows": rows, "eos_id": END, "vocab_size": VOCABULARY, "mask_boundaries": json.dumps(rows == "pack")}
-    return [
-        *(
-            sys.executable,
-            "-m",
-            "dali_pipes",
-            "report",
-            str(corpus),
-            "--json",
-            "--steps",
-            ",".join(map(str, range(steps))),
-        ),
-        *("--batch-size", str(BATCH_SIZE), "--seq-len", str(SEQ_LEN), "--out", str(corpus.with_suffix(".html"))),
-        *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
-    ]
+    command = [sys.executable, "-m", "dali_pipes", "report", str(corpus), "--json", "--steps"]
+    command += [",".join(map(str, range(steps))), "--out", str(corpus.with_suffix(".html"))]
+    command += ["--batch-size", str(BATCH_SIZE), "--seq-len", str(SEQ_LEN)]
+    return command + [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
 
 
 def measure(folder: Path, tokens: int, steps: int, rounds: int) -> dict[str, list[dict[str, float]]]:

@@ -73,7 +73,7 @@ def browser() -> Iterator["Browser"]:
         pytest.skip("no Chromium is installed (apt-get install chromium)")
     SHOTS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=120_000)
         yield opened
         opened.close()
 

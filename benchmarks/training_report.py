@@ -68,7 +68,8 @@ def save_metrics(history: History, path: Path, peak_flops: float | None = None) 
     The losses of a mixture's sources, in training and validation, are a line more, and so are the loader's metrics.
     `dali-pipes report --log` and `dali-pipes watch` read the file.
 
-    peak_flops: of the device; without it, steps have model FLOP/s and no MFU
+    peak_flops: of the device that the run is on now, also for steps before a resume; without it, steps have model
+                FLOP/s and no MFU
     """
     lines: list[tuple[int, int, dict[str, Any]]] = [
         (step, 0, {"step": step, "loss": loss, "data_wait_s": wait})

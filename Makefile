@@ -28,7 +28,7 @@ CELLMAP := .venv-cellmap
 # Tests are compiled in every process that runs some, unless a run before has kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-fast test-slow test-browser test-cellmap test-gpu gpu-check soak fuzz check style format bench clean
+.PHONY: demo docs test test-fast test-slow test-browser browser-packages test-cellmap test-gpu gpu-check soak fuzz check style format bench clean
 
 demo: $(READY)  ## train a small GPT on a mixture of plays and code
 	$(BIN)/python benchmarks/train_gpt.py
@@ -43,9 +43,11 @@ test-slow: $(READY)  ## the long ones, and more random examples
 	$(BIN)/python -m pip install --quiet -e ".[ray]"
 	$(BIN)/python -m pytest -m "(slow or hypothesis) and not gpu and not browser" --hypothesis-profile thorough $(IN_PARALLEL) $(PYTEST_ARGS)
 
-test-browser: $(READY)  ## the page of `dali-pipes report` in Chromium (apt-get install chromium)
-	$(BIN)/python -m pip install --quiet -e ".[$(EXTRAS),browser]"
-	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
+test-browser: $(READY) browser-packages  ## the page of `dali-pipes report` in Chromium (apt-get install chromium), the notebook in a kernel
+	$(BIN)/python -m pytest -m browser tests/tools/test_report_in_browser.py tests/docs/test_notebook.py $(PYTEST_ARGS)
+
+browser-packages: $(READY)  ## what `make test-browser` needs, without Chromium
+	@$(BIN)/python -c "import ipykernel, playwright" 2>/dev/null || $(BIN)/python -m pip install --quiet -e ".[$(EXTRAS),browser]"
 
 test-cellmap: $(CELLMAP)/.ready  ## with the cellmap-data package, which needs zarr < 3, in a separate environment
 	$(CELLMAP)/bin/python -m pytest -m cellmap tests/adapters/test_cellmap.py $(PYTEST_ARGS)

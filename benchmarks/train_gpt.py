@@ -174,7 +174,7 @@ def train(
 
         def save() -> None:
             save_checkpoint(folder / NAME, {"job": job.to_dict(), **trainer.state()})
-            save_metrics(trainer.history, folder / "metrics.jsonl")
+            save_metrics(trainer.history, folder / "metrics.jsonl", peak.flops)
 
         def after_step() -> bool:
             nonlocal shown, shown_by_source

@@ -48,6 +48,11 @@ class History:
         seconds = sum(self.step_s[start:])
         return sum(self.step_flops[start:]) / seconds if seconds else 0.0
 
+    def smooth_flops_per_s(self) -> list[float]:
+        """Model FLOP/s after each step that has a time, over the last 20 steps: a single one means little on a GPU."""
+        windows = (slice(max(0, end - SMOOTHING_STEPS), end) for end in range(1, len(self.step_s) + 1))
+        return [sum(self.step_flops[steps]) / sum(self.step_s[steps]) for steps in windows]
+
     def newest_by_source(self) -> tuple[dict[str, float], dict[str, float]]:
         """The newest training and validation losses of each source; empty without a mixture."""
         return self.by_source[-1][1:] if self.by_source else ({}, {})
@@ -57,16 +62,22 @@ class History:
         return asdict(self)
 
 
-def save_metrics(history: History, path: Path) -> None:
+def save_metrics(history: History, path: Path, peak_flops: float | None = None) -> None:
     """Write one JSON object a line: the steps in order, each followed by the validation after it if there was one.
 
     The losses of a mixture's sources, in training and validation, are a line more, and so are the loader's metrics.
     `dali-pipes report --log` and `dali-pipes watch` read the file.
+
+    peak_flops: of the device that the run is on now, also for steps before a resume; without it, steps have model
+                FLOP/s and no MFU
     """
     lines: list[tuple[int, int, dict[str, Any]]] = [
         (step, 0, {"step": step, "loss": loss, "data_wait_s": wait})
         for step, (loss, wait) in enumerate(zip(history.losses, history.data_wait_s, strict=True), start=1)
     ]
+    rates = history.smooth_flops_per_s()
+    for (_, _, line), rate in zip(lines[len(lines) - len(rates) :], rates, strict=True):
+        line |= {"model_flops_per_s": rate} | ({"mfu": rate / peak_flops} if peak_flops else {})
     lines += [(step, 1, {"step": step, "val_loss": loss}) for step, loss in history.validation]
     lines += [
         (step, 2, {"step": step, "loss_by_source": training, "val_loss_by_source": validation})
@@ -102,10 +113,8 @@ def save_chart(history: History, title: str, path: Path, peak_flops: float | Non
     loss_axes.set(title=title, ylabel="loss (nats per token)")
     loss_axes.legend()
     timed = range(len(history.losses) - len(history.step_s) + 1, len(history.losses) + 1)
-    windows = [slice(max(0, end - SMOOTHING_STEPS), end) for end in range(1, len(history.step_s) + 1)]
-    rates = [sum(history.step_flops[steps]) / sum(history.step_s[steps]) for steps in windows]
     unit, name = (peak_flops / 100, "MFU (%)") if peak_flops else (1e12, "model TFLOP/s")
-    flops_axes.plot(timed, [rate / unit for rate in rates], color="tab:green")
+    flops_axes.plot(timed, [rate / unit for rate in history.smooth_flops_per_s()], color="tab:green")
     flops_axes.set(ylabel=name, ylim=(0, None))
     wait_axes.vlines(steps, 0, [wait * 1e3 for wait in history.data_wait_s], color="tab:red", linewidth=0.8)
     wait_axes.set(xlabel="step", ylabel="data wait (ms)", ylim=(0, None))

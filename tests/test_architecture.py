@@ -57,6 +57,7 @@ ROOMS = {
 FEW_MODULES = {
     "nvidia": {"engine/dali", "samples/graph", "samples/gaussian_noise"},
     "cupyx": {"placement/cuda"},
+    "IPython": {"runtime/notebook_output"},
     "boto3": {"storage/aws_profiles"},
     "botocore": {"storage/aws_profiles"},
     "obstore": {"storage/store_errors", "storage/stores"},
@@ -66,6 +67,7 @@ FEW_MODULES = {
 """Packages that these modules alone import."""
 
 ONLY_INSIDE_FUNCTIONS = {
+    "IPython",
     "nvidia",
     "cramjam",
     "cupy",

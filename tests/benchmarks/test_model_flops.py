@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,12 @@ from hypothesis import strategies as st
 from model_flops import CARDS, find_peak, flops_per_token, peak_of_card
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from training_report import History
+from training_report import History, save_metrics
 from typer.testing import CliRunner
+
+from dali_pipes.tools.reports import FollowedLog
+from dali_pipes.tools.reports.page.run_log import read_log
+from dali_pipes.tools.reports.page.run_section import run_section
 
 shapes = st.builds(
     lambda layers, heads, head_width, vocabulary, tokens: ModelShape(
@@ -148,3 +153,30 @@ def test_the_demo_reports_it(tmp_path: Path, peak: float | None) -> None:
         assert summary["mfu"] == pytest.approx(summary["model_flops_per_s"] / peak)
         assert f"{summary['mfu']:.1%}" in lines
     assert (tmp_path / "run" / "training.png").stat().st_size > 0
+    assert_its_log_has_it(tmp_path / "run" / "metrics.jsonl", summary)
+
+
+def assert_its_log_has_it(log: Path, summary: dict[str, Any]) -> None:
+    """In each step, and in what `watch` and the page of `report` show; without a peak, they say why there is no MFU."""
+    steps = [line for line in map(json.loads, log.read_text().splitlines()) if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert [line.get("mfu") is None for line in steps] == [summary["mfu"] is None] * 3
+    assert steps[-1]["model_flops_per_s"] == pytest.approx(summary["model_flops_per_s"])
+    followed = FollowedLog(log)
+    followed.poll()
+    now = followed.now()
+    assert now.model_flops_per_s == steps[-1]["model_flops_per_s"]
+    assert now.mfu == steps[-1].get("mfu") == pytest.approx(summary["mfu"])
+    (part,) = run_section(read_log(log)).parts
+    shown = {fact.key: fact.value.raw for fact in part.facts}
+    name, other = ("model_flops_per_s", "mfu") if now.mfu is None else ("mfu", "model_flops_per_s")
+    assert (shown[name], other in shown) == (steps[-1][name], False)
+    assert any("peak" in note for note in part.notes) == (now.mfu is None)
+
+
+def test_the_log_of_a_run_that_had_no_times_before_a_resume(tmp_path: Path) -> None:
+    history = History(losses=[3.0, 2.0, 1.0], data_wait_s=[0.0, 0.0, 0.0], step_s=[2.0, 1.0], step_flops=[10, 20])
+    save_metrics(history, tmp_path / "log.jsonl", peak_flops=100)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line.get("model_flops_per_s") for line in lines] == [None, 5, 10]
+    assert [line.get("mfu") for line in lines] == [None, 0.05, 0.1]

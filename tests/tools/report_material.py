@@ -153,3 +153,14 @@ class ParsedPage(HTMLParser):
             self._open[-1].text += data
         if self._token:
             self.rows[-1]["tokens"][-1] += data
+
+
+def equal(shown: str, value: Any) -> bool:
+    """Whether a value of the page is that of the JSON, without a digit less."""
+    if value is None or isinstance(value, str):
+        return shown == (value or "")
+    return float(shown) == float(value)
+
+
+def assert_same(shown: dict[str, str], expected: dict[str, Any], names: str) -> None:
+    assert {name: shown[name] for name in names.split() if not equal(shown[name], expected[name])} == {}

@@ -5,7 +5,9 @@ Screenshots are kept in `runs/browser`.
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,17 +36,32 @@ CONTRAST = """() => {
       const found = light(getComputedStyle(each).backgroundColor);
       if (found !== null) return found;
     }
-    return light(getComputedStyle(document.body).backgroundColor);
+    return 1;
   };
-  const low = [];
+  const ratio = (color, element) => {
+    const pair = [light(color), behind(element)].sort((a, b) => b - a);
+    return (pair[0] + .05) / (pair[1] + .05);
+  };
+  const low = [], check = (what, color, element, least) => {
+    const found = ratio(color, element);
+    if (found < least) low.push([what, element.tagName, element.className, found]);
+  };
   for (const element of document.querySelectorAll("body *:not(svg *, script, style)")) {
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || !element.checkVisibility()) continue;
-    const pair = [light(getComputedStyle(element).color), behind(element)].sort((a, b) => b - a);
-    const ratio = (pair[0] + .05) / (pair[1] + .05);
-    if (ratio < 4.5) low.push([element.tagName, element.className, ratio]);
+    if (own && element.checkVisibility()) check("text", getComputedStyle(element).color, element, 4.5);
   }
+  for (const text of document.querySelectorAll("figure svg text"))
+    check("chart", getComputedStyle(text).fill, text, 4.5);
+  for (const entry of document.querySelectorAll(".legend li"))
+    check("series", getComputedStyle(entry, "::before").backgroundColor, entry, 3);
   return low;
+}"""
+"""Text in and beside charts with a contrast below 4.5, and series below 3: what WCAG AA asks for."""
+TAB_STOP = """() => {
+  const at = document.activeElement, style = getComputedStyle(at);
+  if (at === document.body) return null;
+  const name = at.getAttribute("aria-label") || at.textContent.trim();
+  return {kind: at.tagName, name, outline: style.outlineStyle === "none" ? 0 : parseFloat(style.outlineWidth)};
 }"""
 
 
@@ -54,8 +71,9 @@ def browser() -> Iterator["Browser"]:
 
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed (apt-get install chromium)")
+    SHOTS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=120_000)
         yield opened
         opened.close()
 
@@ -127,6 +145,40 @@ def test_pointing_at_a_token_tells_its_origin(opened: Opened, made: tuple[Path, 
     assert opened.origin() == expected_origin(made[1], 7, 1, column)
 
 
+def test_tab_reaches_everything_once(opened: Opened) -> None:
+    """Each has a name that a screen reader says, and an outline while it has the focus."""
+    stops: list[dict[str, Any]] = []
+    while len(stops) < 200:
+        opened.page.keyboard.press("Tab")
+        stop = opened.page.evaluate(TAB_STOP)
+        if stop is None:
+            break
+        stops.append(stop)
+    count = Counter(stop["kind"] for stop in stops)
+    shown = {kind: opened.page.locator(kind).count() for kind in ("a", "button", "summary")}
+    assert {kind.lower(): number for kind, number in count.items() if kind in ("A", "BUTTON", "SUMMARY")} == shown
+    assert count["DIV"] == opened.page.locator(".table").count(), "tables that are wider than the window scroll by keys"
+    assert count["I"] == opened.page.locator(".tokens").count(), "one token of each row"
+    assert [stop for stop in stops if not stop["name"] or stop["outline"] < 1] == []
+
+
+def test_a_screen_reader_finds_its_way(opened: Opened) -> None:
+    """Headings without a gap, sections and rows with their names; charts are said in words."""
+    page = opened.page
+    levels = page.locator("h1, h2, h3").evaluate_all("(all) => all.map((each) => Number(each.tagName[1]))")
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    for title in ("Corpus", "Order", "Rows", "Mixture", "Batches", "Run"):
+        assert page.get_by_role("region", name=title, exact=True).count() == 1
+    assert page.get_by_role("navigation", name="Sections").get_by_role("link").count() == 6
+    assert page.get_by_role("group", name="Tokens of row 0").count() == 2
+    assert page.locator("figure svg:not([aria-hidden=true])").count() == 0
+    assert all(page.locator("figure > .about").all_inner_texts())
+    assert page.get_by_role("columnheader").count() == page.locator("th").count() > 0
+    page.locator("#step-0 .tokens i").first.focus()
+    assert page.get_by_role("status").inner_text()
+
+
 def test_keys_move_from_token_to_token(opened: Opened, made: tuple[Path, Path]) -> None:
     """Tab reaches a row once; arrows, Home and End move in it."""
     keyboard = opened.page.keyboard
@@ -171,11 +223,14 @@ def test_hostile_text_does_nothing(opened: Opened) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
 def test_it_fits_and_is_readable(browser: "Browser", made: tuple[Path, Path], size: str, scheme: str) -> None:
-    """No text is wider than the window, and contrast is at least 4.5, as WCAG AA asks for."""
+    """Nothing is wider than the window, contrast is that of WCAG AA, and a finger hits what it points at."""
     opened = Opened(browser, made[0], size, scheme)
     page = opened.page
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+    page.locator("#step-0 .tokens i").first.focus()  # what is told of it is text, too
     assert page.evaluate(CONTRAST) == []
+    targets = page.locator("button, summary").evaluate_all("(all) => all.map((each) => each.offsetHeight)")
+    assert min(targets) >= 24
     narrow = "(cells) => cells.filter((each) => each.textContent.trim().length > 3 && each.clientWidth < 40).length"
     assert page.locator("th, td").evaluate_all(narrow) == 0
     charts = page.locator("figure svg")
@@ -188,28 +243,43 @@ def test_it_fits_and_is_readable(browser: "Browser", made: tuple[Path, Path], si
         assert page.evaluate("(chart) => chart.querySelectorAll('path, use').length", chart.element_handle()) > 3
     light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert light == (scheme == "light")
-    SHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SHOTS / f"{size}_{scheme}.png", full_page=True)
     assert opened.complaints == []
     page.context.close()
 
 
-def test_paper_shows_all_rows(opened: Opened) -> None:
-    opened.page.emulate_media(media="print")
-    hidden = opened.page.evaluate(
-        "[...document.querySelectorAll('nav, button')].filter((each) => each.checkVisibility()).length"
-    )
-    assert hidden == 0
-    pdf = opened.page.pdf()
-    assert pdf.startswith(b"%PDF")
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of rows that are folded, but the first one."""
+    folder = tmp_path_factory.mktemp("long")
+    config = json.loads(write_mixture(folder).read_text()) | {"seq_len": 512, "total_rows": 200}
+    (folder / "long.json").write_text(json.dumps(config))
+    run_well("report", folder / "long.json", "--out", folder / "long.html")
+    return folder / "long.html"
 
 
-def test_rows_fold(browser: "Browser", tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_paper_shows_all_rows(browser: "Browser", long: Path, scheme: str) -> None:
+    """Whole, also those that are folded on the screen, in black on white whatever the scheme of the system is."""
+    opened = Opened(browser, long, "phone", scheme)  # as narrow as a sheet of paper, so rows are high
+    page = opened.page
+    rows = page.locator(".tokens")
+    seen = "(all) => all.filter((each) => each.checkVisibility()).length"
+    assert rows.evaluate_all(seen) == 1
+    page.emulate_media(media="print")
+    assert page.locator("nav, button").evaluate_all(seen) == 0
+    assert rows.evaluate_all(seen) == rows.count() == 4
+    cut = "(all) => all.filter((each) => each.scrollHeight > each.clientHeight + 1).length"
+    assert page.locator(".tokens, .table").evaluate_all(cut) == 0
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate(CONTRAST) == []
+    (SHOTS / f"paper_{scheme}.pdf").write_bytes(page.pdf())
+    page.context.close()
+
+
+def test_rows_fold(browser: "Browser", long: Path) -> None:
     """Long rows but the first; a folded one shows its beginning, and opens by the keyboard."""
-    config = json.loads(write_mixture(tmp_path).read_text()) | {"seq_len": 512, "total_rows": 200}
-    (tmp_path / "long.json").write_text(json.dumps(config))
-    run_well("report", tmp_path / "long.json", "--out", tmp_path / "long.html")
-    opened = Opened(browser, tmp_path / "long.html")
+    opened = Opened(browser, long)
     details = opened.page.locator("#step-0 details")
     assert [each.get_attribute("open") is not None for each in details.all()] == [True, False, False, False]
     assert details.nth(1).locator(".beginning").inner_text()

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,9 @@ from report_material import (
     SOURCE,
     WORDS,
     ParsedPage,
+    assert_same,
     documents,
+    equal,
     write_log,
     write_mixture,
     write_tokenizer,
@@ -49,17 +50,6 @@ def page(folder: Path, config: Path) -> ParsedPage:
         "report", config, "--steps", STEPS, "--tokenizer", tokenizer, "--log", log, "--out", out, "--world-size", 2
     )
     return ParsedPage(out.read_text(encoding="utf-8"))
-
-
-def equal(shown: str, value: Any) -> bool:
-    """Whether a value of the page is that of the JSON, without a digit less."""
-    if value is None or isinstance(value, str):
-        return shown == (value or "")
-    return float(shown) == float(value)
-
-
-def assert_same(shown: dict[str, str], expected: dict[str, Any], names: str) -> None:
-    assert {name: shown[name] for name in names.split() if not equal(shown[name], expected[name])} == {}
 
 
 def test_the_corpus_is_what_inspect_says(page: ParsedPage, folder: Path) -> None:
@@ -207,20 +197,6 @@ def test_documents_that_no_index_tells_are_estimated(folder: Path, monkeypatch: 
     facts = told["sections"]["corpus"]
     assert facts["documents_about"] == pytest.approx(6000, rel=0.1)
     assert facts["mean_about"] == pytest.approx(len(ids) / 6000, rel=0.1)
-
-
-def test_a_broken_corpus_is_described_as_far_as_it_goes(tmp_path: Path) -> None:
-    np.array([token for document in documents(90, 1) for token in document], np.uint16).tofile(tmp_path / "good.bin")
-    (tmp_path / "bad.bin").write_bytes(b"\x01\x02\x03")
-    given = [tmp_path / "bad.bin", tmp_path / "good.bin", "--batch-size", 2, "--seq-len", 16, "--set", "dtype=uint16"]
-    out = tmp_path / "report.html"
-    result = run("report", *given, "--out", out)
-    assert result.exit_code == 0, result.output
-    assert result.stderr.count("bad.bin") == len(result.stderr.splitlines()) > 3
-    shown = ParsedPage(out.read_text())
-    assert shown.values["corpus.tokens"] == str((tmp_path / "good.bin").stat().st_size // 2)
-    assert not shown.rows
-    one_line_error("report", tmp_path / "bad.bin", *given[2:], "--out", out)
 
 
 def test_a_batch_that_cannot_be_read_is_missing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import run_json
+from fake_notebook import run_cell
 from hypothesis import given
 from hypothesis import strategies as st
 from report_material import WORDS, write_tokenizer
@@ -170,6 +171,19 @@ def test_a_counter_that_begins_anew_is_no_negative_rate(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     (part,) = run_section(read_log(path)).parts
     assert {fact.key: fact.value.raw for fact in part.facts}["tokens_per_second"] == 100
+
+
+def test_a_page_that_takes_long_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here in a notebook: the bar is there until the page is made, and on a mistake, too."""
+    cell = run_cell(monkeypatch)
+    np.arange(400, dtype=np.uint16).tofile(tmp_path / "data.bin")
+    config = LoaderConfig(corpus=str(tmp_path / "data.bin"), batch_size=2, seq_len=16, rank=0, world_size=1)
+    make_page(config, "page", steps=(0,))
+    with pytest.raises(ConfigError):
+        make_page(config, "page", steps=(99,))
+    for number, (first, *_, last) in enumerate(cell.displays):
+        assert ("making the page" in first, last) == (True, ""), number
+    assert [len(shown) for shown in cell.displays] == [5, 2]
 
 
 @pytest.mark.parametrize("objective", [[], [{"kind": "fim", "tokens": {"prefix": 95, "middle": 96, "suffix": 97}}]])

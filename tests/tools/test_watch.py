@@ -41,6 +41,7 @@ def test_the_last_lines_are_told(log: Path) -> None:
         "ready_blocks": 3,
         "loss": 4,
         "mfu": 0.4,
+        "model_flops_per_s": None,
         "shares": {"web": 0.75, "code": 0.25},
         "warnings": ["\x1b[2Jlow"],
     }
@@ -74,6 +75,12 @@ def test_lines_may_have_different_figures(tmp_path: Path) -> None:
     path.write_text(line(1) + '{"step": 2, "loss": 3.0}\n' + line(3, loss=2.0) + '{"step": 4, "val_loss": 9.0}\n')
     told = run_json("watch", path)
     assert (told["step"], told["loss"], told["tokens_per_second"]) == (4, 2, 1000 * (9 - 1) / 4)
+
+
+def test_without_a_peak_there_is_no_mfu(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "model_flops_per_s": 2.5e12}\n')
+    shown = run_well("watch", tmp_path / "log.jsonl", "--once")
+    assert all(part in shown for part in ("MFU", "peak not known", "2.5 model TFLOP/s"))
 
 
 def test_names_are_those_of_the_report(tmp_path: Path) -> None:

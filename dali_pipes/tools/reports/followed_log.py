@@ -32,6 +32,7 @@ class RunNow:
     ready_blocks: float | None
     loss: float | None
     mfu: float | None
+    model_flops_per_s: float | None
     shares: Mapping[str, float]
     """Of the rows of all sources, by name: from `source_rows`."""
     warnings: tuple[str, ...]
@@ -103,6 +104,7 @@ class FollowedLog:
             ready_blocks=_figure(last, "ready_blocks"),
             loss=_figure(last, "loss"),
             mfu=_figure(last, "mfu"),
+            model_flops_per_s=_figure(last, "model_flops_per_s"),
             shares={name: count / total for name, count in counts.items()} if total > 0 else {},
             warnings=tuple(self._warnings),
         )

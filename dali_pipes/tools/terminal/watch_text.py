@@ -49,4 +49,8 @@ def _facts(now: RunNow) -> list[tuple[str, Text]]:
         if value is not None:
             is_high = name == "data wait" and value >= _HIGH_WAIT
             facts.append((name, Text(format(value, form), style="bold red" if is_high else "bold")))
+        elif name == "MFU" and now.model_flops_per_s is not None:
+            facts.append(
+                (name, Text(f"peak not known; {now.model_flops_per_s / 1e12:.3g} model TFLOP/s", style="bold"))
+            )
     return facts or [("lines", Text(f"{now.lines:,}"))]

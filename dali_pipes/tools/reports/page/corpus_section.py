@@ -9,6 +9,7 @@ from typing import Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
+from dali_pipes.corpus.discovery.find_files import find_files
 from dali_pipes.engine.mixture import open_source
 from dali_pipes.errors import CorpusError
 from dali_pipes.runtime.messages import counted, printable
@@ -19,7 +20,7 @@ from dali_pipes.tools.reports.document_lengths import Bucket, buckets_of
 from dali_pipes.tools.reports.page import charts
 from dali_pipes.tools.reports.page.keyed_sample import RUN_IDS, RUNS, IdSample, sample_ids
 from dali_pipes.tools.reports.page.section import Chart, Column, DataTable, Fact, Part, Section, Value, table_of
-from dali_pipes.tools.reports.problem import Problems
+from dali_pipes.tools.reports.problem import Problem, Problems
 
 _MOST_FILES = 12
 _MOST_IDS = 12
@@ -83,10 +84,20 @@ def _opened(config: LoaderConfig, problems: Problems) -> Corpus:
         if config.tokenizer is not None or config.corpus is None:
             raise
         settings = {name: getattr(config, name) for name in ("format", "dtype", "eos_id", "token_column", "vocab_size")}
-        corpus, _ = open_what_can_be(config.corpus, settings, problems)
+        found = [path for path in config.corpus if _is_found(path, problems)]
+        corpus, _ = open_what_can_be(found, settings, problems) if found else (None, [])
         if corpus is None:
             raise error
         return corpus
+
+
+def _is_found(path: str, problems: Problems) -> bool:
+    try:
+        find_files([path])
+    except CorpusError as error:
+        problems.add(Problem("missing_file", str(error)))
+        return False
+    return True
 
 
 def _part(name: str, config: LoaderConfig, corpus: Corpus, report: CorpusReport, tokenizer: TokenText | None) -> Part:

@@ -17,6 +17,7 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.markup import rendered, source_of
 from dali_pipes.runtime.messages import counted
+from dali_pipes.runtime.progress import progress_bar
 from dali_pipes.text.token_text import TokenText
 from dali_pipes.tools.reports.page.corpus_section import corpus_section
 from dali_pipes.tools.reports.page.mixture_section import mixture_section
@@ -78,7 +79,6 @@ def make_page(
     if not 1 <= len(steps) <= MOST_STEPS:
         raise ConfigError(f"--steps: found {counted(len(steps), 'step')}; expected 1 to {MOST_STEPS} steps")
     read = None if log is None else read_log(log)
-    sections = [corpus_section(config, tokenizer)]
     made: list[tuple[str, str, Callable[[OpenedRun], Section]]] = [
         ("order", "Order", order_section),
         ("rows", "Rows", rows_section),
@@ -86,12 +86,17 @@ def make_page(
         ("batches", "Batches", partial(_batches_section, rows=rows, tokens=tokens)),
     ]
     with ExitStack() as stack:
+        advance = stack.enter_context(progress_bar("making the page", 1 + len(made)))
+        sections = [corpus_section(config, tokenizer)]
+        advance(1)
         try:
             run = stack.enter_context(opened_run(config, epoch, steps, state, tokenizer))
         except CorpusError as error:
             sections += [Section(key, name, missing=(str(error),)) for key, name, _ in made]
         else:
-            sections += [_made(key, name, make, run) for key, name, make in made]
+            for key, name, make in made:
+                sections.append(_made(key, name, make, run))
+                advance(1)
     if read is not None:
         sections.append(run_section(read))
     return DataPage(_html(config, title, epoch, sections), title, tuple(sections))

@@ -36,6 +36,7 @@ _SHOWN = (
     _Shown("data_wait_s", "Data wait per step", "data wait per step, seconds", "seconds", ("data_wait_s",)),
     _Shown("ready_blocks", "Queue depth", "queue depth", "blocks ready", ("ready_blocks", "queue_depth")),
     _Shown("mfu", "MFU", "MFU", "MFU", ("mfu", "MFU"), as_share=True),
+    _Shown("model_flops_per_s", "Model FLOP/s", "model FLOP/s", "FLOP/s", ("model_flops_per_s",)),
     _Shown("loss", "Loss", "loss", "loss", ("loss", "train_loss"), from_zero=False),
     _Shown(
         "val_loss",
@@ -57,8 +58,13 @@ def run_section(log: RunLog) -> Section:
     courses = _with_rates(log.courses)
     drawn: list[Chart] = []
     facts = [Fact("last_step", "last step", Value(int(log.last_step))), Fact("lines", "lines", Value(log.lines))]
+    notes = []
     for shown in _SHOWN:
         course = _found(courses, shown.names)
+        if shown.key == "model_flops_per_s" and course is not None:
+            if "mfu" in {fact.key for fact in facts}:
+                continue  # the same course
+            notes.append("The log does not contain the MFU: the peak of the device is not known.")
         if course is not None:
             drawn.append(_chart(shown, course))
             facts.append(Fact(shown.key, f"last {shown.last}", _value(shown, course[1][-1])))
@@ -66,7 +72,6 @@ def run_section(log: RunLog) -> Section:
         of_sources = dict(_by_source(courses, prefixes))
         if of_sources:
             drawn.append(_chart_of_sources(key, title, of_sources))
-    notes = []
     if log.lines_read < log.lines:
         notes.append(f"{log.lines_read:,} of {counted(log.lines, 'line')} were read.")
     if log.lines_wrong:

@@ -40,8 +40,9 @@ from comparison.report import machine, wide_console
 from rich.console import Console
 from rich.table import Table
 
-from dali_pipes.rows.cost_balance import EVEN, CostBalance
+from dali_pipes.rows.cost_balance import CostBalance
 from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.step_costs import EVEN
 
 Int64Array = npt.NDArray[np.int64]
 Mode = Literal["pad", "pack"]

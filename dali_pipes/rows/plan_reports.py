@@ -122,7 +122,8 @@ class PlanReports:
         try:
             with path.open("rb") as file:
                 content = file.read(_MOST_BYTES)
-            report = PlanReport(**json.loads(content)["report"])
+            figures = json.loads(content)["report"].items()
+            report = PlanReport(**{name: tuple(f) if isinstance(f, list) else f for name, f in figures})
             can_be_trusted = self._content(epoch, report) == content and self._agrees(report, epoch)
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None  # not there, not readable, not JSON, not a report

@@ -13,10 +13,10 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,10 @@ class PlanReport(ShownAsTable):
     cost_percentiles: tuple[float, ...] | None = None
     """The ratio that 0, 1, ..., 100 % of the whole steps have at most; () without whole steps."""
     unbalanced_cost_percentiles: tuple[float, ...] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
 
     def _table(self) -> Table:
         dropped = f"{self.dropped_tokens:,} tokens, {counted(self.dropped_documents, 'document')}"

@@ -7,7 +7,6 @@ only if it is, byte for byte, the one that its figures make, and if these agree 
 of the epoch. They are told, never planned with: no row comes from a kept report.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -122,8 +121,8 @@ class PlanReports:
         try:
             with path.open("rb") as file:
                 content = file.read(_MOST_BYTES)
-            figures = json.loads(content)["report"].items()
-            report = PlanReport(**{name: tuple(f) if isinstance(f, list) else f for name, f in figures})
+            figures = dict(json.loads(content)["report"])
+            report = PlanReport(**{name: tuple(f) if isinstance(f, list) else f for name, f in figures.items()})
             can_be_trusted = self._content(epoch, report) == content and self._agrees(report, epoch)
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None  # not there, not readable, not JSON, not a report
@@ -133,7 +132,7 @@ class PlanReports:
         write_whole(path, self._content(epoch, report))
 
     def _content(self, epoch: int, report: PlanReport) -> bytes:
-        figures = {"about": self._about_epoch(epoch), "report": dataclasses.asdict(report)}
+        figures = {"about": self._about_epoch(epoch), "report": report.as_dict()}
         digest = hashlib.sha256(json.dumps(figures).encode()).hexdigest()
         return (json.dumps({**figures, "sha256": digest}) + "\n").encode()
 

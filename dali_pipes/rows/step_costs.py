@@ -91,7 +91,7 @@ class StepCosts:
 
 
 class BalanceReport:
-    """`StepCosts` of the rows of an epoch: balanced, in a random order, and in the best one for this number of ranks."""
+    """`StepCosts` of the rows of an epoch: balanced, in a random order, and in the best one for these ranks."""
 
     def __init__(self, balance: CostBalance, world_size: int, batch_size: int) -> None:
         self._balance = balance

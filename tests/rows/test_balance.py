@@ -61,7 +61,7 @@ def ordered(costs: Sequence[int], begin: int, size: int, epoch: int, window: int
 
 
 def mixed(run: list[int]) -> list[int]:
-    """Blocks of as many rows as a power of two up to 128 that divides the run; with an odd number of bits in reverse."""
+    """In blocks of a power of two of rows up to 128; those whose number has an odd number of bits are in reverse."""
     block = next(size for size in (128, 64, 32, 16, 8, 4, 2, 1) if len(run) % size == 0)
     blocks = [run[at : at + block] for at in range(0, len(run), block)]
     return [row for number, rows in enumerate(blocks) for row in halves(rows[:: -1 if number.bit_count() % 2 else 1])]

@@ -169,9 +169,9 @@ def _costs(report: PlanReport) -> Iterator[Chart]:
         "step_costs",
         "Cost of the most expensive rank of each step, divided by the mean",
         charts.lines(courses, xlabel="% of steps", ylabel="most / mean", from_zero=False),
-        f"With balance, {report.even_steps:.1%} of the steps are at most {EVEN}, and the worst one is "
-        f"{report.worst_cost_ratio:.3f}. In random order, {report.unbalanced_even_steps:.1%} of them are, and the worst "
-        f"one is {report.unbalanced_worst_cost_ratio:.3f}.",
+        f"With balance, {report.even_steps:.1%} of the steps are at most {EVEN}, the worst one is "
+        f"{report.worst_cost_ratio:.3f}. In random order: {report.unbalanced_even_steps:.1%}, "
+        f"{report.unbalanced_worst_cost_ratio:.3f}.",
         tuple(Legend(name, number) for number, name in enumerate(courses)),
     )
 

@@ -48,6 +48,9 @@ _REVERSED_ROWS = 128
 """Rows of the largest blocks that are mixed by reversing them, if the run has whole ones. With larger ones, steps of
 256 ranks with several rows are more even, and those of 48 ranks less."""
 
+FEWEST_ROWS_OF_A_RANK = 32
+"""Rows of a window for each rank from which the cost of steps is mostly even; below, users are warned."""
+
 _STRATA = 64
 """Strata from a cost to twice the cost: rows of one stratum differ by at most 1.6 %."""
 

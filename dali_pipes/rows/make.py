@@ -16,12 +16,13 @@ from dali_pipes.errors import ConfigError
 from dali_pipes.objectives.fim import FillInMiddle
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.block_order import BLOCK_TOKENS
-from dali_pipes.rows.cost_balance import CostBalance
+from dali_pipes.rows.cost_balance import FEWEST_ROWS_OF_A_RANK, CostBalance
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
+from dali_pipes.runtime.messages import counted
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -63,7 +64,8 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
     if config.rows == "stream":
         return _window_rows(config, corpus, None if found is None else found.offsets, source), warning
     assert found is not None
-    return _document_rows(config, corpus, found.offsets, source, _fim(config, corpus, found)), warning
+    rows = _document_rows(config, corpus, found.offsets, source, _fim(config, corpus, found))
+    return rows, "\n".join(filter(None, (warning, _too_few_rows(config, rows)))) or None
 
 
 def _window_rows(
@@ -90,7 +92,7 @@ def _window_rows(
 
 def _document_rows(
     config: LoaderConfig, corpus: Corpus, offsets: Int64Array, source: Named | None, fim: FillInMiddle | None
-) -> RowSource:
+) -> DocumentRows:
     assert config.rows != "stream"
     part = split_documents(offsets, config.split, config.validation_fraction)
     return DocumentRows(
@@ -204,6 +206,22 @@ def _too_wide(config: LoaderConfig, corpus: Corpus) -> str | None:
     return (
         f"shuffle_window = {config.shuffle_window:,} blocks take {needed:,} bytes{decoded}, more than {setting} = "
         f"{most_bytes:,}, so parts of the corpus are {effect}; {narrower}{setting} = {needed:,} or more"
+    )
+
+
+def _too_few_rows(config: LoaderConfig, rows: DocumentRows) -> str | None:
+    """A warning for windows whose balanced rows are so few that the ranks of a step get rows of different cost."""
+    ranks, window = config.world_size or 1, config.window_documents
+    all_rows = rows.num_documents if config.rows == "pad" else rows.num_tokens // rows.seq_len
+    in_window = all_rows * window // rows.num_documents
+    if rows.balance is None or rows.num_windows < 2 or in_window >= FEWEST_ROWS_OF_A_RANK * ranks:
+        return None
+    while window < rows.num_documents and all_rows * window // rows.num_documents < 2 * FEWEST_ROWS_OF_A_RANK * ranks:
+        window *= 2
+    return (
+        f"window_documents = {config.window_documents:,} makes windows of about {counted(in_window, 'row')} for "
+        f"{counted(ranks, 'rank')}, too few for balance to find rows of equal cost for each step; set "
+        f"window_documents = {window:,} (plan_report() shows the effect)"
     )
 
 

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import math
 import random
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -299,6 +300,27 @@ def test_reports_are_kept_for_each_shape_of_a_step(corpus: str) -> None:
     assert reports[1].cost_ratio == 1.0
     assert reports[4].cost_ratio > 1.0
     assert reports[4].unbalanced_worst_cost_ratio >= reports[4].unbalanced_cost_ratio > 1.0
+
+
+def test_windows_of_few_rows_for_many_ranks_are_told(corpus: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Until one window holds all documents, or has 64 rows for each rank."""
+
+    def said(**changes: Any) -> str:
+        with TokenLoader(**settings_of(corpus, rank=0, quiet=False, **changes)):
+            pass
+        return capfd.readouterr().err
+
+    def advice(text: str) -> int | None:
+        found = re.search(r"set window_documents = ([\d,]+)", text.replace("\n", " "))
+        return None if found is None else int(found[1].replace(",", ""))
+
+    for rows, few, enough in (("pad", 2, 1), ("pack", 1, None)):
+        told = said(rows=rows, world_size=few, window_documents=40)
+        wanted = advice(told)
+        assert wanted == 80, told
+        for changes in ({"window_documents": wanted}, {"balance": None, "balance_cost": None}):
+            assert advice(said(rows=rows, world_size=few, **{"window_documents": 40, **changes})) is None
+        assert enough is None or advice(said(rows=rows, world_size=enough, window_documents=40)) is None
 
 
 def test_a_state_says_what_a_row_costs(corpus: str) -> None:

@@ -368,7 +368,10 @@ def _save_chart(shown: dict[tuple[str, str, str], npt.NDArray[np.float64]], path
     import matplotlib.pyplot as pyplot
 
     cases = list(dict.fromkeys(case[:2] for case in shown))
-    figure, panels = pyplot.subplots(1, len(cases), figsize=(4.5 * len(cases), 4), layout="constrained", sharey=True)
+    figure, grid = pyplot.subplots(
+        1, len(cases), figsize=(4.5 * len(cases), 4), layout="constrained", sharey=True, squeeze=False
+    )
+    panels = grid[0]
     for panel, case in zip(panels, cases, strict=True):
         for (*of, method), ratios in shown.items():
             if tuple(of) == case:

@@ -427,9 +427,13 @@ class DocumentRows:
         return self._key("order", epoch) if self._shuffle else None
 
     def block_grid(self) -> BlockGrid | None:
-        if self.order.blocks is None or self._repeated is not None:  # blocks of copies are not runs of the corpus
-            return None
-        bounds = np.append(self.offsets[: -1 : self.order.blocks.block_rows], self.offsets[-1])
+        if self.order.blocks is None or (self._repeated is not None and not self.keeps_all):
+            return None  # copies of a share of the documents are not runs of the corpus
+        # A block has all from its first document to that of the next one, dropped documents too. One whose copies are
+        # in two blocks is in the second.
+        documents = np.arange(len(self.offsets) - 1) if self._repeated is None else self._repeated
+        firsts = documents[:: self.order.blocks.block_rows]
+        bounds = np.append(self.offsets[firsts], self.offsets[-1])
         return BlockGrid(self.first_token, 0, len(bounds) - 1, 0, int(self.offsets[-1]), bounds)
 
     def item_at(self, epoch: int, place: int) -> int:

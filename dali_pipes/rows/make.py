@@ -55,7 +55,7 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
             f"document_start_id = {config.document_start_id} applies to files: documents of a synthetic corpus end "
             "with eos_id; leave it out"
         )
-    _check_cache(config, corpus)
+    _check_cache(config, corpus, None if source is None else source.share)
     found, warning = None, None
     if config.uses_documents:
         found = find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
@@ -164,15 +164,15 @@ def _blocks(config: LoaderConfig) -> BlockShape | None:
     return BlockShape(config.shuffle_window, BLOCK_TOKENS) if config.order == "blocks" else None
 
 
-def _check_cache(config: LoaderConfig, corpus: Corpus) -> None:
+def _check_cache(config: LoaderConfig, corpus: Corpus, share: Fraction | None) -> None:
     """Raise `ConfigError` for single rows that a folder is to keep: they are all over the corpus, and read once."""
     if config.cache_dir is None or corpus.needs_decoding or corpus.is_synthetic:
         return
-    if corpus.keep is not None:
+    if corpus.keep is not None and share not in (None, 1):
         raise ConfigError(
-            f'cache_dir = "{config.cache_dir}" keeps whole blocks of the corpus, but with keep = "{corpus.keep.path}" '
-            "only some documents of a block are read: remove one of the two, or copy the corpus to this machine with "
-            "dali-pipes copy"
+            f'cache_dir = "{config.cache_dir}" keeps whole blocks of the corpus, but keep = "{corpus.keep.path}" and a '
+            "share of the source (or proxy) together read documents from anywhere in it: remove keep, share or "
+            "cache_dir, or copy the corpus to this machine with dali-pipes copy"
         )
     if config.order == "blocks":
         return

@@ -431,8 +431,8 @@ class DocumentRows:
             return None  # copies of a share of the documents are not runs of the corpus
         # A block has all from its first document to that of the next one, dropped documents too. One whose copies are
         # in two blocks is in the second.
-        documents = np.arange(len(self.offsets) - 1) if self._repeated is None else self._repeated
-        firsts = documents[:: self.order.blocks.block_rows]
+        rows = self.order.blocks.block_rows
+        firsts = np.arange(0, len(self.offsets) - 1, rows) if self._repeated is None else self._repeated[::rows]
         bounds = np.append(self.offsets[firsts], self.offsets[-1])
         return BlockGrid(self.first_token, 0, len(bounds) - 1, 0, int(self.offsets[-1]), bounds)
 

@@ -1,8 +1,10 @@
 """How evenly the ranks of each step share its cost: the cost of the rank that has most, by the mean of all.
 
-costs of rows, in the order of the epoch    9 8 7 8   2 1 3 2       2 ranks with 2 rows each
-ranks                                       16 16     5 3
-ratio                                       1.00      1.25          all steps: (16 + 5) / (16 + 4) = 1.05
+    costs of rows, in the order of the epoch    9 8 7 8   2 1 3 2       2 ranks with 2 rows each
+    ranks                                       16 16     5 3
+    ratio                                       1.00      1.25          all steps: (16 + 5) / (16 + 4) = 1.05
+
+What no order of the rows of a window can make even is the ratio in the best order for these ranks: `add_sorted`.
 """
 
 from typing import Any

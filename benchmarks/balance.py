@@ -93,7 +93,7 @@ def main(
     """Measure, print a table, write JSON and PNG; the last line is one JSON line. Exit code 1 if tokens are lost."""
     about, console = machine(), wide_console()
     balance = CostBalance(12 * num_layers * hidden_size, num_layers)
-    entries, failed, shown = [], [], {}
+    entries, failed, shown = [], [], dict[tuple[str, str, str], Any]()
     for name in CORPORA if corpus is None else (corpus,):
         lengths = lengths_of(name, documents, seed)
         for mode in MODES:
@@ -184,9 +184,12 @@ def _methods(
         ]
         draw = np.random.default_rng(seed)
         orders = [draw.permutation(len(part[0])) for part in parts]
-        columns = [np.concatenate([part[i][order] for part, order in zip(parts, orders, strict=True)]) for i in (0, 1)]
-        found["even rows"] = (_in_turn(*columns, *shape), None)
-        found["even, sorted"] = (_in_turn(*_sorted(*columns, *shape), *shape), None)
+        costs, tokens = (
+            np.concatenate([part[column][order] for part, order in zip(parts, orders, strict=True)])
+            for column in (0, 1)
+        )
+        found["even rows"] = (_in_turn(costs, tokens, *shape), None)
+        found["even, sorted"] = (_in_turn(*_sorted(costs, tokens, *shape), *shape), None)
     return found
 
 

@@ -121,8 +121,9 @@ class PlanReports:
         try:
             with path.open("rb") as file:
                 content = file.read(_MOST_BYTES)
-            figures = dict(json.loads(content)["report"])
-            report = PlanReport(**{name: tuple(f) if isinstance(f, list) else f for name, f in figures.items()})
+            figures: dict[str, Any] = dict(json.loads(content)["report"])
+            figures |= {name: tuple(figure) for name, figure in figures.items() if isinstance(figure, list)}
+            report = PlanReport(**figures)
             can_be_trusted = self._content(epoch, report) == content and self._agrees(report, epoch)
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None  # not there, not readable, not JSON, not a report

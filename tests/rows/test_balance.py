@@ -173,8 +173,8 @@ def test_step_costs_equal_the_oracle(parts: list[list[int]], world_size: int, ba
     even = [ratio <= Fraction(105, 100) for ratio in ratios[1:]]
     assert steps.even_steps == pytest.approx(sum(even) / len(even) if even else 1.0)
     rising = sorted(ratios[1:])
-    at = [max(0, math.ceil(Fraction(percent * len(rising), 100)) - 1) for percent in range(PERCENTILES)]
-    assert list(steps.percentiles) == [pytest.approx(float(rising[i]), abs=1e-4) for i in at if rising]
+    chosen = [max(0, math.ceil(Fraction(percent * len(rising), 100)) - 1) for percent in range(PERCENTILES)]
+    assert list(steps.percentiles) == [pytest.approx(float(rising[i]), abs=1e-4) for i in chosen if rising]
 
 
 @settings(max_examples=examples(60))

@@ -233,6 +233,25 @@ def test_steps_of_a_long_tailed_corpus_are_even(mode: Any, seq_len: int) -> None
         assert report.even_steps >= 0.95, shape
 
 
+@pytest.mark.parametrize("window", [16_384, 131_072])
+def test_long_rows_are_even_with_wide_windows(window: int) -> None:
+    """One document in 100 fills a third of a row of 131,072 tokens or more. Near the best order of each window."""
+    draw = np.random.default_rng(3)
+    lengths = draw.lognormal(np.log(400), 1.2, 131_072)
+    is_long = draw.random(len(lengths)) < 0.01
+    lengths[is_long] = draw.uniform(32_000, 131_072, np.count_nonzero(is_long))
+    offsets = np.concatenate(([0], np.cumsum(lengths.astype(np.int64).clip(1))))
+    options: dict[str, Any] = {"mode": "pack", "long_documents": "split", "window_documents": window}
+    rows = DocumentRows(offsets, 131_072, **options, shuffle=True, seed=0, balance=CostBalance(12 * 2048, 1))
+    report = rows.report(0, None, (16, 1))
+    ratios = report.cost_ratio, report.sorted_cost_ratio, report.unbalanced_cost_ratio
+    assert all(ratio is not None for ratio in ratios)
+    balanced, best, random = (ratio or 0.0 for ratio in ratios)
+    assert best <= balanced + 0.02 < random
+    assert (balanced <= 1.05) == (window > 16_384), balanced
+    assert (balanced - 1) <= 2 * (best - 1) + 0.01
+
+
 def test_runs_end_between_steps_of_ranks_that_divide_them() -> None:
     """All that is uneven is within a run, and where two windows meet: never a run of cheap rows beside a costly one."""
     draw = np.random.default_rng(2)

@@ -91,6 +91,8 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the JSON and the PNG")] = Path("runs/balance"),
 ) -> None:
     """Measure, print a table, write JSON and PNG; the last line is one JSON line. Exit code 1 if tokens are lost."""
+    if corpus not in (None, LONG_CONTEXT, *CORPORA):
+        raise typer.BadParameter(f"--corpus {corpus}: expected one of {', '.join([*CORPORA, LONG_CONTEXT])}")
     about, console = machine(), wide_console()
     balance = CostBalance(12 * num_layers * hidden_size, num_layers)
     entries, failed, shown = [], [], dict[tuple[str, str, str], Any]()

@@ -2,15 +2,22 @@
 
     python benchmarks/balance.py
     python benchmarks/balance.py --ranks 48 --batch-size 2
+    python benchmarks/balance.py --corpus long-context --rows pack --seq-len 131072 --batch-size 1 --documents 1048576 \
+        --window 1048576
 
 131,072 documents with log-normal lengths, in rows of at most 8,192 tokens, one document each (`pad`) or packed
-(`pack`). A document of L tokens costs a L + b L^2, as in a training step of a decoder (see
-`LoaderConfig.cost_weights`). Of each step: the cost of the rank that has most, by the mean over the ranks. The figure
-is the sum of the one over all steps by the sum of the other, so 1.04 is 4 % of the time lost; then the worst step, and
-the share of steps up to 1.05.
+(`pack`); of "long-context", one document in 100 has 32,000 to 131,072 tokens. A document of L tokens costs a L + b L^2,
+as in a training step of a decoder (see `LoaderConfig.cost_weights`). Of each step: the cost of the rank that has most,
+by the mean over the ranks. The figure is the sum of the one over all steps by the sum of the other, so 1.04 is 4 % of
+the time lost; then the worst step, and the share of steps up to 1.05.
 
     none        rows in random order, row i to rank i % ranks
     dali_pipes  the same rows with `balance = "cost"`, as a loader plans them
+    sorted      the same rows in the best order for just this number of ranks: all rows of the epoch by cost, dealt to
+                the ranks back and forth
+    even rows   only `pack`: documents packed into as many rows, each one, longest first, into the row that costs least
+                and has room, so that sums of a L + b L^2 are as even as they can be; rows in random order
+    even, sorted  those rows, sorted
     verl        rows in random order; the rows of each step are gathered and divided into equal numbers of rows by the
                 largest differencing method (N. Karmarkar and R. Karp, "The differencing method of set partitioning",
                 1982), as verl's `seqlen_balancing` does: re-implemented, with the same costs
@@ -25,6 +32,7 @@ are counted. The last line is one JSON line.
 """
 
 import heapq
+import itertools
 import json
 import statistics
 import time
@@ -40,20 +48,23 @@ from comparison.report import machine, wide_console
 from rich.console import Console
 from rich.table import Table
 
-from dali_pipes.rows.cost_balance import EVEN, CostBalance
+from dali_pipes.rows.cost_balance import CostBalance
 from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.step_costs import EVEN
 
 Int64Array = npt.NDArray[np.int64]
 Mode = Literal["pad", "pack"]
+MODES: tuple[Mode, ...] = ("pad", "pack")
 
 CORPORA = {"web-like": (400.0, 1.2), "code-like": (250.0, 1.7)}
 """Median tokens of a document, and sigma of the logarithm."""
+LONG_CONTEXT = "long-context"
+_LONG_PART, _LONG_TOKENS = 0.01, (32_000, 131_072)
 OURS = "dali_pipes"
-_WINDOW = 65_536
 _ROOM = 1.25
 """Longest sequence of WLB-LLM, by the average."""
-_OUTLIERS = (4096, 2048)
-"""Lengths from which on documents wait in a queue, of rows of 8,192 tokens: a half and a quarter of a row."""
+_OUTLIERS = (2, 4)
+"""Documents from a half and from a quarter of a row on wait in a queue."""
 
 
 class Work(NamedTuple):
@@ -70,6 +81,9 @@ def main(
     ranks: Annotated[int, typer.Option(min=2)] = 64,
     batch_size: Annotated[int, typer.Option(min=1, help="rows of a rank")] = 8,
     seq_len: Annotated[int, typer.Option(min=64)] = 8192,
+    window: Annotated[int, typer.Option(min=1, help="window_documents")] = 65_536,
+    corpus: Annotated[str | None, typer.Option(help=f"one of the corpora, or {LONG_CONTEXT}")] = None,
+    rows: Annotated[str, typer.Option(help="kinds of rows")] = "pad,pack",
     hidden_size: Annotated[int, typer.Option(min=1)] = 2048,
     num_layers: Annotated[int, typer.Option(min=1)] = 24,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of timing")] = 5,
@@ -77,14 +91,17 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the JSON and the PNG")] = Path("runs/balance"),
 ) -> None:
     """Measure, print a table, write JSON and PNG; the last line is one JSON line. Exit code 1 if tokens are lost."""
+    if corpus not in (None, LONG_CONTEXT, *CORPORA):
+        raise typer.BadParameter(f"--corpus {corpus}: expected one of {', '.join([*CORPORA, LONG_CONTEXT])}")
     about, console = machine(), wide_console()
     balance = CostBalance(12 * num_layers * hidden_size, num_layers)
-    entries, failed, shown = [], [], {}
-    for name, (median, sigma) in CORPORA.items():
-        drawn = np.random.default_rng(seed).lognormal(np.log(median), sigma, documents)
-        lengths = np.maximum(np.rint(drawn), 1).astype(np.int64)
-        for mode in ("pad", "pack"):
-            steps = _methods(lengths, mode, seq_len, balance, (ranks, batch_size), seed)
+    entries, failed, shown = [], [], dict[tuple[str, str, str], Any]()
+    for name in CORPORA if corpus is None else (corpus,):
+        lengths = lengths_of(name, documents, seed)
+        for mode in MODES:
+            if mode not in rows.split(","):
+                continue
+            steps = _methods(lengths, mode, seq_len, balance, (ranks, batch_size), window, seed)
             methods: dict[str, Any] = {}
             for method, (work, ms_a_step) in steps.items():
                 found = int(work.tokens.sum()) + work.left
@@ -92,20 +109,37 @@ def main(
                     failed.append(f"{name}, {mode}, {method}: {found:,} of {lengths.sum():,} tokens")
                 methods[method] = {**figures(work.costs), "ms_a_step": ms_a_step, "steps": len(work.costs)}
                 shown[name, mode, method] = work.costs.max(axis=1) / work.costs.mean(axis=1)
-            speed = _speed(lengths, mode, seq_len, balance, rounds)
+            speed = _speed(lengths, mode, seq_len, balance, window, rounds)
             entries.append({"corpus": name, "rows": mode, "methods": methods, "speed": speed})
             console.print(_table(entries[-1]))
     for text in failed:
         console.print(f"FAILED {text}", markup=False)
     out.mkdir(parents=True, exist_ok=True)
     report = {"benchmark": "balance", "machine": about, "documents": documents, "ranks": ranks, "seq_len": seq_len}
-    report |= {"batch_size": batch_size, "cost": [balance.a, balance.b], "seed": seed, "rounds": rounds}
+    report |= {
+        "batch_size": batch_size,
+        "window_documents": window,
+        "cost": [balance.a, balance.b],
+        "seed": seed,
+        "rounds": rounds,
+    }
     report |= {"entries": entries, "failed": failed}
     (out / "balance.json").write_text(json.dumps(report, indent=1) + "\n")
     _save_chart(shown, out / "balance.png", console)
     print(json.dumps({"benchmark": "balance", "date": about["date"], "entries": entries, "failed": failed}))
     if failed:
         raise typer.Exit(1)
+
+
+def lengths_of(corpus: str, documents: int, seed: int) -> Int64Array:
+    """Tokens of each document."""
+    draw = np.random.default_rng(seed)
+    median, sigma = CORPORA["web-like" if corpus == LONG_CONTEXT else corpus]
+    drawn = draw.lognormal(np.log(median), sigma, documents)
+    if corpus == LONG_CONTEXT:
+        is_long = draw.random(documents) < _LONG_PART
+        drawn[is_long] = draw.uniform(*_LONG_TOKENS, np.count_nonzero(is_long))
+    return np.maximum(np.rint(drawn), 1).astype(np.int64)
 
 
 def figures(costs: Int64Array) -> dict[str, float]:
@@ -120,31 +154,88 @@ def figures(costs: Int64Array) -> dict[str, float]:
 
 
 def _methods(
-    lengths: Int64Array, mode: Mode, seq_len: int, balance: CostBalance, shape: tuple[int, int], seed: int
+    lengths: Int64Array,
+    mode: Mode,
+    seq_len: int,
+    balance: CostBalance,
+    shape: tuple[int, int],
+    window: int,
+    seed: int,
 ) -> dict[str, tuple[Work, float | None]]:
     """Each method's work, and milliseconds of its own a step."""
-    plain, balanced = (_loader(lengths, mode, seq_len, option, seed) for option in (None, balance))
+    plain, balanced = (_loader(lengths, mode, seq_len, option, window, seed) for option in (None, balance))
     costs, tokens = _rows_of(plain, balance)
     found: dict[str, tuple[Work, float | None]] = {"none": (_in_turn(costs, tokens, *shape), None)}
     found[OURS] = (_in_turn(*_rows_of(balanced, balance), *shape), None)
+    found["sorted"] = (_in_turn(*_sorted(costs, tokens, *shape), *shape), None)
     begin = time.perf_counter()
     work = by_differencing(costs, tokens, *shape)
     found["verl"] = (work, 1e3 * (time.perf_counter() - begin) / len(work.costs))
     pieces = plain.plan(0, np.arange(plain.count(0))).pieces
     assert pieces is not None
     begin = time.perf_counter()
-    work = by_wlb_llm(pieces.lengths, int(tokens.sum() / len(tokens)) * shape[1], shape[0], balance)
+    outliers = [seq_len // part for part in _OUTLIERS]
+    work = by_wlb_llm(pieces.lengths, int(tokens.sum() / len(tokens)) * shape[1], shape[0], balance, outliers)
     found["WLB-LLM"] = (work, 1e3 * (time.perf_counter() - begin) / len(work.costs))
+    if mode == "pack":
+        windows = -(-len(lengths) // window)
+        firsts = np.linspace(0, len(costs), windows + 1).astype(int)
+        parts = [
+            even_rows(pieces.lengths[pieces.row_offsets[low] : pieces.row_offsets[high]], high - low, seq_len, balance)
+            for low, high in itertools.pairwise(firsts.tolist())
+        ]
+        draw = np.random.default_rng(seed)
+        orders = [draw.permutation(len(part[0])) for part in parts]
+        costs, tokens = (
+            np.concatenate([part[column][order] for part, order in zip(parts, orders, strict=True)])
+            for column in (0, 1)
+        )
+        found["even rows"] = (_in_turn(costs, tokens, *shape), None)
+        found["even, sorted"] = (_in_turn(*_sorted(costs, tokens, *shape), *shape), None)
     return found
 
 
-def _loader(lengths: Int64Array, mode: Mode, seq_len: int, balance: CostBalance | None, seed: int) -> DocumentRows:
+def _sorted(costs: Int64Array, tokens: Int64Array, ranks: int, batch_size: int) -> tuple[Int64Array, Int64Array]:
+    """Rows by falling cost, every other row of a step in reverse; the last ones, which fill no step, as they are."""
+    order = np.argsort(-costs)
+    whole = len(order) // (ranks * batch_size) * ranks * batch_size
+    dealt = order[:whole].reshape(-1, batch_size, ranks)  # a view
+    dealt[:, 1::2] = dealt[:, 1::2, ::-1].copy()
+    return costs[order], tokens[order]
+
+
+def even_rows(lengths: Int64Array, num_rows: int, seq_len: int, balance: CostBalance) -> tuple[Int64Array, Int64Array]:
+    """Cost and tokens of `num_rows` rows, or more if a document finds no room, that cost about the same."""
+    costs, tokens = [0] * num_rows, [0] * num_rows
+    heap = [(0, row) for row in range(num_rows)]  # the cheapest first
+    parked: list[tuple[int, int]] = []  # rows without room for the next documents, those with most room first
+    for length in np.sort(lengths)[::-1].tolist():
+        while parked and -parked[0][0] >= length:
+            _, row = heapq.heappop(parked)
+            heapq.heappush(heap, (costs[row], row))
+        while heap and tokens[heap[0][1]] + length > seq_len:
+            _, row = heapq.heappop(heap)
+            heapq.heappush(parked, (tokens[row] - seq_len, row))
+        if not heap:
+            heap.append((0, len(costs)))
+            costs.append(0)
+            tokens.append(0)
+        row = heap[0][1]
+        costs[row] += length * (balance.a + balance.b * length)
+        tokens[row] += length
+        heapq.heapreplace(heap, (costs[row], row))
+    return np.array(costs), np.array(tokens)
+
+
+def _loader(
+    lengths: Int64Array, mode: Mode, seq_len: int, balance: CostBalance | None, window: int, seed: int
+) -> DocumentRows:
     return DocumentRows(
         np.concatenate(([0], np.cumsum(lengths))),
         seq_len,
         mode=mode,
         long_documents="split",
-        window_documents=_WINDOW,
+        window_documents=window,
         shuffle=True,
         seed=seed,
         balance=balance,
@@ -194,17 +285,17 @@ def largest_differencing(costs: Sequence[int], parts: int) -> list[list[int]]:
     return [items for _, items in heap[0][2]]
 
 
-def by_wlb_llm(lengths: Int64Array, average: int, ranks: int, balance: CostBalance) -> Work:
+def by_wlb_llm(lengths: Int64Array, average: int, ranks: int, balance: CostBalance, outliers: Sequence[int]) -> Work:
     """Documents of about `average` tokens a rank and step, dealt by work; outliers wait until each rank gets one."""
     most = int(average * _ROOM)
-    queues: list[deque[int]] = [deque() for _ in _OUTLIERS]
+    queues: list[deque[int]] = [deque() for _ in outliers]
     waiting: list[int] = []
     costs, tokens = [], []
     batches = list(_batches(lengths.tolist(), average * ranks))
     for batch in batches[:-1]:
         work, sizes, left = [0] * ranks, [0] * ranks, []
         for length in batch:
-            queue = next((queue for queue, least in zip(queues, _OUTLIERS, strict=True) if length >= least), None)
+            queue = next((queue for queue, least in zip(queues, outliers, strict=True) if length >= least), None)
             (waiting if queue is None else queue).append(length)
         dealt: list[int] = []
         for queue in queues:
@@ -238,12 +329,14 @@ def _batches(lengths: list[int], tokens: int) -> Iterator[list[int]]:
     yield batch
 
 
-def _speed(lengths: Int64Array, mode: Mode, seq_len: int, balance: CostBalance, rounds: int) -> dict[str, Any]:
+def _speed(
+    lengths: Int64Array, mode: Mode, seq_len: int, balance: CostBalance, window: int, rounds: int
+) -> dict[str, Any]:
     """Million documents planned per second of CPU time, without and with balance, in turns; and the ratio."""
     speeds: dict[str, list[float]] = {"none": [], OURS: []}
     for number in range(rounds):
         for name, option in (("none", None), (OURS, balance)):
-            rows = _loader(lengths, mode, seq_len, option, number)
+            rows = _loader(lengths, mode, seq_len, option, window, number)
             begin = time.process_time()
             rows.plan(0, np.arange(rows.count(0)))
             speeds[name].append(len(lengths) / (time.process_time() - begin) / 1e6)
@@ -280,7 +373,10 @@ def _save_chart(shown: dict[tuple[str, str, str], npt.NDArray[np.float64]], path
     import matplotlib.pyplot as pyplot
 
     cases = list(dict.fromkeys(case[:2] for case in shown))
-    figure, panels = pyplot.subplots(1, len(cases), figsize=(4.5 * len(cases), 4), layout="constrained", sharey=True)
+    figure, grid = pyplot.subplots(
+        1, len(cases), figsize=(4.5 * len(cases), 4), layout="constrained", sharey=True, squeeze=False
+    )
+    panels = grid[0]
     for panel, case in zip(panels, cases, strict=True):
         for (*of, method), ratios in shown.items():
             if tuple(of) == case:

@@ -828,6 +828,12 @@ class LoaderConfig(BaseModel):
         }
         if found := _first_conflict(conflicts):
             advice = 'set rows = "pad"' if found.startswith("rows") else "remove one of the two"
+            reasons = {
+                "length_buckets": ", which keeps the number of rows and gives all ranks the same width",
+                "mixture": ", which draws single rows from its sources, not batches",
+                "balance": ", which orders single rows, not batches",
+            }
+            found += reasons.get(found, "")
             raise ValueError(f"batch_tokens = {self.batch_tokens:,} does not work with {found}: {advice}")
         if self.batch_tokens < self.row_len:
             raise ValueError(

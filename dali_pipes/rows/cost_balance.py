@@ -11,13 +11,22 @@ A step takes neighbors. If the length of a run is a multiple of the number of ra
 same on all ranks, whatever the batch size: a run that ends within a step does so after a row of the last rank. Windows
 meet at rows of middling cost.
 
+Costs of a run rise, so with several rows a step the last rank would have more than the first in each of them. Blocks of
+a run are therefore reversed, and so are blocks of blocks (digits: rows of 8 by rising cost):
+
+    places      0 1 2 3 4 5 6 7
+    rows        0 1 3 2 7 6 4 5         two ranks: 0 + 3 + 7 + 4 to the first, 1 + 2 + 6 + 5 to the second
+
+Neighbors stay together where ranks are a power of two, and nearly so for other numbers. It is the inverse Gray code.
+Rank r has rows r and R - 1 - r of groups of R rows in the order of the Thue-Morse sequence, whose sums agree beyond
+linear differences (E. Prouhet, 1851).
+
 Costs are integers, and strata are the leading bits of their float64, to which every machine rounds alike. The order
 depends on lengths, a, b, keys and the place of the window alone, never on batch size or ranks.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,18 +37,22 @@ from dali_pipes.rows.packing import Packing, narrow
 
 Int64Array = npt.NDArray[np.int64]
 
-BALANCE_NAME = "balance-v1"
+BALANCE_NAME = "balance-v2"
 """Added to the name of the order. A change of any constant here needs another name."""
 
-MOST_RUN_ROWS, FEWEST_RUN_ROWS = 4096, 1024
-"""Rows of a run, if a window has 16 times as many. The number of ranks mostly divides it; else few steps contain the
-end of a run."""
+MOST_RUN_ROWS, FEWEST_RUN_ROWS = 3072, 1536
+"""Rows of a run, if a window has 16 times as many. The number of ranks mostly divides it, be it 64, 48 or 1,024; else
+few steps contain the end of a run."""
+
+_REVERSED_ROWS = 128
+"""Rows of the largest blocks that are mixed by reversing them, if the run has whole ones. With larger ones, steps of
+256 ranks with several rows are more even, and those of 48 ranks less."""
+
+FEWEST_ROWS_OF_A_RANK = 32
+"""Rows of a window for each rank from which the cost of steps is mostly even; below, users are warned."""
 
 _STRATA = 64
 """Strata from a cost to twice the cost: rows of one stratum differ by at most 1.6 %."""
-
-EVEN = 1.05
-"""Cost of the rank that has most in a step, by the mean of all: what counts as even in reports."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +82,9 @@ class CostBalance:
 
 
 def run_rows(num_rows: int) -> int:
-    """Rows of a run in a window of `num_rows`: a power of two, so that runs of windows of other sizes fit."""
-    most = _power_of_two(num_rows // 16)
-    fewest = min(FEWEST_RUN_ROWS, _power_of_two(num_rows // 4))
-    return min(MOST_RUN_ROWS, max(most, fewest))
+    """Rows of a run in a window of `num_rows`: 3 times a power of two, so that runs of windows of other sizes fit."""
+    rows = min(MOST_RUN_ROWS, max(num_rows // 16, min(FEWEST_RUN_ROWS, num_rows // 4)))
+    return 3 << (rows // 3).bit_length() - 1 if rows >= 3 else 1
 
 
 def rows_at(places: Int64Array, num_rows: int, begin: int, key: int) -> Int64Array:
@@ -89,75 +101,18 @@ def rows_at(places: Int64Array, num_rows: int, begin: int, key: int) -> Int64Arr
     if in_runs.any():
         run, within = np.divmod(places[in_runs] - head, size)
         run = permute(np.arange(num_runs), num_runs, key)[run]
-        rows[in_runs] = run * size + within + np.where(run >= lower, head + tail, 0)
+        rows[in_runs] = run * size + _reversed(within, size) + np.where(run >= lower, head + tail, 0)
     return rows
 
 
-class StepCosts:
-    """How evenly the ranks of each step share its cost: the cost of the rank that has most, by the mean of all.
-
-    For rows in the order of the epoch, of steps of world_size x batch_size rows. A partial step at the end is left out.
-    """
-
-    def __init__(self, world_size: int, batch_size: int) -> None:
-        self._shape = batch_size, world_size
-        self._rest: npt.NDArray[Any] = np.zeros(0)
-        self._most = self._mean = 0.0
-        self._steps = self._even_steps = 0
-        self.worst = 1.0
-
-    def add(self, costs: Int64Array) -> None:
-        """The costs of the next rows."""
-        costs_left = np.concatenate((self._rest, costs))
-        whole = len(costs_left) // int(np.prod(self._shape)) * int(np.prod(self._shape))
-        self._rest = costs_left[whole:]
-        of_ranks = costs_left[:whole].reshape(-1, *self._shape).sum(axis=1)
-        if whole:
-            most, mean = of_ranks.max(axis=1), of_ranks.mean(axis=1)
-            self.worst = max(self.worst, float((most / mean).max()))
-            self._steps += len(mean)
-            self._even_steps += int(np.count_nonzero(most <= EVEN * mean))
-            self._most, self._mean = self._most + float(most.sum()), self._mean + float(mean.sum())
-
-    @property
-    def ratio(self) -> float:
-        """Of all steps together, each with its weight in cost; 1.0 without a whole step."""
-        return self._most / self._mean if self._mean else 1.0
-
-    @property
-    def even_steps(self) -> float:
-        """Share of the steps whose ratio is at most `EVEN`, 0 to 1."""
-        return self._even_steps / self._steps if self._steps else 1.0
-
-
-class BalanceReport:
-    """`StepCosts` of the rows of an epoch, balanced and in a random order."""
-
-    def __init__(self, balance: CostBalance, world_size: int, batch_size: int) -> None:
-        self._balance = balance
-        self._balanced, self._random = StepCosts(world_size, batch_size), StepCosts(world_size, batch_size)
-
-    def add(self, packing: Packing, balanced: Int64Array, random: Int64Array) -> None:
-        """The rows of the next window, and both orders of them, (R,)."""
-        costs = self._balance.costs(packing)
-        self._balanced.add(costs[balanced])
-        self._random.add(costs[random])
-
-    def figures(self) -> dict[str, Any]:
-        """Fields of a `PlanReport`."""
-        return {
-            "cost_ratio": self._balanced.ratio,
-            "worst_cost_ratio": self._balanced.worst,
-            "even_steps": self._balanced.even_steps,
-            "unbalanced_cost_ratio": self._random.ratio,
-            "unbalanced_worst_cost_ratio": self._random.worst,
-            "unbalanced_even_steps": self._random.even_steps,
-        }
-
-
-def _power_of_two(number: int) -> int:
-    """The largest one up to `number`; 1 below 1."""
-    return 1 << max(0, number.bit_length() - 1)
+def _reversed(places: Int64Array, run_rows: int) -> Int64Array:
+    """Which rows of a run, by rising cost, are at places (P,) of it."""
+    block = min(_REVERSED_ROWS, run_rows & -run_rows)
+    code = places.copy()
+    for shift in (1, 2, 4, 8):  # 16 bits are enough for a run
+        code ^= code >> shift
+    within: Int64Array = code & block - 1
+    return within | places & -block
 
 
 def _rows_in_order(packing: Packing, order: Int64Array) -> Packing:

@@ -13,10 +13,10 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.objectives.fim import ORDER_NAME, FillInMiddle, FimPieces, first_tokens, joined
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
-from dali_pipes.rows.cost_balance import BALANCE_NAME, BalanceReport, CostBalance, rows_at
+from dali_pipes.rows.cost_balance import BALANCE_NAME, CostBalance, rows_at
 from dali_pipes.rows.fim_pieces import pieces_with_sentinels
 from dali_pipes.rows.item_order import BlockShape, ItemOrder
 from dali_pipes.rows.length_buckets import LengthBuckets
@@ -46,6 +46,7 @@ from dali_pipes.rows.packing import (
     rows_of_documents,
 )
 from dali_pipes.rows.pass_begins import PassBegin, PassBegins
+from dali_pipes.rows.step_costs import BalanceReport
 from dali_pipes.rows.token_batches import TOKEN_BATCHES_NAME, TokenBatches
 from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
 from dali_pipes.rows.window_lengths import Lengths, WindowLengths
@@ -107,6 +108,17 @@ class PlanReport(ShownAsTable):
     """`cost_ratio` of the same rows in a random order; so the other two."""
     unbalanced_worst_cost_ratio: float | None = None
     unbalanced_even_steps: float | None = None
+    sorted_cost_ratio: float | None = None
+    """`cost_ratio` of the same rows if those of each window lay in the best order for just these steps. What is left
+    is due to the rows of a window; a larger `window_documents` lessens it."""
+    sorted_even_steps: float | None = None
+    cost_percentiles: tuple[float, ...] | None = None
+    """The ratio that 0, 1, ..., 100 % of the whole steps have at most; () without whole steps."""
+    unbalanced_cost_percentiles: tuple[float, ...] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
 
     def _table(self) -> Table:
         dropped = f"{self.dropped_tokens:,} tokens, {counted(self.dropped_documents, 'document')}"
@@ -117,6 +129,13 @@ class PlanReport(ShownAsTable):
             ("dropped", dropped),
             ("cut", f"{self.split_documents:,} split, {self.truncated_documents:,} truncated"),
         ]
+        if self.removed_documents or self.extra_copies:
+            removed = counted(self.removed_documents, "document")
+            rows.append(("keep", f"{removed} removed, copies added: {self.extra_copies:,}"))
+        if self.cost_ratio is not None:
+            rows.append(("cost", f"most / mean of the ranks {self.cost_ratio:.3f}, worst {self.worst_cost_ratio:.3f}"))
+            random = f"{self.unbalanced_cost_ratio:.3f}, worst {self.unbalanced_worst_cost_ratio:.3f}"
+            rows.append(("unbalanced", random))
         return Table(f"PlanReport of epoch {self.epoch:,}", rows)
 
 
@@ -408,9 +427,13 @@ class DocumentRows:
         return self._key("order", epoch) if self._shuffle else None
 
     def block_grid(self) -> BlockGrid | None:
-        if self.order.blocks is None or self._repeated is not None:  # blocks of copies are not runs of the corpus
-            return None
-        bounds = np.append(self.offsets[: -1 : self.order.blocks.block_rows], self.offsets[-1])
+        if self.order.blocks is None or (self._repeated is not None and not self.keeps_all):
+            return None  # copies of a share of the documents are not runs of the corpus
+        # A block has all from its first document to that of the next one, dropped documents too. One whose copies are
+        # in two blocks is in the second.
+        rows = self.order.blocks.block_rows
+        firsts = np.arange(0, len(self.offsets) - 1, rows) if self._repeated is None else self._repeated[::rows]
+        bounds = np.append(self.offsets[firsts], self.offsets[-1])
         return BlockGrid(self.first_token, 0, len(bounds) - 1, 0, int(self.offsets[-1]), bounds)
 
     def item_at(self, epoch: int, place: int) -> int:

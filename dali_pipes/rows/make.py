@@ -16,12 +16,13 @@ from dali_pipes.errors import ConfigError
 from dali_pipes.objectives.fim import FillInMiddle
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.block_order import BLOCK_TOKENS
-from dali_pipes.rows.cost_balance import CostBalance
+from dali_pipes.rows.cost_balance import FEWEST_ROWS_OF_A_RANK, CostBalance
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
 from dali_pipes.rows.item_order import BlockShape
 from dali_pipes.rows.length_buckets import LengthBuckets
 from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
+from dali_pipes.runtime.messages import counted
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -54,7 +55,7 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
             f"document_start_id = {config.document_start_id} applies to files: documents of a synthetic corpus end "
             "with eos_id; leave it out"
         )
-    _check_cache(config, corpus)
+    _check_cache(config, corpus, None if source is None else source.share)
     found, warning = None, None
     if config.uses_documents:
         found = find_documents(corpus, start_id=config.document_start_id, end_at_files=config.documents_end_at_files)
@@ -63,7 +64,8 @@ def make_rows(config: LoaderConfig, corpus: Corpus, source: Named | None = None)
     if config.rows == "stream":
         return _window_rows(config, corpus, None if found is None else found.offsets, source), warning
     assert found is not None
-    return _document_rows(config, corpus, found.offsets, source, _fim(config, corpus, found)), warning
+    rows = _document_rows(config, corpus, found.offsets, source, _fim(config, corpus, found))
+    return rows, "\n".join(filter(None, (warning, _too_few_rows(config, rows)))) or None
 
 
 def _window_rows(
@@ -90,7 +92,7 @@ def _window_rows(
 
 def _document_rows(
     config: LoaderConfig, corpus: Corpus, offsets: Int64Array, source: Named | None, fim: FillInMiddle | None
-) -> RowSource:
+) -> DocumentRows:
     assert config.rows != "stream"
     part = split_documents(offsets, config.split, config.validation_fraction)
     return DocumentRows(
@@ -162,15 +164,15 @@ def _blocks(config: LoaderConfig) -> BlockShape | None:
     return BlockShape(config.shuffle_window, BLOCK_TOKENS) if config.order == "blocks" else None
 
 
-def _check_cache(config: LoaderConfig, corpus: Corpus) -> None:
+def _check_cache(config: LoaderConfig, corpus: Corpus, share: Fraction | None) -> None:
     """Raise `ConfigError` for single rows that a folder is to keep: they are all over the corpus, and read once."""
     if config.cache_dir is None or corpus.needs_decoding or corpus.is_synthetic:
         return
-    if corpus.keep is not None:
+    if corpus.keep is not None and share not in (None, 1):
         raise ConfigError(
-            f'cache_dir = "{config.cache_dir}" keeps whole blocks of the corpus, but with keep = "{corpus.keep.path}" '
-            "only some documents of a block are read: remove one of the two, or copy the corpus to this machine with "
-            "dali-pipes copy"
+            f'cache_dir = "{config.cache_dir}" keeps whole blocks of the corpus, but keep = "{corpus.keep.path}" and a '
+            "share of the source (or proxy) together read documents from anywhere in it: remove keep, share or "
+            "cache_dir, or copy the corpus to this machine with dali-pipes copy"
         )
     if config.order == "blocks":
         return
@@ -204,6 +206,22 @@ def _too_wide(config: LoaderConfig, corpus: Corpus) -> str | None:
     return (
         f"shuffle_window = {config.shuffle_window:,} blocks take {needed:,} bytes{decoded}, more than {setting} = "
         f"{most_bytes:,}, so parts of the corpus are {effect}; {narrower}{setting} = {needed:,} or more"
+    )
+
+
+def _too_few_rows(config: LoaderConfig, rows: DocumentRows) -> str | None:
+    """A warning for windows whose balanced rows are so few that the ranks of a step get rows of different cost."""
+    ranks, window = config.world_size or 1, config.window_documents
+    all_rows = rows.num_documents if config.rows == "pad" else rows.num_tokens // rows.seq_len
+    in_window = all_rows * window // rows.num_documents
+    if rows.balance is None or rows.num_windows < 2 or in_window >= FEWEST_ROWS_OF_A_RANK * ranks:
+        return None
+    while window < rows.num_documents and all_rows * window // rows.num_documents < 2 * FEWEST_ROWS_OF_A_RANK * ranks:
+        window *= 2
+    return (
+        f"window_documents = {config.window_documents:,} makes windows of about {counted(in_window, 'row')} for "
+        f"{counted(ranks, 'rank')}, too few for balance to find rows of equal cost for each step; set "
+        f"window_documents = {window:,} (plan_report() shows the effect)"
     )
 
 

@@ -7,7 +7,6 @@ only if it is, byte for byte, the one that its figures make, and if these agree 
 of the epoch. They are told, never planned with: no row comes from a kept report.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -122,7 +121,9 @@ class PlanReports:
         try:
             with path.open("rb") as file:
                 content = file.read(_MOST_BYTES)
-            report = PlanReport(**json.loads(content)["report"])
+            figures: dict[str, Any] = dict(json.loads(content)["report"])
+            figures |= {name: tuple(figure) for name, figure in figures.items() if isinstance(figure, list)}
+            report = PlanReport(**figures)
             can_be_trusted = self._content(epoch, report) == content and self._agrees(report, epoch)
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None  # not there, not readable, not JSON, not a report
@@ -132,7 +133,7 @@ class PlanReports:
         write_whole(path, self._content(epoch, report))
 
     def _content(self, epoch: int, report: PlanReport) -> bytes:
-        figures = {"about": self._about_epoch(epoch), "report": dataclasses.asdict(report)}
+        figures = {"about": self._about_epoch(epoch), "report": report.as_dict()}
         digest = hashlib.sha256(json.dumps(figures).encode()).hexdigest()
         return (json.dumps({**figures, "sha256": digest}) + "\n").encode()
 

@@ -140,7 +140,7 @@ def test_a_mixture(corpus: Path) -> None:
     assert assert_batches_of_ranks(config, *mesh_of("(8,)")) == 8
 
 
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(6))
 @given(
     shape=st.sampled_from([(8,), (2, 4), (4, 2), (2, 2, 2), (1, 8), (2, 1, 4)]),
     axes=st.permutations("abc"),
@@ -488,7 +488,7 @@ def on_devices(config: LoaderConfig, mesh: Any, data_axes: Any, **how: Any) -> J
         ("(8,)", {"labels": "weights"}),
         ("(4, 2)", {"names": "maxtext"}),
         ("(2, 2, 2), other order", {}),
-        ("no data axis", {"names": "maxtext", "labels": "weights"}),
+        pytest.param("no data axis", {"names": "maxtext", "labels": "weights"}, marks=pytest.mark.slow),
     ],
 )
 def test_one_loader_for_each_device(mesh: str, how: dict[str, Any], config: LoaderConfig) -> None:
@@ -506,7 +506,7 @@ def test_one_loader_for_each_device(mesh: str, how: dict[str, Any], config: Load
         assert len(batches.loaders) == 8
 
 
-@pytest.mark.parametrize("lost", [0, 6, 14, 15, 17])
+@pytest.mark.parametrize("lost", [0, 15, *(pytest.param(lost, marks=pytest.mark.slow) for lost in (6, 14, 17))])
 def test_resume_of_many_loaders(lost: int, config: LoaderConfig) -> None:
     """And from many loaders to one."""
     config = config.replace(batch_size=4, outputs=["input_ids"])

@@ -41,7 +41,8 @@ def test_it_compares_all_methods(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
     for entry in last["entries"]:
         methods = entry["methods"]
-        assert list(methods) == ["none", balance.OURS, "verl", "WLB-LLM"]
+        packed = ["even rows", "even, sorted"] if entry["rows"] == "pack" else []
+        assert list(methods) == ["none", balance.OURS, "sorted", "verl", "WLB-LLM", *packed]
         assert 1 <= methods[balance.OURS]["ratio"] < methods["none"]["ratio"]
         assert methods["verl"]["ratio"] < methods["none"]["ratio"]
         assert entry["speed"][balance.OURS]["median"] > 0
@@ -75,9 +76,22 @@ def test_differencing_by_hand() -> None:
     assert sorted(map(sorted, balance.largest_differencing([8, 7, 6, 5], 2))) == [[0, 3], [1, 2]]
 
 
+def test_even_rows_by_hand() -> None:
+    """7 | 5, then 4 to the cheaper row, which then costs least, but does not have room for 2."""
+    costs, tokens = balance.even_rows(np.array([4, 7, 5, 2]), 2, 10, CostBalance(0, 1))
+    assert (costs.tolist(), tokens.tolist()) == ([49 + 4, 25 + 16], [9, 9])
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(1, 6))
+def test_even_rows_hold_each_document_once(lengths: list[int], num_rows: int) -> None:
+    costs, tokens = balance.even_rows(np.array(lengths), num_rows, 20, CostBalance(0, 1))
+    assert tokens.max() <= 20
+    assert (tokens.sum(), costs.sum()) == (sum(lengths), sum(length**2 for length in lengths))
+
+
 def test_outliers_wait_until_each_rank_gets_one() -> None:
     lengths = np.array([5000, 10, 10, 6000, 20, 20, 990])
-    work = balance.by_wlb_llm(lengths, 6000, 2, CostBalance(1, 0))
+    work = balance.by_wlb_llm(lengths, 6000, 2, CostBalance(1, 0), [4096, 2048])
     assert work.tokens.sum() + work.left == lengths.sum()
     (step,) = [step for step in work.tokens.tolist() if max(step) > 1000]
     assert min(step) >= 5000, "both long ones in one step, on different ranks"

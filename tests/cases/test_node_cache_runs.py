@@ -124,6 +124,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "in order": {"shuffle": False},
     "packed": {"rows": "pack", "window_documents": 20, "outputs": ("input_ids", "labels", "segment_ids")},
     "padded": {"rows": "pad", "length_buckets": (4, 8)},
+    "copies": {"rows": "pack", "window_documents": 20, "keep": "keep.npy"},
+    "copies of few": {"rows": "pad", "keep": "few.npy"},
     "several labels": {"mtp": 3},
     "validation": {"split": "validation", "validation_fraction": 0.3, "drop_last": False},
     "what comes before rows": {"objective": [{"kind": "goldfish", "h": 5, "k": 3}]},
@@ -141,6 +143,8 @@ FEW_KINDS = [
     ("what comes before rows", "all"),
     ("a random offset", "all"),
     ("packed", "all"),
+    ("copies", "little"),
+    ("copies of few", "all"),
     ("shares of a mixture", "all"),
 ]
 
@@ -177,6 +181,11 @@ def test_every_kind_of_rows(tmp_path: Path, kind: str, room: str) -> None:
     (ids[2501:] % 3 > 0).astype(np.uint8).tofile(tmp_path / "b.bin.loss")
     paths: Any = [str(tmp_path / name) for name in ("a.bin", "b.bin")]
     settings = {"eos_id": 0, **KINDS[kind]}
+    if "keep" in settings:
+        copies = np.arange(np.count_nonzero(ids == 0) + (ids[-1] != 0)) % 4
+        np.save(tmp_path / "keep.npy", copies)
+        np.save(tmp_path / "few.npy", np.where(np.arange(len(copies)) % 30 == 7, 60, 0))
+        settings["keep"] = str(tmp_path / settings["keep"])
     if "mixture" in settings:
         sources = {name: {**one, "corpus": str(tmp_path / f"{name}.bin")} for name, one in settings["mixture"].items()}
         paths, settings = None, {**settings, "mixture": sources}

@@ -2,7 +2,9 @@
 
 import hashlib
 import itertools
+import math
 import random
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -21,8 +23,9 @@ from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.operators import permute
 from dali_pipes.rows import cost_balance
-from dali_pipes.rows.cost_balance import CostBalance, StepCosts, rows_at, run_rows
+from dali_pipes.rows.cost_balance import CostBalance, rows_at, run_rows
 from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.step_costs import PERCENTILES, StepCosts
 
 SEED = 3
 
@@ -54,8 +57,21 @@ def ordered(costs: Sequence[int], begin: int, size: int, epoch: int, window: int
     rest = rows[: lower * size] + rows[lower * size + head + tail :]
     runs = [rest[at : at + size] for at in range(0, len(rest), size)]
     assert len(runs) == count
-    middle = [row for run in shuffled(count, key_of("balance", epoch, window, "runs")) for row in runs[run]]
+    middle = [row for run in shuffled(count, key_of("balance", epoch, window, "runs")) for row in mixed(runs[run])]
     return ends[:head][::-1] + middle + ends[head:][::-1]
+
+
+def mixed(run: list[int]) -> list[int]:
+    """In blocks of a power of two of rows up to 128; those whose number has an odd number of bits are in reverse."""
+    block = next(size for size in (128, 64, 32, 16, 8, 4, 2, 1) if len(run) % size == 0)
+    blocks = [run[at : at + block] for at in range(0, len(run), block)]
+    return [row for number, rows in enumerate(blocks) for row in halves(rows[:: -1 if number.bit_count() % 2 else 1])]
+
+
+def halves(rows: list[int]) -> list[int]:
+    """The second half in reverse; so in each half."""
+    half = len(rows) // 2
+    return rows if half == 0 else halves(rows[:half]) + halves(rows[half:][::-1])
 
 
 def round_half_up(number: Fraction) -> int:
@@ -70,7 +86,7 @@ def round_half_up(number: Fraction) -> int:
     st.integers(0, 3),
     st.integers(0, 3),
     st.integers(1, 30),
-    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 3, 6, 8]),
 )
 def test_the_order_equals_the_oracle(
     lengths: list[int], mode: str, long_documents: str, a: int, b: int, window: int, size: int
@@ -112,11 +128,31 @@ def test_every_row_is_at_one_place(num_rows: int, begin: int, key: int) -> None:
 
 
 @given(st.integers(1, 10**6))
-def test_runs_are_powers_of_two_and_many(num_rows: int) -> None:
+def test_runs_fit_into_those_of_other_windows_and_are_many(num_rows: int) -> None:
     size = run_rows(num_rows)
-    assert size & (size - 1) == 0
-    assert size <= 4096
+    assert 3072 % size == 0
     assert num_rows < 4 or num_rows // size >= 4
+
+
+@pytest.mark.parametrize("size", [3, 48, 384, 3072])
+def test_a_run_equals_the_oracle(size: int) -> None:
+    num_rows = 16 * size if size > 1536 else 4 * size
+    assert run_rows(num_rows) == size
+    rows = rows_at(np.arange(num_rows), num_rows, 0, 5)
+    expected = [run * size + row for run in shuffled(num_rows // size, 5) for row in mixed(list(range(size)))]
+    assert rows.tolist() == expected
+
+
+@settings(max_examples=examples(30))
+@given(st.integers(0, 7), st.integers(1, 3), st.integers(0, 2**64 - 1))
+def test_ranks_share_rising_costs_evenly(exponent: int, more: int, key: int) -> None:
+    """Up to 128 ranks, if a power of two: each row of a step is one of neighbors, and the sums of a step are equal."""
+    ranks, batch_size = 2**exponent, 2 * more
+    rows = rows_at(np.arange(4 * 768), 4 * 768, 0, key)
+    groups = rows.reshape(-1, ranks)
+    assert (np.sort(groups, axis=1) == groups.min(axis=1)[:, None] + np.arange(ranks)).all()
+    steps = groups[: len(groups) // batch_size * batch_size].reshape(-1, batch_size, ranks)
+    assert (np.ptp(steps.sum(axis=1), axis=1) == 0).all()
 
 
 @settings(max_examples=examples(60))
@@ -136,6 +172,38 @@ def test_step_costs_equal_the_oracle(parts: list[list[int]], world_size: int, ba
     assert steps.worst == pytest.approx(float(max(ratios)))
     even = [ratio <= Fraction(105, 100) for ratio in ratios[1:]]
     assert steps.even_steps == pytest.approx(sum(even) / len(even) if even else 1.0)
+    rising = sorted(ratios[1:])
+    chosen = [max(0, math.ceil(Fraction(percent * len(rising), 100)) - 1) for percent in range(PERCENTILES)]
+    assert list(steps.percentiles) == [pytest.approx(float(rising[i]), abs=1e-4) for i in chosen if rising]
+
+
+@settings(max_examples=examples(60))
+@given(st.lists(st.lists(st.integers(1, 9), max_size=12), max_size=4), st.integers(1, 4), st.integers(1, 3))
+def test_sorted_steps_equal_the_oracle(windows: list[list[int]], world_size: int, batch_size: int) -> None:
+    steps, pool = StepCosts(world_size, batch_size), list[int]()
+    most, total = 0, Fraction(0)
+    for window in windows:
+        steps.add_sorted(np.array(window, np.int64))
+        pool = sorted([*pool, *window], reverse=True)
+        while len(pool) >= world_size * batch_size:
+            of_ranks = [0] * world_size
+            for number in range(batch_size):
+                row, pool = pool[:world_size], pool[world_size:]
+                of_ranks = [a + b for a, b in zip(of_ranks, row[::-1] if number % 2 else row, strict=True)]
+            most, total = most + max(of_ranks), total + Fraction(sum(of_ranks), world_size)
+    assert steps.ratio == pytest.approx(float(most / total) if total else 1.0)
+
+
+@settings(max_examples=examples(40))
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(1, 3), st.randoms())
+def test_no_order_loses_less_than_the_sorted_one(costs: list[int], world_size: int, dice: random.Random) -> None:
+    """With one row a rank; where each row is in a step."""
+    costs = (costs * world_size)[: len(costs) // world_size * world_size] or [1] * world_size
+    best, other = StepCosts(world_size, 1), StepCosts(world_size, 1)
+    best.add_sorted(np.array(costs, np.int64))
+    dice.shuffle(costs)
+    other.add(np.array(costs, np.int64))
+    assert best.ratio <= other.ratio + 1e-9
 
 
 @pytest.mark.parametrize("mode", ["pack", "pad"])
@@ -163,6 +231,25 @@ def test_steps_of_a_long_tailed_corpus_are_even(mode: Any, seq_len: int) -> None
         assert 1 <= report.cost_ratio <= 1.05, shape
         assert report.cost_ratio - 1 < (report.unbalanced_cost_ratio - 1) / 5, shape
         assert report.even_steps >= 0.95, shape
+
+
+@pytest.mark.parametrize("window", [16_384, 131_072])
+def test_long_rows_are_even_with_wide_windows(window: int) -> None:
+    """One document in 100 fills a third of a row of 131,072 tokens or more. Near the best order of each window."""
+    draw = np.random.default_rng(3)
+    lengths = draw.lognormal(np.log(400), 1.2, 131_072)
+    is_long = draw.random(len(lengths)) < 0.01
+    lengths[is_long] = draw.uniform(32_000, 131_072, np.count_nonzero(is_long))
+    offsets = np.concatenate(([0], np.cumsum(lengths.astype(np.int64).clip(1))))
+    options: dict[str, Any] = {"mode": "pack", "long_documents": "split", "window_documents": window}
+    rows = DocumentRows(offsets, 131_072, **options, shuffle=True, seed=0, balance=CostBalance(12 * 2048, 1))
+    report = rows.report(0, None, (16, 1))
+    ratios = report.cost_ratio, report.sorted_cost_ratio, report.unbalanced_cost_ratio
+    assert all(ratio is not None for ratio in ratios)
+    balanced, best, random = (ratio or 0.0 for ratio in ratios)
+    assert best <= balanced + 0.02 < random
+    assert (balanced <= 1.05) == (window > 16_384), balanced
+    assert (balanced - 1) <= 2 * (best - 1) + 0.01
 
 
 def test_runs_end_between_steps_of_ranks_that_divide_them() -> None:
@@ -232,6 +319,27 @@ def test_reports_are_kept_for_each_shape_of_a_step(corpus: str) -> None:
     assert reports[1].cost_ratio == 1.0
     assert reports[4].cost_ratio > 1.0
     assert reports[4].unbalanced_worst_cost_ratio >= reports[4].unbalanced_cost_ratio > 1.0
+
+
+def test_windows_of_few_rows_for_many_ranks_are_told(corpus: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Until one window holds all documents, or has 64 rows for each rank."""
+
+    def said(**changes: Any) -> str:
+        with TokenLoader(**settings_of(corpus, rank=0, quiet=False, **changes)):
+            pass
+        return capfd.readouterr().err
+
+    def advice(text: str) -> int | None:
+        found = re.search(r"set window_documents = ([\d,]+)", text.replace("\n", " "))
+        return None if found is None else int(found[1].replace(",", ""))
+
+    for rows, few, enough in (("pad", 2, 1), ("pack", 1, None)):
+        told = said(rows=rows, world_size=few, window_documents=40)
+        wanted = advice(told)
+        assert wanted == 80, told
+        for changes in ({"window_documents": wanted}, {"balance": None, "balance_cost": None}):
+            assert advice(said(rows=rows, world_size=few, **{"window_documents": 40, **changes})) is None
+        assert enough is None or advice(said(rows=rows, world_size=enough, window_documents=40)) is None
 
 
 def test_a_state_says_what_a_row_costs(corpus: str) -> None:

@@ -208,6 +208,15 @@ def test_what_it_does_not_go_with(corpus: str) -> None:
         LoaderConfig(**plain, mixture={"web": source | {"keep": keep, "rows": "stream"}})
 
 
+def test_a_cache_of_blocks_does_not_hold_copies_of_a_share(corpus: str, tmp_path: Path) -> None:
+    plain = settings_of(corpus, order="blocks", cache_dir=str(tmp_path / "cache"), total_rows=9)
+    source = {"corpus": plain.pop("corpus"), "weight": 1, "keep": plain.pop("keep")}
+    with TokenLoader(**plain, mixture={"web": source}) as loader:
+        assert sum(1 for _ in loader) == 5
+    with pytest.raises(ConfigError, match=r"cache_dir = .*keep = .*share"):
+        TokenLoader(**plain, mixture={"web": {**source, "share": 0.5}})
+
+
 def test_each_source_of_a_mixture_has_its_own(corpus: str, tmp_path: Path) -> None:
     write_documents(tmp_path / "code", [[5] * 3 + [END]] * 30)
     plain = settings_of(corpus, long_documents="truncate", total_rows=400)

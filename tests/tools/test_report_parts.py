@@ -214,6 +214,10 @@ def test_costs_and_copies_are_those_of_the_plan_report(tmp_path: Path, objective
     assert report.cost_ratio is not None
     assert shown["cost_ratio"] < shown["unbalanced_cost_ratio"]
     assert shown["removed_documents"] == int((np.arange(400) % 3 == 0).sum())
+    (chart,) = part.charts
+    assert [entry.name for entry in chart.legend] == ['balance = "cost"', "in random order"]
+    for figure in (report.worst_cost_ratio, report.unbalanced_worst_cost_ratio):
+        assert f"{figure:.3f}" in chart.description
 
 
 def test_rows_that_grow_are_shown(tmp_path: Path) -> None:

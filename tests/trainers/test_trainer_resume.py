@@ -86,7 +86,7 @@ def goes_on(run: Training, whole: Outcome, everywhere: bool = True, **arguments:
     [
         ("14-13-14-13", 2),
         ("14-13-14-13", 3),
-        ("14-16-15-16", 1),
+        pytest.param("14-16-15-16", 1, marks=pytest.mark.slow),
         pytest.param("14-13-14-13", 1, marks=pytest.mark.slow),
         pytest.param("14-16-15-16", 2, marks=pytest.mark.slow),
         pytest.param("14-16-15-16", 3, marks=pytest.mark.slow),

@@ -9,6 +9,7 @@
     dali-pipes explain run.toml --step 1200 --world-size 8
     dali-pipes mixture run.toml --at 250B
     dali-pipes shuffle run.toml --plot orders.png
+    dali-pipes plan run.toml --world-size 64 --plot plan.png
     dali-pipes preview data/*.bin --batch-size 8 --seq-len 1024 --tokenizer tokenizer.json
     dali-pipes report run.toml --steps 0,100,1200
     dali-pipes watch runs/stats.jsonl
@@ -24,7 +25,7 @@ from dali_pipes import __version__
 from dali_pipes.tools.cli.corpus_commands import check, copy, inspect
 from dali_pipes.tools.cli.endings import EXIT_STATUS
 from dali_pipes.tools.cli.flags import FLAG, Command, Group
-from dali_pipes.tools.cli.loader_commands import config, explain, locate, mixture, preview, shuffle
+from dali_pipes.tools.cli.loader_commands import config, explain, locate, mixture, plan, preview, shuffle
 from dali_pipes.tools.cli.report_command import report
 from dali_pipes.tools.cli.tokenize_command import tokenize
 from dali_pipes.tools.cli.watch_command import watch
@@ -50,5 +51,19 @@ def main(
         raise typer.Exit
 
 
-for command in (tokenize, inspect, check, copy, config, locate, explain, mixture, shuffle, preview, report, watch):
+for command in (
+    tokenize,
+    inspect,
+    check,
+    copy,
+    config,
+    locate,
+    explain,
+    mixture,
+    shuffle,
+    plan,
+    preview,
+    report,
+    watch,
+):
     app.command(cls=Command, epilog=EXIT_STATUS)(command)

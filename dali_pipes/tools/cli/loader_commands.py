@@ -162,6 +162,35 @@ def shuffle(
         terminal.show(report, terminal.show_shuffle, as_json=as_json)
 
 
+def plan(
+    given: Given,
+    epoch: Epoch = 0,
+    source: Annotated[
+        str | None, typer.Option(help="In a mixture, the source to plan; --epoch then counts its passes.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a figure of how evenly ranks share the cost of steps, such as plan.png.")
+    ] = None,
+    world_size: WorldSize = None,
+    batch_size: BatchSize = None,
+    seq_len: SeqLen = None,
+    assignments: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Plan an epoch of documents: rows, fill, padding, what is dropped or cut, and balance over ranks. No GPU."""
+    with errors_as_one_line():
+        if plot is not None:
+            check_output("--plot", plot)
+        shape = {"batch_size": batch_size, "seq_len": seq_len}
+        checked = _for_all_ranks(given, assignments, "plan", world_size=world_size, **shape)
+        if plot is not None:
+            reports.check_plot(checked)
+        report = reports.plan_epoch(checked, epoch, source)
+        if plot is not None:
+            reports.plot_plan(report, plot)
+        terminal.show(report, terminal.show_plan, as_json=as_json)
+
+
 def preview(
     given: Given,
     step: Step = 0,

@@ -3,10 +3,12 @@
 from dali_pipes.loader.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, locate_batch, one_row
 from dali_pipes.loader.batch_preview import preview_batch
 from dali_pipes.loader.batch_view import BatchPreview, PreviewPiece, PreviewRow, Run
+from dali_pipes.rows.document_rows import PlanReport
 from dali_pipes.text.token_text import TokenText
 from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
 from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus
 from dali_pipes.tools.reports.document_lengths import LengthReport
+from dali_pipes.tools.reports.epoch_plan import check_plot, plan_epoch, plot_plan
 from dali_pipes.tools.reports.followed_log import FollowedLog, RunNow
 from dali_pipes.tools.reports.mixture_plan import MixturePlan, plan_mixture, plot_mixture
 from dali_pipes.tools.reports.page import DataPage, make_page
@@ -27,6 +29,7 @@ __all__ = [
     "MixturePlan",
     "OrderFigures",
     "PieceOrigin",
+    "PlanReport",
     "PreviewPiece",
     "PreviewRow",
     "Problem",
@@ -38,6 +41,7 @@ __all__ = [
     "StepReport",
     "TokenText",
     "check_corpus",
+    "check_plot",
     "explain_step",
     "inspect_corpus",
     "judge_shuffle",
@@ -45,8 +49,10 @@ __all__ = [
     "make_page",
     "names_loader",
     "one_row",
+    "plan_epoch",
     "plan_mixture",
     "plot_mixture",
+    "plot_plan",
     "plot_shuffle",
     "preview_batch",
     "preview_samples",

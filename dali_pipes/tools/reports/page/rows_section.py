@@ -6,11 +6,24 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.loader.plan_reports import plan_reports
+from dali_pipes.rows.document_rows import PlanReport
+from dali_pipes.rows.step_costs import EVEN, PERCENTILES
 from dali_pipes.runtime.messages import counted
 from dali_pipes.tools.reports.page import charts
 from dali_pipes.tools.reports.page.opened_run import OpenedRun
 from dali_pipes.tools.reports.page.row_figures import RowFigures, figures_of, joined
-from dali_pipes.tools.reports.page.section import Chart, Column, DataTable, Fact, Part, Section, Unit, Value, table_of
+from dali_pipes.tools.reports.page.section import (
+    Chart,
+    Column,
+    DataTable,
+    Fact,
+    Legend,
+    Part,
+    Section,
+    Unit,
+    Value,
+    table_of,
+)
 from dali_pipes.tools.reports.step_report import step_report
 
 _SAMPLE_ROWS = 4096
@@ -57,6 +70,8 @@ _PLAN_WITH_BALANCE: dict[str, tuple[str, Unit]] = {
     "unbalanced_cost_ratio": ("in random order: cost of the most expensive rank, divided by the mean", "number"),
     "unbalanced_worst_cost_ratio": ("in random order: the same in the worst step", "number"),
     "unbalanced_even_steps": ("in random order: steps in which it is at most 1.05", "share"),
+    "sorted_cost_ratio": ("in the best order of each window: cost of the most expensive rank / mean", "number"),
+    "sorted_even_steps": ("in the best order of each window: steps in which it is at most 1.05", "share"),
 }
 
 
@@ -138,7 +153,27 @@ def _plans(run: OpenedRun) -> Iterator[Part]:
             if report.cost_ratio is not None:
                 shown |= _PLAN_WITH_BALANCE
             facts = [Fact(each, label, Value(getattr(report, each), unit)) for each, (label, unit) in shown.items()]
-            yield Part(key, heading, tuple(facts))
+            yield Part(key, heading, tuple(facts), tuple(_costs(report)))
+
+
+def _costs(report: PlanReport) -> Iterator[Chart]:
+    """How evenly the ranks share the cost of the steps, where that is balanced."""
+    if not (report.cost_percentiles and report.unbalanced_cost_percentiles):
+        return
+    percent = range(PERCENTILES)
+    courses = {
+        'balance = "cost"': (percent, report.cost_percentiles),
+        "in random order": (percent, report.unbalanced_cost_percentiles),
+    }
+    yield Chart(
+        "step_costs",
+        "Cost of the most expensive rank of each step, divided by the mean",
+        charts.lines(courses, xlabel="% of steps", ylabel="most / mean", from_zero=False),
+        f"With balance, {report.even_steps:.1%} of the steps are at most {EVEN}, the worst one is "
+        f"{report.worst_cost_ratio:.3f}. In random order: {report.unbalanced_even_steps:.1%}, "
+        f"{report.unbalanced_worst_cost_ratio:.3f}.",
+        tuple(Legend(name, number) for number, name in enumerate(courses)),
+    )
 
 
 def _growth(run: OpenedRun) -> Iterator[Part]:

@@ -160,7 +160,7 @@ class BlockStream:
             return DirectQueue(self._built.source)
         return DaliQueue(define_pipeline(self._built, self._config, self._graph), self._built.source, self._built.gpu)
 
-    def _fill(self, queue: BlockQueue, taken_ahead: int) -> None:
+    def _fill(self, queue: BlockQueue, taken_ahead: int = 0) -> None:
         while self._error is None and (in_flight := queue.in_flight + taken_ahead) < queue.depth:
             ahead = BlockInfo(self._next_iteration + in_flight, 0)
             if in_flight > 0 and not self._built.source.ready(ahead):

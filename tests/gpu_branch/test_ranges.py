@@ -43,7 +43,6 @@ def test_names_and_order_on_a_gpu(late_gpu: gpu_stand_in.StandInGpu, settings: d
     paths = walk(late_gpu)
     assert paths[MAIN].count("next") == 8 + 1  # the last one finds the end
     assert set(paths[MAIN]) == {"next", "next > deliver", "next > batches"}
-    assert paths[MAIN].count("next > batches") <= 1 + sum(ahead == ["batches"] for ahead in paths.values())
     (readers,) = [paths[thread] for thread in paths if thread != MAIN and set(paths[thread]) != {"batches"}]
     if placement == "host":
         assert readers[:6] == ["plan", "read", "plan", "plan", "read", "plan"]  # the second plans behind the block

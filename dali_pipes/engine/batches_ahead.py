@@ -68,7 +68,7 @@ class BatchesAhead:
         """Take the next block of a queue, which is `iteration` to its source. Does not block."""
         # A limit on threads ends no run: without one the block is taken when the trainer needs it.
         with contextlib.suppress(RuntimeError, MemoryError):
-            self._threads = self._threads or ReaderThreads(1)
+            self._threads = self._threads or ReaderThreads(1, "dali_pipes-batches")
             self._future = self._threads.submit(_take_in_thread, queue, self._built, self._loans, iteration)
 
     def take(self) -> Taken | None:

@@ -255,7 +255,7 @@ def test_a_loader_that_was_closed_makes_nothing(
 def test_without_threads_to_be_had_the_trainer_s_makes_all(
     late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(count: int) -> Any:
+    def refuse(*arguments: Any) -> Any:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(batches_ahead, "ReaderThreads", refuse)

@@ -34,7 +34,6 @@ def take_block(queue: BlockQueue, built: BuiltSource, loans: Loans | None, itera
 
     Blocks while DALI has not made it; on a GPU not until the device has, whose work comes first on `gpu.handover`.
     """
-    built.source.check_usable()
     try:
         arrays = queue.take(None if built.gpu is None else built.gpu.handover)
     except StopIteration as error:
@@ -98,4 +97,5 @@ class BatchesAhead:
 def _take_in_thread(queue: BlockQueue, built: BuiltSource, loans: Loans | None, iteration: int) -> Taken:
     if built.gpu is not None:
         built.gpu.adopt_thread()
+    built.source.check_usable()  # it may have been closed before this thread got to run
     return take_block(queue, built, loans, iteration)

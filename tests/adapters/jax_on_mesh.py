@@ -140,7 +140,7 @@ def test_a_mixture(corpus: Path) -> None:
     assert assert_batches_of_ranks(config, *mesh_of("(8,)")) == 8
 
 
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(6))
 @given(
     shape=st.sampled_from([(8,), (2, 4), (4, 2), (2, 2, 2), (1, 8), (2, 1, 4)]),
     axes=st.permutations("abc"),
@@ -211,7 +211,10 @@ def test_a_loader_with_operators_of_dali(config: LoaderConfig) -> None:
         next(batches)
 
 
-@pytest.mark.parametrize("lost", range(18))
+@pytest.mark.parametrize(
+    "lost",
+    [lost if lost in (0, 1, 8, 14, 15, 17) else pytest.param(lost, marks=pytest.mark.slow) for lost in range(18)],
+)
 def test_resume_at_every_step(lost: int, config: LoaderConfig) -> None:
     """On other meshes, within an epoch and over its end."""
     config = config.replace(batch_size=4, outputs=["input_ids", "row_ids"])
@@ -387,9 +390,9 @@ def test_memory_is_used_as_it_is_and_released() -> None:
         batch = next(batches)
         assert batch["input_ids"].addressable_data(0).unsafe_buffer_pointer() == addresses[0]
         before = resident_bytes()
-        for _ in range(2000):  # 131,072 bytes each
+        for _ in range(600):  # 131,072 bytes each
             batch = next(batches)
-        assert resident_bytes() - before < 100e6
+        assert resident_bytes() - before < 30e6
 
 
 def test_an_error_loses_nothing(config: LoaderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +491,7 @@ def on_devices(config: LoaderConfig, mesh: Any, data_axes: Any, **how: Any) -> J
         ("(8,)", {"labels": "weights"}),
         ("(4, 2)", {"names": "maxtext"}),
         ("(2, 2, 2), other order", {}),
-        ("no data axis", {"names": "maxtext", "labels": "weights"}),
+        pytest.param("no data axis", {"names": "maxtext", "labels": "weights"}, marks=pytest.mark.slow),
     ],
 )
 def test_one_loader_for_each_device(mesh: str, how: dict[str, Any], config: LoaderConfig) -> None:

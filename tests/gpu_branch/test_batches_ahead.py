@@ -84,7 +84,7 @@ def wait_until_ready(loader: TokenLoader) -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_trainer_s_thread_makes_the_first_block_alone(
-    gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, placement: str
+    late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, placement: str
 ) -> None:
     """On any device, with the batches of the CPU, and a device of its own that the thread stays on."""
     corpus = counting(600)
@@ -92,29 +92,28 @@ def test_the_trainer_s_thread_makes_the_first_block_alone(
     real = gpu_stand_in.Pipeline.share_outputs
 
     def share_outputs(self: Any, stream: int) -> Any:
-        devices.add(gpu.current_device)
+        devices.add(late_gpu.current_device)
         return real(self, stream)
 
     monkeypatch.setattr(gpu_stand_in.Pipeline, "share_outputs", share_outputs)
     with make(corpus, placement, device="cuda:1", repeat=True) as loader:
         if placement != "pool":
-            expected = take(oracle_stream(corpus.tokens, **ORDER), 80)
+            expected = take(oracle_stream(corpus.tokens, **ORDER), 48)
         else:
             with make(corpus, "auto", device="cpu", repeat=True, order="blocks", shuffle_window=2) as on_cpu:
-                expected = [{name: one.numpy() for name, one in batch.items()} for batch in take(on_cpu, 80)]
+                expected = [{name: one.numpy() for name, one in batch.items()} for batch in take(on_cpu, 48)]
         found.clear()
         for number, (batch, wanted) in enumerate(zip(loader, expected, strict=False)):
             assert same(batch, wanted)
-            source, stream = loader._source, loader._stream
-            if number % 4 == 0 and stream._queue is not None:  # so that the next block is scheduled before it is taken
-                wait_for(lambda: source.blocks_ready() > 0)  # noqa: B023
+            if number % 4 == 0:  # so that the block after the next one is scheduled where the next one is taken
+                wait_for(lambda: all(one.done() for one in list(loader._source._pending.values())))
             wait_until_ready(loader)
     outside = [name for name in found if name != threading.main_thread().name]
-    assert len(found) >= 2 * 20
-    assert len(outside) >= len(found) // 2, "all but the first, and those that had not been read when they were due"
+    assert len(found) >= 2 * 12
+    assert len(outside) >= len(found) - 2 * 2, "two arrays a block; the second one may not have been read in time"
     assert devices == {1}
-    assert gpu.current_device == 0
-    assert gpu.captures_ended == []
+    assert late_gpu.current_device == 0
+    assert late_gpu.captures_ended == []
 
 
 def test_a_slow_thread_is_waited_for(
@@ -129,8 +128,7 @@ def test_a_slow_thread_is_waited_for(
         assert all(map(same, batches, itertools.islice(oracle_stream(corpus.tokens, **ORDER), 4, None)))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(("placement", "depth"), [("host", 1), ("device", 2), ("pinned", 4), ("pool", 2)])
 def test_no_more_blocks_exist_than_the_queue_is_deep(
     late_gpu: gpu_stand_in.StandInGpu,
     counting: Callable[..., Any],
@@ -150,7 +148,7 @@ def test_no_more_blocks_exist_than_the_queue_is_deep(
 
     monkeypatch.setattr(gpu_stand_in.DaliTensor, "__init__", init)
     with make(counting(600), placement, prefetch_queue_depth=depth, repeat=True, outputs=("input_ids",)) as loader:
-        for _ in itertools.islice(loader, 100):
+        for _ in itertools.islice(loader, 60):
             wait_until_ready(loader)
     assert most[0] <= depth + 2
 

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from dali_pipes import TokenLoader
 from dali_pipes.engine import batches_ahead
+from dali_pipes.runtime.threads import ReaderThreads
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import gpu_stand_in
@@ -110,7 +111,7 @@ def main(
         ids.tofile(corpus)
         for _round in range(rounds):
             for (placement, way), found in taken.items():
-                made_by = batches_ahead.ReaderThreads if way == WAYS[0] else no_thread
+                made_by = ReaderThreads if way == WAYS[0] else no_thread
                 with patch.object(batches_ahead, "ReaderThreads", made_by):
                     found += switches(corpus, placement, per_block, count, evict)
     grid = Table(title=f"CPU of the trainer's thread at a block switch, {per_block} batches in a block: microseconds")

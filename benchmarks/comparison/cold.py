@@ -131,6 +131,7 @@ def consume(
     blocks_s: the loader's own seconds of waiting for blocks so far
     """
     work = CONSUMERS[consumer]
+    batch: Pair | None = None
 
     def step() -> float:
         nonlocal batch
@@ -140,7 +141,6 @@ def consume(
         work(got + step_s)
         return got - asked
 
-    batch: Pair
     began = time.perf_counter()
     first_waits = [step()]
     while time.perf_counter() < began + first_s:
@@ -148,6 +148,7 @@ def consume(
     before, meter, began = blocks_s(), CpuMeter(), time.perf_counter()
     waits = [step() for _ in range(max(1, round(seconds / step_s)))]
     elapsed_s, cpu_s, after = time.perf_counter() - began, meter.elapsed_s(), blocks_s()
+    assert batch is not None
     waited_s = None if before is None or after is None else after - before
     return Consumed(first_waits, waits, elapsed_s, cpu_s, waited_s, (batch[0].clone(), batch[1].clone()))
 

@@ -4,7 +4,8 @@ import gc
 import itertools
 import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,16 +22,16 @@ from dali_pipes.errors import LoaderClosedError, TokenRangeError
 from dali_pipes.loader import batches
 from dali_pipes.placement.selection import GPU_PLACEMENTS
 from dali_pipes.rows import make as rows_of
+from dali_pipes.runtime.threads import ReaderThreads
 
 ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}
 PLACEMENTS = tuple(GPU_PLACEMENTS)
 
 
-class HeldBack(batches_ahead.ReaderThreads):
+class HeldBack(ReaderThreads):
     """A thread that works when a test lets it."""
 
     gate = threading.Event()
-    tasks: list[str]
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         def work() -> Any:
@@ -73,6 +74,13 @@ def threads_of_views(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(batches, "as_cut", as_cut)
     return found
+
+
+def patient(loader: TokenLoader) -> Iterator[Any]:
+    """Batches, each of them handed out when the next block has been taken."""
+    for batch in loader:
+        wait_until_ready(loader)
+        yield batch
 
 
 def wait_until_ready(loader: TokenLoader) -> None:
@@ -144,7 +152,7 @@ def test_no_more_blocks_exist_than_the_queue_is_deep(
         real(self, gpu, shape, typestr)
         alive[0] += 1
         most[0] = max(most[0], alive[0])
-        gpu_stand_in.weakref.finalize(self.memory, lambda: alive.__setitem__(0, alive[0] - 1))
+        weakref.finalize(self.memory, lambda: alive.__setitem__(0, alive[0] - 1))
 
     monkeypatch.setattr(gpu_stand_in.DaliTensor, "__init__", init)
     with make(counting(600), placement, prefetch_queue_depth=depth, repeat=True, outputs=("input_ids",)) as loader:
@@ -195,22 +203,22 @@ def test_an_error_of_the_thread_is_raised_and_costs_no_batch(
     late_gpu: gpu_stand_in.StandInGpu, counting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = counting(600)
-    failing = [False]
+    failing: list[Exception | None] = [None]
     real = gpu_stand_in.Pipeline.share_outputs
 
     def share_outputs(self: Any, stream: int) -> Any:
-        if failing[0] and threading.current_thread() is not threading.main_thread():
+        if failing[0] is not None and threading.current_thread() is not threading.main_thread():
             raise failing[0]
         return real(self, stream)
 
     monkeypatch.setattr(gpu_stand_in.Pipeline, "share_outputs", share_outputs)
     for error in (RuntimeError("says DALI"), StopIteration()):
-        failing[0] = error  # type: ignore[assignment]
+        failing[0] = error
         with make(corpus, "device") as loader:
-            got = []
+            got: list[Any] = []
             with pytest.raises(RuntimeError, match="DALI"):
                 got.extend(loader)  # as far as it comes
-            failing[0] = False
+            failing[0] = None
             got += take(loader_stream(loader), 60)
         assert len(got) > 60
         assert all(map(same, got, oracle_stream(corpus.tokens, **ORDER)))
@@ -223,7 +231,7 @@ def test_a_bad_id_in_a_block_taken_ahead_is_not_handed_out(
     with make(corpus, "device", shuffle=False, vocab_size=300) as loader:
         got: list[Any] = []
         with pytest.raises(TokenRangeError, match="300"):
-            got.extend(batch for batch in loader if wait_until_ready(loader) is None)
+            got.extend(patient(loader))
     assert len(got) == 300 // 4 // 3 // 4 * 4
     assert all(int(batch["labels"].max()) < 300 for batch in got)
 

@@ -1,7 +1,7 @@
 """The batches of a block: made from what a queue hands out, if possible in a thread, before the trainer needs them.
 
-    trainer's thread    schedule, take block 4 ─┐ next() next() next() ...    schedule, take block 5 ─┐ next() ...
-    another thread      ── batches of 5 of 4 ───┴──▶ batches of block 5       ───────────────────────┴──▶ block 6
+    trainer's thread    schedule 5, get 4 ─┐ next() next() ...       schedule 6, get 5 ─┐ next() ...
+    another thread                         └──▶ batches of block 5                      └──▶ batches of block 6
 
 A block of K batches is K dicts of tensors, and each tensor over memory of a GPU costs microseconds. What depends on the
 trainer, such as its stream, waits until the block is its turn. A block that was taken ahead still counts as one of the

@@ -4,7 +4,9 @@
     python benchmarks/cold_reads.py --rate 20 --seq-len 4096 --consumer sleep
 
 `TokenLoader` is compared with a torch `DataLoader` of two workers over an `np.memmap`; both deliver the same rows in
-random order. Cold and warm rounds of both alternate, each in a new process. The last line is one JSON line.
+random order. Cold and warm rounds of both alternate, each in a new process. All figures but those of the start are from
+after the first second. "Data wait" is all time inside `next()`, and "for blocks" is the part of it in which the next
+block was not ready, as `TokenLoader` counts it. The last line is one JSON line.
 """
 
 import json
@@ -27,8 +29,11 @@ _CONSUMERS_HELP = f"how it spends its time: {' or '.join(CONSUMERS)} (a core, or
 _COLUMNS = (
     Column("tokens_per_s", "Mtok/s", 1e-6, "{:.2f}"),
     Column("data_wait_pct", "data wait %", 1.0, "{:.2f}"),
+    Column("blocks_wait_pct", "for blocks %", 1.0, "{:.3f}"),
     Column("next_p99_s", "next() p99 µs", 1e6, "{:,.0f}"),
     Column("next_most_s", "longest ms", 1e3, "{:,.0f}"),
+    Column("first_batch_s", "first batch ms", 1e3, "{:,.0f}"),
+    Column("start_wait_s", "first second ms", 1e3, "{:,.0f}"),
     Column("cpu_s", "CPU s", 1.0, "{:.2f}"),
 )
 
@@ -39,6 +44,9 @@ def main(
     seq_len: Annotated[int, typer.Option(min=1, help="tokens of a row")] = 1024,
     consumer: Annotated[str, typer.Option(help=_CONSUMERS_HELP)] = "burn",
     seconds: Annotated[float, typer.Option(min=0.01, help="of the consumer's own work in a round")] = 4.0,
+    first_s: Annotated[
+        float, typer.Option(min=0, help="seconds of the start, which are not in the other figures")
+    ] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="of each loader, warm and cold")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="num_threads of TokenLoader; default: its own")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="tokens of the corpus")] = 400_000_000,
@@ -53,7 +61,7 @@ def main(
     console, about = wide_console(), machine()
     folder = data_dir or Path(tempfile.gettempdir()) / "dali_pipes_benchmark"
     work = Work(str(make_corpus(folder, tokens)), tokens, batch_size, seq_len, str(folder), threads=threads)
-    pace = {"step_s": work.batch_tokens / (1e6 * rate), "seconds": seconds, "consumer": consumer}
+    pace = {"step_s": work.batch_tokens / (1e6 * rate), "seconds": seconds, "first_s": first_s, "consumer": consumer}
     entries: list[dict[str, Any]] = [
         {"loader": name, "cache": cache, "rounds": []} for name in LOADERS for cache in CACHES
     ]

@@ -2,6 +2,9 @@
 
     wait ─ compute ─ wait ─ compute ─ ...       a step is the wait for a batch, then `step_s` of the consumer's work
 
+The first second is apart: it has the start. From then on, a wait is either for a block that is not ready, which the
+loader's statistics tell, or what a call of `next()` takes with all data at hand.
+
 Cold: the file's pages are dropped before the start, and all the time by a thread, since a file that is larger than the
 memory would not stay in it either. Pages that a process has mapped cannot be dropped, so a map keeps what it touched.
 """
@@ -16,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +36,6 @@ LOADERS = {"dali_pipes": 0, "torch_dataloader_2": 2}
 MOST_RESIDENT = 0.05
 """Share of a cold file that may be in the page cache before the start."""
 _DROP_EVERY_S = 0.25  # often enough for what is read ahead, and little work for the pages that a map keeps
-_WARM_UP_STEPS = 20
 _BURN_BYTES = bytes(1 << 18)
 
 
@@ -101,27 +103,59 @@ def rest(until: float) -> None:
 CONSUMERS: dict[str, Callable[[float], None]] = {"burn": burn, "sleep": rest}
 
 
+class Consumed(NamedTuple):
+    """What a consumer saw, in seconds."""
+
+    first_waits: list[float]
+    """Of the steps of the start."""
+    waits: list[float]
+    """Of each step after that."""
+    elapsed_s: float
+    cpu_s: float
+    blocks_s: float | None
+    """Of the waits: for blocks that were not ready; None if the loader does not say."""
+    last: Pair
+
+
 def consume(
-    stream: Iterator[Pair], step_s: float, seconds: float, consumer: str
-) -> tuple[list[float], float, float, Pair]:
-    """Waits of the steps that `seconds` have time for, after a warm-up; all their seconds and CPU; the last batch."""
+    stream: Iterator[Pair],
+    step_s: float,
+    seconds: float,
+    consumer: str,
+    *,
+    first_s: float = 1.0,
+    blocks_s: Callable[[], float | None] = lambda: None,
+) -> Consumed:
+    """Take batches for `first_s`, and then as many steps as `seconds` have time for.
+
+    blocks_s: the loader's own seconds of waiting for blocks so far
+    """
     work = CONSUMERS[consumer]
-    waits: list[float] = []
-    for step in range(_WARM_UP_STEPS + max(1, round(seconds / step_s))):
-        if step == _WARM_UP_STEPS:
-            meter, began, waits = CpuMeter(), time.perf_counter(), []
+    batch: Pair | None = None
+
+    def step() -> float:
+        nonlocal batch
         asked = time.perf_counter()
         batch = next(stream)
         got = time.perf_counter()
-        waits.append(got - asked)
         work(got + step_s)
-    elapsed_s = time.perf_counter() - began
-    return waits, elapsed_s, meter.elapsed_s(), (batch[0].clone(), batch[1].clone())
+        return got - asked
+
+    began = time.perf_counter()
+    first_waits = [step()]
+    while time.perf_counter() < began + first_s:
+        first_waits.append(step())
+    before, meter, began = blocks_s(), CpuMeter(), time.perf_counter()
+    waits = [step() for _ in range(max(1, round(seconds / step_s)))]
+    elapsed_s, cpu_s, after = time.perf_counter() - began, meter.elapsed_s(), blocks_s()
+    assert batch is not None
+    waited_s = None if before is None or after is None else after - before
+    return Consumed(first_waits, waits, elapsed_s, cpu_s, waited_s, (batch[0].clone(), batch[1].clone()))
 
 
 @contextlib.contextmanager
 def opened(name: str, work: Work) -> Iterator[tuple[Iterator[Pair], Callable[[], float | None]]]:
-    """The batches of a loader, and the seconds of data wait by its own clock, if it has one."""
+    """The batches of a loader, and the seconds that it has waited for blocks, if it says so."""
     if name != "dali_pipes":
         stream = RowDataLoader(LOADERS[name]).open(work)
         yield stream, lambda: None
@@ -130,27 +164,32 @@ def opened(name: str, work: Work) -> Iterator[tuple[Iterator[Pair], Callable[[],
     settings |= {} if work.threads is None else {"num_threads": work.threads}
     with TokenLoader(corpus=work.corpus, device="cpu", quiet=True, repeat=True, **settings) as loader:
         batches = ((batch["input_ids"], batch["labels"]) for batch in loader)
-        yield batches, lambda: loader.stats().data_wait_s
+        yield batches, lambda: loader.stats().block_times.wait_s
 
 
-def measure(name: str, work: Work, step_s: float, seconds: float, consumer: str, *, is_cold: bool) -> dict[str, Any]:
+def measure(
+    name: str, work: Work, step_s: float, seconds: float, consumer: str, *, is_cold: bool, first_s: float = 1.0
+) -> dict[str, Any]:
     """All figures of one round. Raises `CheckError` for wrong data, and if the file cannot be made cold."""
     path = Path(work.corpus)
     if not is_cold:
         warm(path)
     with contextlib.ExitStack() as stack:
         dropping_s = stack.enter_context(kept_cold(path)) if is_cold else lambda: 0.0
-        stream, own_wait_s = stack.enter_context(opened(name, work))
-        waits, elapsed_s, cpu_s, last = consume(stream, step_s, seconds, consumer)
-        in_all_s, cpu_s = own_wait_s(), cpu_s - dropping_s()
+        stream, blocks_s = stack.enter_context(opened(name, work))
+        found = consume(stream, step_s, seconds, consumer, first_s=first_s, blocks_s=blocks_s)
+        cpu_s = found.cpu_s - dropping_s()
         resident = resident_share(path)
-    Checker(work).check(*last)
+    Checker(work).check(*found.last)
+    waits, elapsed_s = found.waits, found.elapsed_s
     percentiles = statistics.quantiles(waits, n=1000, method="inclusive") if len(waits) > 1 else waits * 999
     figures = {
         "steps": len(waits),
         "tokens_per_s": len(waits) * work.batch_tokens / elapsed_s,
         "data_wait_s": sum(waits),
         "data_wait_pct": 100 * sum(waits) / elapsed_s,
+        "start_wait_s": sum(found.first_waits),
+        "first_batch_s": found.first_waits[0],
         "next_p50_s": percentiles[499],
         "next_p99_s": percentiles[989],
         "next_p999_s": percentiles[998],
@@ -159,7 +198,7 @@ def measure(name: str, work: Work, step_s: float, seconds: float, consumer: str,
         "cpu_s": cpu_s,
         "resident_share": resident,
     }
-    return figures | ({} if in_all_s is None else {"stats_data_wait_s": in_all_s})
+    return figures | ({} if found.blocks_s is None else {"blocks_wait_pct": 100 * found.blocks_s / elapsed_s})
 
 
 @problems_as_results

@@ -6,6 +6,8 @@ Methods, where the name of a figure does not say it all:
   copy that moves as many bytes.
 - Corpus load: the time to build a loader and get its first batch with the large corpus, less the same with a tiny one.
 - CPU seconds: of the process tree, over many steps beside the product, less the same with one fixed batch.
+- Single calls: `next()` on an idle machine, with CPU caches that other work has filled between two calls, and where it
+  goes to the next block, all of whose batches have been made by then; see `next_calls`.
 - Mean of `next()`: over many blocks, so that it holds what a block's first batch costs.
 - After close: the highest of several loaders that are built, used and closed, against the first; what is freed late,
   or kept in a pool that torch cannot use, is in it.
@@ -30,6 +32,7 @@ from typing import Any
 
 import numpy as np
 from comparison.process import CpuMeter, tree_memory_bytes
+from next_calls import AIMS, Evictor, measure
 
 from dali_pipes import TokenLoader
 from gpu.batches import ON_GPU
@@ -255,6 +258,18 @@ def next_beside_a_product(session: Session) -> None:
             session.figure(f"{name}: main-thread CPU against ours {placement}", ratio, "x")
 
 
+def single_calls(session: Session) -> None:
+    """`next()` within a block and to the next one, which a thread has made: 256 batches in a block."""
+    _machine = session.machine  # first: in a dry run it brings what `import cupy` finds
+    per_block, count = session.pick((256, 60), (6, 12))
+    corpus = session.corpus("calls", session.pick(20_000_000, 2**15))
+    evict = Evictor(session.pick(64, 1))
+    for on_gpu in ON_GPU:
+        for name, found in measure(corpus, per_block, count, evict, **on_gpu).items():
+            label, middle = f"ours {on_gpu['placement']}: single calls, {name}", float(np.median(found))
+            session.figure(label, middle, "us", at_most=AIMS.get(name))
+
+
 def device_time_of_loader(session: Session) -> None:
     for placement, seconds in loader_device_s(session).items():
         session.figure(f"ours {placement}: time of the device a step", 1e6 * seconds, "us")
@@ -341,6 +356,7 @@ CHECKS = (
     corpus_load,
     device_time_of_loader,
     next_beside_a_product,
+    single_calls,
     memory_after_close,
     profile_of_the_trainers_thread,
 )

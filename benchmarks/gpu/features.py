@@ -137,6 +137,28 @@ def types_of_fields(session: Session) -> None:
     _same_as_cpu(session, "types", settings, variants)
 
 
+def objectives(session: Session) -> None:
+    """One of each kind, at rows of every sort that it works with."""
+    settings = _documents(session) | {"vocab_size": 512, "outputs": ("input_ids", "labels", "row_ids")}
+    spans = {"kind": "spans", "sentinels": 400, "num_sentinels": 5, "end_id": 1, "sentinel_step": 1}
+    spans |= {"denoisers": [{"rate": 0.4, "mean_length": 1.5}]}
+    fim = {"kind": "fim", "tokens": {"prefix": 301, "middle": 302, "suffix": 303}}
+    kinds: dict[str, dict[str, Any]] = {
+        "mlm": {"objective": [{"kind": "mlm", "mask_id": 200}]},
+        "diffusion": {
+            "objective": [{"kind": "diffusion", "mask_id": 201}],
+            "outputs": ("noisy_ids", "masked", "p_mask"),
+        },
+        "prefix": {"objective": [{"kind": "prefix"}], "outputs": ("input_ids", "labels", "prefix_lengths")},
+        "drop": {"objective": [{"kind": "drop", "rate": 0.3, "drop_id": 9}], "rows": "pad"},
+        "goldfish": {"objective": [{"kind": "goldfish", "k": 3, "h": 3}], "rows": "pack"},
+        "fim": {"objective": [fim], "rows": "pack"},
+        "spans": {"objective": [spans], "outputs": ("encoder_ids", "decoder_input_ids", "decoder_labels")},
+    }
+    for name, variant in kinds.items():
+        _same_as_cpu(session, f"objective {name}", settings | variant, [{}])
+
+
 def length_buckets(session: Session) -> None:
     settings = _documents(session) | {"rows": "pad", "length_buckets": _buckets(_documents(session))}
     variants: list[dict[str, Any]] = [
@@ -418,6 +440,7 @@ CHECKS = (
     loss_masks,
     plain_windows,
     types_of_fields,
+    objectives,
     length_buckets,
     states_of_documents,
     bad_ids_in_documents,

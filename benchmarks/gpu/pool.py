@@ -30,7 +30,8 @@ def pool_batches(session: Session) -> None:
     settings = _settings(session, rows * shape[1] * 22 + 100, shape, batches_per_run=3)
     pieces = {"outputs": (*ALL_OUTPUTS, "position_ids", "cu_seqlens"), "eos_id": 7, "mtp": 2}
     padded = {"drop_last": False, "rank": 1, "world_size": 2}
-    variants: tuple[dict[str, Any], ...] = ({}, {"stride": 11}, {"random_offset": True}, pieces, padded)
+    drop = padded | {"objective": [{"kind": "drop", "rate": 0.3, "drop_id": 9}]}
+    variants: tuple[dict[str, Any], ...] = ({}, {"stride": 11}, {"random_offset": True}, pieces, padded, drop)
     for variant in variants:
         with patch.object(make, "BLOCK_TOKENS", rows * variant.get("stride", shape[1])):
             expected = two_epochs(settings | variant | {"device": "cpu"})

@@ -5,14 +5,13 @@ another position. It never waits for a block that is still being read while anot
 """
 
 import atexit
-import operator
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 from dali_pipes.config import LoaderConfig
+from dali_pipes.engine.batches_ahead import BatchesAhead, Taken, take_block
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.build import BuiltSource, Graph
 from dali_pipes.engine.dali import DaliQueue, define_pipeline, require_dali
@@ -27,13 +26,6 @@ _EXIT_WAIT_S = 10.0
 _USER_WAIT_S = 1.0
 
 
-class Taken(NamedTuple):
-    """The batches of one block, as `BuiltSource.cut` makes them, and the tokens of each with padding."""
-
-    batches: list[Any]
-    num_tokens: list[int]
-
-
 class BlockStream:
     """The blocks from a position on, through epoch after epoch. For one thread at a time.
 
@@ -44,10 +36,11 @@ class BlockStream:
         if built.engine == "dali":
             require_dali()
         self._built, self._config, self._graph = built, config, graph
+        self._loans = None if built.device is None else loans_of(built.device)
+        self._ahead = BatchesAhead(built, self._loans)  # before the queue: what it holds must go first
         self._queue: BlockQueue | None = None
         self._next_iteration = 0  # the number by which the source knows the next block to take
         self._error: Exception | None = None
-        self._loans = None if built.device is None else loans_of(built.device)
         self._loan: Loan | None = None
         self._gate = threading.RLock()  # held by the thread inside the queue; at exit it must be free
         self._is_stale = False  # what has been read ahead is of another order
@@ -56,7 +49,8 @@ class BlockStream:
     def queue_depth(self) -> int:
         """Blocks that are ready, in the queue or read ahead."""
         queue = self._queue  # another thread may close the stream meanwhile, here as in `memory`
-        return (queue.in_flight if queue is not None else 0) + self._built.source.blocks_ready()
+        in_queue = 0 if queue is None else queue.in_flight + self._ahead.ready
+        return in_queue + self._built.source.blocks_ready()
 
     def memory(self) -> MemoryHeld:
         """Bytes held on a GPU and for it."""
@@ -88,6 +82,7 @@ class BlockStream:
             if not _at_exit:  # registered after DALI's own handler, so it runs before that one
                 _at_exit.append(atexit.register(_close_streams))
         self._is_stale = False
+        self._ahead.drop()
         self._next_iteration = self._queue.drain()
         self._built.source.restart(position, self._next_iteration)
 
@@ -115,35 +110,34 @@ class BlockStream:
             if queue is None:
                 raise LoaderClosedError("the queue was closed by an error, or because the interpreter is shutting down")
             try:
-                self._fill(queue)
-                if queue.in_flight == 0 and self._error is not None:
-                    raise self._error
-                try:
-                    arrays = queue.take(None if self._built.gpu is None else self._built.gpu.handover)
-                except Exception as error:
-                    if self._error is not None:  # a block that DALI could not copy was counted but does not exist
-                        raise self._error from error
-                    if isinstance(error, StopIteration):
-                        raise RuntimeError("DALI did not hand out a block") from error
-                    raise
-                number = BlockInfo(self._next_iteration, 0)
-                self._built.source.check(number)
-                block = self._built.source.take_block(number)
+                taken = self._ahead.take()
+                self._fill(queue, taken_ahead=int(taken is not None))
+                if taken is None:
+                    taken = self._take(queue)
+                self._built.source.check(BlockInfo(self._next_iteration, 0))
                 self._next_iteration += 1
+                self._loan = taken.loan
+                if taken.loan is not None and self._loans is not None:
+                    assert stream is not None, "a GPU's blocks are taken for a stream"
+                    self._loans.hand_out(taken.loan, stream)
+                # The direct queue's source makes batches. Blocks before an error are taken where it can be raised.
+                if self._built.engine == "dali" and queue.in_flight and self._error is None:
+                    self._ahead.begin(queue, self._next_iteration)
             except BaseException:
                 self._drop_queue()  # what the queue holds after an interrupt is not known; seek makes a new one
                 end_thread_at_exit()
                 raise
-        batches, cut = block
-        if cut is None:
-            if self._loans is not None and self._built.gpu is not None:
-                assert stream is not None, "a GPU's blocks are taken for a stream"
-                size = self._built.block_bytes(batches.sizes, batches.widths)
-                arrays, self._loan = self._loans.lend(arrays, size, self._built.gpu, stream)
-            named = dict(zip(self._built.source.arrays, arrays, strict=True))
-            assert self._built.cut is not None, "a stream is of a loader"
-            cut = self._built.cut(batches._replace(arrays=named))
-        return Taken(cut, list(map(operator.mul, batches.sizes, batches.widths)))
+        return taken
+
+    def _take(self, queue: BlockQueue) -> Taken:
+        if queue.in_flight == 0 and self._error is not None:
+            raise self._error
+        try:
+            return take_block(queue, self._built, self._loans, self._next_iteration)
+        except Exception as error:
+            if self._error is not None:  # a block that DALI could not copy was counted but does not exist
+                raise self._error from error
+            raise
 
     def use(self, stream: int) -> None:
         """On a GPU: the next batch of the block taken last is for `stream`, even if the block was for another."""
@@ -166,10 +160,10 @@ class BlockStream:
             return DirectQueue(self._built.source)
         return DaliQueue(define_pipeline(self._built, self._config, self._graph), self._built.source, self._built.gpu)
 
-    def _fill(self, queue: BlockQueue) -> None:
-        while self._error is None and queue.in_flight < queue.depth:
-            ahead = BlockInfo(self._next_iteration + queue.in_flight, 0)
-            if queue.in_flight > 0 and not self._built.source.ready(ahead):
+    def _fill(self, queue: BlockQueue, taken_ahead: int = 0) -> None:
+        while self._error is None and (in_flight := queue.in_flight + taken_ahead) < queue.depth:
+            ahead = BlockInfo(self._next_iteration + in_flight, 0)
+            if in_flight > 0 and not self._built.source.ready(ahead):
                 return
             try:
                 queue.schedule()
@@ -178,6 +172,7 @@ class BlockStream:
 
     def _drop_queue(self) -> None:
         queue, self._queue, self._error = self._queue, None, None
+        self._ahead.close()
         if queue is not None:
             queue.close()
 

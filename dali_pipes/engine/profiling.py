@@ -1,6 +1,7 @@
 """Ranges on a profiler's timeline: what a thread of the loader is doing.
 
-    reader thread       plan | read | batches      plan | read | batches     (batches: on a CPU)
+    reader thread       plan | read | batches      plan | read | batches     (batches: without DALI's queue)
+    another thread                     batches                  batches      (with it, one block ahead)
     trainer's thread          next( deliver )   next( )   next( ...
 
 All are named `dali_pipes: ...` and end before the trainer's own code goes on. Without a profiler there are none.

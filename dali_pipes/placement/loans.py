@@ -56,12 +56,12 @@ class _LentPart:
 
 
 class Loan:
-    """A block in the hands of a consumer, on the streams that it was handed out for."""
+    """A block that is lent, and the streams that it was handed out for: none before its consumer gets it."""
 
-    def __init__(self, outputs: list[Any], size: int, gpu: Gpu, stream: int, ready: Any) -> None:
+    def __init__(self, outputs: list[Any], size: int, gpu: Gpu, ready: Any) -> None:
         self.outputs, self.size, self.ready = outputs, size, ready
         self._gpu = gpu  # DALI frees the outputs in the order of its stream, which must still be there
-        self.streams = {stream}
+        self.streams: set[int] = set()
         self.open: set[int] = set()
         """References to outputs that a tensor still refers to."""
         self.events: list[Any] = []
@@ -99,16 +99,14 @@ class Loans:
         """Bytes of blocks that are held, or were dropped and may still be read."""
         return sum(loan.size for loan in list(self._live.values()))
 
-    def lend(self, outputs: list[Any], size: int, gpu: Gpu, stream: int) -> tuple[list[Any], Loan]:
-        """Take a block's outputs, `size` bytes, for `stream`; returns what torch may have of them. Never waits.
+    def lend(self, outputs: list[Any], size: int, gpu: Gpu) -> tuple[list[Any], Loan]:
+        """Take a block's outputs, `size` bytes; returns what torch may have of them. Never waits.
 
         They are ready on the loader's stream `gpu.handover`. Were it the consumer's, another stream that wants the
         block would wait for all that the consumer has queued there.
         """
         with self._lock, OnDevice(self._cupy, self._number):
-            self._settle({stream})
-            loan = Loan(outputs, size, gpu, stream, self._record(gpu.handover))
-            self._cupy.cuda.runtime.streamWaitEvent(stream, loan.ready.ptr)
+            loan = Loan(outputs, size, gpu, self._record(gpu.handover))
             self._live[id(loan)] = loan
             try:
                 lent = [_Lent(output) for output in outputs]
@@ -123,9 +121,13 @@ class Loans:
             return lent, loan
 
     def hand_out(self, loan: Loan, stream: int) -> None:
-        """Make a loan's memory ready for `stream`, and keep it until work on that stream has passed, too."""
+        """Make a loan's memory ready for `stream`, and keep it until work on that stream has passed, too. Never waits.
+
+        Gives back what has been dropped before, and is not in use any more.
+        """
         if stream not in loan.streams:
             with self._lock, OnDevice(self._cupy, self._number):
+                self._settle({stream})
                 self._cupy.cuda.runtime.streamWaitEvent(stream, loan.ready.ptr)
                 loan.streams.add(stream)
 

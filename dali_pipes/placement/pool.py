@@ -32,6 +32,7 @@ class PoolPlacement(GpuPlacement):
     """Windows of blocks in GPU memory. Rows that are not cut into pieces cost the host one launch a window."""
 
     _windows: PoolWindows | None = None
+    _starts: Array = None
 
     def __init__(
         self,
@@ -46,8 +47,8 @@ class PoolPlacement(GpuPlacement):
         super().__init__(source, schedule, outputs, gpu, max_rows=max_rows, vocab_size=vocab_size)
         self.plans_rows = outputs.in_pieces or bool({*self._from_plan} - {"row_ids"})
         self._order = PoolOrder(schedule, source)
-        if not outputs.in_pieces:
-            self._first_row = gpu.empty((self._row_tokens,), source.dtype)
+        if self.plans_rows and not outputs.in_pieces:
+            self._starts = gpu.empty((max_rows,), np.int64)
         self._windows = PoolWindows(source, gpu, self._order)
 
     @property
@@ -57,9 +58,12 @@ class PoolPlacement(GpuPlacement):
 
     def new_slot(self, max_rows: int) -> Slot:
         self.gpu.adopt_thread()
-        has_padding = self._schedule.pads and not self._outputs.in_pieces
-        padding = {"padding": self.gpu.empty_pinned((self._row_tokens,), self._source.dtype)} if has_padding else {}
-        return self._slot_of(padding, max_rows)
+        arrays: dict[str, Array] = {}
+        if not self._outputs.in_pieces and self.plans_rows:
+            arrays["starts"] = self.gpu.empty_pinned((max_rows,), np.int64)
+        if not self._outputs.in_pieces and self._schedule.pads:
+            arrays["padding"] = self.gpu.empty_pinned((self._row_tokens,), self._source.dtype)
+        return self._slot_of(arrays, max_rows)
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
         """Wait for the block's windows, which are loaded by other threads; called in a reader thread."""
@@ -70,14 +74,21 @@ class PoolPlacement(GpuPlacement):
         spans = slot.arrays["spans"] = self._order.spans(steps)
         self._pool.wait([span.window for span in spans])
         self.gpu.wait(slot.arrays["copied"])
-        if not self._outputs.in_pieces and (spans[-1].end if spans else 0) < self._schedule.row_count(steps):
+        is_padded = (spans[-1].end if spans else 0) < self._schedule.row_count(steps)
+        if is_padded and not self._outputs.in_pieces:
             row = self._schedule.interleave.plan(steps.epoch, np.zeros(1, np.int64))
             self._source.read_span(int(row.starts[0]), slot.arrays["padding"])
         times.read_s = time.perf_counter() - begin
         if plan is None:
             return
-        if plan.pieces is not None:
-            moved = self._order.moved(plan, spans).repeat(np.diff(plan.pieces.row_offsets))
+        moved = self._order.moved(plan, spans)
+        if plan.pieces is None:
+            starts = slot.arrays["starts"][: len(plan.starts)]
+            np.add(plan.starts, moved, out=starts)
+            if is_padded:  # with one such row, the last one
+                starts[-1] = self._order.padding_start
+        else:
+            moved = moved.repeat(np.diff(plan.pieces.row_offsets))
             starts, ends = plan.pieces.starts + moved, plan.pieces.document_ends + moved
             self._stage_tables(slot, plan.pieces._replace(starts=starts, document_ends=ends))
         self._stage_from_plan(slot)
@@ -99,7 +110,7 @@ class PoolPlacement(GpuPlacement):
 
     def _forget_memory(self) -> None:
         super()._forget_memory()
-        self._first_row = None
+        self._starts = None
         if self._windows is not None:
             self._windows.forget_memory()
 
@@ -107,21 +118,37 @@ class PoolPlacement(GpuPlacement):
         spans: list[Span] = slot.arrays["spans"]
         windows = [span.window for span in spans]
         self._pool.enter(windows)
-        if slot.plan is not None:
-            self._send_from_plan(slot, arrays)
         if self._outputs.in_pieces:
+            self._send_from_plan(slot, arrays)
             self._fill_from_pieces(slot, self._pool.tokens, self._pool.loss_mask, arrays)
         else:
-            self._fill_by_formula(slot, steps, spans, arrays)
+            if (spans[-1].end if spans else 0) < self._schedule.row_count(steps):
+                self.gpu.copy(self._padding, slot.arrays["padding"])
+            if slot.plan is None:
+                self._fill_by_formula(steps, spans, arrays)
+            else:
+                self._fill_by_starts(slot, slot.plan, arrays)
             self.gpu.record(slot.arrays["copied"])
         if windows:
             self._pool.leave(windows)
 
-    def _fill_by_formula(self, slot: Slot, steps: StepRange, spans: Sequence[Span], arrays: dict[str, Array]) -> None:
+    @property
+    def _padding(self) -> Array:
+        begin = self._order.padding_start
+        return self._pool.tokens[begin : begin + self._row_tokens]
+
+    def _fill_by_starts(self, slot: Slot, plan: Plan, arrays: dict[str, Array]) -> None:
+        """With what the plan says: where each row is, and what objectives do to it."""
+        self._send_from_plan(slot, arrays)
+        starts = self._starts[: len(plan.starts)]
+        self.gpu.copy(starts, slot.arrays["starts"][: len(plan.starts)])
+        self._fill_from_runs(plan, self._pool.tokens, starts, arrays)
+
+    def _fill_by_formula(self, steps: StepRange, spans: Sequence[Span], arrays: dict[str, Array]) -> None:
         stride, schedule = self._order.formula(steps.epoch).stride, self._schedule
         first = schedule.first_row(steps)
         inputs, labels = arrays["input_ids"], arrays["labels"]
-        row_ids = None if slot.plan is not None else arrays.get("row_ids")
+        row_ids = arrays.get("row_ids")
         common: dict[str, Any] = {"seq_len": self._seq_len, "label_shift": self._outputs.label_shift}
         common |= {"vocab_size": self._vocab_size, "bad": self._bad}
         end = 0
@@ -142,9 +169,8 @@ class PoolPlacement(GpuPlacement):
                 **common,
             )
         if end < len(inputs):  # a rank gets at most one such row, at the end of an epoch
-            self.gpu.copy(self._first_row, slot.arrays["padding"])
             shuffled_rows(
-                self._first_row,
+                self._padding,
                 1,
                 1,
                 row_step=1,

@@ -62,6 +62,11 @@ class PoolOrder:
     def half_tokens(self) -> int:
         return self.num_slots * self.slot_tokens
 
+    @property
+    def padding_start(self) -> int:
+        """Where in the pool a padding row of plain windows begins: after both halves."""
+        return HALVES * self.half_tokens
+
     def most_steps(self) -> int | None:
         """Steps of a block that reads at most two windows; None: any number. Raises `ConfigError` if there are none."""
         global_rows = self._schedule.global_rows

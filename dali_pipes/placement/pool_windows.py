@@ -65,9 +65,8 @@ class PoolWindows:
         self._lock = threading.Lock()
         self._is_ended = False
         self._readers: ReaderThreads | None = None
-        size = (HALVES * order.half_tokens,)
-        self.tokens: Array = gpu.empty(size, source.dtype)
-        self.loss_mask: Array = gpu.empty(size, np.uint8) if source.has_loss_mask else None
+        self.tokens: Array = gpu.empty((order.padding_start + source.rows.row_tokens,), source.dtype)
+        self.loss_mask: Array = gpu.empty(self.tokens.shape, np.uint8) if source.has_loss_mask else None
         self._halves = [_Half(gpu, number * order.half_tokens) for number in range(HALVES)]
         self._num_threads = min(LOAD_THREADS, os.cpu_count() or 1, order.num_slots)
         item = source.dtype.itemsize

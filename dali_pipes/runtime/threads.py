@@ -51,10 +51,11 @@ os.register_at_fork(after_in_child=_stop_stoppable)
 class ReaderThreads:
     """Daemon threads, `count` of them; they hold the tasks they run, never their owner. Safe for several threads."""
 
-    def __init__(self, count: int) -> None:
-        """Start the threads. Raises `LoaderClosedError` while the interpreter shuts down."""
+    def __init__(self, count: int, name: str = "dali_pipes-reader") -> None:
+        """Start the threads; `name` is the beginning of theirs. Raises `LoaderClosedError` while Python shuts down."""
         if _exiting.is_set():
             raise LoaderClosedError(_AT_EXIT)
+        self._name = name
         self.count = 0
         """Threads that run, or will once those that were told to end have done so."""
         self._stopped = False
@@ -83,7 +84,7 @@ class ReaderThreads:
             self.count -= 1
             self._tasks.put(None)
         while self.count < count:
-            arguments, name = (self._tasks, self._ended), f"dali_pipes-reader-{len(self._threads)}"
+            arguments, name = (self._tasks, self._ended), f"{self._name}-{len(self._threads)}"
             thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
             self._threads.append(thread)  # before it runs: an interrupt may come when it does
             try:

@@ -211,7 +211,10 @@ def test_a_loader_with_operators_of_dali(config: LoaderConfig) -> None:
         next(batches)
 
 
-@pytest.mark.parametrize("lost", range(18))
+@pytest.mark.parametrize(
+    "lost",
+    [lost if lost in (0, 1, 8, 14, 15, 17) else pytest.param(lost, marks=pytest.mark.slow) for lost in range(18)],
+)
 def test_resume_at_every_step(lost: int, config: LoaderConfig) -> None:
     """On other meshes, within an epoch and over its end."""
     config = config.replace(batch_size=4, outputs=["input_ids", "row_ids"])
@@ -387,9 +390,9 @@ def test_memory_is_used_as_it_is_and_released() -> None:
         batch = next(batches)
         assert batch["input_ids"].addressable_data(0).unsafe_buffer_pointer() == addresses[0]
         before = resident_bytes()
-        for _ in range(2000):  # 131,072 bytes each
+        for _ in range(600):  # 131,072 bytes each
             batch = next(batches)
-        assert resident_bytes() - before < 100e6
+        assert resident_bytes() - before < 30e6
 
 
 def test_an_error_loses_nothing(config: LoaderConfig, monkeypatch: pytest.MonkeyPatch) -> None:

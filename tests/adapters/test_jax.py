@@ -24,14 +24,14 @@ needs_jax = pytest.mark.skipif(
 
 
 @needs_jax
-@pytest.mark.parametrize("tests", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_on_eight_devices(tmp_path: Path, tests: str) -> None:
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_eight_devices(tmp_path: Path, which: str) -> None:
     """In a process of its own, since JAX reads how many devices a CPU has when it is first used."""
     path = Path(__file__).with_name("jax_on_mesh.py")
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_XDIST")}
-    command = [sys.executable, "-m", "pytest", str(path), "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/mesh"]
-    command += ["-m", tests]
+    options = ["-q", "-m", which, "-p", "no:cacheprovider", f"--basetemp={tmp_path}/mesh"]
+    command = [sys.executable, "-m", "pytest", str(path), *options]
     ended = subprocess.run(command, env=environment, cwd=path.parents[2], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " passed" in ended.stdout

@@ -74,12 +74,15 @@ def test_the_consumer_waits_for_the_loader_alone(consumer: str) -> None:
                 time.sleep(0.02)
             yield batch
 
-    waits, elapsed_s, cpu_s, _ = cold.consume(stream(), 0.001, 0.03, consumer)
-    assert len(waits) == 30
-    assert len(asked) == 30 + cold._WARM_UP_STEPS
-    assert sum(wait >= 0.02 for wait in waits) >= 3
-    assert elapsed_s >= 30 * 0.001 + sum(waits) > 0.06
-    assert cpu_s >= (0.015 if consumer == "burn" else 0)
+    own = iter([0.5, 0.75])
+    found = cold.consume(stream(), 0.001, 0.03, consumer, first_s=0.03, blocks_s=lambda: next(own))
+    assert len(found.waits) == 30
+    assert found.first_waits
+    assert len(asked) == 30 + len(found.first_waits)
+    assert sum(wait >= 0.02 for wait in found.waits) >= 3
+    assert found.elapsed_s >= 30 * 0.001 + sum(found.waits) > 0.06
+    assert found.cpu_s >= (0.015 if consumer == "burn" else 0)
+    assert found.blocks_s == 0.25
 
 
 @pytest.mark.slow
@@ -90,6 +93,7 @@ def test_it_measures_both_loaders_warm_and_cold(tmp_path: Path, path: Path, caps
         batch_size=2,
         seq_len=64,
         seconds=0.01,
+        first_s=0,
         rounds=1,
         tokens=300_000,
         data_dir=tmp_path,
@@ -104,7 +108,9 @@ def test_it_measures_both_loaders_warm_and_cold(tmp_path: Path, path: Path, caps
         assert median["steps"] == round(0.01 / (2 * 64 / 1e6))
         assert 0 < median["tokens_per_s"] <= 1e6
         assert 0 <= median["next_p50_s"] <= median["next_p99_s"] <= median["next_most_s"] <= median["data_wait_s"]
-        assert ("stats_data_wait_s" in median) == (entry["loader"] == "dali_pipes")
+        assert ("blocks_wait_pct" in median) == (entry["loader"] == "dali_pipes")
+        assert 0 <= median.get("blocks_wait_pct", 0) <= median["data_wait_pct"]
+        assert 0 < median["first_batch_s"] <= median["start_wait_s"]
         if entry["cache"] == "warm":
             assert median["resident_share"] == 1
     assert len(report["ratios"]) == 10

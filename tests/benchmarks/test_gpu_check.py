@@ -134,6 +134,7 @@ def test_the_dry_run_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             for placement in ("host", "device", "pinned")
             for figure in (
                 "main-thread CPU a batch",
+                *(f"single calls, {call}" for call in ("warm", "cold", "next block")),
                 "CPU for 10^9 tokens",
                 *(f"next() {share}" for share in ("p50", "p99", "p99.9", "mean")),
                 *(

@@ -375,7 +375,7 @@ def test_memory_is_two_windows_and_does_not_grow(
     assert (after.device_bytes, after.pinned_bytes) == (before.device_bytes, before.pinned_bytes)
     windows = 2 * 3 * (6 * 4 + 1) * 4
     staging = 2 * 2 * 2 * 5 * 4  # of "host": two buffers for a block of batches
-    first_row = 5 * 4 if outputs is OUTPUTS else 0
+    first_row = 5 * 4  # for padding
     assert after.device_bytes == on_host.device_bytes - staging + windows + first_row
     del batches
     assert late_gpu.allocated == 0

@@ -42,8 +42,9 @@ def test_names_and_order_on_a_gpu(late_gpu: gpu_stand_in.StandInGpu, settings: d
             walk(late_gpu, MAIN)  # the trainer's own code is in no range
     paths = walk(late_gpu)
     assert paths[MAIN].count("next") == 8 + 1  # the last one finds the end
-    assert set(paths[MAIN]) == {"next", "next > deliver"}
-    (readers,) = [paths[thread] for thread in paths if thread != MAIN]
+    assert set(paths[MAIN]) == {"next", "next > deliver", "next > batches"}
+    (readers,) = [paths[thread] for thread in paths if "reader" in thread]
+    assert {name for thread in paths if "batches" in thread for name in paths[thread]} <= {"batches"}
     if placement == "host":
         assert readers[:6] == ["plan", "read", "plan", "plan", "read", "plan"]  # the second plans behind the block
     else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from itertools import chain
 
 import numpy as np
@@ -319,3 +322,31 @@ def test_counts_that_are_not_those_of_the_indices_are_named() -> None:
 def test_other_types_are_named() -> None:
     with pytest.raises(TypeError, match="keys have dtype int64, expected uint64"):
         permute_each(np.array([0]), np.array([1]), np.array([3]), np.array([7]))
+
+
+def test_a_plan_of_many_rows_lets_other_threads_run() -> None:
+    """From 16,384 rows on: a reader thread that plans a block must not hold up the trainer's thread."""
+    rows, ran, ended = np.arange(1 << 14), 0, threading.Event()
+
+    def other() -> None:
+        nonlocal ran
+        while not ended.is_set():
+            ran += 1
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=other)
+    try:
+        sys.setswitchinterval(1000)  # seconds, so that a thread runs only where another one gives the lock away
+        thread.start()
+        permute(rows, 10**9, 7)
+        before = ran
+        for _ in range(200):
+            permute(rows, 10**9, 7)
+            if ran > before:
+                break
+        assert ran > before
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        thread.join()

@@ -122,30 +122,33 @@ def _corrupted_spans_numpy(
     of_decoder = out.get("decoder_labels", out.get("decoder_input_ids"))
     if "encoder_ids" in out or of_decoder is not None:
         decoder = 0 if of_decoder is None else of_decoder.shape[1]
-        first = np.full(len(ids), ids.shape[1] + parts.most + 2)  # after the inputs of any row
-        line, labels = _joined(ids, parts, rule, first, int(first[0]) + decoder, learn)
+        begin = int(parts.inputs.max()) + 1  # after the inputs of any row, and their end
+        first = np.full(len(ids), begin)
+        line, places = _joined(ids, parts, rule, first, begin + decoder)
         if "encoder_ids" in out:
             if rule.end_id >= 0:
                 real = parts.spans.nonzero()[0]
                 line[real, parts.inputs[real]] = rule.end_id
-            common = min(out["encoder_ids"].shape[1], int(first[0]))
+            common = min(out["encoder_ids"].shape[1], begin)
             out["encoder_ids"][:, :common] = line[:, :common]
             out["encoder_ids"][:, common:] = rule.pad_id
         if "decoder_labels" in out:
-            out["decoder_labels"][:] = labels[:, first[0] : first[0] + decoder]
+            _labels(line, places, parts, rule, first, learn, begin, out["decoder_labels"])
         if "decoder_input_ids" in out:
             inputs = out["decoder_input_ids"]
             inputs[:, 0] = np.where(parts.spans > 0, rule.start_id, rule.pad_id)
-            inputs[:, 1:] = line[:, first[0] : first[0] + decoder - 1]
+            inputs[:, 1:] = line[:, begin : begin + decoder - 1]
     of_both = out.get("causal_ids", out.get("causal_labels"))
     if of_both is not None:
         width = of_both.shape[1]
-        line, labels = _joined(ids, parts, rule, parts.inputs, width, learn)
+        line, places = _joined(ids, parts, rule, parts.inputs, width)
         if "causal_ids" in out:
             out["causal_ids"][:] = line[:, :width]
         if "causal_labels" in out:
-            out["causal_labels"][:] = IGNORE_INDEX
-            out["causal_labels"][:, : width - label_shift] = labels[:, label_shift:width]
+            labels = out["causal_labels"]
+            labels[:, width - label_shift :] = IGNORE_INDEX
+            own = labels[:, : width - label_shift]
+            _labels(line, places, parts, rule, parts.inputs, learn, label_shift, own)
 
 
 class _Parts(NamedTuple):
@@ -178,11 +181,10 @@ def _joined(
     rule: SpanRule,
     first: NDArray[np.int64],
     width: int,
-    learn: NDArray[Any] | None,
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Inputs, and targets from column `first` of each row on, in `width` columns and one more that is not used.
 
-    And the same as labels: -100 where there is no target that is learned.
+    And the place of each token in these rows as one line.
     """
     rows, seq_len = ids.shape
     numbers, has_mode = np.arange(parts.most), (parts.mode >= 0)[:, None]
@@ -210,17 +212,32 @@ def _joined(
     real = parts.spans.nonzero()[0]
     with_mode = real[parts.mode[real] >= 0]
     line[with_mode, 0] = parts.mode[with_mode]
-    targets = parts.targets
     if rule.end_id >= 0:
-        line[real, np.minimum(first + targets, width)[real]] = rule.end_id
-        targets = targets + (parts.spans > 0)
-    columns = np.arange(width + 1)
-    is_target = (columns >= first[:, None]) & (columns < (first + targets)[:, None])
+        line[real, np.minimum(first + parts.targets, width)[real]] = rule.end_id
+    return line, places
+
+
+def _labels(
+    line: NDArray[Any],
+    places: NDArray[np.int64],
+    parts: _Parts,
+    rule: SpanRule,
+    first: NDArray[np.int64],
+    learn: NDArray[Any] | None,
+    begin: int,
+    out: NDArray[Any],
+) -> None:
+    """Write what `_joined` returned from column `begin` on as labels: -100 where there is no target that is learned."""
+    own = slice(begin, begin + out.shape[1])
+    columns = np.arange(own.start, own.stop)
+    ends = first + parts.targets + (parts.spans > 0) * (rule.end_id >= 0)
+    is_target = (columns >= first[:, None]) & (columns < ends[:, None])
     if learn is not None:
         is_learned = np.ones(line.shape, np.bool_)
         is_learned.reshape(-1)[places] = learn != 0
-        is_target &= is_learned
-    return line, np.where(is_target, line, np.array(IGNORE_INDEX, ids.dtype))
+        is_target &= is_learned[:, own]
+    out[:] = IGNORE_INDEX
+    np.copyto(out, line[:, own], where=is_target)
 
 
 def _corrupted_spans_cupy(

@@ -38,7 +38,7 @@ FIRST_COLUMNS = 2
 
 OUTPUTS = ("encoder_ids", "decoder_input_ids", "decoder_labels", "causal_ids", "causal_labels")
 
-_PART = 1 << 14  # positions of the reference that are worked on together, which stay in the cache
+_PART = 1 << 15  # positions of the reference that are worked on together, which stay in the cache
 
 
 class SpanRule(NamedTuple):
@@ -190,8 +190,9 @@ def _joined(
     numbers, has_mode = np.arange(parts.most), (parts.mode >= 0)[:, None]
     # Tokens of one part or span stay together: they move by the same number of columns.
     lengths, moves = np.empty((2, rows, 2 * parts.most + 1), np.int64)
-    lengths[:, 0:-1:2] = np.diff(parts.kept, axis=1, prepend=0)
-    lengths[:, 1::2] = np.diff(parts.noise, axis=1, prepend=0)
+    for own, sums in ((lengths[:, 0:-1:2], parts.kept), (lengths[:, 1::2], parts.noise)):
+        own[:, 0] = sums[:, 0]
+        np.subtract(sums[:, 1:], sums[:, :-1], out=own[:, 1:])
     lengths[:, -1] = seq_len - parts.kept[:, -1] - parts.noise[:, -1]
     moves[:, 0:-1:2] = has_mode + numbers - parts.noise_before
     moves[:, 1::2] = first[:, None] + numbers + 1 - parts.kept
@@ -203,12 +204,12 @@ def _joined(
         np.minimum(places, np.arange(1, rows + 1)[:, None] * (width + 1) - 1, out=places)
     line = np.full((rows, width + 1), rule.pad_id, ids.dtype)
     line.reshape(-1)[places] = ids
-    at, span = parts.is_used.nonzero()
-    sentinels = rule.sentinel + rule.step * span
-    column = (has_mode + parts.kept + numbers)[at, span]
-    line[at, np.minimum(column, width)] = sentinels
-    column = (first[:, None] + parts.noise_before + numbers)[at, span]
-    line[at, np.minimum(column, width)] = sentinels
+    # Sentinels of spans that a row does not have go to the column that is not used.
+    unused, begins = np.arange(1, rows + 1)[:, None] * (width + 1) - 1, np.arange(rows)[:, None] * (width + 1)
+    for columns in (has_mode + parts.kept + numbers, first[:, None] + parts.noise_before + numbers):
+        columns += begins
+        np.copyto(columns, unused, where=~parts.is_used | (columns > unused))
+        line.reshape(-1)[columns] = rule.sentinel + rule.step * numbers
     real = parts.spans.nonzero()[0]
     with_mode = real[parts.mode[real] >= 0]
     line[with_mode, 0] = parts.mode[with_mode]

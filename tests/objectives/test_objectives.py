@@ -318,21 +318,6 @@ def test_masked_shares_lie_once_in_each_stratum(tmp_path: Path) -> None:
             assert sorted((shares * 64).int().tolist()) == list(range(64))
 
 
-def test_rates_change_with_the_tokens_of_the_run(corpus: Path) -> None:
-    rows = 10
-    objective = [{**MLM, "rate": [[0, 0], [rows * T, 1]], "random": 0, "keep": 0}]
-    chosen = []
-    with TokenLoader(corpus, **{**settings_of("mlm"), "objective": objective, "drop_last": True}) as loader:
-        count = len(loader) * SHAPE["batch_size"]
-        for batch in itertools.chain(loader, loader):
-            chosen += (batch["labels"] != -100).any(1).tolist()
-    assert not any(chosen[:rows])
-    assert np.mean(chosen[rows:]) > 0.9
-    assert len(chosen) == 2 * count
-    with pytest.raises(ConfigError, match="list of rates"):
-        TokenLoader(corpus, **{**settings_of("mlm"), "objective": objective, "rows": "pack"})
-
-
 def test_words_are_chosen_whole(corpus: Path, tmp_path: Path) -> None:
     starts = (np.arange(VOCABULARY) % 3 == 1).astype(int).tolist()
     (tmp_path / "words.json").write_text(json.dumps(starts))

@@ -176,9 +176,9 @@ def test_documents_are_rearranged_by_windows(corpus: Path) -> None:
 def test_every_resume_goes_on(corpus: Path, kind: str, rows: str) -> None:
     settings = settings_of(kind, 500, rows=rows)
     states = check_every_resume(lambda: TokenLoader(corpus, **settings), epochs=2)
-    with TokenLoader(corpus, **settings_of(kind, 501, rows=rows)) as other:
-        with pytest.raises(StateError, match="objective: saved "):
-            other.load_state_dict(states[-1])
+    other = TokenLoader(corpus, **settings_of(kind, 501, rows=rows))
+    with other, pytest.raises(StateError, match="objective: saved "):
+        other.load_state_dict(states[-1])
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "fim"])

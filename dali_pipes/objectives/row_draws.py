@@ -183,8 +183,8 @@ class RowDraws:
         within = splitmix64(keys, np.array(_OF_ROW + _SHARE, np.uint64)) >> np.uint64(38)
         shares = (strata.astype(np.uint64) << np.uint64(26)) | within  # of 2**32
         least = _thresholds(entry.min_rate, tokens).astype(np.uint64)
-        rates = least + ((shares * (np.uint64(WHOLE) - least)) >> np.uint64(32))
-        return rates.astype(np.int64)
+        rates: Int64Array = (least + ((shares * (np.uint64(WHOLE) - least)) >> np.uint64(32))).astype(np.int64)
+        return rates
 
 
 def _places_of_rows(batches: Int64Array) -> Int64Array:

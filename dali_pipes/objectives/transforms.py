@@ -171,7 +171,7 @@ def _flags(entry: Objective, vocab_size: int | None) -> Flags | None:
     special = [*entry.special]
     if isinstance(entry, Mlm | Diffusion):
         special.append(entry.mask_id)
-    starts = np.zeros(0)
+    starts: Flags = np.zeros(0, np.uint8)
     if isinstance(entry, Mlm) and entry.words is not None:
         assert vocab_size is not None, "a table of words is compared with it"
         starts = word_starts(entry.words, vocab_size)

@@ -23,6 +23,7 @@ WHOLE = 2**32
 RateSteps = tuple[tuple[int, Fraction], ...]
 """(tokens of the run, number): from when on each holds. The first is at 0, and the tokens rise."""
 
+_LARGEST = 2**63
 _EXPECTED = 'expected a list of [tokens, number], such as [[0, 0.3], ["10B", 0.15]]'
 
 
@@ -49,12 +50,13 @@ def _parse_steps(value: Any, one: Callable[[Any], Fraction], in_list: Callable[[
     for entry in value:
         if not isinstance(entry, list | tuple) or len(entry) != 2:
             raise ValueError(f"{_EXPECTED}; found {entry!r}")
-        at = parse_count(entry[0])
-        if isinstance(at, bool) or not isinstance(at, int) or at < 0 or (at <= steps[-1][0] if steps else at > 0):
+        at, least = parse_count(entry[0]), steps[-1][0] + 1 if steps else 0
+        is_count = isinstance(at, int) and not isinstance(at, bool)
+        if not is_count or not least <= at < (_LARGEST if steps else 1):
             raise ValueError(
                 f"{shown(entry)}: expected token counts that start at 0 and increase, found {shown(entry[0])}"
             )
-        steps.append((at, in_list(entry[1])))
+        steps.append((at, (in_list if len(value) > 1 else one)(entry[1])))
     if not steps:
         raise ValueError(f"{_EXPECTED}; found an empty list")
     return tuple(steps)

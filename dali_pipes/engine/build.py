@@ -356,7 +356,7 @@ def _tokens_before(
     """Tokens of the run before a row of an epoch, padding included; of documents, by packing windows."""
     if isinstance(rows, DocumentRows):
         return rows.tokens_before
-    if isinstance(interleave, Curriculum) and config.changes_length:
+    if isinstance(interleave, Curriculum):
         return interleave.tokens_before
     if mixture is not None:
         return lambda epoch, row: (mixture.first_place(epoch) + row) * config.row_len

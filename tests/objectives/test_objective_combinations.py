@@ -63,18 +63,20 @@ def rows_of(corpus: Path, settings: dict[str, Any], epochs: int) -> Iterator[tup
                         assert set(fields["labels"]) == {-100}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind != "drop" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_rows_of_a_budget_are_those_of_the_rule(corpus: Path, kind: str) -> None:
     entry, outputs = KINDS[kind]
     settings = {**SHAPE, **BUDGET, "objective": [entry], "outputs": (*BASE, *outputs), "world_size": 2, "rank": 1}
     changed = widths = 0
     for row, found in rows_of(corpus, settings, 2):
-        expected = {
-            "mlm": lambda row: oracle.mlm(row, MLM, 2 * 2**32 // 5, VOCABULARY),
-            "diffusion": lambda row: oracle.diffusion(row, DIFFUSION),
-            "prefix": oracle.prefix,
-            "drop": lambda row: oracle.drop(row, DROP, 2**30),
-        }[kind](row)
+        expected: dict[str, Any] = {
+            "mlm": oracle.mlm(row, MLM, 2 * 2**32 // 5, VOCABULARY),
+            "diffusion": oracle.diffusion(row, DIFFUSION),
+            "prefix": oracle.prefix(row),
+            "drop": oracle.drop(row, DROP, 2**30),
+        }[kind]
         assert found == expected
         changed += found["labels"] != row.labels or found["input_ids"] != row.ids
         widths |= 1 << len(row.ids)
@@ -83,7 +85,6 @@ def test_rows_of_a_budget_are_those_of_the_rule(corpus: Path, kind: str) -> None
 
 
 def test_a_budget_gives_the_same_on_any_ranks(corpus: Path) -> None:
-    """And after every resume."""
     settings = {**SHAPE, **BUDGET, "objective": [DIFFUSION], "outputs": (*BASE, "noisy_ids", "p_mask")}
 
     def batches(loaders: list[TokenLoader]) -> dict[int, Any]:
@@ -97,7 +98,10 @@ def test_a_budget_gives_the_same_on_any_ranks(corpus: Path) -> None:
 
     alone = batches([TokenLoader(corpus, **settings, batches_per_run=1)])
     assert batches([TokenLoader(corpus, **settings, rank=rank, world_size=3) for rank in range(3)]) == alone
-    own = {**SHAPE, **BUDGET, "objective": [GOLDFISH, {"kind": "prefix"}, DROP], "outputs": BASE}
+
+
+def test_every_resume_of_a_budget_goes_on(corpus: Path) -> None:
+    own = {**SHAPE, **BUDGET, "objective": [GOLDFISH, {"kind": "prefix"}, DROP], "outputs": BASE, "batch_tokens": 160}
     check_every_resume(lambda: TokenLoader(corpus, **own))
 
 
@@ -142,6 +146,7 @@ def test_goldfish_hashes_what_the_model_sees_of_a_rearranged_document(corpus: Pa
     assert dropped > 20
 
 
+@pytest.mark.slow
 def test_every_resume_of_both_goes_on(corpus: Path) -> None:
     settings = {**SHAPE, "objective": [FIM, GOLDFISH, DROP], "rows": "pack", "batch_size": 4, "seq_len": 24}
     check_every_resume(lambda: TokenLoader(corpus, **settings))
@@ -172,8 +177,8 @@ def test_every_resume_of_both_goes_on(corpus: Path) -> None:
     ids=str,
 )
 def test_what_cannot_be_right_is_refused(settings: dict[str, Any], words: list[str]) -> None:
-    outputs = (*BASE, "noisy_ids") if settings["objective"][0]["kind"] == "diffusion" else BASE
-    outputs = ("encoder_ids",) if settings["objective"][0]["kind"] == "spans" else outputs
+    kind = settings["objective"][0]["kind"]
+    outputs = [*BASE, *{"diffusion": ["noisy_ids"], "spans": ["encoder_ids"]}.get(kind, [])]
     with pytest.raises(ConfigError) as error:
         LoaderConfig(corpus="a.bin", **{"batch_size": 1, **SHAPE, "outputs": outputs, **settings})
     assert [word for word in words if word not in str(error.value)] == []

@@ -94,7 +94,9 @@ def check_stages(
     assert min(changed) > 5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("spans", "diffusion") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_of_windows(corpus: Path, kind: str) -> None:
     def tokens(loader: TokenLoader, epoch: int, place: int) -> int:
         return (epoch * 4 * len(loader) + place) * T
@@ -117,12 +119,18 @@ def test_of_documents(corpus: Path, kind: str) -> None:
 
 
 def test_of_growing_rows(corpus: Path) -> None:
-    lists = {"seq_len": [[0, T // 2], [20 * T, T]], "global_batch": 4, "shuffle": False, "batch_size": 2}
+    lists: dict[str, Any] = {
+        "seq_len": [[0, T // 2], [20 * T, T]],
+        "global_batch": 4,
+        "shuffle": False,
+        "batch_size": 2,
+    }
 
     def tokens(loader: TokenLoader, epoch: int, place: int) -> int:
         switch = 64  # the end of the first group of 64 rows of T, which are 128 of half of it
         in_epoch = place * T // 2 if place < 2 * switch else switch * T + (place - 2 * switch) * T
-        return epoch * loader._schedule.interleave.num_places(0) * T + in_epoch  # type: ignore[attr-defined]
+        places: int = loader._schedule.interleave.num_places(0)  # type: ignore[attr-defined]
+        return epoch * places * T + in_epoch
 
     with TokenLoader(corpus, **settings_of("prefix", 50 * T, **lists)) as loader:
         later = []
@@ -174,14 +182,17 @@ def test_documents_are_rearranged_by_windows(corpus: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "rows"), [("prefix", "pack"), pytest.param("drop", "stream", marks=pytest.mark.slow)])
 def test_every_resume_goes_on(corpus: Path, kind: str, rows: str) -> None:
-    settings = settings_of(kind, 500, rows=rows)
+    settings = settings_of(kind, 500, rows=rows, batch_size=9)
     states = check_every_resume(lambda: TokenLoader(corpus, **settings), epochs=2)
-    other = TokenLoader(corpus, **settings_of(kind, 501, rows=rows))
+    other = TokenLoader(corpus, **settings_of(kind, 501, rows=rows, batch_size=9))
     with other, pytest.raises(StateError, match="objective: saved "):
         other.load_state_dict(states[-1])
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "fim"])
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in ("diffusion", "fim") else pytest.param(kind, marks=pytest.mark.slow) for kind in (*KINDS, "fim")],
+)
 def test_every_pass_over_the_validation_split_has_the_same_draws(corpus: Path, kind: str) -> None:
     """Those of the end of the run; passes over the training split have other ones."""
     common: dict[str, Any] = {"split": "validation", "validation_fraction": 0.5, "drop_last": False}
@@ -215,6 +226,7 @@ def test_every_pass_over_the_validation_split_has_the_same_draws(corpus: Path, k
         ({"kind": "diffusion", "mask_id": 1, "min_rate": [[5, 0.1]]}, ["min_rate", "5"]),
         ({"kind": "mlm", "mask_id": 1, "rate": [[0, 0.1], [0, 0.2]]}, ["rate", "0"]),
         ({"kind": "mlm", "mask_id": 1, "rate": 0}, ["rate = 0"]),
+        ({"kind": "mlm", "mask_id": 1, "rate": [[0, 0.1], [2**63, 0.2]]}, ["rate", str(2**63)]),
         ({**FIM, "rate": []}, ["rate", "empty"]),
         ({"kind": "spans", **OF_SPANS, "denoisers": [{"weight": [[0, 1], [7, 0]]}]}, ["weight", "7"]),
         ({"kind": "spans", **OF_SPANS, "denoisers": [{"weight": 0}]}, ["weight", "0"]),

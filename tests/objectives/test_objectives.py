@@ -101,12 +101,12 @@ def test_every_row_is_that_of_the_rule(corpus: Path, kind: str, rows: str) -> No
     [
         {},
         {"mask_boundaries": True},
-        {"stride": 5},
+        pytest.param({"stride": 5}, marks=pytest.mark.slow),
         {"random_offset": True},
         {"mtp": 3},
-        {"mtp": 3, "mask_boundaries": False},
+        pytest.param({"mtp": 3, "mask_boundaries": False}, marks=pytest.mark.slow),
         {"rows": "pack"},
-        {"rows": "pad"},
+        pytest.param({"rows": "pad"}, marks=pytest.mark.slow),
         {"validation_fraction": 0.3},
         {"rows": "pack", "loss_masks": True},
     ],
@@ -163,7 +163,9 @@ def fields_by_row(loaders: list[TokenLoader], epochs: int) -> dict[tuple[int, in
 
 
 @pytest.mark.parametrize("rows", [pytest.param("stream", marks=pytest.mark.slow), "pack"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "diffusion" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_neither_ranks_nor_blocks_matter(corpus: Path, kind: str, rows: str) -> None:
     settings = settings_of(kind, rows=rows)
     alone = fields_by_row([TokenLoader(corpus, **settings, batches_per_run=1)], 2)

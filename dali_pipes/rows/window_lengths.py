@@ -54,7 +54,7 @@ class WindowLengths:
         return {epoch: _merged([*kept, *self._after(epoch, window)]) or before}
 
     def tokens_before(self, epoch: int, window: int) -> int:
-        """As the function of this name."""
+        """Tokens of the run before a window."""
         return tokens_before(epoch, window, num_tokens=self._num_tokens, num_windows=self._num_windows)
 
     def _wanted(self, epoch: int, window: int) -> int:

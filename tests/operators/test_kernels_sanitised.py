@@ -53,7 +53,10 @@ def sanitised(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "operator",
-    [name if name == "keyed_draws" else pytest.param(name, marks=pytest.mark.slow) for name in cuda_on_cpu.kernel_names()],
+    [
+        name if name == "keyed_draws" else pytest.param(name, marks=pytest.mark.slow)
+        for name in cuda_on_cpu.kernel_names()
+    ],
 )
 def test_kernels_are_clean_on_random_and_edge_inputs(operator: str) -> None:
     # `random` of Hypothesis draws anew in every run; a failure prints its example

@@ -38,7 +38,7 @@ FIRST_COLUMNS = 2
 
 OUTPUTS = ("encoder_ids", "decoder_input_ids", "decoder_labels", "causal_ids", "causal_labels")
 
-_PART = 1 << 14  # positions of the reference that are worked on together, which stay in the cache
+_PART = 1 << 15  # positions of the reference that are worked on together, which stay in the cache
 
 
 class SpanRule(NamedTuple):
@@ -122,30 +122,33 @@ def _corrupted_spans_numpy(
     of_decoder = out.get("decoder_labels", out.get("decoder_input_ids"))
     if "encoder_ids" in out or of_decoder is not None:
         decoder = 0 if of_decoder is None else of_decoder.shape[1]
-        first = np.full(len(ids), ids.shape[1] + parts.most + 2)  # after the inputs of any row
-        line, labels = _joined(ids, parts, rule, first, int(first[0]) + decoder, learn)
+        begin = int(parts.inputs.max()) + 1  # after the inputs of any row, and their end
+        first = np.full(len(ids), begin)
+        line, places = _joined(ids, parts, rule, first, begin + decoder)
         if "encoder_ids" in out:
             if rule.end_id >= 0:
                 real = parts.spans.nonzero()[0]
                 line[real, parts.inputs[real]] = rule.end_id
-            common = min(out["encoder_ids"].shape[1], int(first[0]))
+            common = min(out["encoder_ids"].shape[1], begin)
             out["encoder_ids"][:, :common] = line[:, :common]
             out["encoder_ids"][:, common:] = rule.pad_id
         if "decoder_labels" in out:
-            out["decoder_labels"][:] = labels[:, first[0] : first[0] + decoder]
+            _labels(line, places, parts, rule, first, learn, begin, out["decoder_labels"])
         if "decoder_input_ids" in out:
             inputs = out["decoder_input_ids"]
             inputs[:, 0] = np.where(parts.spans > 0, rule.start_id, rule.pad_id)
-            inputs[:, 1:] = line[:, first[0] : first[0] + decoder - 1]
+            inputs[:, 1:] = line[:, begin : begin + decoder - 1]
     of_both = out.get("causal_ids", out.get("causal_labels"))
     if of_both is not None:
         width = of_both.shape[1]
-        line, labels = _joined(ids, parts, rule, parts.inputs, width, learn)
+        line, places = _joined(ids, parts, rule, parts.inputs, width)
         if "causal_ids" in out:
             out["causal_ids"][:] = line[:, :width]
         if "causal_labels" in out:
-            out["causal_labels"][:] = IGNORE_INDEX
-            out["causal_labels"][:, : width - label_shift] = labels[:, label_shift:width]
+            labels = out["causal_labels"]
+            labels[:, width - label_shift :] = IGNORE_INDEX
+            own = labels[:, : width - label_shift]
+            _labels(line, places, parts, rule, parts.inputs, learn, label_shift, own)
 
 
 class _Parts(NamedTuple):
@@ -178,18 +181,18 @@ def _joined(
     rule: SpanRule,
     first: NDArray[np.int64],
     width: int,
-    learn: NDArray[Any] | None,
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Inputs, and targets from column `first` of each row on, in `width` columns and one more that is not used.
 
-    And the same as labels: -100 where there is no target that is learned.
+    And the place of each token in these rows as one line.
     """
     rows, seq_len = ids.shape
     numbers, has_mode = np.arange(parts.most), (parts.mode >= 0)[:, None]
     # Tokens of one part or span stay together: they move by the same number of columns.
     lengths, moves = np.empty((2, rows, 2 * parts.most + 1), np.int64)
-    lengths[:, 0:-1:2] = np.diff(parts.kept, axis=1, prepend=0)
-    lengths[:, 1::2] = np.diff(parts.noise, axis=1, prepend=0)
+    for own, sums in ((lengths[:, 0:-1:2], parts.kept), (lengths[:, 1::2], parts.noise)):
+        own[:, 0] = sums[:, 0]
+        np.subtract(sums[:, 1:], sums[:, :-1], out=own[:, 1:])
     lengths[:, -1] = seq_len - parts.kept[:, -1] - parts.noise[:, -1]
     moves[:, 0:-1:2] = has_mode + numbers - parts.noise_before
     moves[:, 1::2] = first[:, None] + numbers + 1 - parts.kept
@@ -201,26 +204,41 @@ def _joined(
         np.minimum(places, np.arange(1, rows + 1)[:, None] * (width + 1) - 1, out=places)
     line = np.full((rows, width + 1), rule.pad_id, ids.dtype)
     line.reshape(-1)[places] = ids
-    at, span = parts.is_used.nonzero()
-    sentinels = rule.sentinel + rule.step * span
-    column = (has_mode + parts.kept + numbers)[at, span]
-    line[at, np.minimum(column, width)] = sentinels
-    column = (first[:, None] + parts.noise_before + numbers)[at, span]
-    line[at, np.minimum(column, width)] = sentinels
+    # Sentinels of spans that a row does not have go to the column that is not used.
+    unused, begins = np.arange(1, rows + 1)[:, None] * (width + 1) - 1, np.arange(rows)[:, None] * (width + 1)
+    for columns in (has_mode + parts.kept + numbers, first[:, None] + parts.noise_before + numbers):
+        columns += begins
+        np.copyto(columns, unused, where=~parts.is_used | (columns > unused))
+        line.reshape(-1)[columns] = rule.sentinel + rule.step * numbers
     real = parts.spans.nonzero()[0]
     with_mode = real[parts.mode[real] >= 0]
     line[with_mode, 0] = parts.mode[with_mode]
-    targets = parts.targets
     if rule.end_id >= 0:
-        line[real, np.minimum(first + targets, width)[real]] = rule.end_id
-        targets = targets + (parts.spans > 0)
-    columns = np.arange(width + 1)
-    is_target = (columns >= first[:, None]) & (columns < (first + targets)[:, None])
+        line[real, np.minimum(first + parts.targets, width)[real]] = rule.end_id
+    return line, places
+
+
+def _labels(
+    line: NDArray[Any],
+    places: NDArray[np.int64],
+    parts: _Parts,
+    rule: SpanRule,
+    first: NDArray[np.int64],
+    learn: NDArray[Any] | None,
+    begin: int,
+    out: NDArray[Any],
+) -> None:
+    """Write what `_joined` returned from column `begin` on as labels: -100 where there is no target that is learned."""
+    own = slice(begin, begin + out.shape[1])
+    columns = np.arange(own.start, own.stop)
+    ends = first + parts.targets + (parts.spans > 0) * (rule.end_id >= 0)
+    is_target = (columns >= first[:, None]) & (columns < ends[:, None])
     if learn is not None:
         is_learned = np.ones(line.shape, np.bool_)
         is_learned.reshape(-1)[places] = learn != 0
-        is_target &= is_learned
-    return line, np.where(is_target, line, np.array(IGNORE_INDEX, ids.dtype))
+        is_target &= is_learned[:, own]
+    out[:] = IGNORE_INDEX
+    np.copyto(out, line[:, own], where=is_target)
 
 
 def _corrupted_spans_cupy(

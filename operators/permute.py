@@ -65,9 +65,10 @@ _EACH_PART = 2**14
 # stay in the cache.
 _SPREAD_BY_ROUND = 2**11
 
-# A domain of up to 7 bits is permuted by a table of three rounds, which has up to 2**13 entries.
-_TABLE_BITS = 7
-_TABLE_ROUNDS = 3
+# A domain of up to 7 bits is permuted by a table of three rounds, one of up to 10 bits by a table of two. They have up
+# to 2**13 and 2**15 entries, which stay in the cache of the second level.
+_TABLE_BITS = 10
+_BITS_OF_THREE_ROUNDS = 7
 
 _OUTPUT_NUMBERS = np.arange(1, _ROUNDS + 2, dtype=np.uint64)[:, None]
 _POWERS_OF_TWO = np.left_shift(1, np.arange(63, dtype=np.int64))
@@ -394,13 +395,15 @@ def _encrypt_by_table(
     """`_encrypt_each` in one small domain.
 
     A round is a permutation of the domain, the same for every key, and then an exclusive or with the round key, above
-    the right half. So the outcome of three rounds, up to the last key, depends on the value and two keys: an entry of a
-    table, whose number is made of the value and, above it, these keys.
+    the right half. So the outcome of two or three rounds, up to the last key, depends on the value and the keys before:
+    an entry of a table, whose number is made of the value and, above it, these keys.
     """
-    left_bits = bits // 2
+    left_bits, rounds = bits // 2, _table_rounds(bits)
     keys = ((outputs[:-1] >> _constant(32)) & _constant((1 << left_bits) - 1)).view(np.int64)
-    above = keys[0::_TABLE_ROUNDS] << bits | keys[1::_TABLE_ROUNDS] << (bits + left_bits)
-    after = keys[2::_TABLE_ROUNDS] << (bits - left_bits)
+    above = keys[0::rounds] << bits
+    if rounds == 3:
+        above |= keys[1::rounds] << (bits + left_bits)
+    after = keys[rounds - 1 :: rounds] << (bits - left_bits)
     after[:-1] |= above[1:]
     table, entries = _rounds_table(bits), values.view(np.int64) | spread(above[0])
     for of_groups in after:
@@ -413,14 +416,19 @@ def _encrypt_by_table(
 
 @functools.lru_cache(maxsize=_TABLE_BITS)
 def _rounds_table(bits: int) -> NDArray[np.int64]:
-    """The table of `_encrypt_by_table`: for each value and, above it, each key of a first and of a second round."""
+    """The table of `_encrypt_by_table`: for each value and, above it, each key of all rounds but the last."""
     left_bits, right_bits = _Domain(bits // 2, bits - bits // 2)
     values, no_key = np.arange(1 << bits, dtype=np.uint64), _constant(0)
     one_round = _encrypt(values, _constants(bits), [no_key], no_key).view(np.int64)
     keys = np.arange(1 << left_bits) << right_bits
-    after_two = one_round[one_round ^ keys[:, None]]
-    table: NDArray[np.int64] = one_round[after_two ^ keys[:, None, None]].ravel()
-    return table
+    table: NDArray[np.int64] = one_round[one_round ^ keys[:, None]]
+    if _table_rounds(bits) == 3:
+        table = one_round[table ^ keys[:, None, None]]
+    return table.ravel()
+
+
+def _table_rounds(bits: int) -> int:
+    return 3 if bits <= _BITS_OF_THREE_ROUNDS else 2
 
 
 def _walk_one(value: int, n: int, schedule: _KeySchedule) -> int:

@@ -150,11 +150,15 @@ def random_objective(draw: random.Random, outputs: list[str]) -> list[dict[str, 
     rate = draw.choice([0.3, [[0, 0.9], [800, 0.2]]])
     of_kinds: dict[str, dict[str, Any]] = {
         "mlm": {"mask_id": MASK, "special_ids": [END], "rate": rate},
-        "diffusion": {"mask_id": MASK},
-        "prefix": {},
+        "diffusion": {"mask_id": MASK, "min_rate": draw.choice([0.001, [[0, 0.5], [700, 0.1]]])},
+        "prefix": {"longest": draw.choice([1, [[0, 0.2], [600, 1]]])},
         "goldfish": {"k": 3, "h": draw.choice([3, 5])},
         "drop": {"rate": rate, "drop_id": MASK},
-        "fim": {"tokens": SENTINELS, "rate": draw.choice([1, 0.6]), "level": draw.choice(["piece", "document"])},
+        "fim": {
+            "tokens": SENTINELS,
+            "rate": draw.choice([1, 0.6, [[0, 0.1], [500, 1]]]),
+            "level": draw.choice(["piece", "document"]),
+        },
     }
     kinds = draw.sample(list(of_kinds), draw.choice([1, 1, 1, 2]))
     if own := [kind for kind in kinds if kind in ("mlm", "diffusion")]:

@@ -655,15 +655,51 @@ class LoaderConfig(BaseModel):
                 self._check_fim(entry)
             if entry.has_own_labels and self.mtp:
                 raise ValueError(
-                    f'objective: kind = "{entry.kind}" predicts each id at its own position, so it does not work with '
-                    f"mtp = {self.mtp}; remove one of the two"
+                    f'objective: kind = "{entry.kind}" predicts each id at its own position, so there are no later '
+                    f"labels for mtp = {self.mtp} to predict; remove one of the two"
                 )
-            mask_id = getattr(entry, "mask_id", getattr(entry, "drop_id", 0))
-            self._require_in_vocabulary(entry, mask_id)
-            if isinstance(entry, Mlm) and entry.random and self.vocab_size is None:
-                raise ValueError(
-                    'objective: kind = "mlm" needs vocab_size to draw random ids; set vocab_size, or random = 0'
-                )
+            self._check_ids(entry)
+            if isinstance(entry, Mlm) and self.vocab_size is None and (entry.random or entry.words is not None):
+                use = "to draw random ids; set vocab_size, or random = 0"
+                if not entry.random:
+                    use = f"to check that words = {shown(entry.words)} has an entry for each id; set vocab_size"
+                raise ValueError(f'objective: kind = "mlm" needs vocab_size {use}')
+
+    def _check_ids(self, entry: Objective) -> None:
+        """The ids of an entry are ids of the vocabulary, and what it inserts is not taken for the end of a document."""
+        for name, number in entry.inserted.items():
+            self._require_in_vocabulary(entry, number, name)
+        if self.vocab_size is not None and (outside := [own for own in entry.special if own >= self.vocab_size]):
+            raise ValueError(
+                f'objective: kind = "{entry.kind}": special_ids has {outside[0]:,}, which must be below vocab_size = '
+                f"{self.vocab_size:,}; such an id cannot occur, so correct it or remove it"
+            )
+        inserted = entry.inserted
+        if isinstance(entry, Spans):
+            inserted = {name: number for name, number in inserted.items() if name.endswith("mode_token")}
+            lowest, highest = entry.sentinel_range(entry.num_sentinels)
+            for name, number in self._ids_of_documents("pad_id").items():
+                if lowest <= number <= highest:
+                    raise ValueError(
+                        f'objective: kind = "spans": {name} = {number:,} is one of the sentinels {lowest:,} to '
+                        f"{highest:,}; use other sentinels, or another {name}"
+                    )
+        self._require_apart(entry, inserted)
+
+    def _require_apart(self, entry: Objective, inserted: Mapping[str, int]) -> None:
+        """inserted: by setting; a model could not tell them from the begin or end of a document."""
+        for name, number in inserted.items():
+            for other, taken in self._ids_of_documents().items():
+                if number == taken:
+                    raise ValueError(
+                        f'objective: kind = "{entry.kind}": {name} is {number:,}, which is also {other}, so the model '
+                        "could not tell the two apart; use another id"
+                    )
+
+    def _ids_of_documents(self, *more: str) -> dict[str, int]:
+        """Ids that begin and end documents, and those of other settings, by name."""
+        given = {name: getattr(self, name) for name in ("eos_id", "document_start_id", *more)}
+        return {name: number for name, number in given.items() if number is not None}
 
     def _check_spans(self) -> None:
         """What goes with `kind = "spans"`, which every source must have, and in the same way."""
@@ -677,14 +713,18 @@ class LoaderConfig(BaseModel):
             )
         (entry,) = entries
         assert entry is not None
+        fixed = ", because all of its batches have the same widths"
         conflicts = {
-            f"mtp = {self.mtp}": self.mtp > 0,
-            "context_parallel": self.context_parallel is not None,
-            "length_buckets": self.length_buckets is not None,
-            "a list as seq_len": self.changes_length,
+            f"mtp = {self.mtp}": self.mtp and ", because its targets are the removed spans and not the next tokens",
+            "context_parallel": self.context_parallel is not None and fixed,
+            "length_buckets": self.length_buckets is not None and fixed,
+            f"batch_tokens = {self.batch_tokens}": self.batch_tokens is not None and fixed,
+            "a list as seq_len": self.changes_length and fixed,
         }
         if found := _first_conflict(conflicts):
-            raise ValueError(f'objective: kind = "spans" does not work with {found}; remove one of them')
+            raise ValueError(
+                f'objective: kind = "spans" does not work with {found}{conflicts[found]}; remove one of them'
+            )
         made = [name for name, spec in OUTPUTS.items() if spec.needs_objective == "spans" and not spec.from_plan]
         if not set(made) & set(self.outputs):
             raise ValueError(
@@ -705,8 +745,7 @@ class LoaderConfig(BaseModel):
                 f'objective: kind = "spans" has {entry.num_sentinels:,} sentinels down from {entry.sentinels:,}, the '
                 f"last of which would be {lowest:,}; set num_sentinels, or sentinel_step = 1"
             )
-        for name, number in {"sentinels": highest, **entry.ids()}.items():
-            self._require_in_vocabulary(entry, number, name)
+        for name, number in entry.inserted.items():
             if name not in ("sentinels", "start_id") and lowest <= number <= highest:
                 raise ValueError(
                     f'objective: kind = "spans": {name} is {number:,}, one of the sentinels {lowest:,} to {highest:,}; '
@@ -725,24 +764,21 @@ class LoaderConfig(BaseModel):
                 f'objective: kind = "fim" needs rows of at least {FEWEST_FIM_POSITIONS} positions, three of them for '
                 f"sentinels, but seq_len = {shortest}; use a larger seq_len"
             )
-        if any(isinstance(other, Goldfish) for other in self.objective):
-            raise ValueError(
-                'objective: kind = "goldfish" hashes the ids before a label in its document, which kind = "fim" moves; '
-                "remove one of the two"
-            )
         try:
             ids = entry.ids(self.tokenizer)
         except ValueError as error:
             raise ValueError(f'objective: kind = "fim": {error}') from None
-        self._require_in_vocabulary(entry, max(ids))
+        inserted = {f"tokens.{name}": own for name, own in zip(("prefix", "middle", "suffix"), ids, strict=True)}
+        for name, number in inserted.items():
+            self._require_in_vocabulary(entry, number, name)
+        self._require_apart(entry, inserted)
 
-    def _require_in_vocabulary(self, entry: Objective, inserted: int, setting: str = "") -> None:
+    def _require_in_vocabulary(self, entry: Objective, inserted: int, setting: str) -> None:
         """setting: of the entry, names the id in the message."""
         if self.vocab_size is not None and inserted >= self.vocab_size:
-            named = f" ({setting})" if setting else ""
             raise ValueError(
-                f'objective: kind = "{entry.kind}" inserts id {inserted:,}{named}, which must be below vocab_size = '
-                f"{self.vocab_size:,}, the size of the model's vocabulary"
+                f'objective: kind = "{entry.kind}" inserts id {inserted:,} ({setting}), which must be below '
+                f"vocab_size = {self.vocab_size:,}, the size of the model's vocabulary"
             )
 
     def _check_mixture(self) -> None:
@@ -820,7 +856,6 @@ class LoaderConfig(BaseModel):
             f'rows = "{self.rows}"': self.rows != "pad",
             "length_buckets": self.length_buckets is not None,
             "balance": self.balance is not None,
-            "objective": bool(self.objective),
             "global_batch": self.global_batch is not None,
             "context_parallel": self.context_parallel is not None,
             "static_buffers": self.static_buffers,

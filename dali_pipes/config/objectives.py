@@ -4,8 +4,7 @@ objective = [{kind = "mlm", rate = 0.15, mask_id = 103}]
 objective = [{kind = "prefix"}, {kind = "goldfish", k = 4, h = 13}]
 objective = [{kind = "my_module:shuffled_spans", options = {rate = 0.1}}]
 
-Shares are exact, as weights are: 0.15 is 15/100, and a draw of 32 bits is compared with floor(share * 2**32). A new
-kind is a class here, in `KINDS`.
+Shares are exact, and may change with the tokens of the run: see `rates`. A new kind is a class here, in `KINDS`.
 """
 
 import functools
@@ -32,14 +31,21 @@ from pydantic import (
     model_validator,
 )
 
-from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
+from dali_pipes.config.amounts import parse_fraction, plain_fraction
+from dali_pipes.config.rates import (
+    Rates,
+    RateSteps,
+    Share,
+    WeightSteps,
+    places_of_changes,
+    plain_steps,
+    threshold,
+    value_at,
+)
 from dali_pipes.config.span_counts import SpanWidths, span_widths
 from dali_pipes.config.validators import as_value_error, plain_words, shown
 from dali_pipes.config.vocabulary import id_of, tokenizer_file, vocabulary_of
 from dali_pipes.errors import ConfigError
-
-WHOLE = 2**32
-"""Exclusive upper bound of a 32-bit draw."""
 
 _LARGEST_TERM = 2**31
 
@@ -49,48 +55,6 @@ FEWEST_FIM_POSITIONS = 8
 _USERS_KIND = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _EXPECTED = 'expected a list of tables with kind, such as [{kind = "mlm", mask_id = 103}]'
 
-
-def _share(value: Any) -> Fraction:
-    number: Fraction = parse_fraction(value)
-    if not 0 <= number <= 1:
-        raise ValueError(f"expected a number from 0 to 1, found {shown(value)}")
-    return number
-
-
-Share = Annotated[Fraction, PlainValidator(_share), PlainSerializer(plain_fraction)]
-"""From 0 to 1, exact."""
-
-RateSteps = tuple[tuple[int, Fraction], ...]
-"""(tokens of the run, share): from when on each share holds. The first is at 0, and the tokens rise."""
-
-
-@as_value_error
-def _rates(value: Any) -> RateSteps:
-    if not isinstance(value, list | tuple):
-        return ((0, _share(value)),)
-    steps: list[tuple[int, Fraction]] = []
-    for entry in value:
-        if not isinstance(entry, list | tuple) or len(entry) != 2:
-            raise ValueError(f'expected a list of [tokens, rate], such as [[0, 0.3], ["10B", 0.15]]; found {entry!r}')
-        at = parse_count(entry[0])
-        if isinstance(at, bool) or not isinstance(at, int) or at < 0 or (at <= steps[-1][0] if steps else at > 0):
-            raise ValueError(
-                f"{shown(entry)}: expected token counts that start at 0 and increase, found {shown(entry[0])}"
-            )
-        steps.append((at, _share(entry[1])))
-    if not steps:
-        raise ValueError('expected a list of [tokens, rate], such as [[0, 0.3], ["10B", 0.15]]; found an empty list')
-    return tuple(steps)
-
-
-def _plain_rates(steps: RateSteps) -> Any:
-    if len(steps) == 1:
-        return plain_fraction(steps[0][1])
-    return [[at, plain_fraction(share)] for at, share in steps]
-
-
-Rates = Annotated[RateSteps, PlainValidator(_rates), PlainSerializer(_plain_rates, return_type=Any)]
-"""A share, or a list of [tokens, share] by the tokens of the run."""
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -126,8 +90,29 @@ class Objective(BaseModel):
         """What a state says of it: all that decides what it does."""
         return {name: value for name, value in self.plain().items() if name != "validation"}
 
+    @property
+    def lists(self) -> tuple[RateSteps, ...]:
+        """The settings that change with the tokens of the run."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return tuple(value for value in values if _is_list_of_rates(value))
+
+    @property
+    def inserted(self) -> dict[str, int]:
+        """Ids that it writes into inputs, by setting."""
+        return {}
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        """Ids that are left as they are."""
+        return ()
+
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         return iter(self.plain().items())
+
+
+def _is_list_of_rates(value: Any) -> bool:
+    """Whether a setting is a `RateSteps` of several entries."""
+    return isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], tuple)
 
 
 class _Masking(Objective):
@@ -139,6 +124,14 @@ class _Masking(Objective):
         description="Id that replaces a masked token. Tokens that are already this id are never chosen."
     )
     special_ids: tuple[Id, ...] = Field((), description="Ids that are never chosen, such as start and end ids.")
+
+    @property
+    def inserted(self) -> dict[str, int]:
+        return {"mask_id": self.mask_id}
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        return self.special_ids
 
 
 class Mlm(_Masking):
@@ -159,6 +152,8 @@ class Mlm(_Masking):
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
+        if not any(share for _, share in self.rate):
+            raise ValueError("rate = 0 chooses no tokens, so nothing would be learned; use a rate above 0")
         if self.random + self.keep > 1:
             raise ValueError(
                 f"random = {plain_fraction(self.random)} and keep = {plain_fraction(self.keep)} add up to more than 1; "
@@ -177,7 +172,10 @@ class Diffusion(_Masking):
     """Masked diffusion: Sahoo et al., "MDLM", 2024; Nie et al., "Large Language Diffusion Models", 2025."""
 
     kind: Literal["diffusion"]
-    min_rate: Share = Field(Fraction(1, 1000), description="Lowest masking rate of a row; the highest is 1.")
+    min_rate: Rates = Field(
+        ((0, Fraction(1, 1000)),),
+        description="Lowest masking rate of a row, or a list of [tokens of the run, rate]; the highest is 1.",
+    )
 
 
 class Drop(Objective):
@@ -190,21 +188,38 @@ class Drop(Objective):
     drop_id: Id = Field(description="Id that replaces a dropped token, such as the unknown token.")
     special_ids: tuple[Id, ...] = Field((), description="Ids that are never dropped.")
 
+    @property
+    def inserted(self) -> dict[str, int]:
+        return {"drop_id": self.drop_id}
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        return self.special_ids
+
 
 class Prefix(Objective):
     """Prefix language modeling: Raffel et al., "T5", 2019."""
 
     kind: Literal["prefix"]
-    shortest: Share = Field(Fraction(0), description="Shortest prefix, as a fraction of the tokens in a row.")
-    longest: Share = Field(Fraction(1), description="Longest prefix, as a fraction of the tokens in a row.")
+    shortest: Rates = Field(
+        ((0, Fraction(0)),),
+        description="Shortest prefix, as a fraction of the tokens in a row, or a list of [tokens of the run, "
+        "fraction].",
+    )
+    longest: Rates = Field(((0, Fraction(1)),), description="Longest prefix, in the same way.")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
-        if self.shortest > self.longest:
-            raise ValueError(
-                f"shortest = {plain_fraction(self.shortest)} is greater than longest = {plain_fraction(self.longest)}; "
-                "swap them, or change one"
-            )
+        for at in places_of_changes((self.shortest, self.longest)):
+            shortest, longest = value_at(self.shortest, at), value_at(self.longest, at)
+            when = f" from {at:,} tokens on" if at else ""
+            if shortest > longest:
+                raise ValueError(
+                    f"shortest = {plain_fraction(shortest)} is greater than longest = {plain_fraction(longest)}{when}; "
+                    "swap them, or change one"
+                )
+            if shortest == 1:
+                raise ValueError(f"shortest = 1{when}: no token of any row would be learned; use a number below 1")
         return self
 
 
@@ -249,10 +264,13 @@ class Fim(Objective):
     """Fill in the middle: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle", 2022."""
 
     kind: Literal["fim"]
-    rate: Share = Field(Fraction(1, 2), description="Fraction of the documents to rearrange.")
-    spm: Share = Field(
-        Fraction(1, 2),
-        description="Fraction of these with the suffix before the prefix (SPM) instead of after it (PSM).",
+    rate: Rates = Field(
+        ((0, Fraction(1, 2)),),
+        description="Fraction of the documents to rearrange, or a list of [tokens of the run, fraction].",
+    )
+    spm: Rates = Field(
+        ((0, Fraction(1, 2)),),
+        description="Fraction of these with the suffix before the prefix (SPM) instead of after it (PSM), or a list.",
     )
     tokens: Annotated[FimTokens, BeforeValidator(_table)] = Field(
         description="Sentinels: a table with `prefix`, `middle` and `suffix`, each an id or a string."
@@ -312,13 +330,6 @@ def _small_fraction(value: Any) -> Fraction:
     return number
 
 
-def _weight(value: Any) -> Fraction:
-    number: Fraction = parse_fraction(value)
-    if number <= 0:
-        raise ValueError(f"must be above 0, found {shown(value)}")
-    return number
-
-
 class Denoiser(BaseModel):
     """One way of `Spans`: how much is taken out of a row, in spans of which length."""
 
@@ -331,7 +342,7 @@ class Denoiser(BaseModel):
         PlainSerializer(lambda length: length if length == "end" else plain_fraction(length), return_type=Any),
     ] = Fraction(3)
     mode_token: Id | None = None
-    weight: Annotated[Fraction, PlainValidator(_weight), PlainSerializer(plain_fraction)] = Fraction(1)
+    weight: WeightSteps = ((0, Fraction(1)),)
 
     @property
     def mean(self) -> Fraction | None:
@@ -369,7 +380,7 @@ class Spans(Objective):
         (Denoiser(),),
         description="Tables, one of which is drawn for each row: `rate`, the fraction of tokens to remove; "
         '`mean_length` of a span, or "end" for one span at the end of the row; `mode_token`, an id before the inputs; '
-        "and `weight`, the relative frequency.",
+        "and `weight`, the relative frequency, or a list of [tokens of the run, weight].",
     )
     start_id: Id | None = Field(None, description="First id of `decoder_input_ids`. None: `pad_id`, as for T5.")
     end_id: Id | None = Field(
@@ -382,10 +393,27 @@ class Spans(Objective):
         ways = [(own.rate, own.mean, own.mode_token is not None) for own in self.denoisers]
         return span_widths(lengths, ways, has_end=self.end_id is not None)
 
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        for at in self.changes:
+            if not any(value_at(own.weight, at) for own in self.denoisers):
+                raise ValueError(
+                    f"the weight of every denoiser is 0 from {at:,} tokens on; set one of them above 0 there"
+                )
+        return self
+
     @property
-    def thresholds(self) -> list[int]:
-        """A draw of 32 bits chooses the first denoiser whose threshold it is below."""
-        weights = [own.weight for own in self.denoisers]
+    def lists(self) -> tuple[RateSteps, ...]:
+        return tuple(own.weight for own in self.denoisers if len(own.weight) > 1)
+
+    @property
+    def changes(self) -> list[int]:
+        """The tokens of the run from which denoisers have other weights, the first of them 0."""
+        return places_of_changes(own.weight for own in self.denoisers)
+
+    def thresholds(self, at: int) -> list[int]:
+        """After `at` tokens of the run, a draw of 32 bits chooses the first denoiser whose threshold it is below."""
+        weights = [value_at(own.weight, at) for own in self.denoisers]
         shares = [total / sum(weights) for total in itertools.accumulate(weights)]
         return list(map(threshold, shares))
 
@@ -394,11 +422,14 @@ class Spans(Objective):
         last = self.sentinels + self.sentinel_step * (count - 1)
         return min(self.sentinels, last), max(self.sentinels, last)
 
-    def ids(self) -> dict[str, int]:
-        """Other ids that it inserts, by setting."""
+    @property
+    def inserted(self) -> dict[str, int]:
         own = {"start_id": self.start_id, "end_id": self.end_id}
         own |= {f"denoisers[{number}].mode_token": way.mode_token for number, way in enumerate(self.denoisers)}
-        return {name: number for name, number in own.items() if number is not None}
+        return {
+            "sentinels": self.sentinel_range(self.num_sentinels)[1],
+            **{name: number for name, number in own.items() if number is not None},
+        }
 
 
 class Users(Objective):
@@ -494,7 +525,7 @@ def plain_default(model: type[Objective], name: str) -> Any:
     if isinstance(default, tuple) and default and isinstance(default[0], Denoiser):
         return [own.plain() for own in default]
     is_rates = isinstance(default, tuple) and default and isinstance(default[0], tuple)
-    return _plain_rates(default) if is_rates else default
+    return plain_steps(default) if is_rates else default
 
 
 def objective_line(of_sources: Mapping[str, Sequence[Objective]]) -> str | None:
@@ -524,11 +555,6 @@ def _value_text(value: Any) -> str:
     return str(value)
 
 
-def threshold(share: Fraction) -> int:
-    """A draw of 32 bits is below it with this chance, rounded down to a multiple of 2**-32."""
-    return share.numerator * WHOLE // share.denominator
-
-
 def read_word_starts(path: str) -> npt.NDArray[np.uint8]:
     """uint8 (V,): 1 for each id that begins a word. Blocks; `ConfigError` for a file that does not say so.
 
@@ -541,6 +567,28 @@ def read_word_starts(path: str) -> npt.NDArray[np.uint8]:
         return _word_starts(file, about.st_mtime_ns, about.st_size)
     except OSError as error:
         raise ConfigError(f"objective: words = {path!r}: cannot read {file}: {error.strerror}") from error
+
+
+def word_starts(path: str, vocab_size: int) -> npt.NDArray[np.uint8]:
+    """The same for at least `vocab_size` ids. Those that a tokenizer does not have begin a word, as added tokens do.
+
+    `ConfigError` for a list that is shorter: an id that it leaves out would be part of the word before.
+    """
+    starts = read_word_starts(path)
+    missing = vocab_size - len(starts)
+    if missing <= 0:
+        return starts
+    if _is_list(tokenizer_file(path)):
+        raise ConfigError(
+            f"objective: words = {path!r} has {len(starts):,} entries, but vocab_size = {vocab_size:,}; expected an "
+            "entry for each id: add the missing ones, or correct vocab_size"
+        )
+    return np.append(starts, np.ones(missing, np.uint8))
+
+
+def _is_list(file: Path) -> bool:
+    """Whether a file has an entry for each id, and is not a `tokenizer.json`."""
+    return file.suffix == ".npy" or not isinstance(json.loads(file.read_bytes()), dict)
 
 
 @functools.lru_cache(8)

@@ -27,7 +27,7 @@ from dali_pipes.placement.cpu import CpuPlacement
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.placement.pool_order import PoolOrder
 from dali_pipes.placement.selection import GPU_PLACEMENTS, choose_device, choose_placement, require_pool
-from dali_pipes.rows.base import key_names, order_key
+from dali_pipes.rows.base import ReadableRows, key_names, order_key
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.make import make_rows
 from dali_pipes.rows.outputs import Outputs
@@ -320,7 +320,7 @@ def make_schedule(config: LoaderConfig, interleave: Interleave) -> Schedule:
 
 
 def make_objectives(
-    config: LoaderConfig, schedule: Schedule, mixture: MixedRows | None
+    config: LoaderConfig, schedule: Schedule, mixture: MixedRows | None, rows: ReadableRows
 ) -> tuple[RowDraws | None, Transforms | None]:
     """What is drawn for rows, and what is done to them. None, None where that is nothing."""
     if not config.all_objectives and not any(OUTPUTS[name].needs_objective for name in config.outputs):
@@ -337,36 +337,41 @@ def make_objectives(
     transforms = Transforms.of(sources, users, config.vocab_size, config.pad_id)
     if transforms is None:
         return None, None
-    tokens_before = None
-    if mixture is not None and not config.changes_length:
-        tokens_before = partial(_tokens_of_mixture, mixture, config.row_len)
-    elif schedule.interleave.is_uniform and not config.changes_length:
-        tokens_before = partial(int.__mul__, schedule.interleave.count(0) * config.row_len)
     draws = RowDraws(
         sources,
         transforms.numbers,
         key=partial(_objective_key, config.seed),
         strata_key=partial(order_key, "objective strata", config.seed),
-        row_len=config.row_len,
-        tokens_before=tokens_before,
+        tokens_before=_tokens_before(config, schedule.interleave, mixture, rows),
+        repeats=config.split == "validation",
+        in_batches=config.batch_tokens is not None,
         span_widths=config.span_widths,
     )
     return draws, transforms
+
+
+def _tokens_before(
+    config: LoaderConfig, interleave: Interleave, mixture: MixedRows | None, rows: ReadableRows
+) -> Callable[[int, int], int]:
+    """Tokens of the run before a row of an epoch, padding included; of documents, by packing windows."""
+    if isinstance(rows, DocumentRows):
+        return rows.tokens_before
+    if isinstance(interleave, Curriculum):
+        return interleave.tokens_before
+    if mixture is not None:
+        return lambda epoch, row: (mixture.first_place(epoch) + row) * config.row_len
+    return lambda epoch, row: (epoch * interleave.count(0) + row) * config.row_len
 
 
 def _objective_key(seed: int, name: str | None, pass_number: int) -> int:
     return order_key("objective", seed, *key_names(name), pass_number)
 
 
-def _tokens_of_mixture(mixture: MixedRows, row_len: int, epoch: int) -> int:
-    return mixture.first_place(epoch) * row_len
-
-
 def make_outputs(
     config: LoaderConfig, schedule: Schedule, mixture: MixedRows | None, source: Source, *, in_pieces: bool
 ) -> Outputs:
     """The fields of a batch, and how they are made from tokens."""
-    draws, transforms = make_objectives(config, schedule, mixture)
+    draws, transforms = make_objectives(config, schedule, mixture, source.rows)
     return Outputs(
         config.batch_names,
         config.batch_size if config.batch_tokens is None else None,

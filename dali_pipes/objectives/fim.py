@@ -11,7 +11,7 @@ sentinels, so that rows have room for all of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ SENTINELS = 3
 FEWEST_TOKENS = 3
 """Tokens between a document's start id and its end id; shorter documents are left as they are."""
 
-_AS_IT_IS, _PREFIX_FIRST, _SUFFIX_FIRST = range(3)
+AS_IT_IS, _PREFIX_FIRST, _SUFFIX_FIRST = range(3)
 _MOST_TOKENS = 2**32 - 2
 """A cut is a product of 32-bit numbers; longer documents are left as they are."""
 
@@ -78,6 +78,8 @@ class FillInMiddle:
     prefix, middle, suffix: ids of the sentinels
     by_piece:       whether a unit is a piece; else it is a document, also where it is split over rows
     keeps_first, keeps_last: tokens, 0 or 1, that stay at the begin and at the end of a document
+    repeats:        whether every pass has the draws of the first
+    stages:         (tokens of all passes, rate, spm), rising: what holds from there on
     """
 
     rate: int
@@ -88,6 +90,13 @@ class FillInMiddle:
     by_piece: bool = True
     keeps_first: int = 0
     keeps_last: int = 0
+    repeats: bool = False
+    stages: tuple[tuple[int, int, int], ...] = ()
+
+    def at(self, tokens: int) -> "FillInMiddle":
+        """What holds after so many tokens."""
+        later = [stage for stage in self.stages if stage[0] <= tokens]
+        return replace(self, rate=later[-1][1], spm=later[-1][2], stages=()) if later else self
 
     def moved(
         self, key: int, documents: Int64Array, begins: Int64Array | int, lengths: Int64Array, seq_len: int
@@ -138,7 +147,7 @@ class FillInMiddle:
         suffix_first = words[0] & np.uint64(2**32 - 1) < np.uint64(self.spm)
         return FimPieces(
             np.stack([begin, *whole, end], axis=1),
-            np.where(is_moved, np.where(suffix_first, _SUFFIX_FIRST, _PREFIX_FIRST), _AS_IT_IS),
+            np.where(is_moved, np.where(suffix_first, _SUFFIX_FIRST, _PREFIX_FIRST), AS_IT_IS),
             np.zeros_like(planned) if self.by_piece else begins,
             np.broadcast_to(np.array([self.prefix, self.middle, self.suffix]), (len(planned), 3)),
         )

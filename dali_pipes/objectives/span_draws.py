@@ -35,17 +35,31 @@ def no_spans(rows: int, widths: SpanWidths) -> DrawnSpans:
 
 
 def draw_spans(
-    entry: Spans, lengths: Int64Array, keys: npt.NDArray[np.uint64], first_output: int, widths: SpanWidths
+    entry: Spans,
+    lengths: Int64Array,
+    keys: npt.NDArray[np.uint64],
+    tokens: Int64Array,
+    first_output: int,
+    widths: SpanWidths,
 ) -> DrawnSpans:
-    """lengths: tokens in R rows, 1 or more; keys: of the rows. first_output: of the row's generator, that is used."""
+    """lengths: tokens in R rows, 1 or more; keys: of the rows. first_output: of the row's generator, that is used.
+
+    tokens: of the run, before each row
+    """
     draws = splitmix64(keys, np.array(first_output, np.uint64)) >> np.uint64(32)
-    chosen = np.searchsorted(np.array(entry.thresholds, np.uint64), draws, side="right")
+    chosen, changes = np.empty(len(lengths), np.int64), entry.changes
+    stages = np.searchsorted(changes, tokens, side="right") - 1
+    for stage, at in enumerate(changes):
+        own = stages == stage
+        chosen[own] = np.searchsorted(np.array(entry.thresholds(at), np.uint64), draws[own], side="right")
     table, encoder_lengths, decoder_lengths = no_spans(len(lengths), widths)
     has_end = entry.end_id is not None
-    for number, own in enumerate(entry.denoisers):  # whose rows often are equally long: one domain for a permutation
+    for number, denoiser in enumerate(
+        entry.denoisers
+    ):  # whose rows often are equally long: one domain for a permutation
         at = (chosen == number).nonzero()[0]
-        noise, count = span_counts(lengths[at], own.rate, own.mean)
-        kept, mode = lengths[at] - noise, -1 if own.mode_token is None else own.mode_token
+        noise, count = span_counts(lengths[at], denoiser.rate, denoiser.mean)
+        kept, mode = lengths[at] - noise, -1 if denoiser.mode_token is None else denoiser.mode_token
         table[at, COUNT], table[at, MODE] = count, mode
         encoder_lengths[at] = (mode >= 0) + kept + count + has_end
         decoder_lengths[at] = noise + count + has_end

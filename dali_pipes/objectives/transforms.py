@@ -21,9 +21,9 @@ from dali_pipes.config.objectives import (
     Prefix,
     Spans,
     Users,
-    read_word_starts,
-    threshold,
+    word_starts,
 )
+from dali_pipes.config.rates import threshold
 from dali_pipes.objectives.row_draws import SourceObjectives
 from dali_pipes.objectives.users import call, load_function
 from dali_pipes.operators import corrupted_spans, noised_rows
@@ -85,7 +85,7 @@ class Transforms:
             if key not in known:
                 known[key] = len(passes)
                 rule = rule._replace(number=len(passes))
-                passes.append(_Pass(rule, _flags(entry), isinstance(entry, Diffusion)))
+                passes.append(_Pass(rule, _flags(entry, vocab_size), isinstance(entry, Diffusion)))
             numbers.append(known[key] if entry in source.active else -1)
         has_prefix = any(isinstance(entry, Prefix) for source in sources for entry in source.entries)
         if has_prefix and not passes:
@@ -166,12 +166,15 @@ def _span_rule(entry: Spans, pad_id: int) -> SpanRule:
     return SpanRule(entry.sentinels, entry.sentinel_step, start_id, end_id, pad_id)
 
 
-def _flags(entry: Objective) -> Flags | None:
+def _flags(entry: Objective, vocab_size: int | None) -> Flags | None:
     """The bits of each id that matter to an entry."""
-    special = [*getattr(entry, "special_ids", ())]
+    special = [*entry.special]
     if isinstance(entry, Mlm | Diffusion):
         special.append(entry.mask_id)
-    starts = read_word_starts(entry.words) if isinstance(entry, Mlm) and entry.words is not None else np.zeros(0)
+    starts: Flags = np.zeros(0, np.uint8)
+    if isinstance(entry, Mlm) and entry.words is not None:
+        assert vocab_size is not None, "a table of words is compared with it"
+        starts = word_starts(entry.words, vocab_size)
     if not special and not len(starts):
         return None
     flags = np.zeros(max(len(starts), max(special, default=0) + 1), np.uint8)

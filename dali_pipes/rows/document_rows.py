@@ -26,7 +26,7 @@ from dali_pipes.corpus.keep import Copies
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
 from dali_pipes.monitoring.display import ShownAsTable, Table
-from dali_pipes.objectives.fim import ORDER_NAME, FillInMiddle, FimPieces, first_tokens, joined
+from dali_pipes.objectives.fim import AS_IT_IS, ORDER_NAME, FillInMiddle, FimPieces, first_tokens, joined
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
 from dali_pipes.rows.cost_balance import BALANCE_NAME, CostBalance, rows_at
@@ -49,7 +49,7 @@ from dali_pipes.rows.pass_begins import PassBegin, PassBegins
 from dali_pipes.rows.step_costs import BalanceReport
 from dali_pipes.rows.token_batches import TOKEN_BATCHES_NAME, TokenBatches
 from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
-from dali_pipes.rows.window_lengths import Lengths, WindowLengths
+from dali_pipes.rows.window_lengths import Lengths, WindowLengths, tokens_before
 from dali_pipes.runtime.messages import counted
 
 Int64Array = npt.NDArray[np.int64]
@@ -394,7 +394,10 @@ class DocumentRows:
         columns = [np.concatenate(column) for column in zip(*planned, strict=True)] if planned else [empty] * 4
         pieces = Pieces(row_offsets, *columns[:3])
         if self._lookback is not None:
-            pieces = pieces._replace(lookback=self._lookback_of(pieces.lengths, columns[3]))
+            begins = columns[3]
+            if rearranged:  # the ids before are those that the model sees, in the row
+                begins = begins * (joined(rearranged).orders == AS_IT_IS)
+            pieces = pieces._replace(lookback=self._lookback_of(pieces.lengths, begins))
         starts = np.full(len(row_ids), -1)
         firsts = row_offsets[: len(real)]
         if self._fim is None:
@@ -470,14 +473,18 @@ class DocumentRows:
         return mark.window + (row > mark.rows_before)
 
     def tokens_before(self, epoch: int, row: int) -> int:
-        """Tokens of the run before a row, where rows grow: by windows, and within one in proportion to its rows."""
-        assert self.lengths is not None
+        """Tokens of the run before a row: by windows, and within one in proportion to its rows."""
         mark = self.mark(epoch, row)
-        begin = self.lengths.tokens_before(epoch, mark.window)
+        begin = self._tokens_before(epoch, mark.window)
         if row == mark.rows_before:
             return begin
-        tokens = self.lengths.tokens_before(epoch, mark.window + 1) - begin
+        tokens = self._tokens_before(epoch, mark.window + 1) - begin
         return begin + tokens * (row - mark.rows_before) // self._plan(epoch, mark.window).num_rows
+
+    def _tokens_before(self, epoch: int, window: int) -> int:
+        """Tokens of all passes before a window."""
+        kept = self.num_tokens * self.order.count // self.order.num_items
+        return tokens_before(epoch, window, num_tokens=max(kept, 1), num_windows=self.num_windows)
 
     def set_lengths(self, run: Mapping[int, Lengths]) -> None:
         """Let some epochs have other lengths than the stages say: see `WindowLengths.run`. Waits for a running plan."""
@@ -623,7 +630,8 @@ class DocumentRows:
 
     def _numbered(self, epoch: int) -> int:
         """The number that an epoch's plan is known by: without a shuffle all are one, unless rows grow or change."""
-        return epoch if self._shuffle or self.lengths is not None or self._fim is not None else 0
+        draws_anew = self._fim is not None and not self._fim.repeats
+        return epoch if self._shuffle or self.lengths is not None or draws_anew else 0
 
     def _pass_of(self, begins: PassBegins, row: int) -> PassBegin:
         """The pass that holds the source's row `row`, not before the first of `begins`. Counts passes up to it."""
@@ -705,7 +713,7 @@ class DocumentRows:
         begin = window * self._window_documents
         documents = np.arange(begin, min(begin + self._window_documents, self.num_documents))
         documents = self._documents(documents, self.key(epoch))
-        packing = self._ordered(self._pack(documents, epoch, self._row_len(epoch, window)), epoch, window)
+        packing = self._ordered(self._pack(documents, epoch, window), epoch, window)
         whose = narrow(documents, len(self.offsets) - 1)[packing.piece_documents]
         return packing._replace(piece_documents=whose)
 
@@ -715,11 +723,11 @@ class DocumentRows:
     def _row_len(self, epoch: int, window: int) -> int:
         return self.seq_len if self.lengths is None else self.lengths.of(epoch, window)
 
-    def _pack(self, documents: Int64Array, epoch: int, seq_len: int) -> Packing:
-        lengths = self._lengths(documents)
+    def _pack(self, documents: Int64Array, epoch: int, window: int) -> Packing:
+        lengths, seq_len = self._lengths(documents), self._row_len(epoch, window)
         if self._fim is not None:
-            key = self._key("fim", epoch)
-            pieces = pieces_with_sentinels(self._fim, key, documents, lengths, seq_len, self._long_documents)
+            fim, key = self._fim_of(self._fim, epoch, window)
+            pieces = pieces_with_sentinels(fim, key, documents, lengths, seq_len, self._long_documents)
             if self._mode == "pack":
                 return pack_pieces(pieces, seq_len)
         elif self._mode == "pack":
@@ -734,7 +742,12 @@ class DocumentRows:
         documents = packing.piece_documents[at].astype(np.int64)
         begins, lengths = packing.piece_begins[at].astype(np.int64), packing.piece_lengths[at].astype(np.int64)
         offsets = self.offsets[documents], self.offsets[documents + 1]
-        return fim.pieces(self._key("fim", epoch), documents, begins, lengths, offsets, self._row_len(epoch, window))
+        fim, key = self._fim_of(fim, epoch, window)
+        return fim.pieces(key, documents, begins, lengths, offsets, self._row_len(epoch, window))
+
+    def _fim_of(self, fim: FillInMiddle, epoch: int, window: int) -> tuple[FillInMiddle, int]:
+        """What is rearranged in a window, and the key of its draws."""
+        return fim.at(self._tokens_before(epoch, window)), self._key("fim", 0 if fim.repeats else epoch)
 
     def _rows_at(self, places: Int64Array, num_rows: int, epoch: int, mark: WindowMark) -> Int64Array:
         """The rows of the plan of a window at places of it."""

@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.curriculum import steps_of
-from dali_pipes.config.objectives import Fim, threshold
+from dali_pipes.config.objectives import Fim
+from dali_pipes.config.rates import places_of_changes, threshold, value_at
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.keep import Copies, Keep
 from dali_pipes.documents import Documents, are_delimited, find_documents
@@ -130,13 +131,18 @@ def _fim(config: LoaderConfig, corpus: Corpus, documents: Documents) -> FillInMi
             f'objective: kind = "fim" inserts id {max(ids):,}, but {corpus.files[0]} stores ids as {corpus.dtype}, at '
             f"most {most:,}; use smaller ids, or tokenize to uint32"
         )
+    changes = places_of_changes((entry.rate, entry.spm))
+    values = [(at, threshold(value_at(entry.rate, at)), threshold(value_at(entry.spm, at))) for at in changes]
+    repeats = config.split == "validation"
+    first = values[-1 if repeats else 0]
     return FillInMiddle(
-        threshold(entry.rate),
-        threshold(entry.spm),
+        *first[1:],
         *ids,
         by_piece=entry.level == "piece",
         keeps_first=int(are_delimited(corpus, documents.offsets, config.document_start_id, at_end=False)),
         keeps_last=int(are_delimited(corpus, documents.offsets, corpus.eos_id, at_end=True)),
+        repeats=repeats,
+        stages=() if repeats else tuple(values[1:]),
     )
 
 

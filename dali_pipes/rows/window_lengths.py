@@ -15,6 +15,11 @@ Lengths = list[tuple[int, int]]
 """(first window of an epoch, tokens of a row), rising, the first at window 0."""
 
 
+def tokens_before(epoch: int, window: int, *, num_tokens: int, num_windows: int) -> int:
+    """Tokens of the run before a window. num_tokens, num_windows: of an epoch."""
+    return (epoch * num_windows + window) * num_tokens // num_windows
+
+
 class WindowLengths:
     """Tokens of a row by epoch and window.
 
@@ -50,7 +55,7 @@ class WindowLengths:
 
     def tokens_before(self, epoch: int, window: int) -> int:
         """Tokens of the run before a window."""
-        return (epoch * self._num_windows + window) * self._num_tokens // self._num_windows
+        return tokens_before(epoch, window, num_tokens=self._num_tokens, num_windows=self._num_windows)
 
     def _wanted(self, epoch: int, window: int) -> int:
         return self._values[bisect_right(self._firsts, epoch * self._num_windows + window) - 1]

@@ -18,6 +18,7 @@ from dali_pipes.rows import make
 MLM: dict[str, Any] = {"kind": "mlm", "mask_id": 200, "rate": 0.4, "special_ids": [5, 8]}
 DIFFUSION: dict[str, Any] = {"kind": "diffusion", "mask_id": 7}
 GOLDFISH: dict[str, Any] = {"kind": "goldfish", "h": 3, "k": 3}
+FIM: dict[str, Any] = {"kind": "fim", "rate": 0.7, "tokens": {"prefix": 490, "middle": 491, "suffix": 492}}
 BASE = ("input_ids", "labels", "row_ids")
 SPANS: dict[str, Any] = {"kind": "spans", "sentinels": 400, "num_sentinels": 5, "end_id": 1, "sentinel_step": 1}
 SPANS |= {"denoisers": [{"mode_token": 410}, {"rate": 0.4, "mean_length": 1.5, "weight": 2}]}
@@ -32,6 +33,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "goldfish in documents": {"objective": [GOLDFISH], "rows": "pack", "mtp": 2},
     "spans": {"objective": [SPANS], "outputs": (*OF_SPANS, "causal_ids", "causal_labels")},
     "spans in pieces": {"objective": [SPANS], "outputs": OF_SPANS, "rows": "pack", "index_dtype": "int32"},
+    "goldfish after fim": {"objective": [FIM, GOLDFISH], "rows": "pack"},
+    "mlm in a budget": {"objective": [MLM], "rows": "pad", "batch_tokens": 20, "batch_size": 1},
+    "diffusion in a budget": {
+        "objective": [DIFFUSION],
+        "rows": "pad",
+        "batch_tokens": 20,
+        "batch_size": 1,
+        "outputs": (*BASE, "noisy_ids", "p_mask"),
+    },
+    "goldfish in a budget": {"objective": [GOLDFISH, {"kind": "prefix"}], "rows": "pad", "batch_tokens": 20}
+    | {"batch_size": 1, "outputs": (*BASE, "prefix_lengths", "loss_mask")},
     "drop": {"objective": [{"kind": "drop", "rate": 0.3, "drop_id": 9}], "index_dtype": "int32"},
 }
 
@@ -45,6 +57,8 @@ FEW = [
     ("goldfish", "device"),
     ("mlm", "pool"),
     ("spans", "pool"),
+    ("goldfish after fim", "device"),
+    ("mlm in a budget", "host"),
 ]
 CASES = [
     pytest.param(kind, placement, marks=() if (kind, placement) in FEW else pytest.mark.slow)

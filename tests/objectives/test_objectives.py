@@ -101,12 +101,12 @@ def test_every_row_is_that_of_the_rule(corpus: Path, kind: str, rows: str) -> No
     [
         {},
         {"mask_boundaries": True},
-        {"stride": 5},
+        pytest.param({"stride": 5}, marks=pytest.mark.slow),
         {"random_offset": True},
         {"mtp": 3},
-        {"mtp": 3, "mask_boundaries": False},
+        pytest.param({"mtp": 3, "mask_boundaries": False}, marks=pytest.mark.slow),
         {"rows": "pack"},
-        {"rows": "pad"},
+        pytest.param({"rows": "pad"}, marks=pytest.mark.slow),
         {"validation_fraction": 0.3},
         {"rows": "pack", "loss_masks": True},
     ],
@@ -163,7 +163,9 @@ def fields_by_row(loaders: list[TokenLoader], epochs: int) -> dict[tuple[int, in
 
 
 @pytest.mark.parametrize("rows", [pytest.param("stream", marks=pytest.mark.slow), "pack"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "diffusion" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_neither_ranks_nor_blocks_matter(corpus: Path, kind: str, rows: str) -> None:
     settings = settings_of(kind, rows=rows)
     alone = fields_by_row([TokenLoader(corpus, **settings, batches_per_run=1)], 2)
@@ -316,21 +318,6 @@ def test_masked_shares_lie_once_in_each_stratum(tmp_path: Path) -> None:
         for batch in loader:
             shares = (batch["p_mask"].double() - 0.001) / 0.999
             assert sorted((shares * 64).int().tolist()) == list(range(64))
-
-
-def test_rates_change_with_the_tokens_of_the_run(corpus: Path) -> None:
-    rows = 10
-    objective = [{**MLM, "rate": [[0, 0], [rows * T, 1]], "random": 0, "keep": 0}]
-    chosen = []
-    with TokenLoader(corpus, **{**settings_of("mlm"), "objective": objective, "drop_last": True}) as loader:
-        count = len(loader) * SHAPE["batch_size"]
-        for batch in itertools.chain(loader, loader):
-            chosen += (batch["labels"] != -100).any(1).tolist()
-    assert not any(chosen[:rows])
-    assert np.mean(chosen[rows:]) > 0.9
-    assert len(chosen) == 2 * count
-    with pytest.raises(ConfigError, match="list of rates"):
-        TokenLoader(corpus, **{**settings_of("mlm"), "objective": objective, "rows": "pack"})
 
 
 def test_words_are_chosen_whole(corpus: Path, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_rows_are_put_together_again(length: int, rate: Fraction, mean_length: F
     )[0]
     assert isinstance(entry, Spans)
     widths = entry.widths(60, is_full=False)
-    drawn = draw_spans(entry, np.array([length]), np.array([key], np.uint64), 2**62 + 3, widths)
+    drawn = draw_spans(entry, np.array([length]), np.array([key], np.uint64), np.zeros(1, np.int64), 2**62 + 3, widths)
     count, mode, *sums = drawn.table[0].tolist()
     kept, noise = (np.diff(sums[first : first + count], prepend=0) for first in (0, widths.spans))
     mask = [bool(part) for pair in zip(kept, noise, strict=True) for part in (0, 1) for _ in range(pair[part])]
@@ -191,7 +191,7 @@ def test_denoisers_and_cuts_are_as_likely_as_they_should_be() -> None:
     assert isinstance(entry, Spans)
     keys = np.random.default_rng(5).integers(0, 2**63, 20_000).astype(np.uint64)
     widths = entry.widths(10, is_full=True)
-    table = draw_spans(entry, np.full(len(keys), 10), keys, 2**62 + 3, widths).table
+    table = draw_spans(entry, np.full(len(keys), 10), keys, np.zeros(len(keys), np.int64), 2**62 + 3, widths).table
     first = table[:, 0] == 3
     assert chi_square([first.sum(), (~first).sum()], [1, 3]) < 10.8  # p = 0.001
     cuts = Counter(map(tuple, table[first, 2:4].tolist()))

@@ -53,9 +53,8 @@ def sanitised(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "operator",
-    # `rows` compiles for twice as long
     [
-        name if name == "gather_runs" else pytest.param(name, marks=pytest.mark.slow)
+        name if name == "keyed_draws" else pytest.param(name, marks=pytest.mark.slow)
         for name in cuda_on_cpu.kernel_names()
     ],
 )
@@ -73,7 +72,7 @@ def test_kernels_are_clean_on_random_and_edge_inputs(operator: str) -> None:
     [
         ("for (long long i = threadIdx.x; i <= count; i += blockDim.x) out[i] = i;", 1000, "heap-buffer-overflow"),
         ("out[0] = 1LL << (count + (long long)threadIdx.x);", 64, "shift exponent"),
-        ("out[0] = count + threadIdx.x;", 2**63 - 1, "signed integer overflow"),
+        pytest.param("out[0] = count + threadIdx.x;", 2**63 - 1, "signed integer overflow", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_in_a_kernel_ends_the_process(source: str, count: int, words: str, tmp_path: Path) -> None:

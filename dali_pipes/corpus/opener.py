@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.corpus.columns.kept_tables import KeptTables
-from dali_pipes.corpus.columns.scans import ColumnScans
+from dali_pipes.corpus.columns.scans import LARGE_TABLE_BYTES, ColumnScans
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.discovery.duplicates import refuse_repeats
@@ -28,8 +28,6 @@ from dali_pipes.storage.kept_answers import answers_kept
 from dali_pipes.storage.kept_listings import listings_kept
 from dali_pipes.storage.retries import DEFAULT_REQUESTS, DEFAULT_RETRIES, ReadRetries
 from dali_pipes.uris import FilePath, Uri, is_uri
-
-_LARGE_TABLE_BYTES = 1 << 20
 
 
 def open_corpus(
@@ -211,9 +209,9 @@ def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
 
 
 def _is_large_table(path: FilePath, format: str) -> bool:
-    """Whether to open such files in parallel: with small ones, threads mostly wait for the interpreter lock."""
+    """Whether to open such files in parallel."""
     with open_file(path) as file:
-        return file.size >= _LARGE_TABLE_BYTES and registry.is_table(file, format)
+        return file.size >= LARGE_TABLE_BYTES and registry.is_table(file, format)
 
 
 def _inspect(path: FilePath, format: str, options: OpenOptions) -> list[DataFile]:

@@ -35,7 +35,7 @@ def write(path: Path, kind: str) -> Path:
 @pytest.fixture
 def side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are opened as large ones are: in threads, and their chunks read in others."""
-    monkeypatch.setattr(opening, "_LARGE_TABLE_BYTES", 0)
+    monkeypatch.setattr(opening, "LARGE_TABLE_BYTES", 0)
     monkeypatch.setattr(column_scans, "_FEWEST_BYTES_EACH", 0)
 
 

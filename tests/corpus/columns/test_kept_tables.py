@@ -137,7 +137,7 @@ def test_files_that_are_opened_in_threads_are_kept_as_well(
     write_some(tmp_path / "data")
     before = read(tmp_path / "data")
     kept_file(tmp_path).unlink()
-    monkeypatch.setattr(opener, "_LARGE_TABLE_BYTES", 1)
+    monkeypatch.setattr(opener, "LARGE_TABLE_BYTES", 1)
     for expected in (FILES, 0):
         assert len(opened(tmp_path / "data", parsed)) == expected
         assert read(tmp_path / "data") == before

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from dali_pipes.corpus.columns.row_chunks import LEAST_KEPT_BYTES
+from dali_pipes.corpus.columns import kept_tables, row_chunks
 from dali_pipes.corpus.columns.row_facts import KEPT_VERSION
 from dali_pipes.corpus.columns.scans import LARGE_TABLE_BYTES, ColumnScans
 from dali_pipes.corpus.data_file import DataFile, Int64Array
@@ -24,7 +24,8 @@ def join_offsets(files: Sequence[DataFile], content_key: str) -> Int64Array:
 
     content_key: of the corpus. Blocks; raises CorpusReadError and CorpusFormatError.
     """
-    if not any(file.measure_rows is not None and file.size < LEAST_KEPT_BYTES for file in files):
+    small = [file for file in files if file.measure_rows is not None and file.size < row_chunks.LEAST_KEPT_BYTES]
+    if len(small) < kept_tables.LEAST_FILES:
         return _read(files)
     documents, tokens = sum(file.num_documents or 0 for file in files), sum(file.num_tokens for file in files)
 

@@ -122,8 +122,11 @@ class Corpus(ShownAsTable):
         # There may be as many extents as documents: 28 bytes for each, and no copies in the files.
         counts = [len(file.extents) for file in files]
         extents = np.concatenate([file.extents for file in files])
-        parts = np.split(extents, np.cumsum(counts)[:-1])
-        self._data_files = tuple(replace(file, extents=part) for file, part in zip(files, parts, strict=True))
+        ends = np.cumsum(counts).tolist()
+        self._data_files = tuple(
+            file if count < 2 else replace(file, extents=extents[end - count : end])
+            for file, count, end in zip(files, counts, ends, strict=True)
+        )
         # Token position of each extent's start, then the end of the last: int64 (E + 1,).
         self._starts: Int64Array = np.zeros(len(extents) + 1, np.int64)
         np.cumsum(extents[:, 1], out=self._starts[1:])

@@ -17,6 +17,7 @@ MOST_BYTES = 1 << 15
 _EMPTY_GROUPS = b"\x16\x00\x19\x0c"  # field 3, an integer: 0; field 4, a list of structures: none
 _VERSION, _SCHEMA, _ROWS, _GROUPS = 1, 2, 3, 4
 _MOST_VARINT_BITS = 63
+_I16, _I64 = 4, 6
 
 _Fields = dict[int, Any]
 
@@ -119,7 +120,12 @@ def _struct(data: bytes, at: int) -> tuple[_Fields, int]:
     while byte := data[at]:
         at += 1
         number, at = (number + (byte >> 4), at) if byte >> 4 else _integer(data, at)
-        fields[number], at = _VALUES[byte & 15](data, at)
+        kind = byte & 15
+        if _I16 <= kind <= _I64 and (short := data[at]) < 128:  # most of it, so without two calls
+            fields[number] = (short >> 1) ^ -(short & 1)
+            at += 1
+        else:
+            fields[number], at = _VALUES[kind](data, at)
     return fields, at + 1
 
 
@@ -156,9 +162,7 @@ _VALUES: dict[int, Callable[[bytes, int], tuple[Any, int]]] = {
     1: lambda data, at: (True, at),
     2: lambda data, at: (False, at),
     3: _byte,
-    4: _integer,
-    5: _integer,
-    6: _integer,
+    **dict.fromkeys(range(_I16, _I64 + 1), _integer),
     7: _double,
     8: _binary,
     9: _list,

@@ -22,7 +22,7 @@ from dali_pipes.corpus.formats import npy
 from dali_pipes.corpus.formats.token_run import Layout, token_run
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.storage.byte_file import is_listed, look_up_all, open_file
-from dali_pipes.uris import FilePath, Uri
+from dali_pipes.uris import FilePath
 
 SUFFIX = ".loss"
 _STORED = np.dtype(np.uint8)
@@ -116,8 +116,9 @@ def open_loss_mask(
     if isinstance(named, list | tuple) and not named:
         return None
     if named is None:
-        look_up_all(file.path.with_name(file.path.name + SUFFIX) for file in files if isinstance(file.path, Uri))
-        paths = [_path_beside(file.path) for file in files]
+        beside = [file.path.with_name(file.path.name + SUFFIX) for file in files]
+        look_up_all(beside)
+        paths: list[FilePath | None] = [path if is_listed(path) else None for path in beside]
         twice = next((f for f, path in zip(files, paths, strict=True) if path is not None and f.loss_mask), None)
         if twice is not None:
             raise CorpusFormatError(
@@ -134,14 +135,6 @@ def open_loss_mask(
             )
     masks = [file.loss_mask if path is None else _inspect(path, file) for path, file in zip(paths, files, strict=True)]
     return LossMask(files, masks) if any(mask is not None for mask in masks) else None
-
-
-def _path_beside(path: FilePath) -> FilePath | None:
-    # Of a path as text: there may be thousands of files.
-    if not isinstance(path, Uri) and not os.path.lexists(f"{path}{SUFFIX}"):
-        return None
-    mask = path.with_name(path.name + SUFFIX)
-    return mask if is_listed(mask) else None
 
 
 def _inspect(path: FilePath, data: DataFile) -> DataFile:

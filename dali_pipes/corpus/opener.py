@@ -50,9 +50,9 @@ def open_corpus(
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
-    Files that do not state the lengths of their rows (Parquet, compressed Arrow, many MDS sets, ArrayRecord,
-    TFRecord) are read whole when they are first opened, and the lengths are kept in the user's cache folder. If that
-    takes longer than a second, a terminal shows a progress bar.
+    Files that do not state the lengths of their rows (compressed Arrow, many MDS sets, ArrayRecord, TFRecord, Parquet
+    whose footers do not count the ids: see `formats.parquet`) are read whole when they are first opened, and the
+    lengths are kept in the user's cache folder. If that takes longer than a second, a terminal shows a progress bar.
 
     paths:  a file, a folder, a glob, a URI such as `s3://bucket/prefix/*.bin`, or a list of these; or "synthetic:10B"
             for ids by formula, without files: see `dali_pipes.corpus.formats.synthetic`. Folders and globs are in

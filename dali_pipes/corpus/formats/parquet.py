@@ -128,10 +128,9 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     parsed = _parse(footer, options) if len(footer) <= _PARSED_BYTES else None
     kept = place.find(footer, samples) if parsed is None else None
     parquet = None
-    if kept is not None:
-        found = _Opened(kept.columns, kept.rows, kept.sizes, kept.totals)
-    else:
-        found = parsed or _parse(footer, options)
+    found = parsed if kept is None else _Opened(kept.columns, kept.rows, kept.sizes, kept.totals)
+    if found is None and len(footer) > _PARSED_BYTES:
+        found = _parse(footer, options)
     if found is None:
         with damage_named(path, "footer"):
             parquet = _parquet_file(file)

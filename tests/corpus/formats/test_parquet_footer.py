@@ -255,7 +255,7 @@ def test_documents_of_many_small_files_are_found_once(
             return [int(one) for one in found]
 
     def expected() -> list[int]:
-        return np.cumsum([0, *(len(row) for some in rows for row in some)]).tolist()
+        return [0, *itertools.accumulate(len(row) for some in rows for row in some)]
 
     for number, some in enumerate(rows):
         write_parquet(folder / f"{number}.parquet", table_of([list_array(some)]))

@@ -145,7 +145,8 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     with chunks.opened_as(parquet if isinstance(file, HeldFile) and reader.is_small else None):
         data_file = make_data_file(reader, "parquet", file.size, options.scans)
     if kept is None and parsed is None:
-        place.keep(KeptTable(columns, found.rows, found.sizes, reader.totals(options.scans), reader.known_facts))
+        totals, facts = reader.totals(options.scans), reader.known_facts if reader.is_small else None
+        place.keep(KeptTable(columns, found.rows, found.sizes, totals, facts))
     return [data_file]
 
 
@@ -176,13 +177,12 @@ def _shape(footer: bytes, token_column: str | None, use_masks: bool) -> _Shape |
 
             opened = parquet.ParquetFile(pyarrow.BufferReader(whole))
             columns = choose_columns(Path(), opened.schema_arrow, token_column, use_masks=use_masks)
+            counts_nulls = _COUNTS_NULLS.match(opened.metadata.created_by) is not None
+            leaves = [opened.schema.column(number) for number in range(len(opened.schema))]
+            own = [number for number, leaf in enumerate(leaves) if leaf.path.startswith(f"{columns.tokens}.")]
     except DaliPipesError:
         return None
-    if columns.beside or _COUNTS_NULLS.match(opened.metadata.created_by) is None:
-        return None
-    leaves = [opened.schema.column(number) for number in range(len(opened.schema))]
-    own = [number for number, leaf in enumerate(leaves) if leaf.path.startswith(f"{columns.tokens}.")]
-    if len(own) != 1 or leaves[own[0]].max_repetition_level != 1:
+    if columns.beside or not counts_nulls or len(own) != 1 or leaves[own[0]].max_repetition_level != 1:
         return None
     return _Shape(columns, own[0], len(leaves))
 

@@ -191,6 +191,15 @@ def test_statistics_of_other_writers_are_not_used(tmp_path: Path, writer: str) -
     assert read_all(path) == [*range(1, 11)]
 
 
+def test_a_writer_that_is_not_text(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", table_of([list_array(ROWS)]))
+    content = path.read_bytes()
+    own = by_pyarrow(footer_of(content)).created_by.encode()
+    path.write_bytes(with_footer(content, footer_of(content).replace(own, b"\xff" * len(own))))
+    assert parsed(path) is None
+    assert read_all(path) == [*range(1, 11)]
+
+
 def test_columns_next_to_the_ids_are_read(tmp_path: Path) -> None:
     """Whether they make a difference is in no footer."""
     mask = pa.array([[1] * len(row) for row in ROWS], pa.list_(pa.int8()))

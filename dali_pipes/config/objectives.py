@@ -66,7 +66,8 @@ class Objective(BaseModel):
     has_own_labels: whether labels are the ids at their own positions, and not those of the next tokens
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    # Most runs have no objective, so what validates one is built with the first of its kind.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, defer_build=True)
 
     changes_inputs: ClassVar[bool] = False
     has_own_labels: ClassVar[bool] = False
@@ -253,7 +254,7 @@ def _table(value: Any) -> Any:
 class FimTokens(BaseModel):
     """The sentinels of `Fim`: ids, or what the tokenizer calls them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, defer_build=True)
 
     prefix: Token
     middle: Token
@@ -333,7 +334,7 @@ def _small_fraction(value: Any) -> Fraction:
 class Denoiser(BaseModel):
     """One way of `Spans`: how much is taken out of a row, in spans of which length."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, defer_build=True)
 
     rate: Annotated[Fraction, PlainValidator(_part_of_row), PlainSerializer(plain_fraction)] = Fraction(3, 20)
     mean_length: Annotated[

@@ -8,7 +8,6 @@ Source("", {"seed": 7})                               keyword arguments, which n
 import importlib.resources
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,9 +52,15 @@ def read_file(path: Path) -> Source:
     return Source(str(path), drop_removed(settings))
 
 
+def _parsed_toml(text: str) -> dict[str, Any]:
+    import tomllib  # a loader with settings in code does not need its patterns
+
+    return tomllib.loads(text)
+
+
 def _parsed(text: str, suffix: str) -> Any:
     if suffix == ".toml":
-        return tomllib.loads(text)
+        return _parsed_toml(text)
     if suffix == ".json":
         return json.loads(text)
     import yaml  # takes longer to import than to read a file with it
@@ -111,7 +116,7 @@ def read_preset(name: str) -> Source:
     if name not in known:
         raise ConfigError(f"unknown preset {name!r}; choose from {', '.join(known)}")
     file = importlib.resources.files("dali_pipes.configs").joinpath(f"{name}.toml")
-    return Source(f"preset {name}", tomllib.loads(file.read_text(encoding="utf-8")))
+    return Source(f"preset {name}", _parsed_toml(file.read_text(encoding="utf-8")))
 
 
 def merged(sources: Sequence[Source]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.corpus.block_reads import BlockReads
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.discovery.manifests import StatedTokenizer
+from dali_pipes.corpus.document_offsets import join_offsets
 from dali_pipes.corpus.eager_decoding import decode_all, decoded_bytes
 from dali_pipes.corpus.id_types import Reads, StoredType, stored_types
 from dali_pipes.corpus.keep import Keep
@@ -121,8 +122,11 @@ class Corpus(ShownAsTable):
         # There may be as many extents as documents: 28 bytes for each, and no copies in the files.
         counts = [len(file.extents) for file in files]
         extents = np.concatenate([file.extents for file in files])
-        parts = np.split(extents, np.cumsum(counts)[:-1])
-        self._data_files = tuple(replace(file, extents=part) for file, part in zip(files, parts, strict=True))
+        ends = np.cumsum(counts).tolist()
+        self._data_files = tuple(
+            file if count < 2 else replace(file, extents=extents[end - count : end])
+            for file, count, end in zip(files, counts, ends, strict=True)
+        )
         # Token position of each extent's start, then the end of the last: int64 (E + 1,).
         self._starts: Int64Array = np.zeros(len(extents) + 1, np.int64)
         np.cumsum(extents[:, 1], out=self._starts[1:])
@@ -252,14 +256,7 @@ class Corpus(ShownAsTable):
             return None
         with self._documents_lock, self._retries.in_use():
             if self._document_offsets is None:
-                parts, before = [np.zeros(1, np.int64)], 0
-                for file in self._data_files:
-                    assert file.read_document_offsets is not None
-                    parts.append(before + file.read_document_offsets()[1:])
-                    before += file.num_tokens
-                offsets = np.concatenate(parts)
-                offsets.flags.writeable = False
-                self._document_offsets = offsets
+                self._document_offsets = join_offsets(self._data_files, self.content_key)
             return self._document_offsets
 
     def tokens(self, start: int, count: int) -> npt.NDArray[Any]:

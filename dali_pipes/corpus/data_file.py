@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.storage.byte_file import check_unchanged
 from dali_pipes.storage.listings import expecting
 from dali_pipes.storage.stores import Facts
@@ -51,6 +52,8 @@ class DataFile:
                  CorpusFormatError for a file that changed after the corpus was opened
     generate:    None, or what makes ids by a formula, which `path` names: for each piece its position, its length and
                  its place in an array, then that array, which it fills; safe for several threads
+    measure_rows: None, or what has to find the lengths of rows before `read_document_offsets`, by reading the file or
+                 from the cache; blocks, and is safe for several threads
     columns:     which other columns of a table are used
     zeros_last:  whether its last 4 KiB are ids of 0, as in a file that was allocated and never filled
     loss_mask:   None, or a file of as many bytes, 0 or 1, as this one has ids: whether each counts in the loss
@@ -67,6 +70,7 @@ class DataFile:
     read_document_offsets: Callable[[], Int64Array] | None = None
     decode: Callable[[int], npt.NDArray[Any]] | None = None
     generate: Callable[[Int64Array, Int64Array, Int64Array, npt.NDArray[Any]], None] | None = None
+    measure_rows: Callable[[ColumnScans], object] | None = None
     loss_mask: "DataFile | None" = None
     identity: str | None = None
     columns: UsedColumns = UsedColumns()

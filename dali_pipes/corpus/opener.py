@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dali_pipes.corpus.columns.kept_tables import KeptTables
-from dali_pipes.corpus.columns.scans import ColumnScans
+from dali_pipes.corpus.columns.scans import LARGE_TABLE_BYTES, ColumnScans
 from dali_pipes.corpus.corpus import Corpus
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.discovery.duplicates import refuse_repeats
@@ -28,8 +28,6 @@ from dali_pipes.storage.kept_answers import answers_kept
 from dali_pipes.storage.kept_listings import listings_kept
 from dali_pipes.storage.retries import DEFAULT_REQUESTS, DEFAULT_RETRIES, ReadRetries
 from dali_pipes.uris import FilePath, Uri, is_uri
-
-_LARGE_TABLE_BYTES = 1 << 20
 
 
 def open_corpus(
@@ -52,9 +50,9 @@ def open_corpus(
 ) -> Corpus:
     """Open token files as one stream of ids, read-only. Blocks for a few reads a file, and to read Megatron indexes.
 
-    Files that do not state the lengths of their rows (Parquet, compressed Arrow, many MDS sets, ArrayRecord,
-    TFRecord) are read whole when they are first opened, and the lengths are kept in the user's cache folder. If that
-    takes longer than a second, a terminal shows a progress bar.
+    Files that do not state the lengths of their rows (compressed Arrow, many MDS sets, ArrayRecord, TFRecord, Parquet
+    whose footers do not count the ids: see `formats.parquet`) are read whole when they are first opened, and the
+    lengths are kept in the user's cache folder. If that takes longer than a second, a terminal shows a progress bar.
 
     paths:  a file, a folder, a glob, a URI such as `s3://bucket/prefix/*.bin`, or a list of these; or "synthetic:10B"
             for ids by formula, without files: see `dali_pipes.corpus.formats.synthetic`. Folders and globs are in
@@ -211,9 +209,9 @@ def _id_type(dtype: str | np.dtype[Any], format: str) -> np.dtype[Any]:
 
 
 def _is_large_table(path: FilePath, format: str) -> bool:
-    """Whether to open such files in parallel: with small ones, threads mostly wait for the interpreter lock."""
+    """Whether to open such files in parallel."""
     with open_file(path) as file:
-        return file.size >= _LARGE_TABLE_BYTES and registry.is_table(file, format)
+        return file.size >= LARGE_TABLE_BYTES and registry.is_table(file, format)
 
 
 def _inspect(path: FilePath, format: str, options: OpenOptions) -> list[DataFile]:

@@ -10,6 +10,7 @@ another inode and uses the offsets of the original.
 """
 
 import contextlib
+import functools
 import hashlib
 import mmap
 import os
@@ -89,7 +90,7 @@ def load_or_make(
 
 def inodes_of(data_files: Sequence[FilePath]) -> Int64Array:
     """The identity of each data file as it is cached, int64 (F, 2); zeros for a URI or where a look-up fails."""
-    machine = os.uname().nodename  # local disks of two machines may have the same devices and inodes
+    machine = _machine()
     found: Int64Array = np.zeros((len(data_files), 2), np.int64)
     for number, path in enumerate(data_files):
         if isinstance(path, Uri):
@@ -99,6 +100,12 @@ def inodes_of(data_files: Sequence[FilePath]) -> Int64Array:
             name = hashlib.blake2b(f"{machine} {about.st_dev} {about.st_ino}".encode(), digest_size=8).digest()
             found[number] = int.from_bytes(name, "little", signed=True), about.st_ctime_ns
     return found
+
+
+@functools.cache
+def _machine() -> str:
+    """Local disks of two machines may have the same devices and inodes."""
+    return os.uname().nodename
 
 
 def load(path: Path, is_plausible: Callable[[Int64Array], bool], inodes: Int64Array = _NONE) -> Int64Array | None:

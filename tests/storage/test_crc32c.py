@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from shard_files import slow_crc32c
 
-from dali_pipes.storage.crc32c import crc32c
+from dali_pipes.storage.crc32c import crc32c, crc32c_of_short
 
 
 @given(st.lists(st.one_of(st.binary(max_size=9), st.binary(max_size=400)), max_size=8))
@@ -14,6 +14,7 @@ def test_it_is_that_of_each_string(strings: list[bytes]) -> None:
     found = crc32c(strings)
     assert found.dtype == np.uint32
     assert found.tolist() == [slow_crc32c(string) for string in strings]
+    assert found.tolist() == [crc32c_of_short(string) for string in strings]
 
 
 def test_published_values() -> None:

@@ -133,6 +133,7 @@ class RowReader:
                 about = f"dali_pipes rows {KEPT_VERSION} {key} {'/'.join(self._names)}".encode()
                 packed, why = offset_cache.find_or_make([self.chunks.path], "rows", about, self._is_plausible, scan)
         facts = facts_of_offsets(packed, self.first_rows) if self._is_simple else RowFacts.unpack(packed, num_chunks)
+        self._check_counts(facts.counts)
         # Kept in memory if it cannot be kept on disk, or is not to be read from there.
         if why is not None or offset_cache.are_made_anew():
             self.known_facts = facts
@@ -178,6 +179,17 @@ class RowReader:
             assert learned is not None
             parts.append(learned.view(np.uint8))
         return np.concatenate(parts)
+
+    def _check_counts(self, counts: Int64Array) -> None:
+        """Raise CorpusFormatError if chunks hold other numbers of ids than is known."""
+        if self.known_totals is None or np.array_equal(counts, self.known_totals.counts):
+            return
+        known = self.known_totals.counts
+        chunk = int(np.argmax(counts != known))
+        raise CorpusFormatError(
+            f"{self.chunks.path}: chunk {chunk} has {counts[chunk]:,} ids, but the file records {known[chunk]:,}: it "
+            "is damaged. Copy or recreate it."
+        )
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -280,6 +292,7 @@ def make_data_file(
         ),
         decode=partial(reader.decode, counts_of, used.padding) if plain is None else None,
         columns=used,
+        measure_rows=reader.facts if totals is not None and reader.known_facts is None else None,
     )
     if not used.masks:
         return file

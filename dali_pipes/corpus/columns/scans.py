@@ -13,6 +13,8 @@ from dali_pipes.runtime.threads import ReaderThreads
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
+LARGE_TABLE_BYTES = 1 << 20
+"""Tables of at least this size are read in parallel: with small ones, threads mostly wait for the interpreter lock."""
 _MOST_THREADS = 8
 _MOST_WAITING_THREADS = 32
 _FEWEST_BYTES_EACH = 64 << 10  # handing less than that to another thread costs more than reading it

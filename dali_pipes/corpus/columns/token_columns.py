@@ -6,6 +6,7 @@ A column of ids is a list of integers of any width: `list`, `large_list`, `list_
 lists or the integers may be dictionary-encoded.
 """
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,9 @@ class TokenColumns:
 
 def import_pyarrow(path: FilePath) -> Any:
     """The package `pyarrow` with its modules `parquet` and `ipc`. Raises BackendError if it is not installed."""
+    known = sys.modules.get("pyarrow")
+    if known is not None and {"pyarrow.parquet", "pyarrow.ipc"} <= sys.modules.keys():
+        return known
     with optional_package("pyarrow", "parquet", purpose=f"to read {path}"):
         import pyarrow
         import pyarrow.ipc

@@ -31,25 +31,20 @@ _DATA = (
     r"\.(?:(?:array_?record|tfrecords?)(?:-\d{1,6}-of-\d{1,6})?|arrow|bin|csv|ds|feather|gz|gzip|idx|jl|jsonl|loss|mds|"
     r"ndjson|npy|parquet|tar|tgz|tsv|txt|zst|zstd)"
 )
-_UNFINISHED = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        r"\.?(.+)\.(?:aria2|crdownload|filepart|incomplete|opdownload|!ut|!qb)",
-        rf"\.?(.+{_DATA})(?:\.[0-9a-z]+)?\.(?:download|part|partial|temp|tmp)",
-        rf"\.?(.+{_DATA})(?:_temp|_tmp|_?\.gstmp)",
-        rf"\.(.+{_DATA})\.(?![a-z]{{6}}$)[0-9a-z]{{6}}",  # rsync: six random letters and digits
-        rf"(.+{_DATA})\.(?!\d{{8}}$)[0-9a-f]{{8}}",  # aws s3 cp: eight random hexadecimal digits
-    )
+# Few names need these, so they are compiled with the first one.
+_UNFINISHED = (
+    r"\.?(.+)\.(?:aria2|crdownload|filepart|incomplete|opdownload|!ut|!qb)",
+    rf"\.?(.+{_DATA})(?:\.[0-9a-z]+)?\.(?:download|part|partial|temp|tmp)",
+    rf"\.?(.+{_DATA})(?:_temp|_tmp|_?\.gstmp)",
+    rf"\.(.+{_DATA})\.(?![a-z]{{6}}$)[0-9a-z]{{6}}",  # rsync: six random letters and digits
+    rf"(.+{_DATA})\.(?!\d{{8}}$)[0-9a-f]{{8}}",  # aws s3 cp: eight random hexadecimal digits
 )
-_COPY = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"(.+{_DATA})()\.\d{{1,3}}",  # wget
-        r"(.+?)(\.[^ ]*)?(?: \(\d+\)| copy(?: \d+)?| - Copy(?: \(\d+\))?)(\.[^ ]+)",  # browsers and file managers
-        r"Copy of (.+)()",
-    )
+_COPY = (
+    rf"(.+{_DATA})()\.\d{{1,3}}",  # wget
+    r"(.+?)(\.[^ ]*)?(?: \(\d+\)| copy(?: \d+)?| - Copy(?: \(\d+\))?)(\.[^ ]+)",  # browsers and file managers
+    r"Copy of (.+)()",
 )
-_BACKUP = re.compile(rf"#.+#|.+\.orig|.+{_DATA}(?:~|\.bak|\.old|\.swp)", re.IGNORECASE)
+_BACKUP = rf"#.+#|.+\.orig|.+{_DATA}(?:~|\.bak|\.old|\.swp)"
 _OF_DATASETS = re.compile(r"(cache-[0-9a-f]{16})(?:_\d{5}_of_\d{5})?\.arrow|tmp[a-z0-9_]{8}")
 _PLAIN = re.compile(rf"[^.#_ ][^ ]*{_DATA}", re.IGNORECASE)
 """Names that none of the other rules reject, nearly all of those in a large folder: one match instead of nine."""
@@ -64,7 +59,7 @@ def is_side_file(name: str) -> bool:
 
 
 def _is_backup(name: str) -> bool:
-    return not _PLAIN.fullmatch(name) and _BACKUP.fullmatch(name) is not None
+    return not _PLAIN.fullmatch(name) and re.fullmatch(_BACKUP, name, re.IGNORECASE) is not None
 
 
 def is_litter(name: str) -> bool:
@@ -76,7 +71,7 @@ def finished_name(name: str) -> str | None:
     """The final name of an unfinished download or copy; None if the name does not look like one."""
     if name.startswith(("._", "_")) or _PLAIN.fullmatch(name):
         return None
-    found = next((found for pattern in _UNFINISHED if (found := pattern.fullmatch(name))), None)
+    found = next((found for pattern in _UNFINISHED if (found := re.fullmatch(pattern, name, re.IGNORECASE))), None)
     return None if found is None else found[1]
 
 
@@ -127,7 +122,7 @@ def utf8_name(name: str) -> str:
 
 def _refuse_copy(path: FilePath, present: Collection[FilePath]) -> None:
     for pattern in _COPY:
-        found = pattern.fullmatch(path.name)
+        found = re.fullmatch(pattern, path.name)
         original = None if found is None else path.with_name("".join(part or "" for part in found.groups()))
         if original is not None and original in present:
             raise CorpusError(

@@ -18,6 +18,7 @@ as data, and used where masks are named. Training and validation files are read 
 """
 
 import fnmatch
+import functools
 import glob
 import os
 import re
@@ -126,9 +127,15 @@ def meant_as(entry: str) -> str:
 
 def natural_key(path: FilePath) -> tuple[list[list[str | int]], str]:
     """The sort key of folders and globs. Text and numbers alternate, so that the two are never compared."""
-    text = utf8_name(str(path))
-    parts = [_DIGITS.split(part) for part in (path.parts if isinstance(path, Uri) else Path(text).parts)]
-    return [[int(piece) if at % 2 else piece for at, piece in enumerate(part)] for part in parts], text
+    text = str(path)
+    shown = utf8_name(text)
+    parts = path.parts if isinstance(path, Uri) or shown == text else Path(shown).parts
+    return [_natural_part(part) for part in parts], shown
+
+
+@functools.lru_cache(maxsize=256)  # of folders: thousands of files are in the same ones
+def _natural_part(part: str) -> list[str | int]:
+    return [int(piece) if at % 2 else piece for at, piece in enumerate(_DIGITS.split(part))]
 
 
 def _without_indexes(files: Sequence[FilePath]) -> list[FilePath]:
@@ -219,7 +226,7 @@ def _data_files(candidates: Iterable[FilePath], where: str, setting: str, notes:
     folders: list[FilePath] = []
 
     def is_side(name: str) -> bool:
-        return is_side_file(data_path(Path(name)).name)
+        return is_side_file(name.removesuffix(".loss") if setting == "loss_masks" else name)
 
     found, side = data_paths(set(candidates), where, is_side, notes)
     side.sort()

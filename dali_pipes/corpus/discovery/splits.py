@@ -38,7 +38,7 @@ def refuse_mixed_splits(entry: str, found: Sequence[FilePath]) -> None:
     # "s3:/" of "s3://bucket/a.bin", and "/bucket/a.bin" as a path
     lead = f"{found[0].partition('://')[0]}:/" if isinstance(found[0], Uri) else ""
     files = [Path(file[len(lead) :]) if isinstance(file, Uri) else file for file in found]
-    base = Path(os.path.commonpath([os.path.dirname(file) for file in files]))
+    base = Path(os.path.commonpath({os.path.dirname(file) for file in files}))
     prefix = os.path.join(base, "")
     words = [Counter(_words(str(file).removeprefix(prefix))) for file in files]
     shared = functools.reduce(Counter.__and__, words)
@@ -86,6 +86,11 @@ def _name_pattern(names: Sequence[str], word: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    found = [word.lower() for word in _WORD.findall(_OUT.sub(r"\1\2", text))]
-    bare = [re.sub(r"(data|sets?|split)$", "", word) for word in found]
-    return [short if short in TRAIN | VALIDATION else word for short, word in zip(bare, found, strict=True)]
+    return [_plain_word(word) for word in _WORD.findall(_OUT.sub(r"\1\2", text))]
+
+
+@functools.lru_cache(maxsize=1024)  # thousands of files share their words
+def _plain_word(word: str) -> str:
+    word = word.lower()
+    bare = re.sub(r"(data|sets?|split)$", "", word)
+    return bare if bare in TRAIN | VALIDATION else word

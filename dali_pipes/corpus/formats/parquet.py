@@ -5,22 +5,33 @@
 A chunk is a row group: pyarrow decodes part of one only from its start. Only the column of ids is read, in one
 positioned read; nothing is memory-mapped. The footer is read each time and compared with the one at opening, so that a
 replaced file is an error and the metadata of many files need not be kept.
+
+The footer counts the values of a column, an empty or null list among them as one. Its statistics count those, if a
+writer is known to do so (`_COUNTS_NULLS`): where there are none, opening reads the footer alone, and the lengths of
+rows are read when documents are needed. Otherwise opening reads the column.
 (Format: https://parquet.apache.org/docs/file-format/)
 """
 
 import contextlib
+import functools
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dali_pipes.corpus.columns.kept_tables import KeptTable
 from dali_pipes.corpus.columns.row_chunks import RowReader, damage_named, make_data_file
-from dali_pipes.corpus.columns.token_columns import choose_columns, import_pyarrow
+from dali_pipes.corpus.columns.row_facts import RowTotals
+from dali_pipes.corpus.columns.token_columns import TokenColumns, choose_columns, import_pyarrow
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.formats.format import OpenOptions
+from dali_pipes.corpus.formats.parquet_footer import read_footer
 from dali_pipes.corpus.formats.token_run import check_stated_type
-from dali_pipes.errors import CorpusFormatError, CorpusReadError
+from dali_pipes.errors import CorpusFormatError, CorpusReadError, DaliPipesError
 from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
 from dali_pipes.storage.held_file import HeldFile
@@ -33,6 +44,25 @@ BATCH_BYTES = 1 << 21
 """Approximate encoded bytes of a row group that are decoded in one step: a million two-byte ids."""
 _MOST_BATCH_ROWS = 1 << 14
 _HELD_BYTES = 1 << 16  # a file of at most this size is read whole, once, to open it
+_PARSED_BYTES = 1 << 10  # a footer of at most this size is parsed in less time than looking it up takes
+_COUNTS_NULLS = re.compile(r"parquet-cpp-arrow version (\d{2,})\.")  # from 10 on; before 6 it left out empty lists
+
+
+class _Shape(NamedTuple):
+    """What the footers of alike files have in common. leaf: number of the ids among the `leaves` of a row group."""
+
+    columns: TokenColumns
+    leaf: int
+    leaves: int
+
+
+class _Opened(NamedTuple):
+    """What a footer says. totals: None if the column has to be read for them."""
+
+    columns: TokenColumns
+    rows: list[int]
+    sizes: list[int]
+    totals: RowTotals | None
 
 
 class ParquetChunks:
@@ -95,28 +125,66 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     if file.size <= _HELD_BYTES:
         file = HeldFile(file)
     footer, samples = _read_footer(file), read_samples(file)
-    kept = place.find(footer, samples)
+    parsed = _parse(footer, options) if len(footer) <= _PARSED_BYTES else None
+    kept = place.find(footer, samples) if parsed is None else None
     parquet = None
-    if kept is None:
+    found = parsed if kept is None else _Opened(kept.columns, kept.rows, kept.sizes, kept.totals)
+    if found is None and len(footer) > _PARSED_BYTES:
+        found = _parse(footer, options)
+    if found is None:
         with damage_named(path, "footer"):
             parquet = _parquet_file(file)
             columns = choose_columns(path, parquet.schema_arrow, options.token_column, use_masks=options.use_masks)
-            rows, sizes = _row_groups(path, parquet.metadata)
-    else:
-        columns, rows, sizes = kept.columns, kept.rows, kept.sizes
+            found = _Opened(columns, *_row_groups(path, parquet.metadata), None)
+    columns = found.columns
     check_stated_type(path, "parquet", columns.stored, options.id_type)
     digest = digest_file(path, file.size, columns.stored, footer + columns.header, samples)
-    chunks = ParquetChunks(file, footer, rows, sizes)
-    reader = RowReader(chunks, columns, digest, file.identity)
-    if kept is not None:
-        reader.known_facts, reader.known_totals = kept.facts, kept.totals
+    chunks = ParquetChunks(file, footer, found.rows, found.sizes)
+    reader = RowReader(chunks, columns, digest, file.identity, None if kept is None else kept.facts, found.totals)
     # Chunks of small tables are read one after another, in this thread.
     with chunks.opened_as(parquet if isinstance(file, HeldFile) and reader.is_small else None):
-        found = make_data_file(reader, "parquet", file.size, options.scans)
-    if kept is None:
-        facts = reader.facts() if reader.is_small else None
-        place.keep(KeptTable(columns, rows, sizes, reader.totals(options.scans), facts))
-    return [found]
+        data_file = make_data_file(reader, "parquet", file.size, options.scans)
+    if kept is None and parsed is None:
+        totals, facts = reader.totals(options.scans), reader.known_facts if reader.is_small else None
+        place.keep(KeptTable(columns, found.rows, found.sizes, totals, facts))
+    return [data_file]
+
+
+def _parse(footer: bytes, options: OpenOptions) -> _Opened | None:
+    """What a footer says, if that is all that opening needs to know; else None."""
+    parts = read_footer(footer)
+    shape = None if parts is None else _shape(parts.without_groups, options.token_column, options.use_masks)
+    if parts is None or shape is None:
+        return None
+    rows = [group.rows for group in parts.groups]
+    leaves = [group.leaves[shape.leaf] if len(group.leaves) == shape.leaves else None for group in parts.groups]
+    if sum(rows) != parts.rows or any(leaf is None or leaf.nulls != 0 for leaf in leaves):
+        return None
+    counts = np.array([leaf.values for leaf in leaves if leaf is not None], np.int64)
+    totals = RowTotals(counts, parts.rows)
+    return _Opened(shape.columns, rows, [group.size for group in parts.groups], totals)
+
+
+@functools.lru_cache(maxsize=16)
+def _shape(footer: bytes, token_column: str | None, use_masks: bool) -> _Shape | None:
+    """What pyarrow finds in a footer without row groups; None if statistics do not count the ids, or columns next to
+    them have to be read, or something is wrong, which reading the whole footer will tell."""
+    whole = b"".join((MAGIC, footer, struct.pack("<I", len(footer)), MAGIC))
+    try:
+        with damage_named(Path(), "footer"):
+            import pyarrow
+            from pyarrow import parquet
+
+            opened = parquet.ParquetFile(pyarrow.BufferReader(whole))
+            columns = choose_columns(Path(), opened.schema_arrow, token_column, use_masks=use_masks)
+            counts_nulls = _COUNTS_NULLS.match(opened.metadata.created_by) is not None
+            leaves = [opened.schema.column(number) for number in range(len(opened.schema))]
+            own = [number for number, leaf in enumerate(leaves) if leaf.path.startswith(f"{columns.tokens}.")]
+    except DaliPipesError:
+        return None
+    if columns.beside or not counts_nulls or len(own) != 1 or leaves[own[0]].max_repetition_level != 1:
+        return None
+    return _Shape(columns, own[0], len(leaves))
 
 
 def _row_groups(path: FilePath, metadata: Any) -> tuple[list[int], list[int]]:

@@ -21,7 +21,7 @@ from dali_pipes.corpus.formats.records import inspect_records, is_kept
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.runtime import offset_cache
 from dali_pipes.storage.byte_file import ByteFile, open_file
-from dali_pipes.storage.crc32c import crc32c
+from dali_pipes.storage.crc32c import crc32c, crc32c_of_short
 from dali_pipes.storage.fingerprint import digest_content, digest_file, read_samples
 from dali_pipes.uris import FilePath
 
@@ -78,7 +78,11 @@ def recognize(file: ByteFile, head: bytes) -> bool:
 
 def has_frame(head: bytes) -> bool:
     """Whether the first bytes are a length and its CRC."""
-    return len(head) >= HEADER_BYTES and _differing([head[:8]], [head[8:HEADER_BYTES]]) is None
+    if len(head) < HEADER_BYTES:
+        return False
+    crc = crc32c_of_short(head[:8])
+    masked = ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+    return masked == int.from_bytes(head[8:HEADER_BYTES], "little")
 
 
 def is_named(file: ByteFile) -> bool:

@@ -11,10 +11,11 @@ import pytest
 from held import Held
 from table_files import list_array, table_of, write_arrow, write_parquet
 
-from dali_pipes.corpus import open_corpus
+from dali_pipes.corpus import document_offsets, open_corpus
 from dali_pipes.corpus import opener as opening
 from dali_pipes.corpus.columns import scans as column_scans
 from dali_pipes.corpus.columns.scans import ColumnScans
+from dali_pipes.corpus.formats import parquet
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.runtime.threads import ReaderThreads
 
@@ -35,7 +36,8 @@ def write(path: Path, kind: str) -> Path:
 @pytest.fixture
 def side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are opened as large ones are: in threads, and their chunks read in others."""
-    monkeypatch.setattr(opening, "_LARGE_TABLE_BYTES", 0)
+    for module in (opening, document_offsets):
+        monkeypatch.setattr(module, "LARGE_TABLE_BYTES", 0)
     monkeypatch.setattr(column_scans, "_FEWEST_BYTES_EACH", 0)
 
 
@@ -85,19 +87,30 @@ def test_the_error_names_the_damaged_file(
 
 
 @pytest.mark.usefixtures("side_by_side")
-def test_the_error_names_the_file_with_a_damaged_chunk(tmp_path: Path, stopping: threading.Event) -> None:
-    """What is found only in the threads that read the rows of a file."""
+@pytest.mark.parametrize("is_deferred", [False, True])
+def test_the_error_names_the_file_with_a_damaged_chunk(
+    tmp_path: Path, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, is_deferred: bool
+) -> None:
+    """What is found only in the threads that read the rows of a file, at opening or when documents are needed."""
+    if not is_deferred:
+        monkeypatch.setattr(parquet, "_parse", lambda footer, options: None)
     files = [write(tmp_path / f"{number}.parquet", "parquet") for number in range(FILES)]
     whole = files[0].read_bytes()
     column = pyarrow.parquet.ParquetFile(files[0]).metadata.row_group(1).column(1)
     flipped = bytearray(whole)
     flipped[(column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 3] ^= 4
+
+    def opened_with_documents(files: list[Path]) -> None:
+        with open_corpus(files) as corpus:
+            assert is_deferred == (files[damaged].read_bytes() == flipped)
+            assert corpus.document_offsets is not None
+
     open_corpus(files).close()
     before = Held.now()
     for damaged in range(FILES):
         files[damaged].write_bytes(flipped)
         with pytest.raises(CorpusFormatError, match=rf"{damaged}\.parquet: .*row group 1: "):
-            open_corpus(files)
+            opened_with_documents(files)
         assert stopping.is_set()
         assert before.left() == {}
         files[damaged].write_bytes(whole)

@@ -100,7 +100,7 @@ def test_any_slicing_reads_the_same(first: int, cuts: list[int], vocab_size: int
 
 @pytest.mark.parametrize("vocab_size", [50_257, 100_000])
 def test_ids_are_spread_evenly_and_do_not_tell_the_next(vocab_size: int) -> None:
-    count = 1 << 22
+    count = 1 << 21
     ids = open_corpus("synthetic:1T", vocab_size=vocab_size).tokens(987_654_321, count)
     ids = ids[ids != vocab_size - 1].astype(np.int64)
     bins = ids * 997 // (vocab_size - 1)

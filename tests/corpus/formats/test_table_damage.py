@@ -88,8 +88,12 @@ def test_a_flipped_page_is_seen_by_its_checksum(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 4
     path.write_bytes(data)
-    with pytest.raises(CorpusFormatError, match=r"a: .*row group 1: .*checksum"):
-        open_corpus(path)
+    with open_corpus(path) as corpus:
+        middle = corpus.num_tokens // 2
+        assert corpus.tokens(0, 10).tolist() == IDS[:10]
+        for read in (lambda: corpus.tokens(middle, corpus.num_tokens - middle), lambda: corpus.document_offsets):
+            with pytest.raises(CorpusFormatError, match=r"a: .*row group 1: .*checksum"):
+                read()
 
 
 @pytest.mark.parametrize(

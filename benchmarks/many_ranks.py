@@ -65,7 +65,9 @@ def main(
                 }
                 figures["peak_bytes"] = peak_bytes(offsets, **case)
                 figures |= {name: samples[0][name] for name in ("planned", "copied") if name in samples[0]}
-                entries.append({**case, "node_ranks": node_ranks, "batches_per_run": samples[0]["batches_per_run"], **figures})
+                entries.append(
+                    {**case, "node_ranks": node_ranks, "batches_per_run": samples[0]["batches_per_run"], **figures}
+                )
     for entry in entries:
         alone = min((other for other in entries if _same(entry, other)), key=lambda other: int(other["world_size"]))
         entry["step_ratio"] = entry["step_s"]["median"] / alone["step_s"]["median"]
@@ -150,7 +152,8 @@ def measured(
     schedule, per_run = build(offsets, rows, batch_size, world_size, number)
     shared = None
     if key is not None:
-        source = schedule.interleave.rows  # type: ignore[attr-defined]
+        source = schedule.interleave
+        assert isinstance(source, DocumentRows)
         shared = NodePlans(key, plan_shape([source], schedule.global_rows))
         source.share(partial(shared.plan, 0))
     plans, blocks = PlanCache(schedule, per_run), Blocks(schedule, per_run, Position(0, 0))

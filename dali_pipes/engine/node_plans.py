@@ -33,7 +33,7 @@ from dali_pipes.runtime.locks import lock_number, unlock_number
 
 _WAIT_S = 2.0
 """After which a plan that another process is still making is made here, too: a window takes some 10 ms."""
-_LOOK_S = 0.0005
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.008
 _ANSWER_S = 2.0
 _HEADER = 16
 """Words: digest of the window (2), rows, pieces, bytes of an entry of each array (4), counts (4)."""
@@ -128,6 +128,7 @@ class NodePlans:
         make: returns the plan of any window before `end`
         """
         source, give_up = (number, epoch), time.monotonic() + _WAIT_S
+        look_s = _FIRST_LOOK_S
         others = iter(range(window + 1, min(window + 1 + self._ahead, end)))
         while time.monotonic() < give_up and not self._closed.is_set():
             found = self._read(source, window)
@@ -142,7 +143,8 @@ class NodePlans:
                     return made
             other = next(others, None)
             if other is None:
-                self._closed.wait(_LOOK_S)
+                self._closed.wait(look_s)
+                look_s = min(2 * look_s, _LONGEST_LOOK_S)
             elif self._read(source, other, only_look=True) is _Unread.MISSING:
                 self._make(source, other, make)
         return self._made(make, window)

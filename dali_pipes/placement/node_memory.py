@@ -95,9 +95,8 @@ class NodeMemory:
         self.array = np.empty(0, np.uint8)
         if self._release is not None:
             self._release()
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
+        elif self._server is not None:  # the memory could not be had
+            self._server.stop()
 
     def _fill(self, listener: socket.socket, fill: Callable[["NodeMemory", Advance], None]) -> None:
         self._server = server = _Server(listener)
@@ -122,7 +121,8 @@ class NodeMemory:
             raise
 
     def _map(self, descriptor: int) -> None:
-        self._descriptor, self._release = descriptor, weakref.finalize(self, os.close, descriptor)
+        self._descriptor, self._release = descriptor, weakref.finalize(self, _let_go, descriptor, self._server)
+        self._release.atexit = False
         mapped = mmap.mmap(descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self.array = np.frombuffer(mapped, np.uint8)
 
@@ -165,6 +165,12 @@ class NodeMemory:
             f"{self._text} takes {_gib(self.size)} ({self.size:,} bytes) of host memory, but {_gib(available)} "
             f'({available:,} bytes) are available ({why}); use placement = "host", or a machine with more memory'
         )
+
+
+def _let_go(descriptor: int, server: "_Server | None") -> None:
+    os.close(descriptor)
+    if server is not None:
+        server.stop()
 
 
 class _Server:

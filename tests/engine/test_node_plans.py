@@ -196,7 +196,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "buckets": {"rows": "pad", "length_buckets": (4, 8, 16)},
     "balanced": {"rows": "pack", "balance": "cost", "balance_cost": (1, 1)},
     "batches of tokens": {"rows": "pad", "batch_tokens": 64, "batch_size": None},
-    "fim": {"rows": "pack", "objective": [{"kind": "fim", "tokens": (13, 14, 15), "rate": 0.5}]},
+    "fim": {
+        "rows": "pack",
+        "objective": [{"kind": "fim", "tokens": {"prefix": 13, "middle": 14, "suffix": 15}, "rate": 0.5}],
+    },
 }
 
 

@@ -192,12 +192,13 @@ class NodePlans:
                 if rows == _TOO_MANY_ROWS:
                     return _Unread.TOO_LARGE
                 counts = PackingCounts(*header[8:12])
-                content, begin, columns = words[_HEADER:].view(np.uint8), 0, []
+                content, begin, columns = words[_HEADER:].view(np.uint8), 0, list[Any]()
                 for count, item in zip((rows + 1, pieces, pieces, pieces), sizes, strict=True):
                     column = content[begin : begin + (0 if only_look else count * item)].view(f"i{item}")
                     columns.append(column.copy())
                     begin += count * item
-                return Packing(*columns, counts)
+                documents, begins, lengths = columns[1:]
+                return Packing(columns[0], documents, begins, lengths, counts)
             finally:
                 unlock_number(held)
 

@@ -418,6 +418,8 @@ class DocumentRows:
         pieces, runs = rows.pieces, rows.runs()
         assert pieces is not None
         starts, lengths, targets = pieces.starts, pieces.lengths, staged(pieces, begins).starts
+        if runs is None and pieces.lookback is None:
+            return Reads(starts, lengths, targets)
         before = pieces.tokens_before
         if runs is not None:
             starts, lengths, targets = runs.starts, runs.lengths, targets[runs.pieces] + runs.begins

@@ -164,7 +164,12 @@ def test_nobody_waits_long_for_a_rank_that_was_stopped(
     first, second = join(), join()
     held = lock_of(first, 5)
     made: list[int] = []
-    assert_same(second.plan(0, 0, 5, lambda window: made.append(window) or packing(window), 7), packing(5))
+
+    def make(window: int) -> Packing:
+        made.append(window)
+        return packing(window)
+
+    assert_same(second.plan(0, 0, 5, make, 7), packing(5))
     assert made == [6, 5], "the next window is planned meanwhile, and this one at last"
     assert_same(first.plan(0, 0, 6, never, 7), packing(6))
     unlock_number(held)

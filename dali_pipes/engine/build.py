@@ -106,7 +106,7 @@ class BuiltSource:
             self.schedule = make_schedule(config, with_curriculum(config, interleave))
             if (environment_number("LOCAL_WORLD_SIZE") or 1) > 1:
                 sources = [rows] if self.mixture is None else self.mixture.sources
-                self._node_plans = share_plans(config, self.rows, sources, self.schedule.global_rows)
+                self._node_plans = share_plans(config, corpora.values(), sources, self.schedule.global_rows)
             self._caching.begin(self.schedule, rows if self.mixture is None else self.mixture)
             if self.mixture is not None and config.on_change != "mixture":  # else a state may come with other weights
                 self.mixture.check_caps(self.mixture.total)
@@ -206,11 +206,11 @@ class BuiltSource:
         """Stop the reader threads, free the buffers and close the files. Idempotent."""
         if self._owns_rows:
             self._caching.end()
+            if self._node_plans is not None:
+                self._node_plans.close()  # first: reader threads do not wait for other ranks any more
         self.source.close()
         if self._owns_rows:
             self._caching.close()
-            if self._node_plans is not None:
-                self._node_plans.close()
             self.rows.close()
 
     def _choose_engine(self, graph: Graph | None, cut: Cut | None) -> Literal["dali", "direct"]:

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ import numpy.typing as npt
 
 from dali_pipes import __version__
 from dali_pipes.config import LoaderConfig
+from dali_pipes.corpus import Corpus
 from dali_pipes.errors import BackendError
 from dali_pipes.placement.node_memory import NodeMemory
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.packing import Packing, PackingCounts
-from dali_pipes.rows.source import Source
 from dali_pipes.runtime.locks import lock_number, unlock_number
 
 _WAIT_S = 2.0
@@ -54,15 +54,12 @@ class _Unread(Enum):
 
 
 class PlanShape(NamedTuple):
-    """How many windows a step spans, and how much memory the plan of one takes; estimates."""
+    """How many windows a step spans, and how much memory the plan of one takes: estimates."""
 
     windows_a_step: int
     slot_bytes: int
-
-    @property
-    def slots(self) -> int:
-        """Enough that no window is replaced before all ranks have it."""
-        return 3 * self.windows_a_step + _SPARE_SLOTS
+    slots: int
+    """Enough that no window is replaced before all ranks have it."""
 
 
 def plan_shape(sources: Sequence[DocumentRows], global_rows: int) -> PlanShape:
@@ -73,25 +70,29 @@ def plan_shape(sources: Sequence[DocumentRows], global_rows: int) -> PlanShape:
         windows = max(windows, -(-global_rows // made))
         # Twice as much as expected: windows differ, and one that does not fit is planned by every rank.
         slot_bytes = max(slot_bytes, 2 * 4 * (3 * pieces + made))
-    return PlanShape(windows, 8 * _HEADER + -(-slot_bytes // 4096) * 4096)
+    slots = 3 * windows + 2 * len(sources) + _SPARE_SLOTS
+    return PlanShape(windows, 8 * _HEADER + -(-slot_bytes // 4096) * 4096, slots)
 
 
-def share_plans(config: LoaderConfig, source: Source, sources: Sequence[Any], global_rows: int) -> "NodePlans | None":
+def share_plans(
+    config: LoaderConfig, corpora: Iterable[Corpus], sources: Iterable[object], global_rows: int
+) -> "NodePlans | None":
     """Let the rows that are made of documents share their plans with those of other ranks; None where none are.
 
     Blocks until the process that has the memory has answered, 2 s at most.
     """
+    # Rows whose length a state may change plan for themselves.
     of_documents = [rows for rows in sources if isinstance(rows, DocumentRows) and rows.lengths is None]
     if not of_documents:
         return None
     shape = plan_shape(of_documents, global_rows)
     if shape.slots * shape.slot_bytes > _MOST_BYTES:
         return None
+    # The files as they are now, and what is read of them; `keep` is in the fingerprint.
+    contents = [(corpus.content_key, corpus.fingerprint) for corpus in corpora]
     settings = config.model_dump(exclude={"rank", "device", "context_parallel"})
-    sizes = [(rows.num_documents, rows.num_tokens, rows.span, rows.order_name) for rows in of_documents]
-    key = f"{__version__} {source.content_key} {settings} {sizes}"
     try:
-        plans = NodePlans(key, shape)
+        plans = NodePlans(f"{__version__} {contents} {settings}", shape)
     except (BackendError, OSError):  # too little memory, or a process that was stopped: each rank plans for itself
         return None
     for number, rows in enumerate(of_documents):

@@ -20,7 +20,7 @@ from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.packing import Packing, PackingCounts
 from dali_pipes.runtime.locks import lock_number, unlock_number
 
-SHAPE = PlanShape(windows_a_step=3, slot_bytes=4096)
+SHAPE = PlanShape(windows_a_step=3, slot_bytes=4096, slots=13)
 _numbers = itertools.count()
 
 
@@ -246,4 +246,20 @@ def test_loaders_of_two_ranks_give_the_same_batches_and_states(
     assert first.made > 0
     assert second.copied > second.made, "it only makes what the first one did not read ahead"
     for *_, loader in (*alone, *together):
+        loader.close()
+
+
+def test_another_choice_of_documents_is_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same file, with the same sums: the settings of both loaders are equal."""
+    np.tile(np.array([1, 2, 3, 0, 5, 0], np.uint16), 20).tofile(tmp_path / "ids.bin")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 8}
+    settings |= {"rows": "pack", "batch_size": 2, "device": "cpu", "quiet": True, "keep": str(tmp_path / "keep.npy")}
+    loaders, found = [], []
+    for kept in (range(20), range(20, 40)):
+        np.save(tmp_path / "keep.npy", np.isin(np.arange(40), kept))
+        loaders.append(TokenLoader(**settings))
+        found.append(sorted({loaders[-1].locate(step, row).position for step in range(4) for row in range(2)}))
+    assert max(found[0]) < 60 <= min(found[1])
+    for loader in loaders:
         loader.close()

@@ -103,13 +103,19 @@ def share_plans(
 class NodePlans:
     """The plans of one loader. Safe for several threads.
 
-    key: stands for all that the plans depend on. Raises `BackendError` if there is too little memory.
+    key: stands for all that the plans depend on. Raises `BackendError` if there is too little memory, or no lock.
     """
 
     def __init__(self, key: str, shape: PlanShape) -> None:
         self._shape, self._ahead = shape, shape.windows_a_step
         size = shape.slots * shape.slot_bytes
         self._memory = NodeMemory(f"plans {key}", size, lambda memory, advance: None, "plans of rows", _ANSWER_S)
+        with contextlib.suppress(BlockingIOError):  # another rank tries it, too
+            held = lock_number(self._memory.path, size)
+            if held is None:
+                self._memory.close()
+                raise BackendError("locks of parts of a file do not work here")
+            unlock_number(held)
         self._words = self._memory.array.view(np.int64).reshape(shape.slots, -1)
         self._closed = threading.Event()
         self._use = threading.Lock()  # while a slot is read or written, so that `close` waits for it
@@ -156,7 +162,8 @@ class NodePlans:
 
     def _make(self, source: tuple[int, int], window: int, make: Make) -> Packing | None:
         """Plan a window, and store it; None if someone else does."""
-        held = self._lock(source, window)
+        with self._use:
+            held = self._lock(source, window)
         if held is None:
             return None
         try:
@@ -169,7 +176,9 @@ class NodePlans:
             unlock_number(held)
 
     def _lock(self, source: tuple[int, int], window: int, *, shared: bool = False) -> int | None:
-        """The lock of a slot; None if another process or thread has it, or locks do not work here."""
+        """The lock of a slot; None if another process or thread has it. `_use` is held."""
+        if self._closed.is_set():
+            return None
         with contextlib.suppress(OSError):
             return lock_number(self._memory.path, self._slot(source, window), shared=shared)
         return None
@@ -181,7 +190,7 @@ class NodePlans:
     def _read(self, source: tuple[int, int], window: int, *, only_look: bool = False) -> Packing | _Unread:
         """A copy of a plan. only_look: an empty one."""
         with self._use:
-            held = None if self._closed.is_set() else self._lock(source, window, shared=True)
+            held = self._lock(source, window, shared=True)
             if held is None:
                 return _Unread.BUSY
             try:

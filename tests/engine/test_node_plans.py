@@ -16,6 +16,7 @@ from streams import take
 from dali_pipes import TokenLoader
 from dali_pipes.engine import node_plans
 from dali_pipes.engine.node_plans import NodePlans, PlanShape, plan_shape
+from dali_pipes.errors import BackendError
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.packing import Packing, PackingCounts
 from dali_pipes.runtime.locks import lock_number, unlock_number
@@ -187,6 +188,12 @@ def test_closing_ends_the_wait(join: Callable[..., NodePlans], monkeypatch: pyte
     unlock_number(held)
     assert_same(found[0], packing(5))
     assert_same(plans.plan(0, 0, 5, packing, 6), packing(5))
+
+
+def test_without_locks_each_rank_plans_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_plans, "lock_number", lambda *_: None)
+    with pytest.raises(BackendError):
+        NodePlans(f"no locks {os.getpid()}", SHAPE)
 
 
 def lock_of(plans: NodePlans, window: int) -> int:

@@ -16,6 +16,7 @@ import os
 import statistics
 import time
 import tracemalloc
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Annotated, Any
 
@@ -41,6 +42,9 @@ SEQ_LEN = 2048
 MODES = ("stream", "pack", "pad", "pad with buckets")
 _SEED = 1
 _PLANS = 3
+_BARRIER_S = 600.0
+_barrier: Any = None
+"""Where the processes of a node begin together."""
 
 
 def main(
@@ -90,31 +94,34 @@ def _of_node(documents: int, node_ranks: int, **case: Any) -> dict[str, Any]:
     if node_ranks == 1 or case["rows"] == "stream":
         return measured(document_offsets(documents), **case)
     context = multiprocessing.get_context("spawn")
-    barrier, key = context.Barrier(node_ranks), f"{os.getpid()} {time.monotonic_ns()}"
-    answers = context.SimpleQueue()
-    processes = [
-        context.Process(target=_on_node, args=(documents, number, key, barrier, answers, case), daemon=True)
-        for number in range(node_ranks)
-    ]
-    for process in processes:
-        process.start()
-    samples = [answers.get() for _ in processes]
-    for process in processes:
-        process.join()
+    begin, key = context.Barrier(node_ranks), f"{os.getpid()} {time.monotonic_ns()}"
+    # Each waits for the others, so every process gets one.
+    with ProcessPoolExecutor(node_ranks, context, _share_barrier, (begin,)) as processes:
+        futures = [processes.submit(_on_node, documents, number, key, case) for number in range(node_ranks)]
+        samples = [future.result() for future in futures]
     slowest = {name: max(sample[name] for sample in samples) for name in ("start_s", "step_s")}
     means = {name: statistics.mean(sample[name] for sample in samples) for name in ("step_cpu_s", "planned", "copied")}
     return {**samples[0], **slowest, **means}
 
 
-def _on_node(documents: int, number: int, key: str, barrier: Any, answers: Any, case: dict[str, Any]) -> None:
+def _share_barrier(barrier: Any) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _on_node(documents: int, number: int, key: str, case: dict[str, Any]) -> dict[str, Any]:
     offsets = document_offsets(documents)
-    answers.put(measured(offsets, **case, number=number, key=key, barrier=barrier))
+    _barrier.wait(_BARRIER_S)
+    return measured(offsets, **case, number=number, key=key)
 
 
 def build(
-    offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int, number: int = 0
-) -> tuple[Schedule, int]:
-    """The schedule of the last rank, or of one before it, and batches in a block, as a loader has them."""
+    offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int, number: int = 0, key: str | None = None
+) -> tuple[Schedule, int, NodePlans | None]:
+    """The schedule of a rank, batches in a block, and what it shares with others, as a loader has them.
+
+    number, key: as of `measured`
+    """
     source: RowSource = WindowRows(split_windows(STREAM_TOKENS, SEQ_LEN), seed=_SEED)
     if rows != "stream":
         source = DocumentRows(
@@ -128,8 +135,12 @@ def build(
             buckets=LengthBuckets(np.array(BUCKETS)) if "buckets" in rows else None,
         )
     schedule = Schedule(source, batch_size, rank=world_size - 1 - number, world_size=world_size)
+    shared = None
+    if key is not None and isinstance(source, DocumentRows):
+        shared = NodePlans(key, plan_shape([source], schedule.global_rows))
+        source.share(partial(shared.plan, 0))
     config = LoaderConfig(corpus="tokens", batch_size=batch_size, seq_len=SEQ_LEN)
-    return schedule, batches_per_run(config, schedule, TARGET_BLOCK_TOKENS)
+    return schedule, batches_per_run(config, schedule, TARGET_BLOCK_TOKENS), shared
 
 
 def measured(
@@ -139,23 +150,13 @@ def measured(
     world_size: int,
     number: int = 0,
     key: str | None = None,
-    barrier: Any = None,
 ) -> dict[str, Any]:
     """Seconds of a start, and of each step after the first block.
 
-    number, key, barrier: of a rank that shares its plans with others, counted from the last; of these; and where all
-    begin together
+    number, key: of a rank that shares its plans with others, counted from the last, and of these
     """
-    if barrier is not None:
-        barrier.wait()
     begin = time.perf_counter()
-    schedule, per_run = build(offsets, rows, batch_size, world_size, number)
-    shared = None
-    if key is not None:
-        source = schedule.interleave
-        assert isinstance(source, DocumentRows)
-        shared = NodePlans(key, plan_shape([source], schedule.global_rows))
-        source.share(partial(shared.plan, 0))
+    schedule, per_run, shared = build(offsets, rows, batch_size, world_size, number, key)
     plans, blocks = PlanCache(schedule, per_run), Blocks(schedule, per_run, Position(0, 0))
     plans.plan(_steps(blocks, 0))
     started, started_cpu = time.perf_counter(), time.process_time()

@@ -164,7 +164,7 @@ def measured(
     if schedule.interleave.most_planned is not None:
         steps = min(steps, schedule.interleave.most_planned // schedule.global_rows)
     done = block = 0
-    while done < max(2, _PLANS * steps):
+    while done < max(6, _PLANS * steps):
         block += 1
         of_block = _steps(blocks, block)
         plans.plan(of_block)

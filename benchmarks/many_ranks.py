@@ -4,12 +4,20 @@ No file is read: windows come from a nominal corpus of 10^12 tokens, and documen
 last one, whose rows are the farthest. `start` builds the schedule and plans the first block, as a loader does before
 its first batch; `step` is the mean over the blocks of the next plans, and `step CPU` the same as CPU time, which other
 programs on the machine change less.
+
+With `--node-ranks 8`, the eight last ranks are processes of this machine that share the plans of windows, as ranks of a
+node do: `start` and `step` are those of the slowest, `step CPU` is the mean over the eight, and `planned` the windows
+that each of them planned and copied. Memory is that of one process without sharing.
 """
 
 import json
+import multiprocessing
+import os
 import statistics
 import time
 import tracemalloc
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,6 +28,7 @@ from rich.table import Table
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.engine.build import TARGET_BLOCK_TOKENS, batches_per_run
+from dali_pipes.engine.node_plans import NodePlans, plan_shape
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.length_buckets import LengthBuckets
@@ -33,6 +42,9 @@ SEQ_LEN = 2048
 MODES = ("stream", "pack", "pad", "pad with buckets")
 _SEED = 1
 _PLANS = 3
+_BARRIER_S = 600.0
+_barrier: Any = None
+"""Where the processes of a node begin together."""
 
 
 def main(
@@ -41,6 +53,7 @@ def main(
         list[int] | None, typer.Option("--batch-size", help="can be repeated; default: 1, 8")
     ] = None,
     documents: Annotated[int, typer.Option(help="documents that rows are made of")] = 4_000_000,
+    node_ranks: Annotated[int, typer.Option(min=1, help="ranks that plan together, each in a process")] = 1,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
 ) -> None:
     """Measure, print a table and, as the last line, one line of JSON."""
@@ -50,12 +63,15 @@ def main(
         for batch_size in batch_sizes or [1, 8]:
             for world_size in world_sizes or [1, 64, 1024, 16384]:
                 case: dict[str, Any] = {"rows": mode, "batch_size": batch_size, "world_size": world_size}
-                samples = [measured(offsets, **case) for _ in range(rounds)]
+                samples = [_of_node(documents, node_ranks, **case) for _ in range(rounds)]
                 figures: dict[str, Any] = {
                     name: _spread([sample[name] for sample in samples]) for name in ("start_s", "step_s", "step_cpu_s")
                 }
                 figures["peak_bytes"] = peak_bytes(offsets, **case)
-                entries.append({**case, "batches_per_run": samples[0]["batches_per_run"], **figures})
+                figures |= {name: samples[0][name] for name in ("planned", "copied") if name in samples[0]}
+                entries.append(
+                    {**case, "node_ranks": node_ranks, "batches_per_run": samples[0]["batches_per_run"], **figures}
+                )
     for entry in entries:
         alone = min((other for other in entries if _same(entry, other)), key=lambda other: int(other["world_size"]))
         entry["step_ratio"] = entry["step_s"]["median"] / alone["step_s"]["median"]
@@ -72,8 +88,40 @@ def document_offsets(documents: int) -> npt.NDArray[np.int64]:
     return np.concatenate(([0], np.cumsum(lengths)))
 
 
-def build(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> tuple[Schedule, int]:
-    """The schedule of the last rank, and batches in a block, as a loader has them."""
+def _of_node(documents: int, node_ranks: int, **case: Any) -> dict[str, Any]:
+    """The figures of one process, or of several that share their plans."""
+    node_ranks = min(node_ranks, case["world_size"])
+    if node_ranks == 1 or case["rows"] == "stream":
+        return measured(document_offsets(documents), **case)
+    context = multiprocessing.get_context("spawn")
+    begin, key = context.Barrier(node_ranks), f"{os.getpid()} {time.monotonic_ns()}"
+    # Each waits for the others, so every process gets one.
+    with ProcessPoolExecutor(node_ranks, context, _share_barrier, (begin,)) as processes:
+        futures = [processes.submit(_on_node, documents, number, key, case) for number in range(node_ranks)]
+        samples = [future.result() for future in futures]
+    slowest = {name: max(sample[name] for sample in samples) for name in ("start_s", "step_s")}
+    means = {name: statistics.mean(sample[name] for sample in samples) for name in ("step_cpu_s", "planned", "copied")}
+    return {**samples[0], **slowest, **means}
+
+
+def _share_barrier(barrier: Any) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _on_node(documents: int, number: int, key: str, case: dict[str, Any]) -> dict[str, Any]:
+    offsets = document_offsets(documents)
+    _barrier.wait(_BARRIER_S)
+    return measured(offsets, **case, number=number, key=key)
+
+
+def build(
+    offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int, number: int = 0, key: str | None = None
+) -> tuple[Schedule, int, NodePlans | None]:
+    """The schedule of a rank, batches in a block, and what it shares with others, as a loader has them.
+
+    number, key: as of `measured`
+    """
     source: RowSource = WindowRows(split_windows(STREAM_TOKENS, SEQ_LEN), seed=_SEED)
     if rows != "stream":
         source = DocumentRows(
@@ -86,15 +134,29 @@ def build(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size
             seed=_SEED,
             buckets=LengthBuckets(np.array(BUCKETS)) if "buckets" in rows else None,
         )
-    schedule = Schedule(source, batch_size, rank=world_size - 1, world_size=world_size)
+    schedule = Schedule(source, batch_size, rank=world_size - 1 - number, world_size=world_size)
+    shared = None
+    if key is not None and isinstance(source, DocumentRows):
+        shared = NodePlans(key, plan_shape([source], schedule.global_rows))
+        source.share(partial(shared.plan, 0))
     config = LoaderConfig(corpus="tokens", batch_size=batch_size, seq_len=SEQ_LEN)
-    return schedule, batches_per_run(config, schedule, TARGET_BLOCK_TOKENS)
+    return schedule, batches_per_run(config, schedule, TARGET_BLOCK_TOKENS), shared
 
 
-def measured(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_size: int) -> dict[str, Any]:
-    """Seconds of a start, and of each step after the first block."""
+def measured(
+    offsets: npt.NDArray[np.int64],
+    rows: str,
+    batch_size: int,
+    world_size: int,
+    number: int = 0,
+    key: str | None = None,
+) -> dict[str, Any]:
+    """Seconds of a start, and of each step after the first block.
+
+    number, key: of a rank that shares its plans with others, counted from the last, and of these
+    """
     begin = time.perf_counter()
-    schedule, per_run = build(offsets, rows, batch_size, world_size)
+    schedule, per_run, shared = build(offsets, rows, batch_size, world_size, number, key)
     plans, blocks = PlanCache(schedule, per_run), Blocks(schedule, per_run, Position(0, 0))
     plans.plan(_steps(blocks, 0))
     started, started_cpu = time.perf_counter(), time.process_time()
@@ -102,12 +164,13 @@ def measured(offsets: npt.NDArray[np.int64], rows: str, batch_size: int, world_s
     if schedule.interleave.most_planned is not None:
         steps = min(steps, schedule.interleave.most_planned // schedule.global_rows)
     done = block = 0
-    while done < max(2, _PLANS * steps):
+    while done < max(6, _PLANS * steps):
         block += 1
         of_block = _steps(blocks, block)
         plans.plan(of_block)
         done += of_block.num_steps
-    return {
+    figures = {} if shared is None else {"planned": shared.made, "copied": shared.copied}
+    return figures | {
         "start_s": started - begin,
         "step_s": (time.perf_counter() - started) / done,
         "step_cpu_s": (time.process_time() - started_cpu) / done,

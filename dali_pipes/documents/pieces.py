@@ -108,9 +108,9 @@ def staged(pieces: Pieces, row_begins: Int64Array) -> Pieces:
 
     row_begins: (R,) or longer
     """
-    rows = np.repeat(np.arange(len(pieces.row_offsets) - 1), np.diff(pieces.row_offsets))
-    ends = np.cumsum(pieces.lengths if pieces.lookback is None else pieces.lengths + pieces.tokens_before)
-    begins = ends - pieces.lengths
-    first_begins = np.concatenate(([0], ends))[pieces.row_offsets[:-1]]
-    starts = row_begins[rows] + begins - first_begins[rows]
+    offsets, lengths = pieces.row_offsets, pieces.lengths
+    ends = (lengths if pieces.lookback is None else lengths + pieces.tokens_before).cumsum()
+    firsts = np.concatenate(([0], ends))[offsets[:-1]]
+    shifts = (row_begins[: len(firsts)] - firsts).repeat(offsets[1:] - offsets[:-1])
+    starts: Int64Array = ends - lengths + shifts
     return pieces._replace(starts=starts, document_ends=starts + (pieces.document_ends - pieces.starts))

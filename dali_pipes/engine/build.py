@@ -17,6 +17,7 @@ from dali_pipes.corpus.joined import JoinedCorpora
 from dali_pipes.engine.block_source import Batches, BlockSource
 from dali_pipes.engine.mixture import mix, open_corpora
 from dali_pipes.engine.node_caching import NodeCaching, check_cache_folder
+from dali_pipes.engine.node_plans import NodePlans, share_plans
 from dali_pipes.engine.profiling import open_ranges
 from dali_pipes.engine.read_ahead import Autotune, choose_read_ahead
 from dali_pipes.errors import BackendError, ConfigError
@@ -66,6 +67,7 @@ class BuiltSource:
 
     gpu: Gpu | None = None
     _owns_rows = True
+    _node_plans: NodePlans | None = None
 
     def __init__(
         self,
@@ -102,6 +104,9 @@ class BuiltSource:
                 interleave = self.mixture
             self.warning = "\n".join(filter(None, (self.warning, self._caching.unused))) or None
             self.schedule = make_schedule(config, with_curriculum(config, interleave))
+            if (environment_number("LOCAL_WORLD_SIZE") or 1) > 1:
+                sources = [rows] if self.mixture is None else self.mixture.sources
+                self._node_plans = share_plans(config, corpora.values(), sources, self.schedule.global_rows)
             self._caching.begin(self.schedule, rows if self.mixture is None else self.mixture)
             if self.mixture is not None and config.on_change != "mixture":  # else a state may come with other weights
                 self.mixture.check_caps(self.mixture.total)
@@ -114,6 +119,8 @@ class BuiltSource:
             self.placement, self.placement_reason, placement = self._place()
         except BaseException:
             self._caching.close()
+            if self._node_plans is not None:
+                self._node_plans.close()
             for corpus in corpora.values():
                 corpus.close()
             raise
@@ -199,6 +206,8 @@ class BuiltSource:
         """Stop the reader threads, free the buffers and close the files. Idempotent."""
         if self._owns_rows:
             self._caching.end()
+            if self._node_plans is not None:
+                self._node_plans.close()  # first: reader threads do not wait for other ranks any more
         self.source.close()
         if self._owns_rows:
             self._caching.close()

@@ -47,14 +47,23 @@ class NodeMemory:
     fill:   writes all of the array, for which it allocates parts (`allocate`) before it writes to them, and reports the
             bytes done; called in one process of the node
     text:   what the memory holds, for messages and the progress bar
+    answer_s:   how long to wait for a word from the process that fills it; None: ANSWER_S
 
     Raises `BackendError` with the sizes if there is too little memory, or if the process that fills it does not answer.
     """
 
-    def __init__(self, key: str, size: int, fill: Callable[["NodeMemory", Advance], None], text: str) -> None:
-        self.size, self._text = size, text
+    def __init__(
+        self,
+        key: str,
+        size: int,
+        fill: Callable[["NodeMemory", Advance], None],
+        text: str,
+        answer_s: float | None = None,
+    ) -> None:
+        self.size, self._text, self._answer_s = size, text, ANSWER_S if answer_s is None else answer_s
         self.array: Bytes
         self._server: _Server | None = None
+        self._release: weakref.finalize[..., NodeMemory] | None = None
         name = socket_name(key, size)
         while True:
             listener = _listen(name)
@@ -76,12 +85,18 @@ class NodeMemory:
                 raise
             raise self._too_little(*available_bytes()) from error
 
+    @property
+    def path(self) -> Path:
+        """By which this process can open the memory anew, for locks of parts of it; until `close`."""
+        return Path(f"/proc/self/fd/{self._descriptor}")
+
     def close(self) -> None:
         """Let go of the memory; other processes keep it. Arrays over it stay valid. Idempotent."""
         self.array = np.empty(0, np.uint8)
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
+        if self._release is not None:
+            self._release()
+        elif self._server is not None:  # the memory could not be had
+            self._server.stop()
 
     def _fill(self, listener: socket.socket, fill: Callable[["NodeMemory", Advance], None]) -> None:
         self._server = server = _Server(listener)
@@ -89,11 +104,10 @@ class NodeMemory:
             available, why = available_bytes()
             if self.size > available:
                 raise self._too_little(available, why)
-            self._descriptor = os.memfd_create("dali_pipes corpus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            server.descriptor = self._descriptor
-            os.ftruncate(self._descriptor, self.size)
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            self._map(os.dup(self._descriptor))
+            server.descriptor = os.memfd_create("dali_pipes", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(server.descriptor, self.size)
+            fcntl.fcntl(server.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            self._map(os.dup(server.descriptor))
             with progress_bar(f"{self._text} to host memory", self.size, in_bytes=True) as advance:
 
                 def done(count: int) -> None:
@@ -107,16 +121,15 @@ class NodeMemory:
             raise
 
     def _map(self, descriptor: int) -> None:
-        try:
-            mapped = mmap.mmap(descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        finally:
-            os.close(descriptor)  # the map keeps another
+        self._descriptor, self._release = descriptor, weakref.finalize(self, _let_go, descriptor, self._server)
+        self._release.atexit = False
+        mapped = mmap.mmap(descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self.array = np.frombuffer(mapped, np.uint8)
 
     def _receive(self, name: str) -> int | None:
         """The descriptor, from the process that fills the memory; None if it has ended. Blocks until it is full."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(ANSWER_S)
+            connection.settimeout(self._answer_s)
             owner = "the process that loads it"
             try:
                 connection.connect(name)
@@ -141,8 +154,8 @@ class NodeMemory:
                         before = done
             except TimeoutError as error:
                 raise BackendError(
-                    f"{self._text}: {owner} has not answered for {ANSWER_S:.0f} s; end that process, or use another "
-                    "placement"
+                    f"{self._text}: {owner} has not answered for {self._answer_s:.0f} s; end that process, or use "
+                    "another placement"
                 ) from error
             except (ConnectionError, FileNotFoundError):
                 return None
@@ -152,6 +165,12 @@ class NodeMemory:
             f"{self._text} takes {_gib(self.size)} ({self.size:,} bytes) of host memory, but {_gib(available)} "
             f'({available:,} bytes) are available ({why}); use placement = "host", or a machine with more memory'
         )
+
+
+def _let_go(descriptor: int, server: "_Server | None") -> None:
+    os.close(descriptor)
+    if server is not None:
+        server.stop()
 
 
 class _Server:

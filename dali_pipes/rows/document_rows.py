@@ -60,6 +60,8 @@ _MOST_LENGTHS, _RUNS = 1 << 21, 64
 _MOST_KEPT_LENGTHS = 1 << 16
 """The same for a share of the documents: they are anywhere in the corpus, in random order, and slower to look up."""
 
+SharedPlan = Callable[[int, int, Callable[[int], Packing], int], Packing]
+
 LENGTHS_NAME = "window-lengths-v1"
 """Added to the name of the order where rows grow."""
 
@@ -238,8 +240,26 @@ class DocumentRows:
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
         self._windows_kept = _FEWEST_WINDOWS_KEPT
+        self._shared: SharedPlan | None = None
         self._lock = threading.Lock()  # of the counts and plans; never held while a window is planned
         self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
+
+    def share(self, plan: SharedPlan) -> None:
+        """Take the plans of windows from where other processes with the same rows have theirs, too.
+
+        plan: called with an epoch, a window, what makes the plan of any window of this epoch, and their number
+        """
+        self._shared = plan
+
+    def window_sizes(self) -> tuple[int, int]:
+        """About how many pieces and rows the documents of a window make; the rows are at least one."""
+        documents = min(self._window_documents, self.num_documents)
+        tokens = self.num_tokens * documents // self.num_documents
+        full = tokens // self.seq_len
+        rows = max(1, full if self._mode == "pack" else documents)
+        if self.token_batches is not None:
+            rows = max(1, tokens // self.token_batches.tokens)
+        return documents + full, rows
 
     def _item_order(self, count: int, share: Fraction | None, blocks: BlockShape | None) -> ItemOrder:
         num_kept = kept(share, count)
@@ -420,6 +440,8 @@ class DocumentRows:
         pieces, runs = rows.pieces, rows.runs()
         assert pieces is not None
         starts, lengths, targets = pieces.starts, pieces.lengths, staged(pieces, begins).starts
+        if runs is None and pieces.lookback is None:
+            return Reads(starts, lengths, targets)
         before = pieces.tokens_before
         if runs is not None:
             starts, lengths, targets = runs.starts, runs.lengths, targets[runs.pieces] + runs.begins
@@ -688,7 +710,10 @@ class DocumentRows:
             with self._planning:
                 packing = self._kept_plan(epoch, window)
                 if packing is None:
-                    packing = self._make_plan(epoch, window)
+                    if self._shared is None:
+                        packing = self._make_plan(epoch, window)
+                    else:
+                        packing = self._shared(epoch, window, partial(self._make_plan, epoch), self.num_windows)
                     with self._lock:
                         self._plans[epoch, window] = packing
                         while len(self._plans) > self._windows_kept:

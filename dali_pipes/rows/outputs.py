@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class Outputs:
     goldfish: Goldfish | None = None
     span_widths: SpanWidths | None = None
 
-    @property
+    @cached_property
     def from_tokens(self) -> tuple[str, ...]:
         """Arrays that a kernel fills. Runs of tokens give both inputs and labels, whether both are asked for or not."""
         wanted = made_by_kernels(self.names)
@@ -63,7 +64,7 @@ class Outputs:
         made = tuple(name for name in wanted if self.in_pieces or OUTPUTS[name].needs_objective)
         return tuple(dict.fromkeys(("input_ids", "labels", *made)))
 
-    @property
+    @cached_property
     def from_plan(self) -> tuple[str, ...]:
         """Arrays that plans have, for batches and for kernels."""
         tables = (ROW_TABLE,) if self.transforms is not None else ()

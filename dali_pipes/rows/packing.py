@@ -241,9 +241,9 @@ def _place(lengths: list[int], counts: list[int], seq_len: int) -> tuple[int, li
 def _rows_of_pieces(placements: list[int]) -> Int64Array:
     """The row of each piece, in order of decreasing length: int64 (P,)."""
     first_rows, rows, per_row = np.array(placements, np.int64).reshape(-1, 3).T
-    counts = rows * per_row
-    within = np.arange(int(counts.sum())) - (np.cumsum(counts) - counts).repeat(counts)
-    in_rows: Int64Array = first_rows.repeat(counts) + within // per_row.repeat(counts)
+    ends = np.cumsum(rows)
+    numbers = np.arange(ends[-1] if ends.size else 0) + (first_rows - ends + rows).repeat(rows)
+    in_rows: Int64Array = numbers.repeat(per_row.repeat(rows))
     return in_rows
 
 

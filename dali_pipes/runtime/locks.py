@@ -57,16 +57,18 @@ def locked(path: Path) -> Iterator[bool]:
             unlock(held)
 
 
-def lock_number(path: Path, number: int) -> int | None:
+def lock_number(path: Path, number: int, *, shared: bool = False) -> int | None:
     """A descriptor that holds lock `number`, 0 <= number < 2^63, of a file, or None without support for such locks.
 
     Any number of locks in one empty file, each of them a byte that need not exist. Does not block: raises
-    BlockingIOError while another process or thread holds it. OSError if the file cannot be opened for writing.
+    BlockingIOError while another process or thread holds it; a shared lock and others that are shared go together.
+    OSError if the file cannot be opened for writing.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
     try:
         # Of the open file, not of the process: threads exclude one another, too.
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, number, 1, 0))
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):

@@ -18,3 +18,13 @@ def test_small_run(capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < entry["start_s"]["median"] < 10
         assert 0 < entry["peak_bytes"] < 10**8
         assert entry["step_ratio"] > 0
+
+
+@pytest.mark.slow
+def test_ranks_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    many_ranks.main(world_sizes=[3000], batch_sizes=[8], documents=100_000, node_ranks=2, rounds=1)
+    entries = json.loads(capsys.readouterr().out.splitlines()[-1])["entries"]
+    for entry in entries:
+        assert ("copied" in entry) == (entry["rows"] != "stream")
+        assert entry.get("planned", 1) > 0
+        assert entry.get("copied", 1) > 0

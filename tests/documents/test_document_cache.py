@@ -418,7 +418,7 @@ def scan_in_process(data: Path, start: Barrier, results: Any) -> None:
 
 
 def test_of_four_processes_that_start_at_once_one_scans(tmp_path: Path, data: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # imports would take seconds
     start, results = context.Barrier(4), context.Queue()
     processes = [context.Process(target=scan_in_process, args=(data, start, results)) for _ in range(4)]
     for process in processes:

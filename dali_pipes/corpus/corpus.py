@@ -287,7 +287,7 @@ class Corpus(ShownAsTable):
         positions, length = _integers("starts", starts, len(out)), out.shape[1]
         rest = None
         if self._as_stored is not None and self._blocks is None and positions.size and length:
-            self._check_range(int(positions.min()), int(positions.max()), length)
+            self._check_range(int(np.minimum.reduce(positions)), int(np.maximum.reduce(positions)), length)
             rest = self._read_whole_rows(self._as_stored.raw, positions, out)
             if not len(rest):
                 return
@@ -394,7 +394,8 @@ class Corpus(ShownAsTable):
             )
 
     def _check_out(self, out: npt.NDArray[Any], axes: int) -> None:
-        if out.ndim != axes or out.dtype != self.dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        flags = out.flags
+        if out.ndim != axes or out.dtype != self.dtype or not flags.c_contiguous or not flags.writeable:
             raise ValueError(
                 f"out: shape {out.shape}, {out.dtype}, C-contiguous {out.flags.c_contiguous}, writeable "
                 f"{out.flags.writeable}; expected ({'rows, ' if axes == 2 else ''}tokens), {self.dtype}, C-contiguous, "

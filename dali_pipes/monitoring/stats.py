@@ -67,8 +67,11 @@ class BlockTimes:
 
     def add(self, other: "BlockTimes") -> None:
         """Add the times of another thread."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+        self.blocks += other.blocks
+        self.plan_s += other.plan_s
+        self.read_s += other.read_s
+        self.kernels_s += other.kernels_s
+        self.wait_s += other.wait_s
 
 
 @dataclass(frozen=True)

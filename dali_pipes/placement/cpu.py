@@ -64,6 +64,18 @@ class CpuPlacement:
         """Read the rows of the slot's plan, check the range of their ids, and assemble the fields."""
         assert slot.plan is not None
         plan, begin = slot.plan, time.perf_counter()
+        is_plain = self._is_plain and plan.widths is None
+        gathered = self._source.gathered(plan.rows) if is_plain else None
+        if gathered is not None:
+            refuse_bad_id(self._source, self._schedule, plan, gathered.reshape(-1), self._vocab_size)
+            read = time.perf_counter()
+            slot.fields = self._widened(plan, gathered)
+        else:
+            slot.fields, read = self._read(plan, is_plain)
+        times.read_s, times.kernels_s = read - begin, time.perf_counter() - read
+
+    def _read(self, plan: Plan, is_plain: bool) -> tuple[dict[str, Array], float]:
+        """The fields of a block, and when its tokens had been read into memory that this thread has for a while."""
         row_begins = plan.row_begins(self._source.rows)
         size = int(row_begins[-1])
         memory = self._tokens.borrow(size)
@@ -73,15 +85,13 @@ class CpuPlacement:
             self._source.read(plan.rows, row_begins, tokens, loss_mask)
             refuse_bad_id(self._source, self._schedule, plan, tokens, self._vocab_size)
             read = time.perf_counter()
-            if self._is_plain and plan.widths is None:
-                slot.fields = self._widened(plan, tokens)
-            else:
-                slot.fields = self._assembled(plan, row_begins, tokens, loss_mask)
+            if is_plain:
+                return self._widened(plan, tokens.reshape(len(plan.row_ids), -1)), read
+            return self._assembled(plan, row_begins, tokens, loss_mask), read
         finally:
             self._tokens.give_back(memory)
             if mask_memory is not None:
                 self._loss_masks.give_back(mask_memory)
-        times.read_s, times.kernels_s = read - begin, time.perf_counter() - read
 
     def deliver(self, slot: Slot, steps: StepRange, iteration: int) -> dict[str, Array]:
         return {name: slot.fields[name][None] for name in arrays_of(self._outputs.names)}
@@ -101,15 +111,14 @@ class CpuPlacement:
     def close(self) -> None:
         pass
 
-    def _widened(self, plan: Plan, tokens: Array) -> dict[str, Array]:
-        """All fields of a block whose rows are runs of tokens of one length: what `_assembled` makes, in fewer steps.
+    def _widened(self, plan: Plan, rows: Array) -> dict[str, Array]:
+        """All fields of a block of rows (R, row_tokens), each a run of tokens: what `_assembled` makes, in fewer steps.
 
         Copying a block leaves little of the interpreter in the caches, so that each step costs microseconds.
         """
-        count = len(plan.row_ids)
-        lines = self._buffers.take(self._layout(((count, self._outputs.seq_len),), False))
-        inputs, labels = lines["input_ids"], lines["labels"]
-        widen_rows(tokens.reshape(count, -1), inputs, labels, self._outputs.label_shift)
+        lines = self._buffers.take(self._layout(((len(rows), self._outputs.seq_len),), False))
+        labels = lines["labels"]
+        widen_rows(rows, lines["input_ids"], labels, self._outputs.label_shift)
         if plan.row_ids[-1] == PADDING:
             labels[plan.row_ids == PADDING] = IGNORE_INDEX
         for name in self._from_plan:

@@ -117,8 +117,11 @@ class CpuPlacement:
         Copying a block leaves little of the interpreter in the caches, so that each step costs microseconds.
         """
         lines = self._buffers.take(self._layout(((len(rows), self._outputs.seq_len),), False))
-        labels = lines["labels"]
-        widen_rows(rows, lines["input_ids"], labels, self._outputs.label_shift)
+        inputs, labels = lines["input_ids"], lines["labels"]
+        at_once = max(1, _PART_TOKENS // self._outputs.seq_len)
+        for first in range(0, len(rows), at_once):
+            part = slice(first, first + at_once)
+            widen_rows(rows[part], inputs[part], labels[part], self._outputs.label_shift)
         if plan.row_ids[-1] == PADDING:
             labels[plan.row_ids == PADDING] = IGNORE_INDEX
         for name in self._from_plan:

@@ -133,7 +133,7 @@ class RawReads:
         numbers: npt.NDArray[Any] | int,
         offsets: Int64Array,
     ) -> Int64Array | None:
-        """What each read gave, `_WHOLE` if that is all that was asked for; None if they have to be done file by file."""
+        """What each read gave, or `_WHOLE`; None if they have to be done file by file."""
         try:
             if isinstance(numbers, int):
                 file = self._pool.acquire(numbers)  # held while being read, as those below

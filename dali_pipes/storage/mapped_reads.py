@@ -17,10 +17,11 @@ from dali_pipes.storage.local import LocalFile
 Int64Array = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
-_PART_BYTES = 1 << 19
-"""Bytes gathered at a time, through memory that the gather takes and leaves."""
+_PART_BYTES = 1 << 17
+"""Bytes gathered at a time, through memory that stays in the core's own cache."""
 
 _MOST_GATHERED = 1 << 21
+"""Bytes in new memory: more may go back to the system when it is freed, to be cleared for the next rows."""
 
 
 class MappedReads:
@@ -57,7 +58,7 @@ class MappedReads:
     def gathered(self, number: int, offsets: Int64Array, size: int) -> Bytes | None:
         """The `size` bytes from each of the `offsets` (R,) of one file, in a new array (R, size), in one step.
 
-        None where it would be large, as the system then takes its memory back each time, or the file cannot be mapped.
+        None where that would be large, and for a file that is not local. Otherwise as `RawReads.read_rows`.
         """
         if len(offsets) * size > _MOST_GATHERED or not isinstance(file := self._pool.acquire(number), LocalFile):
             return None

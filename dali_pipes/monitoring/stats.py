@@ -192,7 +192,7 @@ class LoaderStats(ShownAsTable):
     """Blocks to have ready now, apart from those that threads work on."""
     autotune: AutotuneState = "fixed"
     """Whether the number of threads adapts: "fixed" if it was set; "adapting" if it grows while the trainer waits;
-    "no gain" if more threads did not help; "at limit" if it does not grow further."""
+    "no gain" if more threads did not help, or could not; "at limit" if it does not grow further."""
     changes: tuple[ReadAheadChange, ...] = ()
     """The last changes of threads and depth, oldest first."""
     numa_node: str | None = None

@@ -30,6 +30,7 @@ from rich.table import Table
 
 from dali_pipes import TokenLoader
 from dali_pipes.engine import block_source, build
+from dali_pipes.operators.rows import widen_rows
 from dali_pipes.placement import buffers, cpu
 from dali_pipes.rows import source
 from dali_pipes.schedule import plans
@@ -110,7 +111,7 @@ def copies(corpus: Path, seq_len: int, blocks: int, seconds: float) -> dict[str,
         begin = time.thread_time()
         gathered = windows[starts]
         between = time.thread_time()
-        cpu.widen_rows(gathered, inputs, labels, 1)
+        widen_rows(gathered, inputs, labels, 1)
         spent[0] += between - begin
         spent[1] += time.thread_time() - between
         count += 1

@@ -15,7 +15,7 @@ def test_what_is_borrowed_is_apart_and_used_again(data: st.DataObject) -> None:
     scratch, most = Scratch(np.dtype(np.uint16)), 0
     held: list[npt.NDArray[Any]] = []
     for _ in range(data.draw(st.integers(1, 30))):
-        if held and data.draw(st.booleans()):
+        if data.draw(st.booleans()) and held:
             scratch.give_back(held.pop(data.draw(st.integers(0, len(held) - 1))))
             continue
         size = data.draw(st.sampled_from([1, 100, 100, 1_000]))

@@ -29,7 +29,7 @@ MUCH_WAIT = 0.01
 """Share of the time that the trainer waits for blocks, above which more threads are tried."""
 GAIN = 1.1
 """By what factor more blocks must come in a second for more threads to stay."""
-BUSY = 0.5
+BUSY = 0.4
 """Share of the time in which threads made blocks that they were on a CPU, from which on they do not wait for a disk.
 Where the rest is waiting for the interpreter lock, more threads wait longer, and their blocks leave the caches."""
 _NOISE = 0.95

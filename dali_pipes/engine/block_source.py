@@ -338,7 +338,7 @@ class BlockSource:
                 cut = self._cut(Batches(slot.fields, *batches[1:]))
             slot.fields = {}
             times.kernels_s += time.perf_counter() - begin
-        if slot.plan is not None and self.schedule.interleave.most_planned is not None:
+        if slot.plan is not None:
             with self._ranges.around("plan"):
                 self._planned.plan_next(slot.plan)
         self._own_times().add(times)
